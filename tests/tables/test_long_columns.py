@@ -11,10 +11,9 @@ import pyarrow as pa
 import pytest
 
 from tablepuppet.exchanges.schema import OpenScan
-from tablepuppet.tables import long_columns
-from tablepuppet.tables.columns import decode, strings
+from tablepuppet.tables import columns
+from tablepuppet.tables.columns import decode, in_another_order, put_together, strings
 from tablepuppet.tables.duckdb_source import from_arrow
-from tablepuppet.tables.long_columns import in_another_order, put_together
 from tablepuppet.tables.store import ClientTables
 
 ROWS = 1000
@@ -39,7 +38,7 @@ KINDS = {
 
 @pytest.fixture(autouse=True)
 def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_columns, "PIECE", 100)
+    monkeypatch.setattr(columns, "MIN_LONG_ROWS", 100)
 
 
 def batches(table: pa.Table) -> Iterator[pa.RecordBatch]:
@@ -98,5 +97,5 @@ def test_a_long_scan_takes_the_room_of_its_values_and_says_the_same_when_read_ag
     again = tables.scan("j", 0)
     assert again is not first
     assert again.equals(first)
-    assert tables.changed("j", before) == []
+    assert tables.find_changed("j", before) == []
     tables.shutdown()

@@ -45,7 +45,7 @@ def merged(parts: Sequence[pa.Table], query: str) -> pd.DataFrame:
         kept = np.setdiff1d(np.arange(own.count), rows[~here & (rows >= 0)])
         total = np.sum([sums[here] for sums, _ in words], axis=0)
         others = [extremes[here] for other, (_, extremes) in enumerate(words) if other != place]
-        groups = own.merged(kept, rows[here], total, others, scales, len(parts))
+        groups = own.merge_words(kept, rows[here], total, others, scales, len(parts))
         names = [f'"{info.name}"' for info in source.describe()]
         rows = MergedSource(source, own, groups).read(names, None)
         found.append(rows.rename_columns([name.strip('"') for name in names]).to_pandas())

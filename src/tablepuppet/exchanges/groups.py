@@ -214,7 +214,7 @@ def _sum_groups(own: ClientState, request: SumGroups) -> GroupSums:
 
 
 def _check_hold_request(own: ClientState, request: HoldGroups) -> None:
-    agreed = own.tables.agreed(request.job, request.scan)
+    agreed = own.tables.agreed_groups(request.job, request.scan)
     groups, held = own.tables.partials(request.job, request.scan), int((agreed.holders == agreed.place).sum())
     sums, extremes = (sum(words_of(kind)[i] for kind in groups.kinds[1:]) for i in (0, 1))
     check_array(request.sums, "sums", (held, sums), kinds=frozenset("i"))
@@ -224,7 +224,7 @@ def _check_hold_request(own: ClientState, request: HoldGroups) -> None:
 
 
 def _hold_groups(own: ClientState, request: HoldGroups) -> Done:
-    groups, agreed = own.tables.partials(request.job, request.scan), own.tables.agreed(request.job, request.scan)
+    groups, agreed = own.tables.partials(request.job, request.scan), own.tables.agreed_groups(request.job, request.scan)
     is_held, has = agreed.holders == agreed.place, agreed.rows >= 0
     masks, sums, own_extremes = _mask(own, groups, agreed)
     held = agreed.rows[is_held]
@@ -236,7 +236,7 @@ def _hold_groups(own: ClientState, request: HoldGroups) -> Done:
         others = [(words - pad.view(np.int64)) for words, pad in zip(given, pads, strict=True)]
     kept = np.setdiff1d(np.arange(groups.count), agreed.rows[~is_held & has])
     parties = len(agreed.peers)
-    own.tables.merge(request.job, request.scan, groups.merged(kept, held, total, others, agreed.scales, parties))
+    own.tables.merge(request.job, request.scan, groups.merge_words(kept, held, total, others, agreed.scales, parties))
     return Done()
 
 

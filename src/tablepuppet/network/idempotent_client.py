@@ -211,7 +211,7 @@ class IdempotentClient:
                     for frame in record[1]:
                         self._client.handle(frame)
                     memory.setup_size = setup.tell()
-        changed = self._client.tables.changed(run, last.fingerprints)
+        changed = self._client.tables.find_changed(run, last.fingerprints)
         if changed:
             self._client.answer(CloseJob(job=run))
             which = f"table {changed[0]} has" if len(changed) == 1 else f"tables {', '.join(changed)} have"

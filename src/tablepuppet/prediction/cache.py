@@ -47,7 +47,7 @@ class Predictor:
         import pandas as pd  # here, not above: most runs never need it, and it takes 40 MB and a third of a second
 
         table = self._predict().combine_chunks()
-        columns = [table.column(_shown(name, table)).to_pandas() for name in self.key]
+        columns = [table.column(_answer_name(name, table)).to_pandas() for name in self.key]
         index = pd.Index(columns[0]) if len(columns) == 1 else pd.MultiIndex.from_arrays(columns)
         codes, self._keys = pd.factorize(index)
         # Rows with the same key, one after the other: those of key k lie in order[starts[k]:starts[k + 1]].
@@ -73,7 +73,7 @@ class Predictor:
 
     def find(self, keys: Sequence[Sequence[Any]]) -> pa.Table | None:
         """The predictions for some keys, in the order of the rows; None: the keys are not of the columns' own types."""
-        kinds = [self._table.schema.field(_shown(name, self._table)).type for name in self.key]
+        kinds = [self._table.schema.field(_answer_name(name, self._table)).type for name in self.key]
         if not all(len(key) == len(kinds) and all(map(_is_of, key, kinds)) for key in keys):
             return None
         wanted = [key[0] for key in keys] if len(kinds) == 1 else list(map(tuple, keys))
@@ -101,7 +101,7 @@ def _is_of(value: Any, kind: pa.DataType) -> bool:
 _TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 
 
-def _shown(name: str, table: pa.Table) -> str:
+def _answer_name(name: str, table: pa.Table) -> str:
     """The answer's name for a key column: without its alias, and set apart from a column of predictions."""
     short = name.rpartition(".")[2]
     return f"key_{short}" if f"key_{short}" in table.column_names else short

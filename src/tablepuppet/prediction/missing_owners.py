@@ -50,7 +50,7 @@ def reachable(model: Model, tables: Mapping[str, tuple[str, ...]], link: Link) -
     answers = link.poll(asked)
     away = {client for client in asked if not answers.get(client) or any(map(_is_away, answers[client]))}
     present: dict[str, tuple[str, ...]] = {t: tuple(c for c in cs if c not in away) for t, cs in tables.items()}
-    for table in _grouped(model, tables):  # of whose groups nobody knows the figures without all of its owners
+    for table in _grouped_tables(model, tables):  # of whose groups nobody knows the figures without all of its owners
         present[table] = () if away & {*tables[table]} and _may_merge(asked, answers, table) else present[table]
     absent = frozenset(table for table in used if not present.get(table))
     stand_ins = {f"{table} (missing)": _StandIn([u for u in model.tables if u.table == table]) for table in absent}
@@ -60,7 +60,7 @@ def reachable(model: Model, tables: Mapping[str, tuple[str, ...]], link: Link) -
     return Reachable(present, _StandInLink(link, stand_ins), missing, incomplete, absent)
 
 
-def _grouped(model: Model, tables: Mapping[str, tuple[str, ...]]) -> list[str]:
+def _grouped_tables(model: Model, tables: Mapping[str, tuple[str, ...]]) -> list[str]:
     """The tables that the model's query reads in groups."""
     tree = syntax_tree(model.query)
     ctes = {cte.alias.lower(): cte.this for cte in tree.find_all(exp.CTE)}

@@ -43,7 +43,7 @@ def answer(
         named = _classes(model.classes).cast(pa.string()).to_pylist()
         columns |= {f"probability_{c}": pa.array(probabilities[:, k]) for k, c in enumerate(named)}
     if missing is not None:
-        columns["assumed"] = _assumed(missing, len(scores))
+        columns["assumed"] = _name_missing_tables(missing, len(scores))
     if sides is not None:
         columns["split"] = sides
     taken = set(keys.column_names) & set(columns)
@@ -86,7 +86,7 @@ def _classes(classes: tuple[Class, ...]) -> pa.Array:
     return pa.array(classes)
 
 
-def _assumed(missing: Mapping[str, NDArray[np.bool_]], rows: int) -> pa.Array:
+def _name_missing_tables(missing: Mapping[str, NDArray[np.bool_]], rows: int) -> pa.Array:
     """The names of the tables that each row lacks, or an empty text."""
     # Each set of tables is a number, one bit for each table.
     sets = sum((marks.astype(np.int64) << bit for bit, marks in enumerate(missing.values())), np.zeros(rows, np.int64))

@@ -154,7 +154,7 @@ def _scores(model: Model, rows: NewRows, link: Link, job: str) -> Array:
             )
         per_row[part.block][part.test] = values
     if model.head is not None:
-        return _headed(model, rows, per_row)
+        return _apply_head(model, rows, per_row)
     scores = _sum(rows, per_row, model.encoded_intercept)
     for block, assumed in zip(model.blocks, rows.assumed, strict=True):
         if assumed is not None:
@@ -170,7 +170,7 @@ def _sum(rows: NewRows, per_row: Sequence[Array], intercept: Array) -> Array:
     return rows.joined.collect("scores")
 
 
-def _headed(model: Model, rows: NewRows, per_row: Sequence[Array]) -> Array:
+def _apply_head(model: Model, rows: NewRows, per_row: Sequence[Array]) -> Array:
     """What the head makes of the blocks' outputs; the mean output where an owner is missing."""
     joined = rows.joined
     if joined.rows == 0:

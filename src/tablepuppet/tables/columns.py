@@ -3,12 +3,16 @@
 In: a column as its source gave it. Out: its ColumnInfo, whose kind is the same whichever system the column lives in;
 numbers as an (n, k) array of float64 with NaN for missing (k is 1, or the size of a vector); strings as the distinct
 ones and one code per row.
+
+Long columns are put together from batches as they are read. A database takes a batch's memory back when the last of
+its columns is let go; columns of a long table are therefore copied into memory of their own, a million rows at a time.
+Texts that repeat become codes on the way, so that nobody hashes them again.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -70,6 +74,8 @@ NUMBER_KINDS: Final[frozenset[Kind]] = frozenset(
 )
 STRING_KINDS: Final[frozenset[Kind]] = frozenset({"string", "uuid"})
 _PIECE: Final = 1 << 16  # row numbers that are looked at together
+MIN_LONG_ROWS: Final = 1 << 20  # that are copied together; fewer stay as they come
+_REPEATS: Final = 8  # times, from which codes are the shorter way
 _PER_DAY: Final = {"s": 86_400.0, "ms": 86_400e3, "us": 86_400e6, "ns": 86_400e9}
 
 
@@ -220,3 +226,46 @@ def _vectors(column: pa.ChunkedArray, info: ColumnInfo) -> Array:
     out[present] = np.asarray(flat.to_numpy(), np.float64).reshape(-1, info.size)
     out[np.isnan(out).any(axis=1)] = np.nan
     return out
+
+
+def put_together(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
+    """The rows of all batches; where they are many, those of a column lie together."""
+    whole, waiting, rows = list[list[pa.ChunkedArray]](), list[pa.RecordBatch](), 0
+    for batch in batches:
+        waiting.append(batch)
+        rows += len(batch)
+        if rows >= MIN_LONG_ROWS:
+            whole.append(_own_columns(waiting, schema))
+            waiting, rows = [], 0
+    if not whole:
+        return pa.Table.from_batches(waiting, schema)
+    whole += [_own_columns(waiting, schema)] if rows else []
+    return pa.table([_join(list(pieces)) for pieces in zip(*whole, strict=True)], schema.names)
+
+
+def _own_columns(batches: list[pa.RecordBatch], schema: pa.Schema) -> list[pa.ChunkedArray]:
+    table = pa.Table.from_batches(batches, schema).combine_chunks()
+    return [_encode(column) if pa.types.is_string(column.type) else column for column in table.columns]
+
+
+def _encode(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Texts as codes, where they repeat."""
+    is_repeated = pc.count_distinct(texts).as_py() * _REPEATS <= len(texts)
+    return texts.dictionary_encode() if is_repeated else texts
+
+
+def _join(pieces: list[pa.ChunkedArray]) -> pa.ChunkedArray:
+    """The pieces of a column with one dictionary, or without any."""
+    kinds = {piece.type for piece in pieces}
+    if len(kinds) > 1:
+        pieces = [decode(piece) for piece in pieces]
+    chunks = [chunk for piece in pieces for chunk in piece.chunks]
+    column = pa.chunked_array(chunks)
+    return column.unify_dictionaries() if pa.types.is_dictionary(column.type) else column
+
+
+def in_another_order(columns: list[pa.ChunkedArray], order: RowNumbers) -> Iterator[pa.ChunkedArray]:
+    """Each column with its rows in this order; the list gives them up one by one."""
+    rows = pa.array(order)
+    while columns:
+        yield columns.pop(0).take(rows)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlglot import exp, parse_one
 
-from tablepuppet.tables.singling_out import shadowed, unclear, unqualified
+from tablepuppet.tables.singling_out import drop_qualifiers, find_shadowed_names, unclear
 
 _SPLITTERS = (exp.And, exp.Or, exp.Not, exp.Paren)
 _TRUTHS = (exp.Predicate, exp.StartsWith, exp.EndsWith, exp.Contains, exp.IsNan, exp.IsInf)
@@ -47,7 +47,7 @@ def conditions_of_query(sql: str, tables: Mapping[str, Sequence[str]]) -> dict[s
     """The comparisons in a query over an owner's tables, by the table whose columns they look at."""
     tree = parse_one(sql, dialect="duckdb")
     has = {table: {column.lower() for column in columns} for table, columns in tables.items()}
-    given = shadowed(tree)
+    given = find_shadowed_names(tree)
     found: dict[str, list[Condition]] = {table: [] for table in tables}
     for node in _inside(tree):
         columns = list(node.find_all(exp.Column))
@@ -61,7 +61,7 @@ def conditions_of_query(sql: str, tables: Mapping[str, Sequence[str]]) -> dict[s
         places = [table for table in tables if names <= has[table]]
         if not places or names & given or len(aliases) > 1:
             raise unclear("a comparison that is not of the columns of one table by their own names")
-        condition = _condition(unqualified(node))
+        condition = _condition(drop_qualifiers(node))
         for table in places:  # several may have a column of that name
             found[table] += [condition] if condition not in found[table] else []
     return found

@@ -16,36 +16,42 @@ plans that do not reorder, so that two reads of an unchanged table agree too.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final, Protocol
 from urllib.parse import quote
 
+import duckdb
 import pyarrow as pa
 from msgspec.structs import replace
 
 from tablepuppet.errors import SourceError
 from tablepuppet.protocol.columns import ColumnInfo
-from tablepuppet.tables import duckdb_file, duckdb_source
+from tablepuppet.tables import duckdb_source
 from tablepuppet.tables.adbc import DRIVERS, Adbc
+from tablepuppet.tables.duckdb_source import MOST_HELD, RELATION, DuckSource, create_source, literal, quote_name, reason
 from tablepuppet.tables.files import STORES, WEB, open_remote
 from tablepuppet.tables.memory import check_names, open_memory
 from tablepuppet.tables.mysql import MySQL
 from tablepuppet.tables.postgresql import PostgreSQL
 from tablepuppet.tables.pushdown import Dialect, OwnerColumn, PushDown, push_down
-from tablepuppet.tables.source import FileSource, Source, SourceSpec, redacted
+from tablepuppet.tables.source import FileSource, Source, SourceSpec, redact
 from tablepuppet.tables.sqlite import SQLite
+
+log = logging.getLogger(__name__)
 
 _PLACEHOLDER = re.compile(r"\$\{([^}]*)\}")
 
 
-def expanded(url: str, table: str) -> str:
+def fill_placeholders(url: str, table: str) -> str:
     """The URL with its placeholders filled in.
 
     >>> os.environ["SHOP_PASSWORD"] = "p@ss"
-    >>> expanded("postgresql://ann:${SHOP_PASSWORD}@db.example.org/shop", "items")
+    >>> fill_placeholders("postgresql://ann:${SHOP_PASSWORD}@db.example.org/shop", "items")
     'postgresql://ann:p%40ss@db.example.org/shop'
     """
     return _PLACEHOLDER.sub(lambda found: quote(_value(found[1], table), safe=""), url)
@@ -159,7 +165,7 @@ def is_remote_url(url: str) -> bool:
 
 def open_remote_url(url: str, name: str) -> Source:
     """Opens such a file, with the credentials that its URL names."""
-    return open_remote(expanded(url, name), url, name)
+    return open_remote(fill_placeholders(url, name), url, name)
 
 
 def open_database(spec: SourceSpec, name: str) -> Source:
@@ -168,18 +174,18 @@ def open_database(spec: SourceSpec, name: str) -> Source:
     if scheme not in OPENERS:
         known = ", ".join(sorted([*OPENERS, *WEB, *STORES]))
         raise SourceError(
-            f"table {name}: {redacted(spec.url)} cannot be read; known are {known}:// "
+            f"table {name}: {redact(spec.url)} cannot be read; known are {known}:// "
             "URLs, paths of Parquet, CSV, JSON lines and Arrow files, and DataFrames"
         )
     if spec.query is not None:
         return open_memory(_RUNNERS[scheme](spec, spec.query, name), name)
     if spec.table is None:
-        raise SourceError(f"table {name}: say which table of {redacted(spec.url)}: tp.source(url, table=…)")
+        raise SourceError(f"table {name}: say which table of {redact(spec.url)}: tp.source(url, table=…)")
     return OPENERS[scheme](spec, spec.table, name)
 
 
 def _open_postgresql(spec: SourceSpec, table: str, name: str) -> Source:
-    return DatabaseSource(name, PostgreSQL(expanded(spec.url, name), table, name))
+    return DatabaseSource(name, PostgreSQL(fill_placeholders(spec.url, name), table, name))
 
 
 def _open_sqlite(spec: SourceSpec, table: str, name: str) -> Source:
@@ -187,19 +193,19 @@ def _open_sqlite(spec: SourceSpec, table: str, name: str) -> Source:
 
 
 def _open_mysql(spec: SourceSpec, table: str, name: str) -> Source:
-    return DatabaseSource(name, MySQL(expanded(spec.url, name), table, name))
+    return DatabaseSource(name, MySQL(fill_placeholders(spec.url, name), table, name))
 
 
 def _open_adbc(spec: SourceSpec, table: str, name: str) -> Source:
-    return DatabaseSource(name, Adbc(expanded(spec.url, name), table, name))
+    return DatabaseSource(name, Adbc(fill_placeholders(spec.url, name), table, name))
 
 
 def _run_adbc(spec: SourceSpec, query: str, name: str) -> pa.Table:
-    return Adbc(expanded(spec.url, name), "", name).run(query)
+    return Adbc(fill_placeholders(spec.url, name), "", name).run(query)
 
 
 def _run_postgresql(spec: SourceSpec, query: str, name: str) -> pa.Table:
-    return PostgreSQL(expanded(spec.url, name), "pg_catalog.pg_class", name).run(query)
+    return PostgreSQL(fill_placeholders(spec.url, name), "pg_catalog.pg_class", name).run(query)
 
 
 def _run_sqlite(spec: SourceSpec, query: str, name: str) -> pa.Table:
@@ -207,11 +213,11 @@ def _run_sqlite(spec: SourceSpec, query: str, name: str) -> pa.Table:
 
 
 def _run_mysql(spec: SourceSpec, query: str, name: str) -> pa.Table:
-    return MySQL(expanded(spec.url, name), "information_schema.tables", name).run(query)
+    return MySQL(fill_placeholders(spec.url, name), "information_schema.tables", name).run(query)
 
 
 def _run_duckdb(spec: SourceSpec, query: str, name: str) -> pa.Table:
-    return duckdb_file.run_in_database(name, str(_file(spec, name, "DuckDB")), query)
+    return run_in_database(name, str(_file(spec, name, "DuckDB")), query)
 
 
 def _file(spec: SourceSpec, name: str, kind: str) -> Path:
@@ -238,7 +244,7 @@ def _open_duckdb(spec: SourceSpec, table: str, name: str) -> Source:
             raise SourceError(f"table {name}: its DuckDB file is gone; put it back")
         return [str(file)]
 
-    return FileSource(name, find, lambda files: duckdb_file.from_database(name, files[0], table))
+    return FileSource(name, find, lambda files: from_database(name, files[0], table))
 
 
 OPENERS: Final[Mapping[str, Opener]] = {
@@ -259,3 +265,56 @@ _RUNNERS: Final[Mapping[str, Callable[[SourceSpec, str, str], pa.Table]]] = {
     "sqlite": _run_sqlite,
     **dict.fromkeys(DRIVERS, _run_adbc),
 }
+
+
+class DuckFile:
+    """A table of an owner's DuckDB file. Whoever has it open keeps writers out: it is open while it is read."""
+
+    def __init__(self, name: str, open_file: Callable[[], DuckSource]) -> None:
+        self._name, self._open_file = name, open_file
+        with closing(open_file()) as opened:
+            self._columns = opened.describe()
+
+    def describe(self) -> list[ColumnInfo]:
+        return list(self._columns)
+
+    def describe_scan(self, expressions: Sequence[str], filter: str | None) -> list[ColumnInfo]:
+        with self._open_for_reading() as opened:
+            return opened.describe_scan(expressions, filter)
+
+    def read(self, expressions: Sequence[str], filter: str | None) -> pa.Table:
+        with self._open_for_reading() as opened:
+            return opened.read(expressions, filter, MOST_HELD)
+
+    def stamp(self) -> str | None:
+        return None
+
+    def close(self) -> None:
+        """It is open while it is read, and then only."""
+
+    @contextmanager
+    def _open_for_reading(self) -> Iterator[DuckSource]:
+        try:
+            opened = self._open_file()
+        except SourceError as error:
+            log.warning("%s", error)  # where the owner keeps its files is for the owner's own log
+            why = "its file cannot be opened: another process writes to it, or it is gone or damaged; try again later"
+            raise SourceError(f"table {self._name}: {why}") from None
+        with closing(opened):
+            yield opened
+
+
+def from_database(name: str, file: str, table: str) -> DuckFile:
+    """A source over a table (`table` or `schema.table`) of a DuckDB file, which is opened for reading only."""
+    qualified = ".".join(quote_name(part) for part in table.split("."))
+    create = f"ATTACH {literal(file)} AS owner (READ_ONLY); CREATE VIEW {RELATION} AS SELECT * FROM owner.{qualified}"
+    return DuckFile(name, lambda: create_source(name, create, [file], [file]))
+
+
+def run_in_database(name: str, file: str, query: str) -> pa.Table:
+    """The answer of a DuckDB file, opened for reading only, to its owner's own query."""
+    try:
+        with duckdb.connect(file, read_only=True) as connection:
+            return connection.sql(query).to_arrow_table()
+    except duckdb.Error as error:
+        raise SourceError(f"table {name}: {reason(error)}") from None

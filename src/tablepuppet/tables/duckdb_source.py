@@ -25,8 +25,7 @@ import pyarrow as pa
 from tablepuppet.errors import SourceError
 from tablepuppet.memory import memory_limit
 from tablepuppet.protocol.columns import ColumnInfo
-from tablepuppet.tables.columns import column_info, is_float_list
-from tablepuppet.tables.long_columns import put_together
+from tablepuppet.tables.columns import column_info, is_float_list, put_together
 
 if TYPE_CHECKING:
     import pyarrow.dataset as pads
@@ -69,19 +68,19 @@ class DuckSource:
 
     def describe(self) -> list[ColumnInfo]:
         # Nothing is read, but a file that is gone or a connection that is closed is noticed.
-        _guarded(self._name, lambda: self._connection.sql(f"SELECT 1 FROM {RELATION} LIMIT 0"))
+        _run_guarded(self._name, lambda: self._connection.sql(f"SELECT 1 FROM {RELATION} LIMIT 0"))
         return list(self._columns)
 
     def describe_scan(self, expressions: Sequence[str], filter: str | None) -> list[ColumnInfo]:
         return self._describe(_select(expressions, filter))[: len(expressions)]
 
     def read(self, expressions: Sequence[str], filter: str | None, seconds: float | None = None) -> pa.Table:
-        with _timed(self._connection, seconds):
-            return _guarded(self._name, lambda: _rows(self._connection, _select(expressions, filter)))
+        with _limit_time(self._connection, seconds):
+            return _run_guarded(self._name, lambda: _rows(self._connection, _select(expressions, filter)))
 
     def types(self, expressions: Sequence[str], filter: str | None) -> list[str]:
         """DuckDB's names for the types of some expressions."""
-        relation = _guarded(self._name, lambda: self._connection.sql(_select(expressions, filter)))
+        relation = _run_guarded(self._name, lambda: self._connection.sql(_select(expressions, filter)))
         return [str(kind) for kind in relation.types][: len(expressions)]
 
     def stamp(self) -> str | None:
@@ -91,8 +90,8 @@ class DuckSource:
         self._connection.close()
 
     def _describe(self, query: str) -> list[ColumnInfo]:
-        relation = _guarded(self._name, lambda: self._connection.sql(query))
-        schema = _guarded(self._name, lambda: relation.limit(0).to_arrow_table().schema)
+        relation = _run_guarded(self._name, lambda: self._connection.sql(query))
+        schema = _run_guarded(self._name, lambda: relation.limit(0).to_arrow_table().schema)
         details = [_detail(str(kind)) for kind in relation.types]
         sizes = self._list_sizes(query, [field.name for field in schema if is_float_list(field.type)])
         return [
@@ -104,16 +103,16 @@ class DuckSource:
         """The length of each list column whose rows all have one length (0: no rows at all)."""
         if not names:
             return {}
-        bounds = ", ".join(f"min(len({quoted(name)})), max(len({quoted(name)}))" for name in names)
+        bounds = ", ".join(f"min(len({quote_name(name)})), max(len({quote_name(name)}))" for name in names)
         select = f"SELECT {bounds} FROM ({query})"
-        with _timed(self._connection):
-            [found] = _guarded(self._name, lambda: self._connection.execute(select).fetchall())
+        with _limit_time(self._connection):
+            [found] = _run_guarded(self._name, lambda: self._connection.execute(select).fetchall())
         pairs = zip(names, found[::2], found[1::2], strict=True)
         return {name: least or 0 for name, least, most in pairs if least == most}
 
 
 @contextmanager
-def _timed(connection: duckdb.DuckDBPyConnection, seconds: float | None = None) -> Iterator[None]:
+def _limit_time(connection: duckdb.DuckDBPyConnection, seconds: float | None = None) -> Iterator[None]:
     """Whatever runs inside is interrupted after a while: nobody keeps an owner's machine busy for ever."""
     alarm = threading.Timer(MOST_SECONDS if seconds is None else seconds, connection.interrupt)
     alarm.daemon = True
@@ -128,7 +127,7 @@ def _rows(connection: duckdb.DuckDBPyConnection, query: str) -> pa.Table:
     """The rows of a query; DuckDB's own limit of memory does not hold for what it has handed out, so it is counted."""
     reader = connection.sql(query).to_arrow_reader(_BATCH)
 
-    def counted() -> Iterator[pa.RecordBatch]:
+    def count_bytes() -> Iterator[pa.RecordBatch]:
         left = memory_limit() // _ROWS_SHARE
         for batch in reader:
             left -= batch.nbytes
@@ -137,14 +136,14 @@ def _rows(connection: duckdb.DuckDBPyConnection, query: str) -> pa.Table:
             yield batch
 
     try:
-        return put_together(counted(), reader.schema)
+        return put_together(count_bytes(), reader.schema)
     except OSError as error:  # as Arrow passes on what DuckDB says
         kind = str(error).partition(" Error: ")[0].title().replace(" ", "")
         found = getattr(duckdb, f"{kind}Exception", duckdb.Error)
         raise found(str(error)) from None
 
 
-def _guarded(name: str, action: Callable[[], _T]) -> _T:
+def _run_guarded(name: str, action: Callable[[], _T]) -> _T:
     """Runs an action on DuckDB; its errors become ours, without a row's value in them."""
     try:
         return action()
@@ -168,7 +167,7 @@ def from_arrow(name: str, table: pa.Table | pads.Dataset) -> DuckSource:
             f"table {name}: one of its columns has an Arrow type that DuckDB does not read, of {', '.join(kinds)}; "
             "cast it or leave it out"
         ) from None
-    return _locked(name, connection, ())
+    return _lock_source(name, connection, ())
 
 
 def from_query(
@@ -183,56 +182,56 @@ def from_query(
         connection.execute("SET threads = 1")
         for table, rows in tables.items():
             cast = ", ".join(
-                f"CAST({quoted(c)} AS {t}) AS {quoted(c)}" for c, t in (casts or {}).get(table, {}).items()
+                f"CAST({quote_name(c)} AS {t}) AS {quote_name(c)}" for c, t in (casts or {}).get(table, {}).items()
             )
             connection.register(f"{table} as read" if cast else table, rows)
             if cast:
-                source = quoted(f"{table} as read")
-                connection.execute(f"CREATE TEMP VIEW {quoted(table)} AS SELECT * REPLACE ({cast}) FROM {source}")
+                source = quote_name(f"{table} as read")
+                connection.execute(f"CREATE TEMP VIEW {quote_name(table)} AS SELECT * REPLACE ({cast}) FROM {source}")
         connection.execute(f"CREATE TEMP VIEW {RELATION} AS {query}")
     except duckdb.Error as error:
         connection.close()
         raise SourceError(f"table {name}: {reason(error)}") from None
-    return _locked(name, connection, ())
+    return _lock_source(name, connection, ())
 
 
 def from_parquet(name: str, files: Sequence[str]) -> DuckSource:
     """A source over Parquet files, which are read where they lie."""
-    return created(name, f"CREATE VIEW {RELATION} AS SELECT * FROM read_parquet({_list(files)})", files, files)
+    return create_source(name, f"CREATE VIEW {RELATION} AS SELECT * FROM read_parquet({_list(files)})", files, files)
 
 
 def from_csv(name: str, files: Sequence[str]) -> DuckSource:
     """A source over CSV files with a line of column names: read now, in full, and never again."""
     # skip=0: without it DuckDB drops leading lines until what is left looks like a table.
     reader = f"read_csv({_list(files)}, header=true, skip=0, sample_size=-1)"
-    return created(name, f"CREATE TABLE {RELATION} AS SELECT * FROM {reader}", files, ())
+    return create_source(name, f"CREATE TABLE {RELATION} AS SELECT * FROM {reader}", files, ())
 
 
 def from_json(name: str, files: Sequence[str]) -> DuckSource:
     """A source over files with one JSON object a line: read now, in full, and never again."""
     reader = f"read_json({_list(files)}, format='newline_delimited', sample_size=-1)"
-    return created(name, f"CREATE TABLE {RELATION} AS SELECT * FROM {reader}", files, ())
+    return create_source(name, f"CREATE TABLE {RELATION} AS SELECT * FROM {reader}", files, ())
 
 
 def csv_header(name: str, file: str) -> list[str]:
     """The first line of a CSV file, as it stands."""
     with _connect() as connection:
         query = f"SELECT * FROM read_csv({literal(file)}, header=false, all_varchar=true, skip=0) LIMIT 1"
-        rows = _guarded(name, lambda: connection.execute(query).fetchall())
+        rows = _run_guarded(name, lambda: connection.execute(query).fetchall())
     return [cell or "" for row in rows for cell in row]
 
 
 def from_types(name: str, columns: Sequence[tuple[str, str]]) -> DuckSource:
     """An empty table with these columns and types: it can say what an expression over them gives."""
-    listed = ", ".join(f"{quoted(column)} {kind}" for column, kind in columns)
-    return created(name, f"CREATE TABLE {RELATION} ({listed})", [name], ())
+    listed = ", ".join(f"{quote_name(column)} {kind}" for column, kind in columns)
+    return create_source(name, f"CREATE TABLE {RELATION} ({listed})", [name], ())
 
 
 def absent_row(name: str, columns: Sequence[ColumnInfo], expressions: Sequence[str]) -> pa.Table:
     """What expressions give, c0, c1, …, for a row that a LEFT JOIN does not find: all its columns are NULL."""
     types = {"ENUM": "VARCHAR", '"NULL"': "INTEGER"}  # an enum's values stay with the owner, and NULL has no type
-    nulls = ", ".join(f"CAST(NULL AS {types.get(c.detail, c.detail)}) AS {quoted(c.name)}" for c in columns)
-    source = created(name, f"CREATE TABLE {RELATION} AS SELECT {nulls}", [name], ())
+    nulls = ", ".join(f"CAST(NULL AS {types.get(c.detail, c.detail)}) AS {quote_name(c.name)}" for c in columns)
+    source = create_source(name, f"CREATE TABLE {RELATION} AS SELECT {nulls}", [name], ())
     try:
         return source.read(expressions, None)
     finally:
@@ -271,8 +270,8 @@ def project(
     query = _select(columns, filter, f"(SELECT {', '.join(inner)} FROM {RELATION})")
     try:
         _lock(connection, ())
-        with _timed(connection, MOST_HELD):
-            return _guarded(name, lambda: _rows(connection, query))
+        with _limit_time(connection, MOST_HELD):
+            return _run_guarded(name, lambda: _rows(connection, query))
     except SourceError:
         if failed:
             raise failed[0] from None
@@ -281,17 +280,17 @@ def project(
         connection.close()
 
 
-def created(name: str, statements: str, files: Sequence[str], allowed: Collection[str]) -> DuckSource:
+def create_source(name: str, statements: str, files: Sequence[str], allowed: Collection[str]) -> DuckSource:
     connection = _connect()
     try:
         connection.execute(statements)
     except duckdb.Error as error:
         connection.close()
         raise SourceError(f"table {name}: {files[0]} cannot be read: {reason(error)}") from None
-    return _locked(name, connection, allowed)
+    return _lock_source(name, connection, allowed)
 
 
-def _locked(name: str, connection: duckdb.DuckDBPyConnection, files: Collection[str]) -> DuckSource:
+def _lock_source(name: str, connection: duckdb.DuckDBPyConnection, files: Collection[str]) -> DuckSource:
     _lock(connection, files)
     try:
         return DuckSource(name, connection)
@@ -368,7 +367,7 @@ def _article(word: str) -> str:
     return f"{'an' if word[0] in 'aeiou' else 'a'} {word}"
 
 
-def quoted(name: str) -> str:
+def quote_name(name: str) -> str:
     """A name as SQL text."""
     return '"' + name.replace('"', '""') + '"'
 

@@ -34,7 +34,7 @@ import pyarrow.parquet as pq
 from tablepuppet.errors import SourceError
 from tablepuppet.tables import duckdb_source
 from tablepuppet.tables.memory import check_names, open_memory
-from tablepuppet.tables.source import FileSource, Source, redacted
+from tablepuppet.tables.source import FileSource, Source, redact
 
 _PARQUET = (".parquet", ".parq", ".pq")
 _CSV = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
@@ -161,16 +161,16 @@ def open_remote(url: str, shown: str, name: str) -> Source:
 
     def find() -> list[str]:
         try:
-            return [_copied(file, folder) for file in sorted(listed(url), key=lambda file: file.name)]
+            return [_copy_file(file, folder) for file in sorted(listed(url), key=lambda file: file.name)]
         except (OSError, HTTPException, pa.ArrowException) as error:
-            where, what = redacted(shown), "check the address, the rights and the network"
+            where, what = redact(shown), "check the address, the rights and the network"
             if _is_untrusted(error):
                 what = "name the file of the authority that signed it in SSL_CERT_FILE"
             why = f"{where} cannot be fetched ({_reason(error)}); {what}"
             raise SourceError(f"table {name}: {why}") from None
 
     try:
-        opened = RemoteSource(name, find, lambda files: open_files(redacted(shown), files, name))
+        opened = RemoteSource(name, find, lambda files: open_files(redact(shown), files, name))
     except SourceError:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -188,7 +188,7 @@ class RemoteSource(FileSource):
         self.remove_copies()
 
 
-def _copied(file: _File, folder: Path) -> str:
+def _copy_file(file: _File, folder: Path) -> str:
     """The copy of a file, fetched unless it is there already."""
     place = hashlib.sha256(f"{file.name}\0{file.version}".encode()).hexdigest()
     target = folder.joinpath(place, *file.partitions, PurePosixPath(file.name).name)
@@ -202,27 +202,27 @@ def _copied(file: _File, folder: Path) -> str:
 
 def _web_file(url: str) -> list[_File]:
     try:
-        with _asked(url, "HEAD") as answer:
+        with _send_request(url, "HEAD") as answer:
             headers = answer.headers
     except urllib.error.HTTPError as error:
         if error.code not in _ONLY_GET:
             raise
         error.close()
-        with _asked(url, "GET") as answer:  # a signed address, say: its body is not read yet
+        with _send_request(url, "GET") as answer:  # a signed address, say: its body is not read yet
             headers = answer.headers
     told = [headers.get(name, "") for name in ("ETag", "Last-Modified", "Content-Length")]
 
     def fetch(target: Path) -> None:
-        with _asked(url, "GET") as body, target.open("wb") as out:
+        with _send_request(url, "GET") as body, target.open("wb") as out:
             shutil.copyfileobj(body, out, 1 << 20)
             length = body.headers.get("Content-Length")
             if length is not None and int(length) != out.tell():
                 raise ConnectionError("the file ends before its length")
 
-    return [_File(redacted(url), " ".join(told), fetch)]
+    return [_File(redact(url), " ".join(told), fetch)]
 
 
-def _asked(url: str, method: str) -> Any:
+def _send_request(url: str, method: str) -> Any:
     """The answer to a request; user and password of the URL go to its own host, and to none that it redirects to."""
     parts = urlsplit(url)
     user, has_user, host = parts.netloc.rpartition("@")

@@ -112,15 +112,15 @@ class Partials:
         taken = np.where(has, rows, 0) if self.count else np.zeros(len(rows), np.int64)
         left, sums, extremes = iter(scales), list[Integers](), list[Integers]()
 
-        def own(values: NDArray[Any]) -> NDArray[Any]:
+        def pick(values: NDArray[Any]) -> NDArray[Any]:
             return (
                 np.where(has, values[taken], values.dtype.type(0)) if self.count else np.zeros(len(rows), values.dtype)
             )
 
         for number, state in enumerate(self.states):
-            values = own(self.values[number])
+            values = pick(self.values[number])
             if state.kind in ("least", "greatest"):
-                extremes += [own(self.present[number]).astype(np.int64), values.view(np.int64)]
+                extremes += [pick(self.present[number]).astype(np.int64), values.view(np.int64)]
             elif values.dtype == np.int64:
                 if (np.abs(values) >= _LARGEST // parties).any():
                     raise SourceError("a sum of some group is too large to be merged exactly; CAST it to DOUBLE")
@@ -128,13 +128,13 @@ class Partials:
             else:
                 sums += _two_words(values, np.zeros_like(values), next(left), parties)
                 if state.kind == "spread":
-                    square, rest = (own(part) for part in self._square(state))
+                    square, rest = (pick(part) for part in self._square(state))
                     sums += _two_words(square, rest, next(left), parties)
         nothing = [np.empty((len(rows), 0), np.int64)]
         both = (np.concatenate([*nothing, *(w[:, None] for w in words)], axis=1) for words in (sums, extremes))
         return next(both), next(both)
 
-    def merged(
+    def merge_words(
         self,
         kept: RowNumbers,
         held: RowNumbers,
@@ -165,7 +165,7 @@ class Partials:
                     squares = _from_words(sums[:, at : at + 2], next(left), parties)
                     at += 2
                     count, total = (totals[i] for i in state.of)
-                    values[number][held] += _between(squares, total, count[0])
+                    values[number][held] += _spread_of_means(squares, total, count[0])
         kept = kept[np.argsort(self.order[kept])]
         columns = {f"g{i}": self.names.column(i).take(pa.array(kept)) for i in range(self.names.num_columns)}
         for number, kind in enumerate(self.types):
@@ -293,7 +293,7 @@ def _squared_over(high: Array, low: Array, count: Array) -> tuple[Array, Array]:
     return first, ((square - back) - lost + error + 2.0 * high * low) / count
 
 
-def _between(squares: tuple[Array, Array], total: tuple[Array, Array], count: Array) -> Array:
+def _spread_of_means(squares: tuple[Array, Array], total: tuple[Array, Array], count: Array) -> Array:
     """Σ s²/n − (Σ s)²/Σ n: how far the clients' means lie apart."""
     mean = _squared_over(*total, np.maximum(count, 1.0))
     return np.maximum((squares[0] - mean[0]) + (squares[1] - mean[1]), 0.0)

@@ -149,7 +149,7 @@ def _check(sql: str, columns: Collection[str], what: str) -> str:
             _check_node(node, known, what)
             costs.see(node)
             nodes += 1
-        return written(tree, 10 * nodes + 100, what)
+        return write_sql(tree, 10 * nodes + 100, what)
     except RecursionError:  # the parser may give up earlier than we do
         raise _too_deep(what) from None
 
@@ -188,7 +188,7 @@ class _BoundedWriter(DuckDBGenerator):
         return super().sql(expression, key, comment)
 
 
-def written(tree: exp.Expr, steps: int, what: str) -> str:
+def write_sql(tree: exp.Expr, steps: int, what: str) -> str:
     """The tree as DuckDB's SQL, in a bounded number of steps."""
     writer = _BoundedWriter(dialect="duckdb", identify=True, comments=False, unsupported_level=ErrorLevel.IMMEDIATE)
     writer.steps = steps

@@ -53,7 +53,7 @@ class LabelNoise:
     rows: RowIds | None = None  # None: a row is its place at its owner
     label: str = ""
 
-    def applied(self, values: Array, classes: int | None, order: RowNumbers | None) -> Array:
+    def add_to(self, values: Array, classes: int | None, order: RowNumbers | None) -> Array:
         """Noisy labels. The noise belongs to a row and to its label: asked for again, under whatever filter, it is the
         same; of another label, it is another."""
         named = f"{self.name} {classes} {self.privacy}"
@@ -134,7 +134,7 @@ def read_labels(
     else:
         values = _number_classes(_label_numbers(column, info), info, classes)
     if noise is not None:
-        values = noise.applied(values, None if classes is None else len(classes), order)
+        values = noise.add_to(values, None if classes is None else len(classes), order)
     is_test = sides.test(len(column), order)
     values = fixed(values) if values.flags.owndata else values
     return LabelValues(

@@ -23,12 +23,12 @@ def open_memory(value: Any, name: str) -> Source:
     """Opens an Arrow table, batch or dataset, or a DataFrame."""
     if _is_dataset(value):
         check_names(value.schema.names, name)
-        if all(_taken(field.type) == field.type for field in value.schema):
+        if all(_duckdb_type(field.type) == field.type for field in value.schema):
             return duckdb_source.from_arrow(name, value)
         value = value.to_table()
     table = _to_arrow(value, name)
     check_names(table.column_names, name)
-    return duckdb_source.from_arrow(name, _widened(table))
+    return duckdb_source.from_arrow(name, _widen(table))
 
 
 def _to_arrow(value: object, name: str) -> pa.Table:
@@ -106,23 +106,23 @@ def _integers(array: pa.Array) -> pa.Array:
     return whole if is_whole else array
 
 
-def _widened(table: pa.Table) -> pa.Table:
+def _widen(table: pa.Table) -> pa.Table:
     """Types that DuckDB does not take from Arrow, as the nearest that it does."""
     for i, field in enumerate(table.schema):
-        kind = _taken(field.type)
+        kind = _duckdb_type(field.type)
         if kind != field.type:
             table = table.set_column(i, field.name, table.column(i).cast(kind))
     return table
 
 
-def _taken(kind: pa.DataType) -> pa.DataType:
+def _duckdb_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_float16(kind):
         return pa.float32()
     if pa.types.is_decimal256(kind):
         return pa.decimal128(kind.precision, kind.scale) if kind.precision <= 38 else pa.float64()
     if pa.types.is_fixed_size_list(kind):
-        return pa.list_(_taken(kind.value_type), kind.list_size)
+        return pa.list_(_duckdb_type(kind.value_type), kind.list_size)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        value = _taken(kind.value_type)
+        value = _duckdb_type(kind.value_type)
         return kind if value == kind.value_type else pa.large_list(value)
     return kind

@@ -74,10 +74,10 @@ class MySQL:
         self._url = url.replace("mariadb://", "mysql://", 1)
         self._reach()
         self._table = table
-        self.relation = ".".join(map(_quoted, table.split(".")))
+        self.relation = ".".join(map(_quote_name, table.split(".")))
 
     def columns(self) -> list[OwnerColumn]:
-        found = self._described(
+        found = self._describe_columns(
             "column_name AS name, data_type AS kind, column_type AS whole, numeric_precision AS p, numeric_scale AS s, "
             "is_nullable AS n",
             "columns",
@@ -93,8 +93,8 @@ class MySQL:
         ]
 
     def stream(self, scan: PushDown) -> Iterator[pa.RecordBatch]:
-        key = [_text(r["name"]) for r in self._described("column_name AS name", "key_column_usage", _PRIMARY)]
-        order = f" ORDER BY {', '.join(map(_quoted, key))}" if key else ""
+        key = [_text(r["name"]) for r in self._describe_columns("column_name AS name", "key_column_usage", _PRIMARY)]
+        order = f" ORDER BY {', '.join(map(_quote_name, key))}" if key else ""
         yield from self._read(scan.select + order)
 
     def run(self, query: str) -> pa.Table:
@@ -107,7 +107,7 @@ class MySQL:
     def close(self) -> None:
         """A connection lasts for one query."""
 
-    def _described(self, columns: str, of: str, where: str = "") -> list[dict[str, Any]]:
+    def _describe_columns(self, columns: str, of: str, where: str = "") -> list[dict[str, Any]]:
         """What information_schema says about the table."""
         schema, _, table = self._table.rpartition(".")
         select = (
@@ -182,7 +182,7 @@ def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-def _quoted(name: str) -> str:
+def _quote_name(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 

@@ -127,7 +127,7 @@ class PartStore:
         """Takes a part in, whole or not at all; a second use of the same block is added to the first."""
         if not _MODEL.fullmatch(part.model) or number < 0:
             raise ModelError("a model's name must be sixteen hexadecimal digits, and a block's a number")
-        before = self._known(part.model, part.name)
+        before = self._find_part(part.model, part.name)
         if before is not None:
             if (
                 not np.array_equal(before.theta, part.theta) or before.splits != part.splits
@@ -151,7 +151,7 @@ class PartStore:
 
     def find(self, model: str, name: str, asker: str | None = None) -> BlockPart:
         """A part by its model and block; for a user, one that it may apply: of others' it learns nothing."""
-        found = self._known(model, name)
+        found = self._find_part(model, name)
         if found is None or not (asker is None or not found.askers or asker in found.askers):
             raise ModelError(
                 f"this client holds no part {name} of model {model}; train with it again, or copy the block's folder "
@@ -159,7 +159,7 @@ class PartStore:
             )
         return found
 
-    def _known(self, model: str, name: str) -> BlockPart | None:
+    def _find_part(self, model: str, name: str) -> BlockPart | None:
         if (model, name) not in self._parts and self._folder is not None:
             self._look()
         return self._parts.get((model, name))

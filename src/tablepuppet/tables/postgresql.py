@@ -15,7 +15,7 @@ import pyarrow as pa
 from sqlglot import exp
 
 from tablepuppet.errors import SourceError
-from tablepuppet.tables.duckdb_source import MOST_HELD
+from tablepuppet.tables.duckdb_source import MOST_HELD, quote_name
 from tablepuppet.tables.pushdown import COMMON, Dialect, Family, OwnerColumn, PushDown
 
 _DIALECT: Final = Dialect(
@@ -90,7 +90,7 @@ class PostgreSQL:
         self._dbapi: Any = dbapi
         self._errors: Any = dbapi.Error
         self._url = url
-        self.relation = ".".join(_quoted(part) for part in table.split("."))
+        self.relation = ".".join(quote_name(part) for part in table.split("."))
         self._connection: Any = self._connect()
 
     def _connect(self) -> Any:
@@ -184,7 +184,7 @@ class PostgreSQL:
 
     def _vector(self, name: str, kind: str) -> str:
         """An array type, with its length where all rows have the same."""
-        own = _quoted(name)
+        own = quote_name(name)
         select = f"SELECT min(cardinality({own})), max(cardinality({own})) FROM {self.relation}"
         [(least, most)] = self._rows(select)
         return kind.replace("[]", f"[{least}]") if least and least == most else kind
@@ -205,7 +205,3 @@ class PostgreSQL:
 
 def _storage(kind: pa.DataType) -> pa.DataType:
     return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

@@ -38,7 +38,7 @@ from tablepuppet.tables.guard import (
     parse_tree,
     refused,
     walk,
-    written,
+    write_sql,
 )
 from tablepuppet.tables.source import Source
 
@@ -100,7 +100,7 @@ def check_query(sql: str, tables: Mapping[str, Sequence[str]]) -> CheckedQuery:
             nodes += 1
         _check_names(tree, [column for name in used.values() for column in tables[name]])
         reads = {name: _read(tree, tables[name]) for name in used.values()}
-        return CheckedQuery(written(tree, 10 * nodes + 100, _WHAT), reads)
+        return CheckedQuery(write_sql(tree, 10 * nodes + 100, _WHAT), reads)
     except RecursionError:
         raise refused(_WHAT, "it is nested too deeply; write it more simply") from None
 
@@ -166,21 +166,21 @@ class DerivedSource:
         self.sources = {table: sources[table] for table in query.reads}
 
     def describe(self) -> list[ColumnInfo]:
-        twin = self.opened(NO_ROW)
+        twin = self.open_rows(NO_ROW)
         try:
             return twin.describe()
         finally:
             twin.close()
 
     def describe_scan(self, expressions: Sequence[str], filter: str | None) -> list[ColumnInfo]:
-        twin = self.opened(NO_ROW)
+        twin = self.open_rows(NO_ROW)
         try:
             return twin.describe_scan(expressions, filter)
         finally:
             twin.close()
 
     def read(self, expressions: Sequence[str], filter: str | None) -> pa.Table:
-        whole = self.opened(None)
+        whole = self.open_rows(None)
         try:
             return whole.read(expressions, filter)
         finally:
@@ -193,12 +193,12 @@ class DerivedSource:
     def close(self) -> None:
         """Nothing is held between two readings."""
 
-    def opened(self, filter: str | None, text: str | None = None) -> duckdb_source.DuckSource:
+    def open_rows(self, filter: str | None, text: str | None = None) -> duckdb_source.DuckSource:
         """The rows of the query, or of another one over the same columns."""
         tables, casts = {}, {}
         for table, source in self.sources.items():
             columns = list(self.query.reads[table])
-            read = source.read([duckdb_source.quoted(column) for column in columns] or ["1"], filter)
+            read = source.read([duckdb_source.quote_name(column) for column in columns] or ["1"], filter)
             tables[table] = read.rename_columns(columns or ["a row"])  # count(*) names no column
             if any(pa.types.is_string(kind) for kind in read.schema.types):
                 uuids = {info.name.lower() for info in source.describe() if info.kind == "uuid"}
@@ -210,7 +210,7 @@ def partials_of(source: DerivedSource, key: bytes) -> Partials:
     """What one client computes of its own rows; `key`: for the groups' tokens."""
 
     def columns() -> set[str]:
-        below = source.opened(NO_ROW, source_of(source.query.text))
+        below = source.open_rows(NO_ROW, source_of(source.query.text))
         try:
             return {info.name.lower() for info in below.describe()}
         finally:
@@ -220,10 +220,10 @@ def partials_of(source: DerivedSource, key: bytes) -> Partials:
         query = split_groups(source.query.text, columns)
     except UnmergeableError as error:
         raise SourceError(f"groups of this query cannot be merged over clients: it has {error}") from None
-    rows = source.opened(None, query.partial)
+    rows = source.open_rows(None, query.partial)
     try:
         infos = rows.describe()
-        names = [duckdb_source.quoted(info.name) for info in infos]
+        names = [duckdb_source.quote_name(info.name) for info in infos]
         return Partials.of(rows.read(names, None), infos, rows.types(names, None), query, key)
     finally:
         rows.close()
@@ -234,25 +234,26 @@ class MergedSource(DerivedSource):
 
     def __init__(self, source: DerivedSource, partials: Partials, groups: pa.Table) -> None:
         super().__init__(source.name, source.query, source.sources)
-        empty = source.opened(NO_ROW, source.query.text)
+        empty = source.open_rows(NO_ROW, source.query.text)
         try:
             names = [info.name for info in empty.describe()]
-            types = empty.types([duckdb_source.quoted(name) for name in names], None)
+            types = empty.types([duckdb_source.quote_name(name) for name in names], None)
         finally:
             empty.close()
         columns = zip(groups.column_names, partials.casts, strict=True)
         states = ", ".join(f"CAST({name} AS {kind}) AS {name}" for name, kind in columns)
         shown = ", ".join(
-            f"CAST(c{i} AS {t}) AS {duckdb_source.quoted(n)}" for i, (n, t) in enumerate(zip(names, types, strict=True))
+            f"CAST(c{i} AS {t}) AS {duckdb_source.quote_name(n)}"
+            for i, (n, t) in enumerate(zip(names, types, strict=True))
         )
         listed = ", ".join(f"c{i}" for i in range(len(names)))
         self._text = (
-            f"WITH {duckdb_source.quoted(GROUPS)} AS (SELECT {states} FROM {duckdb_source.quoted(_MERGED)}), "
+            f"WITH {duckdb_source.quote_name(GROUPS)} AS (SELECT {states} FROM {duckdb_source.quote_name(_MERGED)}), "
             f"rows_of({listed}) AS ({partials.query.final}) SELECT {shown} FROM rows_of"
         )
         self._groups = groups
 
-    def opened(self, filter: str | None, text: str | None = None) -> duckdb_source.DuckSource:
+    def open_rows(self, filter: str | None, text: str | None = None) -> duckdb_source.DuckSource:
         if filter is not None or text is not None:
-            return super().opened(filter, text)
+            return super().open_rows(filter, text)
         return duckdb_source.from_query(self.name, {_MERGED: self._groups}, self._text)

@@ -67,11 +67,11 @@ def row_ids(texts: pa.Table) -> NDArray[np.uint64]:
             "FROM whole_rows)"
         ).to_arrow_table()
     ids = np.stack([hashed.column("l").to_numpy(), hashed.column("u").to_numpy()], axis=1).astype(np.uint64)
-    ids[:, 1] ^= _numbered(ids)
+    ids[:, 1] ^= _count_equal_before(ids)
     return ids
 
 
-def _numbered(ids: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _count_equal_before(ids: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """How many equal rows come before each."""
     order = np.lexsort((np.arange(len(ids)), ids[:, 1], ids[:, 0]))
     ordered = ids[order]

@@ -187,7 +187,7 @@ class RowSets:
 
     def add(self, table: str, kind: Kind, sketch: Sketch) -> None:
         """Keeps a set; it is on the disk when this returns."""
-        with self._lock, self._opened() as database:
+        with self._lock, self._open_database() as database:
             known = database.execute("SELECT count(*) FROM sets WHERE of = ?", (table,)).fetchone()[0]
             if known >= MOST_SETS:
                 raise PolicyError(
@@ -201,14 +201,14 @@ class RowSets:
 
     def _like(self, table: str, kind: Kind, rows: int, limit: int) -> list[Sketch]:
         """Earlier sets of about as many rows."""
-        with self._lock, self._opened() as database:
+        with self._lock, self._open_database() as database:
             found = database.execute(
                 "SELECT rows, cells, sketch FROM sets WHERE of = ? AND kind = ? AND abs(rows - ?) < ?",
                 (table, kind, rows, limit),
             ).fetchall()
         return [Sketch.from_bytes(*one) for one in found]
 
-    def _opened(self) -> sqlite3.Connection:
+    def _open_database(self) -> sqlite3.Connection:
         if self._database is None:
             try:
                 if self._path is not None:

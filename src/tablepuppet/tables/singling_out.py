@@ -59,10 +59,10 @@ def singles_out(source: Source, expressions: Sequence[str], filter: str | None, 
     if not computed:
         return False
     names = sorted({name for text in computed for name in columns_of(text)})
-    rows = source.read([duckdb_source.quoted(name) for name in names], filter).rename_columns(names)
+    rows = source.read([duckdb_source.quote_name(name) for name in names], filter).rename_columns(names)
     few = min(least, rows.num_rows / _OFTEN)
     try:
-        values = _computed(rows, computed)
+        values = _compute(rows, computed)
         if any(0 < _holders(np.abs(v - np.median(v))) < few for held in values for v in held.T):
             return True
         return any(0 < held < _SPREAD * few for held in _acting_on_each_other(rows, computed, values))
@@ -89,12 +89,12 @@ def _acting_on_each_other(rows: pa.Table, texts: Sequence[str], own: Sequence[Ar
         order = pa.array(np.random.default_rng().permutation(rows.num_rows))
         both = rows
         for name in rows.column_names:
-            both = both.append_column(_shuffled(name), rows.column(name).take(order))
+            both = both.append_column(_shuffled_name(name), rows.column(name).take(order))
         for (text, names, given), found in zip(several, apart, strict=True):
             forms = [_with(text, {*names})]
             for name in names:
                 forms += [_with(text, {name}), _with(text, {*names} - {name})]
-            together, *pairs = _computed(both, forms)
+            together, *pairs = _compute(both, forms)
             for place in range(len(names)):
                 four = np.stack([given, -pairs[2 * place], -pairs[2 * place + 1], together])
                 distance = np.abs(four.sum(axis=0))
@@ -102,7 +102,7 @@ def _acting_on_each_other(rows: pa.Table, texts: Sequence[str], own: Sequence[Ar
     yield from (_holders(held) for found in apart for by_column in found for held in by_column.T)
 
 
-def _computed(rows: pa.Table, texts: Sequence[str]) -> list[Array]:
+def _compute(rows: pa.Table, texts: Sequence[str]) -> list[Array]:
     """What expressions give, each (rows, k + 1): values, 0 where there is none, and whether there is one."""
     source = duckdb_source.from_arrow("rows", rows)
     try:
@@ -120,7 +120,7 @@ def _computed(rows: pa.Table, texts: Sequence[str]) -> list[Array]:
     return [np.column_stack([np.clip(f, -_LARGEST, _LARGEST), m]) for f, m in zip(filled, missing, strict=True)]
 
 
-def _shuffled(name: str) -> str:
+def _shuffled_name(name: str) -> str:
     return f"tablepuppet:{name}"
 
 
@@ -130,7 +130,7 @@ def _with(text: str, names: set[str]) -> str:
     tree = parse_one(text, dialect="duckdb")
     for column in list(tree.find_all(exp.Column)):
         if column.name.lower() in lower:
-            column.this.replace(exp.to_identifier(_shuffled(lower[column.name.lower()]), quoted=True))
+            column.this.replace(exp.to_identifier(_shuffled_name(lower[column.name.lower()]), quoted=True))
     return tree.sql("duckdb", identify=True)
 
 
@@ -152,7 +152,7 @@ def expressions_of_query(sql: str, tables: Mapping[str, Sequence[str]]) -> dict[
     for node in tree.walk():
         _check_choice(node)
     has = {table: {column.lower() for column in columns} for table, columns in tables.items()}
-    own = {name for names in has.values() for name in names} - shadowed(tree)
+    own = {name for names in has.values() for name in names} - find_shadowed_names(tree)
     found: dict[str, list[str]] = {table: [] for table in tables}
     for node in _expressions(tree):
         columns = {column.name.lower() for column in node.find_all(exp.Column)}
@@ -162,7 +162,7 @@ def expressions_of_query(sql: str, tables: Mapping[str, Sequence[str]]) -> dict[
             if all(isinstance(part, _POLYNOMIAL) for part in node.walk()):
                 continue  # sums and products of columns pick no row
             raise unclear("an expression that is not of the columns of one table by their own names")
-        text = unqualified(node).sql("duckdb", identify=True)
+        text = drop_qualifiers(node).sql("duckdb", identify=True)
         for table in places:
             found[table].append(text)
     return found
@@ -190,7 +190,7 @@ def few_match(left: pa.ChunkedArray, right: pa.ChunkedArray, least: int) -> bool
     return any((pc.sum(pc.is_in(a, value_set=b, skip_nulls=True)).as_py() or 0) < least for a, b in pairs)
 
 
-def shadowed(tree: exp.Expr) -> set[str]:
+def find_shadowed_names(tree: exp.Expr) -> set[str]:
     """Names that a query gives to something else than a column of that name, and that it may read again."""
     if sum(1 for _ in tree.find_all(exp.Select)) == 1:
         return set()
@@ -198,7 +198,7 @@ def shadowed(tree: exp.Expr) -> set[str]:
     return {name for name, value in given if not isinstance(value, exp.Column) or value.name.lower() != name}
 
 
-def unqualified(node: exp.Expr) -> exp.Expr:
+def drop_qualifiers(node: exp.Expr) -> exp.Expr:
     """An expression with the names of columns alone."""
     return node.copy().transform(lambda n: exp.column(n.this.copy()) if isinstance(n, exp.Column) else n)
 

@@ -66,7 +66,7 @@ class SourceSpec:
     def __str__(self) -> str:
         """The address without user and password."""
         what = f" (table {self.table})" if self.table else " (a query)" if self.query else ""
-        return redacted(self.url) + what
+        return redact(self.url) + what
 
     __repr__ = __str__
 
@@ -84,7 +84,7 @@ def source(url: str | Path, table: str | None = None, *, query: str | None = Non
     return SourceSpec(str(url), table, query)
 
 
-def redacted(url: str) -> str:
+def redact(url: str) -> str:
     """A URL as messages may show it: no user, password, query or fragment."""
     parts = urlsplit(url)
     if "://" not in url:
@@ -104,7 +104,7 @@ def open_source(value: object, name: str) -> Source:
         if value.table is not None or value.query is not None:
             given = f"table={value.table!r}" if value.table is not None else "a query"
             raise SourceError(
-                f"table {name}: {given} was given for the file {redacted(value.url)}; "
+                f"table {name}: {given} was given for the file {redact(value.url)}; "
                 "a file is one table: leave the argument out"
             )
         return _open_file(value.url, name)

@@ -16,6 +16,7 @@ from urllib.parse import quote
 import pyarrow as pa
 
 from tablepuppet.errors import SourceError
+from tablepuppet.tables.duckdb_source import quote_name
 from tablepuppet.tables.pushdown import COMMON, Dialect, Family, OwnerColumn, PushDown
 from tablepuppet.tables.source import stamp_of
 
@@ -61,7 +62,7 @@ class SQLite:
         self._table = table
         self._file = file
         self._errors: Any = dbapi.Error
-        self.relation = f"{_quoted(table)} NOT INDEXED"  # or rows come in the order of any index that covers them
+        self.relation = f"{quote_name(table)} NOT INDEXED"  # or rows come in the order of any index that covers them
         if not file.is_file():
             raise SourceError(f"table {name}: there is no SQLite file {file}; check the path")
         self._connection: Any = self._connect()
@@ -135,7 +136,7 @@ class SQLite:
 
     def _found_type(self, name: str) -> str:
         """The type of a column without a declared one: the narrowest that holds all that is there."""
-        stored = {kind for (kind,) in self._rows(f"SELECT DISTINCT typeof({_quoted(name)}) FROM {self.relation}")}
+        stored = {kind for (kind,) in self._rows(f"SELECT DISTINCT typeof({quote_name(name)}) FROM {self.relation}")}
         order = ("BIGINT", "DOUBLE", "VARCHAR")
         return next((kind for kind in order if stored - {"null"} <= set(_STORED[kind][0])), "BLOB")
 
@@ -144,7 +145,7 @@ class SQLite:
         for column in used:
             if column.type != "BLOB":
                 allowed = ", ".join(f"'{kind}'" for kind in (*_STORED[column.type][0], "null"))
-                own = _quoted(column.name)
+                own = quote_name(column.name)
                 if self._rows(f"SELECT 1 FROM {self.relation} WHERE typeof({own}) NOT IN ({allowed}) LIMIT 1"):
                     raise SourceError(
                         f"table {self._name}: column {column.name} is meant to be {column.type}, and some row holds a "
@@ -167,7 +168,3 @@ class SQLite:
         else:
             reason = f"SQLite reports {type(error).__name__}; check the file and its rights"
         return SourceError(f"table {self._name}: {reason}")
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

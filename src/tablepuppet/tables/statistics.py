@@ -158,7 +158,7 @@ def _of_numbers(
 def _of_categories(distinct: pa.Array, codes: Codes, weights: Array) -> CategoryStatistics:
     counts = count_by_code(codes, weights, len(distinct))
     seen = np.flatnonzero(counts > 0)
-    return _sorted(distinct.take(pa.array(seen)), counts[seen], float(weights[codes < 0].sum()))
+    return _sort_categories(distinct.take(pa.array(seen)), counts[seen], float(weights[codes < 0].sum()))
 
 
 def _without_rare(
@@ -206,7 +206,9 @@ def _merge_categories(parts: Sequence[CategoryStatistics]) -> CategoryStatistics
     named = pa.chunked_array([pa.array(part.categories, pa.large_string()) for part in parts], pa.large_string())
     distinct, codes = strings(named)
     weights = np.concatenate([part.weights for part in parts])
-    found = _sorted(distinct, count_by_code(codes, weights, len(distinct)), sum(part.missing for part in parts))
+    found = _sort_categories(
+        distinct, count_by_code(codes, weights, len(distinct)), sum(part.missing for part in parts)
+    )
     return msgspec.structs.replace(found, is_cut=any(part.is_cut for part in parts))
 
 
@@ -224,7 +226,7 @@ def _no_values(missing: float, size: int) -> NumberStatistics:
     return NumberStatistics(weight=0.0, missing=missing, mean=np.zeros(size), spread=np.zeros(size))
 
 
-def _sorted(categories: pa.Array, weights: Array, missing: float) -> CategoryStatistics:
+def _sort_categories(categories: pa.Array, weights: Array, missing: float) -> CategoryStatistics:
     # Arrow compares the bytes of UTF-8, which is the order of code points.
     order = pc.sort_indices(categories)
     return CategoryStatistics(

@@ -25,12 +25,11 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import RowNumbers
 from tablepuppet.errors import SourceError, TransportError
 from tablepuppet.protocol.columns import ColumnInfo
-from tablepuppet.tables.columns import absent_value, holds_of
+from tablepuppet.tables.columns import absent_value, holds_of, in_another_order
 from tablepuppet.tables.conditions import Condition, conditions_of, conditions_of_query
-from tablepuppet.tables.duckdb_source import absent_row, quoted
+from tablepuppet.tables.duckdb_source import absent_row, quote_name
 from tablepuppet.tables.group_sums import Partials
 from tablepuppet.tables.guard import check_expression, check_predicate, columns_of, compared_columns
-from tablepuppet.tables.long_columns import in_another_order
 from tablepuppet.tables.query_guard import CheckedQuery, DerivedSource, MergedSource, check_query, partials_of
 from tablepuppet.tables.row_ids import identity_expressions, in_order, order_bits, row_ids, whole_rows
 from tablepuppet.tables.row_sets import row_keys
@@ -173,7 +172,7 @@ class ClientTables:
     def scan(self, job: str, scan: int) -> pa.Table:
         """The rows of an open scan, columns c0, c1, …: read at the first call, kept until they are let go."""
         with self._lock:
-            opened = self._opened(job, scan)
+            opened = self._find_scan(job, scan)
             if opened.rows is None and opened.is_let_go:
                 opened.read_again()
             if opened.rows is None:
@@ -193,7 +192,7 @@ class ClientTables:
     def partials(self, job: str, scan: int, key: bytes = b"") -> Partials:
         """The groups that a scan's query makes of this client's rows; `key`: for their tokens, the first time."""
         with self._lock:
-            opened = self._opened(job, scan)
+            opened = self._find_scan(job, scan)
             if opened.partials is None:
                 if not key or not isinstance(opened.source, DerivedSource):
                     raise TransportError(f"scan {scan} of job {job} has no groups to be merged")
@@ -203,11 +202,11 @@ class ClientTables:
     def agree(self, job: str, scan: int, request: SumGroups) -> None:
         """Keeps which groups are shared with whom, until they are merged."""
         with self._lock:
-            self._opened(job, scan).agreed = request
+            self._find_scan(job, scan).agreed = request
 
-    def agreed(self, job: str, scan: int) -> SumGroups:
+    def agreed_groups(self, job: str, scan: int) -> SumGroups:
         with self._lock:
-            agreed = self._opened(job, scan).agreed
+            agreed = self._find_scan(job, scan).agreed
             if agreed is None:
                 raise TransportError(f"it was not said which groups of scan {scan} of job {job} are shared")
             return agreed
@@ -215,7 +214,7 @@ class ClientTables:
     def merge(self, job: str, scan: int, groups: pa.Table) -> None:
         """From now on the scan's rows are those of merged groups."""
         with self._lock:
-            opened = self._opened(job, scan)
+            opened = self._find_scan(job, scan)
             assert isinstance(opened.source, DerivedSource)
             opened.source = MergedSource(opened.source, self.partials(job, scan), groups)
             opened.rows = opened.ids = opened.keys = opened.partials = opened.agreed = opened.fingerprint = None
@@ -224,18 +223,18 @@ class ClientTables:
     def identify(self, job: str, scan: int) -> None:
         """Rows of a scan that is not read yet will be known again, whatever filter or order they come in."""
         with self._lock:
-            self._opened(job, scan).is_identified = True
+            self._find_scan(job, scan).is_identified = True
 
     def compare(self, job: str, scan: int) -> None:
         """Rows of a scan that is not read yet will be compared with those of other jobs."""
         with self._lock:
-            self._opened(job, scan).is_keyed = True
+            self._find_scan(job, scan).is_keyed = True
 
     def row_keys(self, job: str, scan: int) -> NDArray[np.uint64]:
         """64 bits of each row, in the order in which the rows are shown."""
         with self._lock:
             self.scan(job, scan)
-            keys = self._opened(job, scan).keys
+            keys = self._find_scan(job, scan).keys
             if keys is None:
                 raise TransportError(f"scan {scan} of job {job} was read before its contract")
             return keys
@@ -244,7 +243,7 @@ class ClientTables:
         """What each row is at its owner, in the order in which the rows are shown."""
         with self._lock:
             self.scan(job, scan)
-            ids = self._opened(job, scan).ids
+            ids = self._find_scan(job, scan).ids
             if ids is None:
                 raise TransportError(f"scan {scan} of job {job} was read before its contract asked for noise")
             return ids
@@ -252,7 +251,7 @@ class ClientTables:
     def conditions(self, job: str, scan: int, predicates: Collection[int]) -> list[TableConditions]:
         """What a scan compares, table by table; `predicates`: which of its expressions are conditions as a whole."""
         with self._lock:
-            opened = self._opened(job, scan)
+            opened = self._find_scan(job, scan)
             texts = [(text, number in predicates) for number, text in enumerate(opened.expressions)]
             texts += [] if opened.filter is None else [(opened.filter, True)]
             own = [c for text, whole in texts for c in conditions_of(text, is_predicate=whole)]
@@ -266,13 +265,13 @@ class ClientTables:
     def everywhere(self, job: str, scan: int, columns: Sequence[int]) -> pa.Table:
         """Some columns of a scan in all rows of what it reads, whatever its filter."""
         with self._lock:
-            opened = self._opened(job, scan)
+            opened = self._find_scan(job, scan)
             return opened.source.read([opened.expressions[c] for c in columns], None)
 
     def singles_out(self, job: str, scan: int, numbers: Sequence[int], least: int) -> list[str]:
         """The tables of whose rows some expressions of a scan, or its query, tell fewer than `least`."""
         with self._lock:
-            opened = self._opened(job, scan)
+            opened = self._find_scan(job, scan)
             asked = [opened.expressions[number] for number in numbers]
             found = [opened.table] if singles_out(opened.source, asked, opened.filter, least) else []
             if isinstance(opened.source, DerivedSource):
@@ -281,8 +280,8 @@ class ClientTables:
                     found += [table] if singles_out(self._sources[table], inner, None, least) else []
                 for (left, ours), (right, theirs) in joins_of_query(query.text, query.reads):
                     pair = [
-                        self._sources[left].read([quoted(ours)], None),
-                        self._sources[right].read([quoted(theirs)], None),
+                        self._sources[left].read([quote_name(ours)], None),
+                        self._sources[right].read([quote_name(theirs)], None),
                     ]
                     found += [left] if few_match(pair[0].column(0), pair[1].column(0), least) else []
             return found
@@ -292,7 +291,7 @@ class ClientTables:
     ) -> NDArray[np.int64] | None:
         """Puts the rows of an open scan in a secret order, for the whole job; if wanted, the bits that it follows."""
         with self._lock:
-            opened = self._opened(job, scan)
+            opened = self._find_scan(job, scan)
             rows = self.scan(job, scan)
             if opened.bits is not None:
                 raise TransportError(f"scan {scan} of job {job} is in an order already; open it again")
@@ -309,19 +308,19 @@ class ClientTables:
         """Gives up the rows of a scan, which nobody is expected to ask for; if so, they are read again. Where there is
         no telling whether a table has changed, they stay."""
         with self._lock:
-            opened = self._opened(job, scan)
+            opened = self._find_scan(job, scan)
             if opened.rows is not None and opened.rows.num_rows and opened.source.stamp() is not None:
                 opened.rows, opened.is_let_go, opened.order = None, True, None
 
     def order(self, job: str, scan: int) -> RowNumbers | None:
         """For each row of a scan, its position at the owner; None: the same."""
         with self._lock:
-            return self._opened(job, scan).find_order()
+            return self._find_scan(job, scan).find_order()
 
     def use(self, job: str, scan: int) -> ScanUse:
         """What an open scan reads, for the owner's policy to judge."""
         with self._lock:
-            opened = self._opened(job, scan)
+            opened = self._find_scan(job, scan)
             columns = tuple(columns_of(expression) for expression in opened.expressions)
             filter = frozenset[str]() if opened.filter is None else columns_of(opened.filter)
             rows = partial(self._count, job, scan)
@@ -343,7 +342,7 @@ class ClientTables:
                 if opened.rows is not None or opened.is_let_go
             }
 
-    def changed(self, job: str, fingerprints: Mapping[int, int]) -> list[str]:
+    def find_changed(self, job: str, fingerprints: Mapping[int, int]) -> list[str]:
         """The tables of which scans, read again where they are not, have other fingerprints now."""
         with self._lock:
             known = [scan for scan in fingerprints if (job, scan) in self._scans]
@@ -351,7 +350,7 @@ class ClientTables:
             return sorted(changed)
 
     def _fingerprint(self, job: str, scan: int) -> int:
-        opened = self._opened(job, scan)
+        opened = self._find_scan(job, scan)
         if opened.fingerprint is None:
             opened.fingerprint = _checksum(self.scan(job, scan))
         return opened.fingerprint
@@ -359,24 +358,24 @@ class ClientTables:
     def name(self, job: str, scan: int) -> str:
         """What an open scan reads: its table and filter."""
         with self._lock:
-            return self._opened(job, scan).name
+            return self._find_scan(job, scan).name
 
     def expressions(self, job: str, scan: int) -> tuple[str, ...]:
         """The expressions of an open scan, as the guard wrote them."""
         with self._lock:
-            return self._opened(job, scan).expressions
+            return self._find_scan(job, scan).expressions
 
     def reads(self, job: str, scan: int, columns: Sequence[int]) -> tuple[str, ...]:
         """What some columns of a scan are: their expressions and, of a query's rows, the query, as the guard has it."""
         with self._lock:
-            opened = self._opened(job, scan)
+            opened = self._find_scan(job, scan)
             query = (f"FROM {opened.source.query.text}",) if isinstance(opened.source, DerivedSource) else ()
             return (*(opened.expressions[c] for c in columns), *query)
 
     def columns(self, job: str, scan: int) -> list[ColumnInfo]:
         """The kinds of an open scan's columns."""
         with self._lock:
-            return list(self._opened(job, scan).columns)
+            return list(self._find_scan(job, scan).columns)
 
     def close(self, job: str) -> None:
         """Forgets a job's scans."""
@@ -402,7 +401,7 @@ class ClientTables:
             raise TransportError(f"the query does not read the table {table!r} that it is said to be over")
         return DerivedSource(table, checked, self._sources)
 
-    def _opened(self, job: str, scan: int) -> _Scan:
+    def _find_scan(self, job: str, scan: int) -> _Scan:
         if (job, scan) not in self._scans:
             raise TransportError(f"job {job} has no open scan {scan} at this client; it must be opened first")
         return self._scans[job, scan]
@@ -426,7 +425,7 @@ def _with_absent(
     table: str, own: Sequence[ColumnInfo], expressions: Sequence[str], columns: Sequence[ColumnInfo]
 ) -> list[ColumnInfo]:
     """The columns with what each expression is where a LEFT JOIN finds no row; a plain column is NULL there."""
-    names = {quoted(column.name) for column in own}
+    names = {quote_name(column.name) for column in own}
     computed = [number for number, text in enumerate(expressions) if text not in names]
     found = list(columns)
     if computed:

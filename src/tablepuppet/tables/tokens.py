@@ -185,14 +185,14 @@ def blinding_key(secret: bytes, job: str, domain: str) -> X25519PrivateKey:
 
 def points_of(tokens: pa.Array) -> Points:
     """Each token's point; about two hashes a token."""
-    return _packed([_point(token) for token in tokens.to_pylist()])
+    return _pack([_point(token) for token in tokens.to_pylist()])
 
 
 def blind(points: Points, key: X25519PrivateKey) -> Points:
     """Each point, blinded. The library holds Python's lock meanwhile: threads would not help."""
     exchange, point, packed = key.exchange, X25519PublicKey.from_public_bytes, points.tobytes()
     try:
-        return _packed([exchange(point(packed[at : at + POINT_SIZE])) for at in range(0, len(packed), POINT_SIZE)])
+        return _pack([exchange(point(packed[at : at + POINT_SIZE])) for at in range(0, len(packed), POINT_SIZE)])
     except ValueError:  # one of the few points that every secret leads to zero
         raise PolicyError("a key to be blinded is no point that an owner would send") from None
 
@@ -211,7 +211,7 @@ def to_points(array: pa.Array) -> Points:
     return packed[: len(array) * size].reshape(-1, size)
 
 
-def _packed(points: list[bytes]) -> Points:
+def _pack(points: list[bytes]) -> Points:
     return np.frombuffer(b"".join(points), np.uint8).reshape(-1, POINT_SIZE)
 
 

@@ -33,7 +33,7 @@ def to_onnx(model: Model, block: str | None = None) -> Any:
     number = block_named(model, block, "ONNX")
     graph = _Graph(onnx)
     encoders = zip(model.blocks[number].features, model.blocks[number].encoders, strict=True)
-    value = graph.node("Concat", *(part for name, e in encoders for part in graph.encoded(name, e)), axis=1)
+    value = graph.node("Concat", *(part for name, e in encoders for part in graph.encode(name, e)), axis=1)
     for layer in layers_of(model, number):
         product = graph.node("MatMul", value, graph.constant(layer.weights))
         value = graph.active(graph.node("Add", product, graph.constant(layer.constant)), layer.activation)
@@ -74,7 +74,7 @@ class _Graph:
         self.constants.append(self._onnx.numpy_helper.from_array(np.asarray(value), name))
         return name
 
-    def encoded(self, name: str, encoder: Encoder) -> Iterator[str]:
+    def encode(self, name: str, encoder: Encoder) -> Iterator[str]:
         """A feature's input and its encoded columns."""
         described = self._onnx.helper.make_tensor_value_info
         assert not isinstance(encoder, IdEncoder)  # block_named refuses them

@@ -57,14 +57,14 @@ def to_sql(
     text = _features(chosen, use, kinds, carried, table)
     names = [f"f{k}" for k in range(len(chosen.features))]
     first, *rest = layers_of(model, number)
-    values = [_weighed(chosen.encoders, names, first, k) for k in range(len(first.constant))]
+    values = [_weigh(chosen.encoders, names, first, k) for k in range(len(first.constant))]
     for layer in rest:
         text, values = _next_layer(text, carried, values, first.activation, layer)
         first = layer
     outputs = ["contribution"] if len(values) == 1 else [f"contribution_{k}" for k in range(len(values))]
-    items = [*map(_quoted, carried), *(f"{v} AS {_quoted(n)}" for v, n in zip(values, outputs, strict=True))]
+    items = [*map(_quote_name, carried), *(f"{v} AS {_quote_name(n)}" for v, n in zip(values, outputs, strict=True))]
     whole = sqlglot.parse_one(f"SELECT {', '.join(items)} FROM ({text}) AS t", read="duckdb")
-    return _adapted(whole, dialect).sql(dialect, identify=True, pretty=True)
+    return _adapt(whole, dialect).sql(dialect, identify=True, pretty=True)
 
 
 def _read_of(model: Model, block: BlockModel, use: int) -> tuple[list[str], list[str]]:
@@ -81,10 +81,10 @@ def _features(block: BlockModel, use: int, kinds: Sequence[str], carried: Sequen
     """SELECT carried columns and features f0, f1, … FROM the table, or from the query that stands for it."""
     expressions = block.uses[use]
     query = next((e.removeprefix("FROM ") for e in expressions[len(kinds) :]), None)
-    source = f"({query})" if query is not None else _quoted(table or block.table)
+    source = f"({query})" if query is not None else _quote_name(table or block.table)
     values = [_number_or_text(expression, kind) for expression, kind in zip(expressions, kinds, strict=False)]
     features = [f"{value} AS f{k}" for k, value in enumerate(values)]
-    return f"SELECT {', '.join([*map(_quoted, carried), *features])} FROM {source} AS s"
+    return f"SELECT {', '.join([*map(_quote_name, carried), *features])} FROM {source} AS s"
 
 
 def _number_or_text(expression: str, kind: str) -> str:
@@ -102,7 +102,7 @@ def _number_or_text(expression: str, kind: str) -> str:
     )
 
 
-def _weighed(encoders: Sequence[Encoder], names: Sequence[str], layer: Layer, output: int) -> str:
+def _weigh(encoders: Sequence[Encoder], names: Sequence[str], layer: Layer, output: int) -> str:
     """Σ over encoded columns of weight × value, and the layer's constant."""
     terms = [_literal(layer.constant[output])]
     start = 0
@@ -141,10 +141,10 @@ def _next_layer(
     text: str, carried: Sequence[str], values: Sequence[str], activation: str, layer: Layer
 ) -> tuple[str, list[str]]:
     """The query below a layer of a network, and the layer's outputs over it."""
-    below = ", ".join([*map(_quoted, carried), *(f"{value} AS h{k}" for k, value in enumerate(values))])
+    below = ", ".join([*map(_quote_name, carried), *(f"{value} AS h{k}" for k, value in enumerate(values))])
     text = f"SELECT {below} FROM ({text}) AS t"
     active = [_ACTIVATIONS[activation].format(x=f"h{k}") for k in range(len(values))]
-    passed = ", ".join([*map(_quoted, carried), *(f"{value} AS a{k}" for k, value in enumerate(active))])
+    passed = ", ".join([*map(_quote_name, carried), *(f"{value} AS a{k}" for k, value in enumerate(active))])
     text = f"SELECT {passed} FROM ({text}) AS t"
     outputs = [
         " + ".join(
@@ -165,11 +165,11 @@ def _plain(value: float) -> str:
     return text if "e" in text else f"{text}e0"
 
 
-def _quoted(name: str) -> str:
+def _quote_name(name: str) -> str:
     return exp.Identifier(this=name, quoted=True).sql("duckdb")
 
 
-def _adapted(whole: exp.Expr, dialect: str) -> exp.Expr:
+def _adapt(whole: exp.Expr, dialect: str) -> exp.Expr:
     """What sqlglot leaves to its caller: NaN where a database has none, parts of moments in SQLite and MySQL."""
 
     def swap(node: exp.Expr) -> exp.Expr:

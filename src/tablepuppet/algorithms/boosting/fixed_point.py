@@ -59,19 +59,24 @@ class Derivatives:
     """g and h of every joined row for one output, and what one unit of them is worth.
 
     They lie side by side, as the upper and the lower half of one number: who sums them up reads one place, not two.
+    It has 32 bits where both have 16 at the most, else 64.
     """
 
-    both: NDArray[np.int64]
+    both: Integers
     unit: tuple[float, float]
-    is_small: bool = False  # both have 16 bits at the most
 
     @property
-    def g(self) -> NDArray[np.int64]:
-        return self.both >> 32
+    def g(self) -> Integers:
+        return self.both >> half_bits(self.both)
 
     @property
-    def h(self) -> NDArray[np.int64]:
-        return self.both & 0xFFFFFFFF
+    def h(self) -> Integers:
+        return self.both & ((1 << half_bits(self.both)) - 1)
+
+
+def half_bits(both: Integers) -> int:
+    """The bits of g and of h."""
+    return 4 * both.itemsize
 
 
 def derivatives(
@@ -79,7 +84,8 @@ def derivatives(
 ) -> list[Derivatives]:
     """In fixed point, for each output. `scores` is (joined rows, outputs). `last` are those of the tree before: their
     memory is used again, and their scales are tried first, for most often they stay."""
-    both = [own.both for own in last] or [np.empty(len(scores), np.int64) for _ in range(loss.outputs)]
+    dtype = np.int32 if bits <= 16 else np.int64
+    both: list[Integers] = [own.both for own in last] or [np.empty(len(scores), dtype) for _ in range(loss.outputs)]
     scales = [(1 / g, 1 / h) for g, h in (own.unit for own in last)] or [(1.0, 1.0)] * loss.outputs
     is_constant = loss.is_quadratic and labels.weights is None
     while True:
@@ -88,7 +94,7 @@ def derivatives(
         wanted = [_scales(extent, bits, is_constant) for extent in extents.tolist()]
         if wanted == scales:
             units = [(1 / by_g, 1 / by_h) for by_g, by_h in scales]
-            return [Derivatives(own, unit, bits <= 16) for own, unit in zip(both, units, strict=True)]
+            return [Derivatives(own, unit) for own, unit in zip(both, units, strict=True)]
         scales = wanted
 
 
@@ -97,10 +103,10 @@ def _write(
     scores: Array,
     labels: Labels,
     scales: Sequence[tuple[float, float]],
-    both: Sequence[NDArray[np.int64]],
+    both: Sequence[Integers],
 ) -> Array:
     """Writes g and h by these scales; the largest |g| and h of each output."""
-    extents = np.zeros((loss.outputs, 2))
+    extents, has_units = np.zeros((loss.outputs, 2)), loss.is_quadratic and labels.weights is None
     for start in range(0, len(scores), _SHARD):
         stop = min(start + _SHARD, len(scores))
         g, h = _exact(loss, scores, labels, start, stop)
@@ -108,8 +114,8 @@ def _write(
         extents = np.maximum(extents, np.stack([most_g, h.max(axis=0)], axis=1))
         for k, (out, (by_g, by_h)) in enumerate(zip(both, scales, strict=True)):
             fixed = _to_fixed(g[:, k], by_g).astype(np.int64)
-            fixed <<= 32
-            fixed += np.maximum(_to_fixed(h[:, k], by_h), 1.0).astype(np.int64)
+            fixed <<= half_bits(out)
+            fixed += 1 if has_units else np.maximum(_to_fixed(h[:, k], by_h), 1.0).astype(np.int64)
             out[start:stop] = fixed
     return extents
 

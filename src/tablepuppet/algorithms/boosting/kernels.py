@@ -1,7 +1,7 @@
 """The loops of boosted trees over rows, compiled once per machine.
 
-What is summed is whole numbers, so no order of summation can change a bit. g and h of a joined row lie in one 64-bit
-number, as its upper and its lower half.
+What is summed is whole numbers, so no order of summation can change a bit. g and h of a joined row lie in one number of
+32 or 64 bits, as its upper and its lower half.
 
 Numbers of rows and places are unsigned: with signed ones every access would check whether they count from the end.
 A signed and an unsigned number together would become a floating-point one, so they are never mixed.
@@ -75,6 +75,13 @@ def _row_of(block: BlockRows, j: Any) -> Any:
 
 
 @compiled
+def _halves_of(both: Integers, j: Any) -> Any:
+    """g and h of a joined row as the halves of 64 bits."""
+    x = np.int64(both[j])
+    return ((x >> 16) << 32) + (x & 0xFFFF) if both.itemsize == 4 else x
+
+
+@compiled
 def part_nodes(
     order: Integers, segments: Sums, block: BlockRows, splits: NodeSplits, spare: Integers, borders: Sums
 ) -> None:
@@ -103,12 +110,12 @@ def add_values(order: Integers, segments: Sums, values: Array, scores: Array) ->
 
 
 @compiled
-def sum_nodes(order: Integers, segments: Sums, both: Sums, out: Sums) -> None:
+def sum_nodes(order: Integers, segments: Sums, both: Integers, out: Sums) -> None:
     """Σ(g, h) of every segment."""
     for k in range(len(segments)):
         total_g, total_h = np.int64(0), np.int64(0)
         for t in range(np.uint64(segments[k, 0]), np.uint64(segments[k, 1])):
-            x = both[np.uint64(order[t])]
+            x = _halves_of(both, np.uint64(order[t]))
             total_g += x >> 32
             total_h += x & LOW
         out[k, 0], out[k, 1] = total_g, total_h
@@ -124,46 +131,80 @@ class NodeSums(NamedTuple):
 
 
 @compiled
-def count_nodes(order: Integers, segments: Sums, block: BlockRows, offsets: Sums, both: Sums, sums: NodeSums) -> None:
+def count_nodes(
+    order: Integers, segments: Sums, block: BlockRows, offsets: Sums, both: Integers, sums: NodeSums
+) -> None:
     """out[k, bin] += (g, h) of every segment per bin of every column: over its joined rows, or over the block's rows
     with their sums, whichever are fewer."""
-    columns, starts, per_row = np.uint64(len(offsets) - 1), offsets.astype(np.uint64), sums.per_row
+    columns = np.uint64(len(offsets) - 1)
+    size = np.uint64(len(sums.per_row) * (len(offsets) if len(offsets) > 2 else 0))
     for k in range(len(segments)):
-        out, begin, end = sums.out[k], np.uint64(segments[k, 0]), np.uint64(segments[k, 1])
-        size = len(per_row) * (len(offsets) if len(offsets) > 2 else 0)
-        if size == 0 or (end - begin) * (columns - np.uint64(1)) <= np.uint64(size):
-            while begin < end:
-                stop = min(end, begin + np.uint64(FOLDED_ROWS))
-                for t in range(begin, stop):
-                    j = np.uint64(order[t])
-                    r, x = _row_of(block, j), both[j]
-                    for f in range(columns):
-                        place = starts[f] + block.codes[r, f]
-                        if len(sums.folded):
-                            sums.folded[place] += x
-                        else:
-                            out[place, 0] += x >> 32
-                            out[place, 1] += x & LOW
-                for b in range(len(sums.folded)):
-                    low = sums.folded[b] & LOW
-                    out[b, 0] += (sums.folded[b] - low) >> 32
-                    out[b, 1] += low
-                    sums.folded[b] = 0
-                begin = stop
-            continue
-        for t in range(begin, end):
-            j = np.uint64(order[t])
+        rows = order[segments[k, 0] : segments[k, 1]]
+        if size == 0 or np.uint64(len(rows)) * (columns - np.uint64(1)) <= size:
+            _count_joined(rows, block, offsets.astype(np.uint64), both, sums.folded, sums.out[k])
+        else:
+            _count_rows(rows, block, offsets.astype(np.uint64), both, sums.per_row, sums.out[k])
+
+
+@compiled
+def _count_joined(rows: Integers, block: BlockRows, starts: Any, both: Integers, folded: Sums, out: Sums) -> None:
+    columns = np.uint64(len(starts) - 1)
+    if both.itemsize == 8:
+        for t in range(np.uint64(len(rows))):
+            j = np.uint64(rows[t])
             r, x = _row_of(block, j), both[j]
-            per_row[r, 0] += x >> 32
-            per_row[r, 1] += x & LOW
-        for r in range(np.uint64(len(per_row))):
-            if per_row[r, 1]:
-                for f in range(columns):
-                    place = starts[f] + block.codes[r, f]
-                    out[place, 0] += per_row[r, 0]
-                    out[place, 1] += per_row[r, 1]
-                per_row[r, 0] = 0
-                per_row[r, 1] = 0
+            for f in range(columns):
+                place = starts[f] + block.codes[r, f]
+                out[place, 0] += x >> 32
+                out[place, 1] += x & LOW
+        return
+    for begin in range(0, len(rows), FOLDED_ROWS):
+        some = rows[begin : begin + FOLDED_ROWS]
+        for t in range(np.uint64(len(some))):
+            j = np.uint64(some[t])
+            r, x = _row_of(block, j), _halves_of(both, j)
+            for f in range(columns):
+                folded[starts[f] + block.codes[r, f]] += x
+        for b in range(len(folded)):
+            low = folded[b] & LOW
+            out[b, 0] += (folded[b] - low) >> 32
+            out[b, 1] += low
+            folded[b] = 0
+
+
+@compiled
+def _count_rows(rows: Integers, block: BlockRows, starts: Any, both: Integers, per_row: Sums, out: Sums) -> None:
+    columns = np.uint64(len(starts) - 1)
+    for t in range(np.uint64(len(rows))):
+        j = np.uint64(rows[t])
+        r, x = _row_of(block, j), _halves_of(both, j)
+        per_row[r, 0] += x >> 32
+        per_row[r, 1] += x & LOW
+    for r in range(np.uint64(len(per_row))):
+        if per_row[r, 1]:
+            for f in range(columns):
+                place = starts[f] + block.codes[r, f]
+                out[place, 0] += per_row[r, 0]
+                out[place, 1] += per_row[r, 1]
+            per_row[r, 0] = 0
+            per_row[r, 1] = 0
+
+
+@compiled
+def order_rows(block: BlockRows, starts: Sums, joined: Integers) -> None:
+    """Lists joined rows by the row of a block that they come from. `starts` has zeros, two more than there are rows;
+    those of row r are joined[starts[r] : starts[r + 1]] afterwards."""
+    count, two = np.uint64(len(block.numbers)), np.uint64(2)
+    for j in range(count):
+        r = _row_of(block, j) + two
+        if r < np.uint64(len(starts)):
+            starts[r] += 1
+    for r in range(np.uint64(1), np.uint64(len(starts))):
+        starts[r] += starts[r - np.uint64(1)]
+    for j in range(count):
+        r = _row_of(block, j) + np.uint64(1)
+        joined[np.uint64(starts[r])] = j
+        starts[r] += 1
 
 
 class RowOrder(NamedTuple):
@@ -178,13 +219,13 @@ class PairArrays(NamedTuple):
     """(row, cell) pairs in order: how many each row has, then their cells, Σg and Σh."""
 
     counts: NDArray[np.int32]
-    cells: NDArray[np.int32]
-    g: Sums
-    h: Sums
+    cells: Integers
+    g: Integers
+    h: Integers
 
 
 @compiled
-def sum_pairs(rows: RowOrder, cell: Cells, both: Sums, here: Sums, out: PairArrays) -> Any:
+def sum_pairs(rows: RowOrder, cell: Cells, both: Integers, here: Sums, out: PairArrays) -> Any:
     """Σ(g, h) of every pair of a row and a cell that occurs; how many pairs there are. `here` has room for every cell,
     zero before and after."""
     count, none = np.uint64(0), np.int64(len(here))
@@ -194,8 +235,9 @@ def sum_pairs(rows: RowOrder, cell: Cells, both: Sums, here: Sums, out: PairArra
             j = np.uint64(rows.joined[t]) if len(rows.joined) else t
             c = np.int64(cell[j])
             if c >= 0:
-                here[np.uint64(c), 0] += both[j] >> 32
-                here[np.uint64(c), 1] += both[j] & LOW
+                x = _halves_of(both, j)
+                here[np.uint64(c), 0] += x >> 32
+                here[np.uint64(c), 1] += x & LOW
                 low, high = min(low, c), max(high, c)
         for own in range(np.uint64(min(low, high + 1)), np.uint64(high + 1)):
             if here[own, 1]:

@@ -28,6 +28,7 @@ RowNumbers = NDArray[np.signedinteger[Any]]
 Cells = NDArray[np.int16]
 Sums = NDArray[np.int64]
 NO_CELL = -1
+_NO_CODES = np.zeros((0, 0), np.uint8)
 _CHUNK = 1 << 16  # rows whose numbers are made at a time
 
 
@@ -51,30 +52,36 @@ class BlockIndex:
         """Room for Σ(g, h) of every row and of the one that does not exist, zero whenever nobody uses it."""
         return np.zeros((self.rows + 1, 2), np.int64)
 
-    @cached_property
-    def _by_row(self) -> RowOrder:
-        """Joined rows by their rows here; those without one come last, at row n_i."""
+    def _by_row(self, spare: RowNumbers) -> RowOrder:
+        """Joined rows by their rows here, written into `spare`; those without one come last, at row n_i."""
         if not len(self.index):
-            return RowOrder(self.index, np.append(np.arange(self.rows + 1), self.rows))
-        numbers = np.where(self.index < 0, self.rows, self.index)
-        starts = np.append(0, np.cumsum(np.bincount(numbers, minlength=self.rows + 1)))
-        joined = self.index[:0] if self.is_sorted else np.argsort(numbers, kind="stable").astype(self.index.dtype)
-        joined.flags.writeable = False
-        return RowOrder(joined, starts)
+            starts = np.arange(self.rows + 2)
+            starts[-1] = self.rows
+            return RowOrder(spare[:0], starts)
+        starts = np.zeros(self.rows + 2, np.int64)
+        kernels.order_rows(BlockRows(self.index, 0, self.rows, _NO_CODES), starts, spare)
+        return RowOrder(spare[:0] if self.is_sorted else spare, starts)
 
-    def pairs(self, starts: Sequence[int], cell: Cells, cells: int, given: Derivatives) -> list[Pairs]:
+    def pairs(
+        self, starts: Sequence[int], cells: tuple[Cells, int], given: Derivatives, spare: RowNumbers
+    ) -> list[Pairs]:
         """The pairs of each part of the block, whose rows begin where `starts` says. Joined rows without a row here
-        have row n_i, of the last part."""
-        most = min(int(np.count_nonzero(cell >= 0)), (self.rows + 1) * cells)
+        have row n_i, of the last part. `cells` has the cell of every joined row and how many there are; `spare` has
+        room for the numbers of all joined rows."""
+        cell, most_cells = cells
+        most = min(int(np.count_nonzero(cell >= 0)), (self.rows + 1) * most_cells)
         counts = np.empty(self.rows + 1, np.int32)
-        found = PairArrays(counts, np.empty(most, np.int32), np.empty(most, np.int64), np.empty(most, np.int64))
-        kernels.sum_pairs(self._by_row, cell, given.both, np.zeros((cells, 2), np.int64), found)
-        ends = np.append(0, np.cumsum(counts))
-        parts = []
+        rows = self._by_row(spare)
+        most_joined = int(np.diff(rows.starts).max()) if len(self.index) else 1
+        is_short = given.both.itemsize == 4 and most_joined <= kernels.FOLDED_ROWS
+        g, h = np.empty((2, most), np.int32 if is_short else np.int64)
+        found = PairArrays(counts, np.empty(most, np.int16), g, h)
+        kernels.sum_pairs(rows, cell, given.both, np.zeros((most_cells, 2), np.int64), found)
+        parts, end = [], 0
         for start, stop in pairwise([*starts, self.rows + 1]):
-            own = slice(ends[start], ends[stop])
-            rows = counts[start:stop] if stop > self.rows else np.append(counts[start:stop], 0)
-            parts.append(Pairs(*map(Packed.of, (rows, found.cells[own], found.g[own], found.h[own]))))
+            own = slice(end, end := end + int(counts[start:stop].sum()))
+            own_counts = counts[start:stop] if stop > self.rows else np.append(counts[start:stop], 0)
+            parts.append(Pairs(*map(Packed.of, (own_counts, found.cells[own], found.g[own], found.h[own]))))
         return parts
 
 

@@ -135,7 +135,7 @@ class BoostingServer:
                 if not asked[block]:
                     continue
                 own = replace(outline, key=np.where(outline.block == block, outline.key, -1).astype(np.int32))
-                for part, pairs in enumerate(index.pairs(starts, cell, cells, tree.given)):
+                for part, pairs in enumerate(index.pairs(starts, (cell, cells), tree.given, self._spare)):
                     outlines[block][part].append(replace(own, pairs=pairs))
         checks: list[list[Check]] = []
         for block, known in enumerate(self.blocks):

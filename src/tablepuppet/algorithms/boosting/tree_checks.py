@@ -94,7 +94,7 @@ class Packed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         low, high = int(values.min(initial=0)), int(values.max(initial=0))
         width = next(w for w in _WIDTHS if -(1 << 8 * w - 1) <= low and high < 1 << 8 * w - 1)
         planes = values.astype(f"<i{width}").view(np.uint8).reshape(len(values), width).T
-        data = pa.compress(planes.tobytes(), "zstd", asbytes=True)
+        data = pa.compress(np.ascontiguousarray(planes).reshape(-1), "zstd", asbytes=True)
         return cls(len(values), width, np.frombuffer(data, np.uint8))
 
     def numbers(self, most: int) -> NDArray[np.int64]:

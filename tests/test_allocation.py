@@ -34,7 +34,7 @@ def test_freed_arrays_leave_the_process_at_once() -> None:
 _GIVEN_BACK = """
 import sys
 import numpy as np
-from tablepuppet.memory import fix_thresholds, give_back
+from tablepuppet.memory import fix_thresholds, trim_heap
 
 def resident():
     with open("/proc/self/statm") as file:
@@ -45,7 +45,7 @@ arrays = [np.ones(1 << 17) for _ in range(int(sys.argv[1]))]
 kept = arrays[-1:]  # at the top of the heap, where it keeps the rest from going
 del arrays
 before = resident()
-give_back()
+trim_heap()
 print((before - resident()) * 4096 >> 20)
 """
 
@@ -61,7 +61,7 @@ def test_what_smaller_arrays_took_goes_between_stages_if_it_is_much(megabytes: i
 _LONG = """
 import numpy as np
 import pyarrow as pa
-from tablepuppet.memory import fix_thresholds, give_back
+from tablepuppet.memory import fix_thresholds, trim_heap
 from tablepuppet.tables.columns import put_together
 
 def resident():
@@ -74,7 +74,7 @@ batch = pa.record_batch({"a": values, "b": values, "c": values})
 table = put_together([batch] * 36, batch.schema)
 kept = [np.ones(1 << 12) for _ in range(64)]  # smaller arrays that stay, behind the table's
 del table
-give_back(1 << 23)
+trim_heap(1 << 23)
 before = resident()
 array = np.ones(5 << 20)
 del array

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from tablepuppet.threads import one_blas_thread, over_rows
+from tablepuppet.threads import one_blas_thread, parallel_for
 
 
 def blas_threads() -> set[int]:
@@ -33,5 +33,5 @@ def test_every_row_is_seen_once() -> None:
         seen[rows] += 1
 
     for step in (1, 10, 1003, 5000):
-        over_rows(see, len(seen), step)
+        parallel_for(see, len(seen), step)
     assert (seen == 4).all()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "src" / "tablepuppet"
 CEILINGS = {
-    "participle names": 123,
+    "participle names": 60,
     "functions with six or more parameters": 96,
     "private names of other libraries": 0,
 }

@@ -20,7 +20,7 @@ _PIECE = 1 << 15  # rows whose numbers follow at a time
 Numbers = TypeVar("Numbers", bound=np.generic)
 
 
-def fixed(array: NDArray[Numbers]) -> NDArray[Numbers]:
+def freeze(array: NDArray[Numbers]) -> NDArray[Numbers]:
     """The array, which nobody changes from now on: messages carry it without a copy."""
     array.flags.writeable = False
     return array

@@ -59,7 +59,7 @@ def _limits() -> Iterator[tuple[int, int]]:
         ):
             limit = _number(folder / limit_file)
             if limit is not None:
-                yield limit, max((_number(folder / used_file) or 0) - _cached(folder), 0)
+                yield limit, max((_number(folder / used_file) or 0) - _cache_bytes(folder), 0)
 
 
 def _own_limits() -> Iterator[tuple[int, int]]:
@@ -98,7 +98,7 @@ def _number(path: Path) -> int | None:
     return int(text) if text.isdigit() and int(text) < 1 << 60 else None
 
 
-def _cached(folder: Path) -> int:
+def _cache_bytes(folder: Path) -> int:
     """Bytes of files in memory, which the kernel gives back when it must."""
     try:
         lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
@@ -124,14 +124,14 @@ def fix_thresholds() -> None:
         mallopt(_ARENA_MAX, 1)
 
 
-def give_back(rows: int = 0) -> None:
+def trim_heap(rows: int = 0) -> None:
     """Returns what was freed to the system, if it is much: between stages, the next of which needs other arrays.
 
     Where tables or their join have many `rows`, all of it: pages anew take little beside what is done to them.
     """
     pa.default_memory_pool().release_unused()
     trim = _of_glibc("malloc_trim")
-    if trim is not None and (rows >= _MANY or _unused() > _SPARE):
+    if trim is not None and (rows >= _MANY or _unused_bytes() > _SPARE):
         trim(0)
 
 
@@ -141,7 +141,7 @@ class _Heap(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_size_t) for name in (*(f"other_{i}" for i in range(8)), "unused", "top"))
 
 
-def _unused() -> int:
+def _unused_bytes() -> int:
     """Bytes that were freed and not returned; as if all were, where glibc is too old to say."""
     ask = _of_glibc("mallinfo2")
     if ask is None:

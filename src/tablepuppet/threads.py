@@ -101,15 +101,15 @@ def _background_of(process: int) -> ThreadPoolExecutor:
 
 def find_blas() -> None:
     """Begins to look for the libraries of linear algebra, which `one_blas_thread` will ask for."""
-    later(lambda _: _controller(), None)
+    submit(lambda _: _controller(), None)
 
 
-def later(function: Callable[[Item], Result], item: Item) -> Future[Result]:
+def submit(function: Callable[[Item], Result], item: Item) -> Future[Result]:
     """What the function gives, which is computed aside."""
     return _background_of(os.getpid()).submit(function, item)
 
 
-def over_rows(function: Callable[[slice], None], rows: int, step: int) -> None:
+def parallel_for(function: Callable[[slice], None], rows: int, step: int) -> None:
     """Calls the function for all rows, `step` at a time, several calls at once.
 
     Not to be used by the pool's own threads: they would wait for each other.

@@ -12,7 +12,7 @@ import pytest
 from tablepuppet.algorithms.algorithm import Algorithm
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.algorithms.registry import ALGORITHMS, BY_NAME, FEDERATED, algorithm_of, options_of
-from tablepuppet.algorithms.shape import BlockShape, Fan, PartShape, Shape
+from tablepuppet.algorithms.shape import BlockShape, FanOutHistogram, PartShape, Shape
 from tablepuppet.errors import JobError
 from tablepuppet.exchanges.base import TRAINING
 from tablepuppet.exchanges.registry import EXCHANGES
@@ -27,7 +27,8 @@ def shape(clients: int = 1, *, is_linear: bool = True) -> Shape:
     def block(name: str, rows: int, width: int, times: int) -> BlockShape:
         own = rows // clients
         parts = tuple(
-            PartShape(f"{name}[{k}]", own, own // 10, own * times, Fan((times,), (own,))) for k in range(clients)
+            PartShape(f"{name}[{k}]", own, own // 10, own * times, FanOutHistogram((times,), (own,)))
+            for k in range(clients)
         )
         return BlockShape(name, name, width, width, 0, width, width, times == 1, 0, parts, outputs=1)
 

@@ -20,7 +20,7 @@ from tablepuppet.algorithms.newton.client import client_start, client_step
 from tablepuppet.algorithms.newton.options import Newton, NewtonFigures, NewtonUpdate
 from tablepuppet.algorithms.newton.server import NewtonServer
 from tablepuppet.algorithms.numerics import hessian_sample
-from tablepuppet.algorithms.numerics.beginning import best_intercept, counted_derivatives
+from tablepuppet.algorithms.numerics.initialisation import best_intercept, counted_derivatives
 from tablepuppet.algorithms.numerics.search import derivatives
 from tablepuppet.algorithms.numerics.subspace import Tracker
 from tablepuppet.mapping.rows.joined import JoinedRows, RowIndex

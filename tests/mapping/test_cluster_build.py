@@ -130,7 +130,7 @@ def test_values_come_in_order_a_stretch_at_a_time(
         joined.allocate("s", 1)
         values = [np.random.default_rng(1).normal(size=(p.rows, 1)).round(1) for p in joined.indices]
         joined.run(keep_scores, values, writes=("s",))
-        found.append(list(joined.ordered("s")))
+        found.append(list(joined.iterate_sorted("s")))
     assert len(found[0]) > 3
     assert max(map(len, found[0])) < sides[1].rows / 3
     np.testing.assert_array_equal(np.concatenate(found[0]), np.concatenate(found[1]))

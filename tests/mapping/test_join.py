@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tablepuppet.arrays import RowNumbers
 from tablepuppet.catalog.bound import Branch, Join, KeyPair, Relation
 from tablepuppet.mapping.join import duckdb_join, tree_join
-from tablepuppet.mapping.join.duckdb_join import BranchSide, DuckJoin, ListedJoin, connected
+from tablepuppet.mapping.join.duckdb_join import BranchSide, DuckJoin, ListedJoin, connect
 from tablepuppet.mapping.join.tree_join import TreeJoin
 from tablepuppet.mapping.keys.gather import ScanKeys
 
@@ -127,7 +127,7 @@ def test_keys_that_were_not_numbered_are_left_to_duckdb() -> None:
 
 def test_duckdb_spills_to_a_folder_that_is_gone_afterwards() -> None:
     _, keys = _many_to_many(5)
-    with connected(keys) as connection:
+    with connect(keys) as connection:
         (folder,) = connection.execute("SELECT current_setting('temp_directory')").fetchall()[0]
         (limit,) = connection.execute("SELECT current_setting('memory_limit')").fetchall()[0]
         assert Path(folder).is_dir()

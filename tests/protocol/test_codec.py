@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from tablepuppet.arrays import fixed
+from tablepuppet.arrays import freeze
 from tablepuppet.errors import TransportError
 from tablepuppet.exchanges.evaluation import Parameters
 from tablepuppet.exchanges.keys import Keys
@@ -61,7 +61,7 @@ def test_float32_halves_the_payload_and_comes_back_as_float64() -> None:
 @pytest.mark.parametrize("shape", [(0, 1), (7, 1), (3, 2)])
 def test_only_what_nobody_can_change_travels_without_a_copy(is_fixed: bool, shape: tuple[int, int]) -> None:
     values = np.ones(shape)
-    sent = fixed(values) if is_fixed else values
+    sent = freeze(values) if is_fixed else values
     received = decode(encode(Parameters(values=sent)), RESPONSES).values
     assert np.shares_memory(received, values) == (is_fixed and values.size > 0)
     assert not received.flags.writeable

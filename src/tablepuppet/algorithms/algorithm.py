@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem, Server, Together, Walkable
+from tablepuppet.algorithms.base import Answer, Figures, MultiModelServer, PartSetup, Problem, Server, Walkable
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.algorithms.shape import (
     BlockShape,
@@ -138,7 +138,7 @@ class Algorithm(ABC, Generic[_Options]):
     requires_curvature: ClassVar[bool] = False  # of the loss: one with kinks has none
     uses_proximal_map: ClassVar[bool] = False  # of the loss, which takes long
     takes_start: ClassVar[bool] = False  # whether a linear model may begin with other weights than zero
-    takes_kinks: ClassVar[bool] = False  # of the penalty: l1 and signs, and nothing but jobs that have them
+    supports_nonsmooth: ClassVar[bool] = False  # of the penalty: l1 and signs, and nothing but jobs that have them
     can_omit_intercept: ClassVar[bool] = False  # of a linear model
     stops_when_flat: ClassVar[bool] = False  # whether options.tolerance is about the objective, for lack of residuals
 
@@ -208,7 +208,9 @@ class Algorithm(ABC, Generic[_Options]):
         """Whether it may begin with another model's parameters: it ends where it would from anywhere."""
         return False
 
-    def together(self, problem: Problem, options: _Options, folds: Sequence[Walkable]) -> Together | None:
+    def multi_model_server(
+        self, problem: Problem, options: _Options, folds: Sequence[Walkable]
+    ) -> MultiModelServer | None:
         """A server half that trains several models of these folds at once; None: they are trained one by one."""
         return None
 

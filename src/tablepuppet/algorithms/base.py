@@ -61,7 +61,7 @@ class Walkable(Protocol):
 
     def by_label(self) -> LabelRows: ...
 
-    def ordered(self, name: str) -> Iterator[Array]: ...
+    def iterate_sorted(self, name: str) -> Iterator[Array]: ...
 
 
 class LabelRows(Walkable, Protocol):
@@ -231,7 +231,7 @@ class Server(ABC):
         return {}
 
 
-class Together(Server):
+class MultiModelServer(Server):
     """The server's half where it trains several models at once that differ in l2, on one fold after the other."""
 
     most: ClassVar[int] = 8  # models at once: a message holds a column for each

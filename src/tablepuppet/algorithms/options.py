@@ -21,7 +21,7 @@ class Checked(msgspec.StructMeta):
         fields: tuple[str, ...] = self.__struct_fields__
         if args and (given or len(args) != len(fields)):  # a copy is made from all of them, in order
             raise JobError(f"tp.{self.__name__} takes options by name: {', '.join(fields)}")
-        return checked(self, dict(zip(fields, args, strict=True)) if args else given, f"tp.{self.__name__}")
+        return read_options(self, dict(zip(fields, args, strict=True)) if args else given, f"tp.{self.__name__}")
 
 
 class AlgorithmOptions(
@@ -52,7 +52,7 @@ class AlgorithmOptions(
         batches of joined rows."""
         return False
 
-    def settled(self, *, is_linear: bool, is_private: bool) -> Self:
+    def resolve_defaults(self, *, is_linear: bool, is_private: bool) -> Self:
         """The same, with what the user left open chosen for the job."""
         return self
 
@@ -69,7 +69,7 @@ class AlgorithmOptions(
             raise JobError(f"algorithm {self.name}: {rule}")
 
 
-def checked(kind: Any, given: dict[str, Any], name: str) -> Any:
+def read_options(kind: Any, given: dict[str, Any], name: str) -> Any:
     """A struct from plain values; `name` is what the user calls it."""
     fields = kind.__struct_fields__
     for option in given:
@@ -79,10 +79,10 @@ def checked(kind: Any, given: dict[str, Any], name: str) -> Any:
     try:
         return msgspec.convert(plain, kind, strict=True)
     except msgspec.ValidationError as error:
-        raise JobError(f"{name}: {explained(error, kind, plain)}") from None
+        raise JobError(f"{name}: {explain_error(error, kind, plain)}") from None
 
 
-def explained(error: msgspec.ValidationError, kind: Any, given: dict[str, Any]) -> str:
+def explain_error(error: msgspec.ValidationError, kind: Any, given: dict[str, Any]) -> str:
     """What is wrong with which option, in the user's words.
 
     >>> class Options(msgspec.Struct):

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Union
 
 from tablepuppet.algorithms.algorithm import Algorithm
-from tablepuppet.algorithms.options import AlgorithmOptions, checked
+from tablepuppet.algorithms.options import AlgorithmOptions, read_options
 from tablepuppet.algorithms.own_model import OwnModel
 from tablepuppet.errors import JobError
 from tablepuppet.models.spec import ModelSpec
@@ -30,8 +30,8 @@ ALGORITHMS: tuple[Algorithm[Any], ...] = tuple(
     import_module(f"tablepuppet.algorithms.{folder}.algorithm").ALGORITHM for folder in FOLDERS
 )
 EXPANDED = "vfl-"  # before the name of an algorithm that runs on expanded blocks, as a baseline
-FEDERATED = tuple(a for a in ALGORITHMS if not a.is_pooled and not a.own_model and not a.takes_kinks)
-KINKED = tuple(a for a in ALGORITHMS if a.takes_kinks)
+FEDERATED = tuple(a for a in ALGORITHMS if not a.is_pooled and not a.own_model and not a.supports_nonsmooth)
+KINKED = tuple(a for a in ALGORITHMS if a.supports_nonsmooth)
 OF_SUMS = tuple(a for a in FEDERATED if "sum" in a.heads)
 DEFAULT = ALGORITHMS[0].name
 BY_NAME: dict[str, Algorithm[Any]] = {
@@ -76,7 +76,7 @@ def options_of(name: str, given: dict[str, Any]) -> AlgorithmOptions:
     """The options of an algorithm by its name, from plain values (keyword arguments, TOML)."""
     if name not in BY_NAME:
         raise JobError(f"unknown algorithm {name!r}; choose one of {', '.join(BY_NAME)}")
-    options: AlgorithmOptions = checked(BY_NAME[name].options, given, f"algorithm {name}")
+    options: AlgorithmOptions = read_options(BY_NAME[name].options, given, f"algorithm {name}")
     return options
 
 
@@ -85,6 +85,6 @@ def remedy(request: Message) -> str:
     return next((a.remedy for a in ALGORITHMS if isinstance(request, a.requests)), "take smaller steps")
 
 
-def named(algorithms: tuple[Algorithm[Any], ...], between: str = " or ") -> str:
+def name_algorithms(algorithms: tuple[Algorithm[Any], ...], between: str = " or ") -> str:
     """Algorithms as a sentence names them: algorithm="sgd" or algorithm="admm"."""
     return between.join(f'algorithm="{a.name}"' for a in algorithms)

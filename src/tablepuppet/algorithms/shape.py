@@ -22,14 +22,14 @@ from tablepuppet.models.heads.base import HeadKind
 
 
 @dataclass(frozen=True, slots=True)
-class Fan:
+class FanOutHistogram:
     """How many rows occur in how many joined rows: G as a histogram."""
 
     multiplicities: tuple[int, ...]
     rows: tuple[int, ...]
 
     @classmethod
-    def of(cls, multiplicity: NDArray[np.signedinteger[Any]]) -> Fan:
+    def of(cls, multiplicity: NDArray[np.signedinteger[Any]]) -> FanOutHistogram:
         if int(multiplicity.max(initial=0)) <= len(multiplicity):  # most often: counting is faster than sorting
             counts = np.zeros(int(multiplicity.max(initial=-1)) + 1, np.int64)
             for here in pieces(len(multiplicity)):  # NumPy makes wide numbers of those that it counts
@@ -52,7 +52,7 @@ class Fan:
     def expected_rows(self, fraction: float) -> float:
         """α: the rows that occur in a random share of the joined rows.
 
-        >>> Fan(multiplicities=(1, 2), rows=(10, 10)).expected_rows(0.5)
+        >>> FanOutHistogram(multiplicities=(1, 2), rows=(10, 10)).expected_rows(0.5)
         12.5
         """
         return float(
@@ -68,7 +68,7 @@ class PartShape:
     rows: int  # that training joined rows come from
     test_rows: int
     joined: int  # joined rows that come from them
-    fan: Fan
+    fan: FanOutHistogram
     is_in_both: bool = True  # whether some row is trained on and held out, in different joined rows
 
 
@@ -139,11 +139,11 @@ class Shape:
     @property
     def expanded(self) -> Shape:
         """The same job with a row of every block for each joined row: what the VFL baselines train on."""
-        return replace(self, blocks=tuple(_expanded(block) for block in self.blocks))
+        return replace(self, blocks=tuple(_expand(block) for block in self.blocks))
 
 
-def _expanded(block: BlockShape) -> BlockShape:
-    parts = tuple(replace(part, rows=part.joined, fan=Fan((1,), (part.joined,))) for part in block.parts)
+def _expand(block: BlockShape) -> BlockShape:
+    parts = tuple(replace(part, rows=part.joined, fan=FanOutHistogram((1,), (part.joined,))) for part in block.parts)
     return replace(block, parts=parts)
 
 

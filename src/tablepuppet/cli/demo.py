@@ -21,7 +21,9 @@ FlightsOption = Annotated[
 ]
 _POOLED = next(a.name for a in ALGORITHMS if a.is_pooled)
 # Pooled first; without those for other models, and for penalties that the demo does not have.
-_NAMES = tuple(a.name for a in reversed(ALGORITHMS) if "sum" in a.heads and not a.own_model and not a.takes_kinks)
+_NAMES = tuple(
+    a.name for a in reversed(ALGORITHMS) if "sum" in a.heads and not a.own_model and not a.supports_nonsmooth
+)
 
 
 def demo(

@@ -22,7 +22,7 @@ from tablepuppet.engine.metrics import Measured, Metrics, measure, measure_score
 from tablepuppet.errors import ModelError
 from tablepuppet.exchanges.prediction import Scores
 from tablepuppet.mapping.mapping import Joined, TableMapping, rows_here
-from tablepuppet.models.heads.base import headed
+from tablepuppet.models.heads.base import apply_head
 from tablepuppet.models.heads.kinds import trained_head
 from tablepuppet.models.metrics import Moment
 from tablepuppet.plan.prepare import Prepared, check_labels
@@ -50,7 +50,7 @@ class Scored:
         if own_model(model.spec) is not None:
             labels = rows_here(self.rows).joined_labels()
             return measure_scores(self.scores(given), labels, None, model.loss, moment=Moment.FINISHED)
-        rows = headed(self.rows, trained_head(model.head))
+        rows = apply_head(self.rows, trained_head(model.head))
         return measure(rows, given, model.loss, model.encoded_intercept, moment=Moment.FINISHED)
 
     def scores(self, blocks: Sequence[Array] | None = None) -> Array:
@@ -59,7 +59,7 @@ class Scored:
         own = own_model(model.spec)
         if own is not None:
             return own.scores(model, given, [index.numbers(rows.rows) for index in rows.indices], rows.rows)
-        kept = headed(rows, trained_head(model.head))
+        kept = apply_head(rows, trained_head(model.head))
         kept.allocate("scores", model.outputs)
         kept.run(_keep_scores, given, writes=("scores",), intercept=model.encoded_intercept)
         return rows.state.pop("scores") if "scores" in rows.state else cast("Any", kept).collect("scores")

@@ -89,12 +89,12 @@ def measure(
         sums = sum_metrics(joined, per_row, loss, intercept, moment=moment, channel=channel) | (known or {})
     found: list[Ranking] = []
     if is_ranked and loss.outputs == 1:
-        found = [rank(joined.ordered("scores"), joined.rows, sums["positives"], _second(loss, channel, moment))]
+        found = [rank(joined.iterate_sorted("scores"), joined.rows, sums["positives"], _second(loss, channel, moment))]
     elif is_ranked and loss.outputs <= _CLASSES:
         for number in range(loss.outputs):
             joined.allocate("scores", 1)
             count = joined.run(class_step, per_row, writes=("scores",), number=number, **given).sums["positives"]
-            found.append(rank(joined.ordered("scores"), joined.rows, count))
+            found.append(rank(joined.iterate_sorted("scores"), joined.rows, count))
     return _summarise(sums, loss, channel, moment, found)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Problem
-from tablepuppet.algorithms.numerics.beginning import best_intercept
+from tablepuppet.algorithms.numerics.initialisation import best_intercept
 from tablepuppet.algorithms.numerics.noise_edge import noise_edge
 from tablepuppet.algorithms.pooled import Pooled, PooledAlgorithm, PooledBlock
 from tablepuppet.arrays import Array, Codes
@@ -27,7 +27,7 @@ from tablepuppet.exchanges.features import RevealedFeatures, RevealFeatures
 from tablepuppet.mapping.mapping import Part, rows_here
 from tablepuppet.mapping.rows.joined import JoinedRows
 from tablepuppet.models.features import Features
-from tablepuppet.models.heads.base import headed
+from tablepuppet.models.heads.base import apply_head
 from tablepuppet.models.losses.weighted import Weighted
 from tablepuppet.models.metrics import Moment
 from tablepuppet.models.modules import build_module
@@ -67,10 +67,10 @@ def run_pooled(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | 
         [_outputs(plan, t, w, n)[side] for n, (t, w) in enumerate(zip(tables, found.thetas, strict=True))]
         for side in (0, 1)
     )
-    measured = {"train": measure(headed(train, trained), seen, **given)}
+    measured = {"train": measure(apply_head(train, trained), seen, **given)}
     if mapping.validation.rows:
-        measured["validation"] = measure(headed(mapping.validation, trained), held, **given)
-    measured["test"] = measure(headed(mapping.test, trained), held, **given)
+        measured["validation"] = measure(apply_head(mapping.validation, trained), held, **given)
+    measured["test"] = measure(apply_head(mapping.test, trained), held, **given)
     metrics, curves = by_side(measured, mapping.label.classes)
     value = measured["train"].loss + _penalty(problem, train, found, seen) if as_codes else found.value
     account = link.meter.account("training")

@@ -27,8 +27,8 @@ from tablepuppet.errors import TrainingError
 from tablepuppet.exchanges.evaluation import Evaluate, Evaluation, HoldPart, Keep, Parameters, Release, Restore
 from tablepuppet.mapping.mapping import Part
 from tablepuppet.mapping.rows.joined import JoinedRows
-from tablepuppet.memory import give_back
-from tablepuppet.models.heads.base import TrainedHead, headed
+from tablepuppet.memory import trim_heap
+from tablepuppet.models.heads.base import TrainedHead, apply_head
 from tablepuppet.models.metrics import Moment
 from tablepuppet.models.tally import Tally
 from tablepuppet.plan.disclosure import held_blocks
@@ -40,7 +40,7 @@ from tablepuppet.protocol.columns import Encoder
 from tablepuppet.protocol.steps import Move
 from tablepuppet.server import JoinOperator, UnionOperator
 from tablepuppet.tables.encoding import encoded_width
-from tablepuppet.threads import later
+from tablepuppet.threads import submit
 from tablepuppet.transport.link import Link
 
 OnRound = Callable[[RoundEvent], None]
@@ -75,7 +75,7 @@ def _train(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | None
         problem = replace(problem, last_look=last_look)
     patience = None if job.patience is None else Patience(job.monitor, job.patience, job.min_delta)
     server = plan.algorithm.server(problem, job.options)
-    give_back(mapping.train.rows)  # what mapping and statistics took
+    trim_heap(mapping.train.rows)  # what mapping and statistics took
     training = Run(prepared, union, problem, server, on_round, patience)
     training.start()
     training.loop()
@@ -166,7 +166,7 @@ class Run:
         """Lets clients keep their parameters where validation rows were never predicted better."""
         assert self.patience is not None
         if self.patience.sees(record.epoch, record.metrics["validation"], self.server.intercept):
-            self.best_head = None if self.problem.head is None else self.problem.head.kept()
+            self.best_head = None if self.problem.head is None else self.problem.head.snapshot()
             self.union.ask(lambda part: Keep(job=self.union.job, part=part.number), "evaluation")
 
     def restore(self) -> None:
@@ -229,7 +229,7 @@ class Run:
                 penalty += 0.5 * self.problem.ridges[number] * told.norm + self.problem.l1 * (told.absolute or 0.0)
         self.contributions, self.held_out = train, test
         if is_last and self._may_probe():
-            self._probed = later(self._probe, mapping.train)  # beside what is measured
+            self._probed = submit(self._probe, mapping.train)  # beside what is measured
         given: dict[str, Any] = {
             "loss": self.problem.loss,
             "intercept": self.intercept,
@@ -237,10 +237,10 @@ class Run:
         }
         known = None if wants_train else server.tally
         first, others = (Moment.FINISHED,) * 2 if is_last else (Moment.EPOCH, Moment.HELD_OUT)
-        found = {"train": measure(headed(mapping.train, head), train, moment=first, known=known, **given)}
+        found = {"train": measure(apply_head(mapping.train, head), train, moment=first, known=known, **given)}
         if mapping.validation.rows:
-            found["validation"] = measure(headed(mapping.validation, head), test, moment=others, **given)
-        found["test"] = measure(headed(mapping.test, head), test, moment=others, **given)
+            found["validation"] = measure(apply_head(mapping.validation, head), test, moment=others, **given)
+        found["test"] = measure(apply_head(mapping.test, head), test, moment=others, **given)
         metrics, self.curves = by_side(found, mapping.label.classes)
         self.losses = {side: measured.loss for side, measured in found.items()}
         loss = found["train"].loss

@@ -3,8 +3,8 @@
 In: a prepared job whose `search` says which settings and folds. Out: SearchResult. Keys, labels, statistics and
 encoders are asked for once. A fold is some of the joined rows, with the tables' rows numbered as before: a client is
 told how often its rows occur in them, and predicts all of its rows, those of the fold that is held out among them.
-Where an algorithm can, it trains all settings of a fold at once (algorithms/base.py: Together); where it reaches the
-optimum wherever it begins, it goes on from the model before.
+Where an algorithm can, it trains all settings of a fold at once (algorithms/base.py: MultiModelServer); where it
+reaches the optimum wherever it begins, it goes on from the model before.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from tablepuppet.job import Job
 from tablepuppet.mapping.mapping import TableMapping, rows_here
 from tablepuppet.mapping.rows.index import RowIndex
 from tablepuppet.mapping.rows.joined import JoinedRows
-from tablepuppet.memory import give_back
-from tablepuppet.models.heads.base import headed
+from tablepuppet.memory import trim_heap
+from tablepuppet.models.heads.base import apply_head
 from tablepuppet.models.losses import metrics_by_name
 from tablepuppet.models.metrics import Moment
 from tablepuppet.plan.plan import Plan
@@ -146,7 +146,7 @@ def run_search(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | 
     assert search is not None
     union = UnionOperator(link, job_id, mapping, plan.head.widths, plan.job.privacy)
     encoders = agree_on_encoders(union, mapping, plan.job)
-    give_back()
+    trim_heap()
     folds = FoldRows.of(mapping, search.folds.count, is_time=search.folds.by == "time")
     runs = _Runs(prepared, union, encoders, folds, on_round)
     fits: list[Fit] = []
@@ -212,7 +212,9 @@ class _Runs:
         first = self.plans[0]
         problem = make_problem(first, self.prepared.training, self.union, self.encoders)
         may_share = len({msgspec.json.encode(_without_l2(own.job)) for own in self.plans}) == 1
-        self.together = first.algorithm.together(problem, first.job.options, self.folds.pieces) if may_share else None
+        self.together = (
+            first.algorithm.multi_model_server(problem, first.job.options, self.folds.pieces) if may_share else None
+        )
 
     def fold(self, fold: int) -> list[Fit]:
         """Every setting, trained without a fold and measured on it."""
@@ -240,7 +242,7 @@ class _Runs:
         run.start()
         run.loop()
         self.before = run
-        metrics = _measure(headed(outside, problem.head), run.predict_train(), plan, run.intercept)
+        metrics = _measure(apply_head(outside, problem.head), run.predict_train(), plan, run.intercept)
         seconds = time.perf_counter() - began
         return Fit(number, fold, inside.train.rows, outside.rows, metrics, run.epochs, seconds)
 
@@ -320,10 +322,10 @@ class FoldRows:
             what = "measure" if len(kept) else "train"
             raise MappingError(f"fold {fold + 1} has no row to {what} on; use fewer folds, or bring more rows")
         inside = _only(self.train, kept)
-        inside = inside.weighted(_rescale_weights(self.train, kept))
+        inside = inside.with_weights(_rescale_weights(self.train, kept))
         counts = [self.counts[number] for number in self.kept_folds(fold)]
         multiplicity = tuple(reduce(np.add, own) for own in zip(*counts, strict=True))
-        return replace(self.mapping, train=inside, multiplicity=multiplicity), held.weighted(None)
+        return replace(self.mapping, train=inside, multiplicity=multiplicity), held.with_weights(None)
 
 
 def _only(rows: JoinedRows, joined: NDArray[np.int64]) -> JoinedRows:

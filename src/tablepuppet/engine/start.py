@@ -19,7 +19,7 @@ from tablepuppet.engine.encoders import widths_of
 from tablepuppet.errors import TransportError
 from tablepuppet.exchanges.start import Started, StartPart
 from tablepuppet.mapping.mapping import Part, TableMapping
-from tablepuppet.models.heads.base import TrainedHead, headed
+from tablepuppet.models.heads.base import TrainedHead, apply_head
 from tablepuppet.models.heads.kinds import SUM_BY_ROWS, make_head
 from tablepuppet.models.spec import l2_of
 from tablepuppet.plan.penalties import column_signs
@@ -44,7 +44,7 @@ def make_problem(
         sum_l2=max(ridges) + SUM_BY_ROWS / mapping.train.rows if plan.head.sum_weight else None,
         l1=job.l1,
         signs=column_signs(job, mapping.bound.blocks, encoders),
-        joined=headed(mapping.train, head),
+        joined=apply_head(mapping.train, head),
         rows=tuple(index.rows for index in mapping.train.indices),
         clients=tuple(max(1, len(block)) for block in union.blocks),
         multiplicity=mapping.multiplicity,

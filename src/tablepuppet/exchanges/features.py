@@ -16,7 +16,7 @@ from tablepuppet.arrays import Array, Codes, RowNumbers
 from tablepuppet.errors import PolicyError, TransportError
 from tablepuppet.exchanges.base import TRAINING, WITH_STATISTICS, Exchange, NoCheck
 from tablepuppet.exchanges.steps import Shapes, check_summands
-from tablepuppet.memory import give_back
+from tablepuppet.memory import trim_heap
 from tablepuppet.owner import row_rules
 from tablepuppet.owner.enforcement import (
     JobUnderContract,
@@ -310,7 +310,7 @@ def _open_part(own: ClientState, request: OpenPart) -> FeatureStatistics | Featu
     wanted = columns if request.wants_statistics else []
     found = [_compute_statistics(own, part, place, column) for place, column in enumerate(wanted)]
     part.statistics = found if request.wants_moments else [without_moments(s) for s in found]
-    give_back()
+    trim_heap()
     if not request.wants_key:
         return FeatureStatistics(columns=list(part.statistics))
     if own.key is None:
@@ -429,7 +429,7 @@ def _encode_features(own: ClientState, request: EncodeFeatures) -> Encoded:
             if limits_predictions(own, each):
                 count_unknowns(own, each)
         own.tables.let_go(opened.job, opened.scan)
-    give_back(part.train.rows)  # before training: what encoding took would stay with Arrow's pool
+    trim_heap(part.train.rows)  # before training: what encoding took would stay with Arrow's pool
     return Encoded(width=part.train.width)
 
 

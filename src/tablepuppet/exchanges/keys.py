@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.exchanges.base import ALL_PURPOSES, Exchange, NoCheck
 from tablepuppet.exchanges.schema import check_row_count
-from tablepuppet.memory import give_back
+from tablepuppet.memory import trim_heap
 from tablepuppet.owner.enforcement import JobUnderContract, check_columns, count_once, refused, scan_of
 from tablepuppet.owner.policy import Policy, Use, permit_columns
 from tablepuppet.owner.state import ClientState
@@ -199,7 +199,7 @@ def _send_keys(own: ClientState, request: SendKeys) -> Keys:
             points = blind(points_of(found.dictionary), blinding_key(own.secret, request.job, domain))
             found = sorted_tokens(found.indices, to_array(points))
         columns[f"c{column}"] = found
-    give_back(table.num_rows)
+    trim_heap(table.num_rows)
     check = key_check(key) if key else b""
     return Keys(rows=table.num_rows, columns=pa.table(columns), order=order, check=check)
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 
-from tablepuppet.algorithms.options import explained
+from tablepuppet.algorithms.options import explain_error
 from tablepuppet.algorithms.registry import (
     BY_NAME,
     FEDERATED,
     KINKED,
     algorithm_of,
-    named,
+    name_algorithms,
     own_model,
 )
 from tablepuppet.errors import JobError, PrivacyError, nearest
@@ -33,7 +33,7 @@ def check_job(job: Job) -> None:
     try:
         msgspec.convert({name: getattr(job, name) for name in Job.__struct_fields__}, Job, strict=True)
     except msgspec.ValidationError as error:
-        raise JobError(explained(error, Job, {})) from None
+        raise JobError(explain_error(error, Job, {})) from None
     if job.algorithm not in BY_NAME:
         raise JobError(f"unknown algorithm {job.algorithm[:64]!r}; choose one of {', '.join(BY_NAME)}")
     _check(job)
@@ -63,7 +63,7 @@ def _check_head(job: Job, given: dict[str, Any]) -> None:
         job,
         given,
         is_trained=job.head in algorithm.heads and not job.is_expanded,
-        trained_by=named(tuple(a for a in FEDERATED if job.head in a.heads)),
+        trained_by=name_algorithms(tuple(a for a in FEDERATED if job.head in a.heads)),
         needs_bound=algorithm.figures_by(job.options, is_linear=True) == "power iteration",
     )
 
@@ -154,7 +154,7 @@ def _check_model(job: Job, given: dict[str, Any]) -> None:
         _check_boosted(job, given)
         return
     if algorithm.requires_curvature and loss is not None and not loss.is_smooth:
-        able = named(tuple(a for a in FEDERATED if not a.requires_curvature))
+        able = name_algorithms(tuple(a for a in FEDERATED if not a.requires_curvature))
         raise JobError(
             f'algorithm="{job.algorithm}" needs second derivatives, and the {loss.name} loss has kinks; train it with '
             f"{able}"
@@ -166,7 +166,7 @@ def _check_model(job: Job, given: dict[str, Any]) -> None:
         if job.loss is not None and job.model not in ("auto", "linear"):
             raise JobError(f'model="{job.model}" already names its loss; use model="linear" with loss="{job.loss}"')
         if job.intercept is False and not algorithm.can_omit_intercept:
-            able = named(tuple(a for a in FEDERATED if a.can_omit_intercept))
+            able = name_algorithms(tuple(a for a in FEDERATED if a.can_omit_intercept))
             raise JobError(f"a linear model can do without its intercept under {able} only")
         _check_refusal(job)
         return
@@ -177,7 +177,7 @@ def _check_model(job: Job, given: dict[str, Any]) -> None:
     if any(size < 1 for size in job.hidden):
         raise JobError("hidden must list layer sizes of at least 1, for example (16,)")
     if algorithm.requires_linear:
-        able = named(tuple(a for a in FEDERATED if not a.requires_linear))
+        able = name_algorithms(tuple(a for a in FEDERATED if not a.requires_linear))
         raise JobError(
             f'algorithm="{job.algorithm}" trains linear models only, for {algorithm.requires_linear}; '
             f"train a neural model with {able}"
@@ -199,27 +199,27 @@ def _check_ids(job: Job) -> None:
 def _check_penalties(job: Job) -> None:
     algorithm = algorithm_of(job.options)
     if job.start and not (algorithm.takes_start and job.head == "sum" and not job.is_private):
-        able = named(tuple(a for a in BY_NAME.values() if a.takes_start))
+        able = name_algorithms(tuple(a for a in BY_NAME.values() if a.takes_start))
         raise JobError(
             f"warm_start with a linear model gives the weights that another begins with, under {able} and without "
             "privacy.features; leave it out"
         )
-    if (job.l1 or job.signs) and not algorithm.takes_kinks:
+    if (job.l1 or job.signs) and not algorithm.supports_nonsmooth:
         what = "l1" if job.l1 else "signs"
         raise JobError(
             f'algorithm="{job.algorithm}" cannot train with {what}: it needs a penalty without kinks; '
-            f"train a linear model with {named(KINKED)}, or leave algorithm out"
+            f"train a linear model with {name_algorithms(KINKED)}, or leave algorithm out"
         )
     if isinstance(job.l2, dict) and (algorithm.own_model or algorithm.is_pooled or job.head != "sum"):
         raise JobError(
             "an l2 for each table belongs to linear and neural models whose scores are sums, trained by "
-            f"{named(FEDERATED)}; give one number"
+            f"{name_algorithms(FEDERATED)}; give one number"
         )
 
 
 def _check_boosted(job: Job, given: dict[str, Any]) -> None:
     own = algorithm_of(job.options).own_model
-    able = named(tuple(a for a in BY_NAME.values() if a.own_model))
+    able = name_algorithms(tuple(a for a in BY_NAME.values() if a.own_model))
     if job.model != own:
         raise JobError(
             f'model="boosted" is grown by {able} and by nothing else, not model="{job.model}" by '
@@ -294,7 +294,7 @@ def check_search(job: Job) -> None:
             raise JobError("a setting of a search cannot be a search itself")
     algorithm = algorithm_of(job.options)
     if algorithm.own_model or algorithm.is_pooled or job.is_expanded:
-        able = named(tuple(a for a in (*FEDERATED, *KINKED) if "sum" in a.heads))
+        able = name_algorithms(tuple(a for a in (*FEDERATED, *KINKED) if "sum" in a.heads))
         raise JobError(
             f'a search shares one mapping among its models, which algorithm="{job.algorithm}" cannot; use {able}, or '
             'train each setting with validation_fraction=0.2 and compare result.metrics["validation"]'

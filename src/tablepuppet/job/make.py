@@ -11,7 +11,7 @@ import numpy as np
 
 from tablepuppet.algorithms.algorithm import MOST_HEAD_EPOCHS, Algorithm
 from tablepuppet.algorithms.boosting.messages import GrownTrees
-from tablepuppet.algorithms.options import AlgorithmOptions, explained
+from tablepuppet.algorithms.options import AlgorithmOptions, explain_error
 from tablepuppet.algorithms.registry import (
     BY_NAME,
     DEFAULT,
@@ -98,12 +98,12 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
             {"query": query, "label": label, "model": model, "algorithm": name, **values}, Job, strict=True
         )
     except msgspec.ValidationError as error:
-        raise JobError(explained(error, Job, values)) from None
+        raise JobError(explain_error(error, Job, values)) from None
     check_loss(job)
     if is_usual:
         job = msgspec.structs.replace(job, epochs=_epochs(job, algorithm_of(options)), epochs_by_rows=True)
     privacy = privacy_of(given.get("privacy"))
-    options = options.settled(is_linear=job.spec.is_linear, is_private=privacy.features is not None)
+    options = options.resolve_defaults(is_linear=job.spec.is_linear, is_private=privacy.features is not None)
     if job.loss_class is not None and not job.loss_class.is_smooth:
         options = options.for_kinks()
     before = given.get("warm_start")
@@ -136,7 +136,7 @@ def probe_job(job: Job) -> Job:
     plain, usual = Job(query=job.query, label=job.label), BY_NAME[DEFAULT].options()
     kept = {name: getattr(job, name) for name in _OF_THE_ROWS}
     model = "auto" if job.model in ("mlp", "module", "boosted") else job.model
-    options = usual.settled(is_linear=True, is_private=False)
+    options = usual.resolve_defaults(is_linear=True, is_private=False)
     return msgspec.structs.replace(
         plain, **kept, model=model, options=options, epochs=_PROBE_EPOCHS, release=False, probe=True
     )
@@ -208,7 +208,7 @@ def _epochs(job: Job, algorithm: Algorithm[Any]) -> int:
         return algorithm.head_epochs
     if algorithm.is_pooled:
         return algorithm.epochs if job.is_convex else Algorithm.epochs
-    if algorithm.takes_kinks:
+    if algorithm.supports_nonsmooth:
         return algorithm.epochs
     losses = [usual_loss(classes) for classes in (0, 2, 3)] if job.loss_class is None else [job.loss_class]
     return max(loss.epochs.get(algorithm.uses, algorithm.epochs) for loss in losses)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import RowNumbers, fixed, pieces
+from tablepuppet.arrays import RowNumbers, freeze, pieces
 from tablepuppet.catalog.bound import Block, BoundQuery
 from tablepuppet.errors import MappingError, PrivacyError
 from tablepuppet.mapping.cluster.cluster import Cluster
@@ -28,7 +28,7 @@ from tablepuppet.mapping.keys.gather import gather_keys
 from tablepuppet.mapping.keys.labels import LabelSpace, Task, no_labels, read_labels
 from tablepuppet.mapping.mapping import LabelRows, Part, Placement, RelationStats, TableMapping
 from tablepuppet.mapping.rows.materialize import Writer, can_build_on_workers
-from tablepuppet.memory import free_memory, give_back
+from tablepuppet.memory import free_memory, trim_heap
 from tablepuppet.privacy.options import Privacy
 from tablepuppet.protocol.contract import Folds
 from tablepuppet.transport.link import Link
@@ -92,7 +92,7 @@ def parts_of_block(block: int, places: Sequence[Place], train: RowNumbers, test:
                 only, held = (np.where(rows == stop - start - 1, dtype(-1), rows) for rows in (only, held))
             is_whole = len(only) == stop - start and not place.has_absent  # they ascend
             given = (number + len(parts), block, place.client, place.scan, place.columns)
-            parts.append(Part(*given, None if is_whole else fixed(only), fixed(held), *inside))
+            parts.append(Part(*given, None if is_whole else freeze(only), freeze(held), *inside))
         start = stop
     return parts
 
@@ -151,7 +151,7 @@ def map_tables(
         [max_joined_rows] * 2 if max_joined_rows else [default_limit(None if any(caps) else cluster), default_limit()]
     )
     keys, client_rows = gather_keys(bound, link, job, privacy, seed)
-    give_back(max(sum(own.values()) for own in client_rows))  # in one process, what owners freed while others worked
+    trim_heap(max(sum(own.values()) for own in client_rows))  # in one process, what owners freed while others worked
     merged = tuple(scan.merged for scan in keys)
     joins: list[BranchJoin] = []
     for branch in bound.branches:
@@ -199,10 +199,10 @@ def map_tables(
     columns += [of_labels] if label == len(spans) else []
     occurring = [[span.occurring(count) for span in columns] for count in counts]
     multiplicity = tuple(
-        _often(span.total(counts[0]), rows) for (span, _), rows in zip(spans, occurring[0], strict=False)
+        _count_occurrences(span.total(counts[0]), rows) for (span, _), rows in zip(spans, occurring[0], strict=False)
     )
     del counts
-    give_back()
+    trim_heap()
     parts: list[Part] = []
     for number, (_, places) in enumerate(spans):
         parts += parts_of_block(number, places, occurring[0][number], occurring[1][number], len(parts))
@@ -228,7 +228,7 @@ def map_tables(
         ),
         merged=merged,
     )
-    give_back()
+    trim_heap()
     return mapping
 
 
@@ -267,7 +267,7 @@ def _counts(side: Sequence[BranchSide]) -> list[list[Counts]]:
     return [branch.counts() for branch in side]
 
 
-def _often(counts: Counts, rows: RowNumbers) -> RowNumbers:
+def _count_occurrences(counts: Counts, rows: RowNumbers) -> RowNumbers:
     """How often some rows occur; where all of them do once, a number that takes no room."""
     found = counts if len(rows) == len(counts) else counts[rows]  # all of them: they come ascending
     return np.broadcast_to(found.dtype.type(1), found.shape) if bool((found == 1).all()) else found

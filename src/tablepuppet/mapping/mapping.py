@@ -14,8 +14,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.shape import Fan
-from tablepuppet.arrays import RowNumbers, fixed
+from tablepuppet.algorithms.shape import FanOutHistogram
+from tablepuppet.arrays import RowNumbers, freeze
 from tablepuppet.catalog.bound import BoundQuery
 from tablepuppet.errors import MappingError
 from tablepuppet.mapping.cluster.partitions import IndexFacts
@@ -35,9 +35,9 @@ def rows_here(joined: Joined) -> JoinedRows:
     return joined
 
 
-def gathered(joined: Joined) -> JoinedRows:
+def fetch_rows(joined: Joined) -> JoinedRows:
     """Joined rows in this process, brought here where they lie on a cluster."""
-    return joined.gathered() if isinstance(joined, ClusterRows) else joined
+    return joined.fetch() if isinstance(joined, ClusterRows) else joined
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +70,7 @@ class Part:
         are asked for before training alone."""
         if self.only is not None:
             return self.only
-        return fixed(np.arange(self.rows, dtype=np.int32 if self.rows < 2**31 else np.int64))
+        return freeze(np.arange(self.rows, dtype=np.int32 if self.rows < 2**31 else np.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class PartSummary:
     scan: int
     train_rows: int
     test_rows: int  # held out: for the test, or for validation
-    fan: Fan  # in how many joined training rows its rows occur
+    fan: FanOutHistogram  # in how many joined training rows its rows occur
     is_in_both: bool  # whether a row of it is both trained with and held out
 
 
@@ -253,6 +253,6 @@ def _of_part(part: Part, mapping: TableMapping) -> PartSummary:
         scan=part.scan,
         train_rows=len(multiplicity),
         test_rows=part.test.stop - part.test.start,
-        fan=Fan.of(multiplicity),
+        fan=FanOutHistogram.of(multiplicity),
         is_in_both=len(part.test_rows) > 0 and bool(np.isin(part.test_rows, part.train_rows, assume_unique=True).any()),
     )

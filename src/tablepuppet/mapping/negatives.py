@@ -55,13 +55,15 @@ def with_negatives(mapping: TableMapping, count: int, seed: int, limit: int) -> 
                 f"label {mapping.bound.label} is 0 in some joined rows, and with negatives every joined row counts as "
                 "seen; leave such rows out by WHERE, or select (column IS NOT NULL) AS seen as the label"
             )
-    who, what = (_numbered(mapping, sides, blocks) for blocks in (users, items))
+    who, what = (_number_rows(mapping, sides, blocks) for blocks in (users, items))
     total = 1 + max(int(own.max(initial=0)) for own in what)
     met = [a * total + b for a, b in zip(who, what, strict=True)]
     made: list[JoinedRows] = []
     for number, side in enumerate(sides):
         known = met[0] if number == 0 else np.concatenate(met)
-        drawn = _drawn(who[number], what[number], known, total, count, np.random.default_rng((seed, _STREAM, number)))
+        drawn = _draw_pairs(
+            who[number], what[number], known, total, count, np.random.default_rng((seed, _STREAM, number))
+        )
         if number == 0 and not len(drawn.users):
             raise MappingError(f"{_HOW}, and every user has met every item; train without negatives")
         made.append(_beside(side, drawn, users))
@@ -111,7 +113,7 @@ def _sides_of(bound: BoundQuery) -> tuple[list[int], list[int]]:
     return found[0], found[1]
 
 
-def _numbered(mapping: TableMapping, sides: Sequence[JoinedRows], blocks: Sequence[int]) -> list[Integers]:
+def _number_rows(mapping: TableMapping, sides: Sequence[JoinedRows], blocks: Sequence[int]) -> list[Integers]:
     """For each side, a number for the rows that every joined row has in these blocks: the same for the same rows."""
     columns = []
     for block in blocks:
@@ -141,7 +143,7 @@ def _owners_rows(mapping: TableMapping, block: int) -> tuple[Integers, Integers]
     return train, held
 
 
-def _drawn(
+def _draw_pairs(
     users: Integers, items: Integers, met: Integers, total: int, count: int, random: np.random.Generator
 ) -> _Pairs:
     """Pairs for the joined rows of a side; a user's that met is drawn again, and left out in the end."""

@@ -67,7 +67,7 @@ def map_new_rows(
         columns.append(Column.of(span, rows, sizes))
         found = parts_of_block(number, places, np.empty(0, np.int32), rows, len(parts))
         parts += [part for part in found if len(part.test_rows)]  # nobody is asked about nothing
-        assumed.append(_assumed(block, lenient, branches))
+        assumed.append(_mark_assumed(block, lenient, branches))
     numbers = JoinedSide(tuple(branches), tuple(columns), len(columns), len(columns)).numbers(0, total)
     indices = tuple(RowIndex.of(own, column.rows) for own, column in zip(numbers, columns, strict=True))
     identity = RowIndex(total, None, is_sorted=True)
@@ -91,7 +91,7 @@ def _outer(branch: Branch, relations: frozenset[int]) -> Branch:
     return replace(branch, joins=tuple(joins))
 
 
-def _assumed(
+def _mark_assumed(
     block: Block, lenient: Sequence[frozenset[int]], branches: Sequence[ListedSide]
 ) -> NDArray[np.bool_] | None:
     marks = [

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, Codes, Following, RowNumbers
 from tablepuppet.errors import TrainingError
-from tablepuppet.threads import over_rows, pool
+from tablepuppet.threads import parallel_for, pool
 
 _PICKED = 1 << 15  # rows picked at a time: they stay in the cache
 _SHARE = 1 << 17  # rows, at the least, of which a thread predicts
@@ -106,7 +106,7 @@ class Features:
 
         shares = len(dense) // _SHARE if theta.shape[1] == 1 else 1
         if shares > 1:
-            over_rows(write, len(dense), 64 * (len(dense) // (64 * shares) + 1))  # of equal length: the bits stay
+            parallel_for(write, len(dense), 64 * (len(dense) // (64 * shares) + 1))  # of equal length: the bits stay
         else:
             write(slice(None))
         return out
@@ -219,7 +219,7 @@ def _dense_gram(dense: Array, weights: Array | Following) -> Array:
     def of_chunks(some: Sequence[slice]) -> list[Array]:
         first, every = some[0].start, slice(some[0].start, some[-1].stop)
         root = np.sqrt(weights[every]) if is_square else weights[every]
-        left = _weighted(root, dense[every])
+        left = _weigh_rows(root, dense[every])
         right = left if is_square else dense[every]
         own = [slice(chunk.start - first, chunk.stop - first) for chunk in some]
         return [np.asarray(left[chunk].T @ right[chunk]) for chunk in own]
@@ -233,7 +233,7 @@ def _dense_gram(dense: Array, weights: Array | Following) -> Array:
     return sum((matrix for matrices in found for matrix in matrices), np.zeros((columns, columns)))
 
 
-def _weighted(root: Array, dense: Array) -> Array:
+def _weigh_rows(root: Array, dense: Array) -> Array:
     """diag(w) A; of few columns one after the other: NumPy goes over short rows slowly."""
     if dense.shape[1] > _NARROW:
         return np.asarray(root[:, None] * dense)

@@ -235,7 +235,7 @@ def _of_classes(sums: ShardSums) -> tuple[Metric, Metric, Metric, Metric]:
     )
 
 
-def _ranked(name: str, title: str, value: Value, since: Moment, *, is_headline: bool = True) -> Metric:
+def _ranking_metric(name: str, title: str, value: Value, since: Moment, *, is_headline: bool = True) -> Metric:
     can_monitor = since <= Moment.HELD_OUT
     return Metric(
         name,
@@ -251,13 +251,13 @@ def _ranked(name: str, title: str, value: Value, since: Moment, *, is_headline: 
 
 
 ACCURACY, *_RATES = _of_classes(binary_sums)
-AUC = _ranked("auc", "AUC", _auc, Moment.HELD_OUT)
-PR_AUC = _ranked("pr_auc", "PR AUC", _average_precision, Moment.HELD_OUT, is_headline=False)
+AUC = _ranking_metric("auc", "AUC", _auc, Moment.HELD_OUT)
+PR_AUC = _ranking_metric("pr_auc", "PR AUC", _average_precision, Moment.HELD_OUT, is_headline=False)
 _OF_ALL, *_MEANS = _of_classes(class_sums)
 
 NUMBER = (RMSE, MAE, R2, MAPE)
 BINARY = (ACCURACY, LOG_LOSS, AUC, *_RATES, PR_AUC)
-CLASSES = (_OF_ALL, LOG_LOSS, _ranked("auc", "AUC", _auc, Moment.FINISHED), *_MEANS)
+CLASSES = (_OF_ALL, LOG_LOSS, _ranking_metric("auc", "AUC", _auc, Moment.FINISHED), *_MEANS)
 
 
 def metrics_of(task: str) -> tuple[Metric, ...]:

@@ -109,7 +109,7 @@ class NeuralModel:
         with self._mode(draw):
             passed = self._pass(self.train, slice(0, count) if rows is None else rows)
         self._kept = Kept(theta, rows, draw, passed)
-        return self._scaled(passed)
+        return self._scale(passed)
 
     def predict_test(self, theta: Array) -> Array:
         return self._predict(self.test, theta, None, None)
@@ -156,7 +156,7 @@ class NeuralModel:
         self._load(theta)
         with self._mode(draw):
             passed = self._pass(self.train, rows)
-            return self._backward(passed, signal + quadratic[:, None] * self._scaled(passed))
+            return self._backward(passed, signal + quadratic[:, None] * self._scale(passed))
 
     def _predict(self, inputs: Inputs, theta: Array, rows: RowNumbers | None, draw: int | None) -> Array:
         self._check_size(theta)
@@ -164,7 +164,7 @@ class NeuralModel:
         out = np.zeros((len(inputs) if rows is None else len(rows), self.outputs), theta.dtype)
         with self._mode(draw), need_torch().no_grad():
             for place, chunk in self._chunks(inputs, rows):
-                out[place] = self._scaled(self._pass(inputs, chunk))
+                out[place] = self._scale(self._pass(inputs, chunk))
         return out
 
     def _check_size(self, theta: Array) -> None:
@@ -184,7 +184,7 @@ class NeuralModel:
             out = self.module(inputs.matrix(chosen))
         return out if inputs.exists is None else out * inputs.exists[chosen]
 
-    def _scaled(self, passed: Tensor) -> Array:
+    def _scale(self, passed: Tensor) -> Array:
         """h."""
         return np.asarray(self.unit * passed.detach().numpy())
 

@@ -28,7 +28,7 @@ from tablepuppet.engine.result import RoundEvent
 from tablepuppet.errors import DisconnectedError, JobError, PrivacyError, RunInterruptedError, TablePuppetError
 from tablepuppet.job import Job, check_job
 from tablepuppet.job.job import Ray
-from tablepuppet.memory import fix_thresholds, give_back
+from tablepuppet.memory import fix_thresholds, trim_heap
 from tablepuppet.network.control import Kind, from_frame, to_frame
 from tablepuppet.network.pipe import Pipe
 from tablepuppet.prediction.cache import PredictionCache
@@ -185,7 +185,7 @@ def main(end: int, memory: int, level: int) -> None:
         with suppress(DisconnectedError):
             _serve(pipe, begin, frames[0], cache, memory)
         del frames
-        give_back()
+        trim_heap()
 
 
 def _behave(memory: int) -> None:

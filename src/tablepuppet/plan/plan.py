@@ -106,7 +106,11 @@ class Plan:
         found = []
         for name, algorithm in BY_NAME.items():
             is_able = self.job.head in algorithm.heads and (self.job.head == "sum" or not is_expanded(name))
-            is_able = is_able and _trains(algorithm, self.job) and algorithm.takes_kinks == self.algorithm.takes_kinks
+            is_able = (
+                is_able
+                and _trains(algorithm, self.job)
+                and algorithm.supports_nonsmooth == self.algorithm.supports_nonsmooth
+            )
             if not is_able or (algorithm.requires_linear and not self.shape.is_linear):
                 continue
             options = self.job.options if name == self.job.algorithm else algorithm.options()
@@ -122,7 +126,7 @@ class Plan:
         own = own_model(self.job.spec)
         if own is not None:
             return cast(Advice, own.advise(self.shape, self.job.options))
-        if self.algorithm.takes_kinks:
+        if self.algorithm.supports_nonsmooth:
             return Advice(self.algorithm.name, "it takes penalties with kinks, l1 and signs, and reaches the optimum")
         return advise(self.shape, self.batch_size)
 

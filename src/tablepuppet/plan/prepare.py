@@ -164,9 +164,9 @@ def add_weights(mapping: TableMapping, job: Job) -> TableMapping:
     scale = mapping.train.rows / total
     return replace(
         mapping,
-        train=mapping.train.weighted(scale * train),
-        validation=mapping.validation.weighted(scale * validation),
-        test=mapping.test.weighted(None),
+        train=mapping.train.with_weights(scale * train),
+        validation=mapping.validation.with_weights(scale * validation),
+        test=mapping.test.with_weights(None),
     )
 
 

@@ -22,7 +22,7 @@ from tablepuppet.algorithms.boosting.leaf_privacy import (
     leaf_releases,
     public_bounds,
 )
-from tablepuppet.algorithms.registry import EXPANDED, FEDERATED, algorithm_of, named, own_model
+from tablepuppet.algorithms.registry import EXPANDED, FEDERATED, algorithm_of, name_algorithms, own_model
 from tablepuppet.errors import PrivacyError
 from tablepuppet.job import Job
 from tablepuppet.mapping.mapping import MappingSummary
@@ -159,7 +159,7 @@ def _check(job: Job) -> None:
         return
     if algorithm.is_pooled or algorithm.why_not_private(algorithm.options()) is None:  # other options would do
         raise PrivacyError(why)
-    others = named(tuple(a for a in FEDERATED if a.why_not_private(a.options()) is None))
+    others = name_algorithms(tuple(a for a in FEDERATED if a.why_not_private(a.options()) is None))
     raise PrivacyError(f'{why}; use {others} with privacy.features or predictions of mode "local"')
 
 

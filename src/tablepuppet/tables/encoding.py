@@ -44,7 +44,7 @@ from tablepuppet.tables.columns import (
     strings_and_absent,
 )
 from tablepuppet.tables.statistics import Statistics, merge, statistics
-from tablepuppet.threads import over_rows
+from tablepuppet.threads import parallel_for
 
 __all__ = ["encode", "encoder", "merge", "statistics"]
 
@@ -171,7 +171,7 @@ def _encode_numbers(
         _write(raw[numbered[exists]], info, feature, found)
         out[some][exists] = found
 
-    over_rows(write, len(out), max(_LEAST, _CHUNK // max(1, size)))
+    parallel_for(write, len(out), max(_LEAST, _CHUNK // max(1, size)))
 
 
 def _have_values(rows: RowNumbers, info: ColumnInfo) -> NDArray[np.bool_]:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array, RowNumbers, fixed
+from tablepuppet.arrays import Array, RowNumbers, freeze
 from tablepuppet.errors import MappingError
 from tablepuppet.privacy.labels import RowIds, privatise, uniform_numbers
 from tablepuppet.privacy.options import LabelPrivacy
@@ -136,9 +136,9 @@ def read_labels(
     if noise is not None:
         values = noise.add_to(values, None if classes is None else len(classes), order)
     is_test = sides.test(len(column), order)
-    values = fixed(values) if values.flags.owndata else values
+    values = freeze(values) if values.flags.owndata else values
     return LabelValues(
-        values=values, is_test=fixed(is_test), is_validation=sides.validation(len(column), order, is_test)
+        values=values, is_test=freeze(is_test), is_validation=sides.validation(len(column), order, is_test)
     )
 
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import RowNumbers, pieces
 from tablepuppet.tables.guard import check_expression
 from tablepuppet.tables.source import Source
-from tablepuppet.threads import over_rows
+from tablepuppet.threads import parallel_for
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _UNCLEAR = ("other", "vector")  # whose text differs between databases, or does not exist
@@ -116,7 +116,7 @@ def order_bits(key: bytes, scan: str, seed: int, offset: int, rows: int) -> NDAr
             chunk = drawn[here][some].data.cast("B")
             stream.update_into(zeros[: len(chunk)], chunk)
 
-    over_rows(draw, len(drawn), _SHARE)
+    parallel_for(draw, len(drawn), _SHARE)
     return drawn[skipped:]
 
 

@@ -30,7 +30,7 @@ from tablepuppet.memory import memory_limit
 from tablepuppet.protocol.base import Failure, Message
 from tablepuppet.protocol.bounds import Known, WrongError
 from tablepuppet.protocol.codec import Frame, Wire, decode, encode
-from tablepuppet.threads import later
+from tablepuppet.threads import submit
 from tablepuppet.transport.meter import Meter, Phase
 
 _LINES = "\n"  # an error may show a line of SQL below its message
@@ -207,7 +207,7 @@ class AnswerChecks:
         for request, asked, answered, answer in zip(requests, down, up, answers, strict=True):
             if not EXCHANGES[type(request)].is_fixed or isinstance(answer, Failure):
                 continue
-            digest = later(_digest, answered)  # while the answer is made use of: nobody asks again soon
+            digest = submit(_digest, answered)  # while the answer is made use of: nobody asks again soon
             first = self._digests.setdefault((client, _digest(asked)), digest)
             if first is not digest and first.result() != digest.result():
                 raise errors.TransportError(

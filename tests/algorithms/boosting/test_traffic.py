@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import tablepuppet as tp
 from tablepuppet.algorithms.boosting.traffic import tree_seconds, tree_waves
-from tablepuppet.algorithms.shape import BlockShape, Fan, PartShape, Shape
+from tablepuppet.algorithms.shape import BlockShape, FanOutHistogram, PartShape, Shape
 
 
 def _block(name: str, rows: int, joined: int, *, numbers: int, strings: int = 0, booleans: int = 0) -> BlockShape:
-    part = PartShape(name, rows, 0, joined, Fan((joined // rows,), (rows,)))
+    part = PartShape(name, rows, 0, joined, FanOutHistogram((joined // rows,), (rows,)))
     width = numbers + strings
     given = (name, name, width, numbers, strings, width, width, joined == rows, 0, (part,))
     return BlockShape(*given, outputs=1, booleans=booleans)

@@ -73,25 +73,25 @@ def client_step(
     """The θ-step: at once for a single client, in inner rounds otherwise."""
     replace = msgspec.structs.replace
     if isinstance(message, Combined):
-        return _agreed(setup, options, state, message.values[0])
+        return _adopt(setup, options, state, message.values[0])
     if message.coefficients is not None:
-        state = replace(state, trail=state.trail.moved(message.coefficients, options.memory))
+        state = replace(state, trail=state.trail.move(message.coefficients, options.memory))
     if isinstance(message, Move):
         return state, Done()
     right = message.signal if setup.is_private else -setup.model.gradient(state.iterate, message.signal)
     if setup.clients == 1 and setup.is_private:
         noisy = _local(setup, replace(state, right=right, factor=message.factor), state.iterate)
-        return _predicted(setup, options, state, noisy)
+        return _predict(setup, options, state, noisy)
     if setup.clients == 1:
         ridge = setup.joined_rows * setup.l2
         iterate = _solve(setup, options, state, message.factor, ridge, right)
-        return _predicted(setup, options, state, iterate)
+        return _predict(setup, options, state, iterate)
     if options.union == "exact":
         moments = [] if state.has_sent_moments else [(state.vectors * state.values) @ state.vectors.T]
         return replace(state, has_sent_moments=True), Partial(values=[-right, *moments])
     gap = state.gap * (state.union_rho / message.union_rho)  # u is scaled by ρ_u
     state = replace(state, right=right, factor=message.factor, union_rho=message.union_rho, gap=gap, inner=0)
-    return _proposed(setup, options, state)
+    return _propose(setup, options, state)
 
 
 def _is_wide(setup: PartSetup, options: Admm) -> bool:
@@ -110,18 +110,18 @@ def _solve(setup: PartSetup, options: Admm, state: AdmmState, scale: float, ridg
     return products.solve(scale, ridge, right, state.iterate, to=_EXACT)
 
 
-def _agreed(setup: PartSetup, options: Admm, state: AdmmState, agreed: Array) -> tuple[AdmmState, Answer]:
+def _adopt(setup: PartSetup, options: Admm, state: AdmmState, agreed: Array) -> tuple[AdmmState, Answer]:
     """The coordinator's word: the block's exact θ, or w of an inner round."""
     if options.union == "exact":
-        return _predicted(setup, options, state, agreed)
+        return _predict(setup, options, state, agreed)
     gap = state.gap if setup.is_private else state.gap + state.iterate - agreed
     state = msgspec.structs.replace(state, consensus=agreed, gap=gap, inner=state.inner + 1)
     if state.inner >= options.inner_rounds:
-        return _predicted(setup, options, state, agreed)
-    return _proposed(setup, options, state)
+        return _predict(setup, options, state, agreed)
+    return _propose(setup, options, state)
 
 
-def _proposed(setup: PartSetup, options: Admm, state: AdmmState) -> tuple[AdmmState, Answer]:
+def _propose(setup: PartSetup, options: Admm, state: AdmmState) -> tuple[AdmmState, Answer]:
     """θ_q = argmin (1/N) l_q(θ) + ρ_u/2 ‖θ − w + u_q‖²; θ_q + u_q is sent, under privacy the part's share of θ_q."""
     if setup.is_private:
         return state, Partial(values=[setup.share * _local(setup, state, state.consensus)])
@@ -141,7 +141,7 @@ def _local(setup: PartSetup, state: AdmmState, start: Array) -> Array:
     return theta
 
 
-def _predicted(setup: PartSetup, options: Admm, state: AdmmState, iterate: Array) -> tuple[AdmmState, Answer]:
+def _predict(setup: PartSetup, options: Admm, state: AdmmState, iterate: Array) -> tuple[AdmmState, Answer]:
     """h of the new iterate, seen from the reported model: the next direction of that one's search."""
     if options.averages:
         trail = state.trail.towards(iterate - state.theta)

@@ -61,28 +61,28 @@ def client_step(
         else:
             state = replace(state, theta=agreed, gap=state.gap + state.iterate - agreed, inner=state.inner + 1)
         if state.inner >= options.inner_rounds:
-            return state, _predicted(setup, state)
-        return _proposed(setup, options, state)
+            return state, _predict(setup, state)
+        return _propose(setup, options, state)
     state = replace(state, outer=state.outer + 1)
     if setup.clients == 1:
         state = replace(state, signal=message.signal, factor=message.factor)
-        theta, moments = _solved(setup, options, state, setup.l2, np.zeros_like(state.iterate))
+        theta, moments = _solve(setup, options, state, setup.l2, np.zeros_like(state.iterate))
         state = replace(state, theta=theta, iterate=theta, moments=moments, signal=np.zeros((0, 0)))
-        return state, _predicted(setup, state)
+        return state, _predict(setup, state)
     gap = state.gap * (state.union_rho / message.union_rho)  # u is scaled by ρ_u
     gap = gap.astype(state.theta.dtype)
     state = replace(state, signal=message.signal, factor=message.factor, union_rho=message.union_rho, gap=gap, inner=0)
-    return _proposed(setup, options, state)
+    return _propose(setup, options, state)
 
 
-def _proposed(setup: PartSetup, options: Admm, state: NeuralAdmmState) -> tuple[NeuralAdmmState, Answer]:
+def _propose(setup: PartSetup, options: Admm, state: NeuralAdmmState) -> tuple[NeuralAdmmState, Answer]:
     """θ_q of this inner round; θ_q + u_q is sent, under privacy the part's share of θ_q."""
-    iterate, moments = _solved(setup, options, state, state.union_rho, state.theta - state.gap)
+    iterate, moments = _solve(setup, options, state, state.union_rho, state.theta - state.gap)
     sent = setup.share * iterate if setup.is_private else iterate + state.gap
     return msgspec.structs.replace(state, iterate=iterate, moments=moments), Partial(values=[sent])
 
 
-def _solved(
+def _solve(
     setup: PartSetup, options: Admm, state: NeuralAdmmState, pull: float, anchor: Array
 ) -> tuple[Array, Moments]:
     """min (1/N) l(θ) + ½ pull ‖θ − anchor‖², from where the part's own θ stands."""
@@ -99,5 +99,5 @@ def _solved(
     return step.solve(state.iterate, state.moments, rate, options.local_optimizer)
 
 
-def _predicted(setup: PartSetup, state: NeuralAdmmState) -> Predictions:
+def _predict(setup: PartSetup, state: NeuralAdmmState) -> Predictions:
     return Predictions(values=setup.model.predict(state.theta), products=np.array([squared_norm(state.theta)]))

@@ -21,7 +21,7 @@ import numpy as np
 
 from tablepuppet.algorithms.admm.options import Admm, AdmmFigures, AdmmUpdate
 from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Problem, Server, squared_norm
-from tablepuppet.algorithms.numerics.beginning import best_intercept
+from tablepuppet.algorithms.numerics.initialisation import best_intercept
 from tablepuppet.algorithms.numerics.linear_systems import Spectrum
 from tablepuppet.algorithms.numerics.subspace import Tracker
 from tablepuppet.arrays import Array
@@ -39,7 +39,7 @@ def opening_step(shard: Any, *, intercept: Array) -> tuple[Sequence[Array], dict
     return (), {}
 
 
-def _centred(shard: Any, loss: Loss, intercept: Array, before: Array, rho: float, relax: float) -> tuple[Array, Array]:
+def _centre(shard: Any, loss: Loss, intercept: Array, before: Array, rho: float, relax: float) -> tuple[Array, Array]:
     """u of the last round, and where the proximal map is taken: â + b + λ/ρ with λ = ℓ'(u), z = u − b.
 
     Of a loss with kinks u does not tell λ, which is kept beside it.
@@ -57,7 +57,7 @@ def intercept_step(
     shard: Any, *, loss: Loss, intercept: Array, before: Array, rho: float, relax: float
 ) -> tuple[Sequence[Array], dict[str, Any]]:
     """Slope and curvature in b of min_z Σ ℓ(z + b) − λz + ρ/2 (â − z)²."""
-    last, centre = _centred(shard, loss, intercept, before, rho, relax)
+    last, centre = _centre(shard, loss, intercept, before, rho, relax)
     u = loss.proximal(centre, rho, shard.labels, last)
     if "dual" in shard.state:
         return (), {"slope": rho * (centre - u).sum(axis=0)}
@@ -72,7 +72,7 @@ def join_step(
     shard: Any, *, loss: Loss, intercept: Array, before: Array, rho: float, relax: float
 ) -> tuple[Sequence[Array], dict[str, Any]]:
     """The z-step and the dual step; the signal is c = λ⁺ + ρ(a − z⁺), and z = u − b."""
-    last, centre = _centred(shard, loss, intercept, before, rho, relax)
+    last, centre = _centre(shard, loss, intercept, before, rho, relax)
     u = loss.proximal(centre, rho, shard.labels, last)
     signal = rho * (centre - u) if "dual" in shard.state else loss.gradient(u, shard.labels)
     z = u - intercept

@@ -48,20 +48,20 @@ def client_step(
         if setup.clients > 1:
             return AlsState(state.theta, message.curvature, ridge), Partial(values=[right, blocks])
         if has_one_category(features):
-            return _moved(setup, state, solved_blocks(blocks, ridge, right))
+            return _move(setup, state, solved_blocks(blocks, ridge, right))
         solver = Conjugate(blocks, ridge, right, options.solver_tolerance, options.solver_steps)
         while not solver.is_done:
             multiplied = products(features, message.curvature, solver.direction)
             solver.advance(multiplied + ridge * solver.direction)
-        return _moved(setup, state, solver.step)
+        return _move(setup, state, solver.step)
     given, is_step = message.values[0], len(message.values) == 1
     if is_step or state.curvature is None or state.ridge is None:
-        return _moved(setup, state, given)
+        return _move(setup, state, given)
     multiplied = products(features, state.curvature, given) + state.ridge / setup.clients * given
     return state, Partial(values=[multiplied, np.zeros((0, 0))])
 
 
-def _moved(setup: PartSetup, state: AlsState, step: Array) -> tuple[AlsState, Answer]:
+def _move(setup: PartSetup, state: AlsState, step: Array) -> tuple[AlsState, Answer]:
     theta = state.theta + step
     squares = np.array([squared_norm(theta), *np.square(theta).sum(axis=0)])
     return AlsState(theta), Predictions(values=setup.model.predict(theta), products=squares)

@@ -31,7 +31,7 @@ def diagonal(size: int) -> NDArray[np.int64]:
     return np.cumsum([0, *range(size, 1, -1)])
 
 
-def unpacked(packed: Array, size: int) -> Array:
+def unpack_triangles(packed: Array, size: int) -> Array:
     """(n, K(K+1)/2) → (n, K, K), symmetric."""
     rows, columns = np.triu_indices(size)
     whole = np.empty((len(packed), size, size))
@@ -46,11 +46,11 @@ def products(features: Features, packed: Array, theta: Array) -> Array:
     pulled = np.empty_like(h)
     for start in range(0, len(h), _CHUNK):
         some = slice(start, start + _CHUNK)
-        pulled[some] = multiplied(packed[some], h[some])
+        pulled[some] = multiply_triangles(packed[some], h[some])
     return features.transpose_dot(pulled)
 
 
-def multiplied(packed: Array, h: Array) -> Array:
+def multiply_triangles(packed: Array, h: Array) -> Array:
     """M_k h_k of each row, from upper triangles: (n, K)."""
     size, first = h.shape[1], 0
     columns, out = np.ascontiguousarray(packed.T), np.zeros((size, len(h)))
@@ -80,7 +80,7 @@ def solved_blocks(blocks: Array, ridge: Array, right: Array) -> Array:
     out = np.empty_like(right)
     for start in range(0, len(right), _CHUNK):
         some = slice(start, start + _CHUNK)
-        whole = unpacked(blocks[some], size)
+        whole = unpack_triangles(blocks[some], size)
         # A column that no row has, without a ridge: nothing is known of it, and it stays.
         scale = np.maximum(np.trace(whole, axis1=1, axis2=2) / size, 1.0)
         whole[:, np.arange(size), np.arange(size)] += ridge + 1e-14 * scale[:, None]

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tablepuppet.algorithms.als.normal import unpacked
+from tablepuppet.algorithms.als.normal import unpack_triangles
 from tablepuppet.arrays import Array
 
 Weights = tuple[Array, Array]  # of h² for each output: per joined row, and per row of the table
@@ -104,7 +104,7 @@ class LearnedShrinkage:
             self._fitted[block], self._posterior = 0.0, np.zeros(self._outputs)
             return
         sample = np.unique(np.linspace(0, len(matrices) - 1, min(len(matrices), _SAMPLE)).astype(np.int64))
-        whole = unpacked(matrices[sample], self._outputs)
+        whole = unpack_triangles(matrices[sample], self._outputs)
         whole[:, np.arange(self._outputs), np.arange(self._outputs)] += penalty[sample]
         inverse = np.linalg.inv(whole)
         own = np.einsum("naa->na", inverse) / self._tied[block]

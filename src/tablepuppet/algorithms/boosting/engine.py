@@ -28,7 +28,7 @@ from tablepuppet.algorithms.boosting.rounds import TreeRounds
 from tablepuppet.algorithms.boosting.rows import BlockIndex
 from tablepuppet.algorithms.boosting.server import BoostingServer, HeldRows
 from tablepuppet.algorithms.boosting.tree_checks import SETS, NewKey
-from tablepuppet.algorithms.numerics.beginning import best_intercept
+from tablepuppet.algorithms.numerics.initialisation import best_intercept
 from tablepuppet.arrays import Array, floats
 from tablepuppet.engine.convergence import Patience, judge
 from tablepuppet.engine.curves import Curves
@@ -37,10 +37,10 @@ from tablepuppet.engine.metrics import Measured, Metrics, by_side, measure_score
 from tablepuppet.engine.result import EpochRecord, Result, RoundEvent
 from tablepuppet.engine.run import OnRound
 from tablepuppet.errors import JobError, TransportError
-from tablepuppet.mapping.mapping import Part, gathered
+from tablepuppet.mapping.mapping import Part, fetch_rows
 from tablepuppet.mapping.rows.index import RowIndex
 from tablepuppet.mapping.rows.joined import JoinedRows
-from tablepuppet.memory import give_back
+from tablepuppet.memory import trim_heap
 from tablepuppet.models.metrics import Moment
 from tablepuppet.plan.disclosure import held_blocks
 from tablepuppet.plan.penalties import monotone_signs
@@ -64,7 +64,7 @@ def run_boosting(prepared: Prepared, link: Link, job_id: str, on_round: OnRound 
     union = UnionOperator(link, job_id, mapping, plan.loss.outputs, job.privacy)
     open_parts(union, mapping, job, wants_moments=job.privacy.features is None, wants_statistics=False)
     names = [block.name for block in mapping.bound.blocks]
-    sides = [gathered(side) for side in (mapping.train, mapping.test, mapping.validation)]
+    sides = [fetch_rows(side) for side in (mapping.train, mapping.test, mapping.validation)]
     is_outer = [any(side.indices[b].is_partial for side in sides) for b in range(len(names))]
     signs = monotone_signs(job.options.monotone, mapping.bound.blocks)
     if any(map(any, signs)) and plan.loss.outputs > 1:
@@ -76,7 +76,7 @@ def run_boosting(prepared: Prepared, link: Link, job_id: str, on_round: OnRound 
     tables = [scan.table for scan in mapping.bound.scans]
     rounds = TreeRounds(union, job.options, names, is_outer, signs, before, private, tables)
     kinds, earlier = rounds.start(plan.loss.outputs)
-    give_back()
+    trim_heap()
     draws = None
     if job.options.is_random:
         first = 0 if before is None else len(before.trees)

@@ -39,7 +39,7 @@ from tablepuppet.exchanges.evaluation import enforce_holding, enforce_release, p
 from tablepuppet.exchanges.features import OpenPart
 from tablepuppet.exchanges.prediction import check_asked_rows, count_scores, permit_own_scores, permit_scores
 from tablepuppet.exchanges.steps import STARTED
-from tablepuppet.memory import give_back
+from tablepuppet.memory import trim_heap
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.owner.enforcement import (
     JobUnderContract,
@@ -114,7 +114,7 @@ def sketch_features(own: ClientState, request: trees.SketchFeatures) -> trees.Fe
         else sketch(c, weights, request.bins, own.policy.minimum_rows)
         for c in _raw(own, part.request, part.request.train_rows)
     ]
-    give_back()
+    trim_heap()
     return trees.FeatureSketches(columns=columns)
 
 
@@ -165,7 +165,7 @@ def start_trees(own: ClientState, request: trees.StartTrees) -> trees.TreesStart
         part.meet(request.peers)
     else:
         part.sealing = None
-    give_back()
+    trim_heap()
     half = _half(part)
     is_random = options.is_random
     has_missing = half.book.has_missing if is_random or request.bins is not None else np.zeros(0, np.bool_)

@@ -109,7 +109,7 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
         for field, value in values.items():
             msgspec.structs.force_setattr(self, field, value)
 
-    def settled(self, *, is_linear: bool, is_private: bool) -> Self:
+    def resolve_defaults(self, *, is_linear: bool, is_private: bool) -> Self:
         return msgspec.structs.replace(self, depth=self.levels)
 
     @property

@@ -32,7 +32,7 @@ class ElasticAlgorithm(Algorithm[Elastic]):
     requires_linear = "a penalty with kinks is exact for linear models alone"
     requires_curvature = True
     forms_second_moments = True
-    takes_kinks = True
+    supports_nonsmooth = True
     takes_start = True
     epochs = 100
     walks = 3.5

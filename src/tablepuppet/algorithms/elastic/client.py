@@ -134,7 +134,7 @@ def client_step(
     replace = msgspec.structs.replace
     assert isinstance(setup.model, LinearModel)
     if isinstance(message, Combined):
-        return _predicted(setup, replace(state, proposed=message.values[0]), 0.0)
+        return _predict(setup, replace(state, proposed=message.values[0]), 0.0)
     if message.coefficients is not None and message.coefficients[0] > 0:
         state = replace(state, theta=state.proposed, before=state.theta)
     if isinstance(message, Move):
@@ -149,10 +149,10 @@ def client_step(
         return (replace(state, matrix=_NONE) if message.curvature is None else state), Partial(values=[slope, *moments])
     matrix = state.matrix
     if not is_known or matrix is None:
-        matrix = centred(_moments(setup.model, weights, setup.joined_rows), message.total / setup.joined_rows)
+        matrix = centre_moments(_moments(setup.model, weights, setup.joined_rows), message.total / setup.joined_rows)
         state = replace(state, matrix=matrix) if message.curvature is None else state
     proposed, length = propose(state.theta, state.before, slope, matrix, message.scale, message.momentum, setup.penalty)
-    return _predicted(setup, replace(state, proposed=proposed), length)
+    return _predict(setup, replace(state, proposed=proposed), length)
 
 
 def _moments(model: LinearModel, weights: Array, rows: int) -> list[Array]:
@@ -163,7 +163,7 @@ def _moments(model: LinearModel, weights: Array, rows: int) -> list[Array]:
     return [model.gram(weights) / rows, model.gradient(np.zeros((model.width, 1)), weights[:, None]) / rows]
 
 
-def centred(moments: Sequence[Array], total: float) -> Array:
+def centre_moments(moments: Sequence[Array], total: float) -> Array:
     """D: the curvature of a block where the best intercept follows it."""
     matrix, *sums = moments
     return np.asarray(matrix - sums[0] @ sums[0].T / total) if sums else matrix
@@ -181,6 +181,6 @@ def propose(
     return found, float(np.vdot(found - centre, matrix @ (found - centre)))
 
 
-def _predicted(setup: PartSetup, state: ElasticState, length: float) -> tuple[ElasticState, Answer]:
+def _predict(setup: PartSetup, state: ElasticState, length: float) -> tuple[ElasticState, Answer]:
     products = np.array([float(np.vdot(state.proposed, state.proposed)), setup.penalty.value(state.proposed), length])
     return state, Predictions(values=setup.model.predict(state.proposed), products=products)

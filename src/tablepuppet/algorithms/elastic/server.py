@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Problem, Server
-from tablepuppet.algorithms.elastic.client import centred, propose
+from tablepuppet.algorithms.elastic.client import centre_moments, propose
 from tablepuppet.algorithms.elastic.options import Elastic, ElasticUpdate
-from tablepuppet.algorithms.numerics.beginning import best_intercept
+from tablepuppet.algorithms.numerics.initialisation import best_intercept
 from tablepuppet.arrays import Array
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.tally import Tally, tally
@@ -109,23 +109,23 @@ class ElasticServer(Server):
         start = best_intercept(problem, predictions)
         if not self._varies:
             # One look at the curvature, which does not change; of several outputs, the bound of every joined row's.
-            given: dict[str, Any] = {"loss": problem.loss, "intercept": start, **self._given(True)}
+            given: dict[str, Any] = {"loss": problem.loss, "intercept": start, **self._settings(True)}
             sums = problem.joined.run(slope_step, predictions, **given).sums
             self._bend = sums["bend"]
             if problem.loss.outputs > 1:
                 total = problem.loss.bound * float(sums.get("weight", problem.joined.rows))
                 self._bend = np.full(problem.loss.outputs, total)
-        self._model = self._last = self._at = self._evaluated(predictions, start)
+        self._model = self._last = self._at = self._evaluate(predictions, start)
 
-    def _given(self, wants_curvature: bool) -> dict[str, Any]:
+    def _settings(self, wants_curvature: bool) -> dict[str, Any]:
         return {"channel": self.problem.channel, "wants_curvature": wants_curvature}
 
-    def _evaluated(self, predictions: list[Array], intercept: Array) -> Point:
+    def _evaluate(self, predictions: list[Array], intercept: Array) -> Point:
         """f there: the intercept goes to its best value first, from a guess."""
         problem, loss = self.problem, self.problem.loss
         for step in range(_STEPS):
             done = problem.joined.run(
-                slope_step, predictions, signals=1, loss=loss, intercept=intercept, **self._given(self._varies)
+                slope_step, predictions, signals=1, loss=loss, intercept=intercept, **self._settings(self._varies)
             )
             sums = done.sums
             residual = sums.pop("residual")
@@ -164,7 +164,7 @@ class ElasticServer(Server):
         known = self._unions.setdefault(block, _Union(zero, zero, zero))
         assert self._at is not None
         if len(total) > 1:
-            known.matrix = centred(total[1:], float(self._at.bend.max()) / self.problem.joined.rows)
+            known.matrix = centre_moments(total[1:], float(self._at.bend.max()) / self.problem.joined.rows)
         assert known.matrix is not None
         penalty = self.problem.penalty(block)
         known.proposed, known.length = propose(
@@ -178,7 +178,7 @@ class ElasticServer(Server):
         penalty = sum(float(answer.products[1]) for answer in answers)
         lengths = [self._unions[i].length if i in self._unions else float(a.products[2]) for i, a in enumerate(answers)]
         length = sum(lengths)
-        there = self._evaluated([answer.values for answer in answers], at.intercept)
+        there = self._evaluate([answer.values for answer in answers], at.intercept)
         moves = [new - old for new, old in zip(there.predictions, at.predictions, strict=True)]
         linear = sum(float(np.vdot(y, move)) for y, move in zip(at.signals, moves, strict=True)) / rows
         above = there.loss - at.loss - linear
@@ -216,7 +216,7 @@ class ElasticServer(Server):
             return model
         pairs = zip(model.predictions, last.predictions, strict=True)
         predictions = [new + m * (new - old) for new, old in pairs]
-        return self._evaluated(predictions, model.intercept + m * (model.intercept - last.intercept))
+        return self._evaluate(predictions, model.intercept + m * (model.intercept - last.intercept))
 
     def settle(self) -> list[dict[str, Any] | None]:
         pending, self._pending = self._pending, None

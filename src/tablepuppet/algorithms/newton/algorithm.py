@@ -10,9 +10,9 @@ from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure, Figur
 from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem, Walkable
 from tablepuppet.algorithms.newton.client import client_start, client_step
 from tablepuppet.algorithms.newton.full_curvature import MOST, is_full, pairs, summands
+from tablepuppet.algorithms.newton.multi_ridge import MultiRidgeServer
 from tablepuppet.algorithms.newton.options import BasisUpdate, Newton, NewtonFigures, NewtonUpdate
 from tablepuppet.algorithms.newton.server import NewtonServer, small_blocks
-from tablepuppet.algorithms.newton.together import TogetherServer
 from tablepuppet.algorithms.numerics.linear_systems import WIDE
 from tablepuppet.algorithms.numerics.subspace import kept_directions
 from tablepuppet.algorithms.shape import (
@@ -56,12 +56,14 @@ class NewtonAlgorithm(Algorithm[Newton]):
     def can_continue(self, problem: Problem) -> bool:
         return True
 
-    def together(self, problem: Problem, options: Newton, folds: Sequence[Walkable]) -> TogetherServer | None:
+    def multi_model_server(
+        self, problem: Problem, options: Newton, folds: Sequence[Walkable]
+    ) -> MultiRidgeServer | None:
         """Squared loss, of tables that are not wide."""
         is_simple = problem.loss.is_quadratic and problem.loss.outputs == 1 and problem.head is None
         if not is_simple or problem.is_private or max(problem.widths, default=0) > WIDE:
             return None
-        return TogetherServer(problem, options, folds)
+        return MultiRidgeServer(problem, options, folds)
 
     def figures_by(self, options: Newton, *, is_linear: bool) -> FiguresBy:
         return "told"

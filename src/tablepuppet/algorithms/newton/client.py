@@ -20,11 +20,11 @@ from tablepuppet.algorithms.newton.full_curvature import (
     solve,
     solve_by_products,
 )
+from tablepuppet.algorithms.newton.multi_ridge import directions
 from tablepuppet.algorithms.newton.options import BasisUpdate, Newton, NewtonFigures, NewtonUpdate
-from tablepuppet.algorithms.newton.together import directions
-from tablepuppet.algorithms.numerics.linear_systems import WIDE, Products, Spectrum, packed
+from tablepuppet.algorithms.numerics.linear_systems import WIDE, Products, Spectrum, pack_triangle
 from tablepuppet.algorithms.numerics.subspace import Trail, kept_directions
-from tablepuppet.arrays import Array, Following, fixed
+from tablepuppet.arrays import Array, Following, freeze
 from tablepuppet.errors import TransportError
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.losses.logistic import curvature_of_slopes
@@ -67,11 +67,11 @@ def client_step(
     if isinstance(message, BasisUpdate):
         return _basis_step(setup, state, message)
     if isinstance(message, Combined):
-        extends = _extended if state.basis is not None else _predicted
+        extends = _extend if state.basis is not None else _predict
         return extends(setup, state, message.values[0])
     if message.coefficients is not None:
         memory = kept_directions(options.memory, state.theta.size)
-        state = replace(state, trail=state.trail.moved(message.coefficients, memory))
+        state = replace(state, trail=state.trail.move(message.coefficients, memory))
     if isinstance(message, Move):
         return state, Done()
     assert isinstance(setup.model, LinearModel)
@@ -86,7 +86,7 @@ def client_step(
     if setup.clients > 1:
         if is_known:
             return state, Partial(values=[gradient])
-        triangle = packed(_gram(setup, message))[None]
+        triangle = pack_triangle(_gram(setup, message))[None]
         return (replace(state, values=np.zeros(0)) if is_constant else state), Partial(values=[gradient, triangle])
     if is_known:
         assert state.values is not None
@@ -96,7 +96,7 @@ def client_step(
         spectrum = Spectrum.of(_gram(setup, message))
         if is_constant:
             state = replace(state, values=spectrum.values, vectors=spectrum.vectors)
-    return _predicted(setup, state, -spectrum.solve(1.0, ridge, gradient))
+    return _predict(setup, state, -spectrum.solve(1.0, ridge, gradient))
 
 
 def _full_step(
@@ -105,13 +105,13 @@ def _full_step(
     """The direction of all outputs at once (full_curvature.py)."""
     assert isinstance(setup.model, LinearModel)
     if gradient.size > MOST and setup.clients == 1:
-        return _predicted(setup, state, -solve_by_products(setup.model, curvature, ridge, gradient))
+        return _predict(setup, state, -solve_by_products(setup.model, curvature, ridge, gradient))
     beside = beside_intercept(setup.model, curvature)
     if setup.clients > 1:
         return state, Partial(values=[gradient, curvature_triangles(setup.model, curvature), beside])
     matrix = curvature_matrix(setup.model, curvature, setup.outputs)
     taken = intercept_share(beside, curvature.sum(axis=0), setup.outputs)
-    return _predicted(setup, state, -solve(matrix - taken @ taken.T, ridge, gradient))
+    return _predict(setup, state, -solve(matrix - taken @ taken.T, ridge, gradient))
 
 
 def _wide_step(
@@ -126,7 +126,7 @@ def _wide_step(
     if setup.clients > 1:
         return state, Partial(values=[gradient, diagonal[:, None]])
     products = Products(partial(setup.model.gram_product, weights), diagonal)
-    return _predicted(setup, state, -products.solve(1.0, ridge, gradient, to=_CLOSE))
+    return _predict(setup, state, -products.solve(1.0, ridge, gradient, to=_CLOSE))
 
 
 def _basis_step(setup: PartSetup, state: NewtonState, message: BasisUpdate) -> tuple[NewtonState, Answer]:
@@ -146,7 +146,9 @@ def _basis_step(setup: PartSetup, state: NewtonState, message: BasisUpdate) -> t
     if state.values is None:
         gram = setup.model.gram(message.bound * setup.weights)
         if setup.clients > 1:
-            return msgspec.structs.replace(state, values=np.zeros(0)), Partial(values=[gradient, packed(gram)[None]])
+            return msgspec.structs.replace(state, values=np.zeros(0)), Partial(
+                values=[gradient, pack_triangle(gram)[None]]
+            )
         spectrum = Spectrum.of(gram)
         state = msgspec.structs.replace(state, values=spectrum.values, vectors=spectrum.vectors)
     if setup.clients > 1:
@@ -154,10 +156,10 @@ def _basis_step(setup: PartSetup, state: NewtonState, message: BasisUpdate) -> t
     assert state.values is not None
     assert state.vectors is not None
     found = -directions(Spectrum(state.values, state.vectors), ridges, gradient)
-    return _extended(setup, state, found, -0.5 * np.einsum("ds,ds->s", gradient, found))
+    return _extend(setup, state, found, -0.5 * np.einsum("ds,ds->s", gradient, found))
 
 
-def _extended(
+def _extend(
     setup: PartSetup, state: NewtonState, found: Array, gaps: Array | None = None
 ) -> tuple[NewtonState, Answer]:
     """What is new in some directions joins the others; a column of zeros is sent in the place of what is not.
@@ -179,7 +181,7 @@ def _extended(
     is_new = np.arange(found.shape[1]) < count
     first = norms[:1] if len(norms) else np.zeros(1)
     products = np.concatenate([first, is_new, np.zeros(len(is_new)) if gaps is None else gaps])
-    answer = Predictions(values=fixed(setup.model.predict(added)), products=products)
+    answer = Predictions(values=freeze(setup.model.predict(added)), products=products)
     return msgspec.structs.replace(state, basis=np.concatenate([basis, added[:, :count]], axis=1)), answer
 
 
@@ -195,7 +197,7 @@ def _gram(setup: PartSetup, message: NewtonUpdate) -> Array:
     return setup.model.gram(_weights(setup, message))
 
 
-def _predicted(setup: PartSetup, state: NewtonState, direction: Array) -> tuple[NewtonState, Answer]:
+def _predict(setup: PartSetup, state: NewtonState, direction: Array) -> tuple[NewtonState, Answer]:
     trail = state.trail.towards(direction)
-    answer = Predictions(values=fixed(setup.model.predict(direction)), products=trail.products())
+    answer = Predictions(values=freeze(setup.model.predict(direction)), products=trail.products())
     return msgspec.structs.replace(state, trail=trail), answer

@@ -21,7 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Problem
-from tablepuppet.algorithms.numerics.linear_systems import Products, Spectrum, eigenvalues, packed, unpacked
+from tablepuppet.algorithms.numerics.linear_systems import (
+    Products,
+    Spectrum,
+    eigenvalues,
+    pack_triangle,
+    unpack_triangle,
+)
 from tablepuppet.arrays import Array
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.losses import Loss
@@ -74,12 +80,12 @@ def curvature_matrix(model: LinearModel, curvature: Array, outputs: int) -> Arra
 
 def curvature_triangles(model: LinearModel, curvature: Array) -> Array:
     """The same as it travels: for each pair of outputs, the lower triangle of its matrix."""
-    return np.stack([packed(gram) for gram in _grams(model, curvature)])
+    return np.stack([pack_triangle(gram) for gram in _grams(model, curvature)])
 
 
 def summed_matrix(triangles: Array, width: int, outputs: int) -> Array:
     """D of a whole block, from the sum of its clients' triangles."""
-    return _of_pairs((unpacked(triangle, width) for triangle in triangles), width, outputs)
+    return _of_pairs((unpack_triangle(triangle, width) for triangle in triangles), width, outputs)
 
 
 def _grams(model: LinearModel, curvature: Array) -> Iterator[Array]:

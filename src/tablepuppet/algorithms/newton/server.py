@@ -35,7 +35,7 @@ from tablepuppet.algorithms.newton.full_curvature import (
     summed_matrix,
 )
 from tablepuppet.algorithms.newton.options import Newton, NewtonFigures, NewtonUpdate
-from tablepuppet.algorithms.numerics.linear_systems import Spectrum, unpacked
+from tablepuppet.algorithms.numerics.linear_systems import Spectrum, unpack_triangle
 from tablepuppet.algorithms.numerics.subspace import Tracker, kept_directions
 from tablepuppet.arrays import Array, Following
 from tablepuppet.models.tally import Tally
@@ -150,9 +150,9 @@ class NewtonServer(Server):
             taken = intercept_share(total[2], self._curvatures[block].sum(axis=0), self.problem.loss.outputs)
             return [-solve(summed_matrix(total[1], *total[0].shape) - taken @ taken.T, ridge, total[0])]
         if len(total) > 1 and total[1].shape[1] == 1 < len(total[1]):  # a wide block's diagonal
-            return [-_scaled(total[1] + ridge, total[0])]
+            return [-_divide_by_diagonal(total[1] + ridge, total[0])]
         if len(total) > 1:
-            self._unions[block] = Spectrum.of(unpacked(total[1][0], len(total[0])))
+            self._unions[block] = Spectrum.of(unpack_triangle(total[1][0], len(total[0])))
         spectrum = self._unions[block]
         assert spectrum is not None
         return [-spectrum.solve(1.0, ridge, total[0])]
@@ -188,6 +188,6 @@ class NewtonServer(Server):
         return {"decrement": self._decrement}
 
 
-def _scaled(diagonal: Array, right: Array) -> Array:
+def _divide_by_diagonal(diagonal: Array, right: Array) -> Array:
     """diag⁻¹ right; 0 where the diagonal is."""
     return np.divide(right, diagonal, out=np.zeros_like(right), where=diagonal > 0)

@@ -65,7 +65,7 @@ def images(weights: Array | Following, columns: Array, vectors: Sequence[Array])
     return own, constant
 
 
-def _summed(weights: Array | Following) -> float:
+def _sum_weights(weights: Array | Following) -> float:
     return sum(float(weights[here].sum()) for here in pieces(len(weights)))
 
 
@@ -96,7 +96,7 @@ class HessianSample:
         None: F is flat where the model stands, or no number.
         """
         every = [weights for weights, is_here in zip(known, is_complete, strict=True) if is_here]
-        curvature = _summed(min(every, key=len)) / all_rows
+        curvature = _sum_weights(min(every, key=len)) / all_rows
         if not 0.0 < curvature < np.inf:
             return None
         means = np.where(np.repeat(is_complete, sizes), along / curvature, 0.0)

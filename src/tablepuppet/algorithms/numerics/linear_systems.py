@@ -83,7 +83,7 @@ class Spectrum:
         return np.asarray(self.vectors @ (inverse[:, None] * (self.vectors.T @ right)))
 
 
-def packed(matrix: Array) -> Array:
+def pack_triangle(matrix: Array) -> Array:
     """The lower triangle of a symmetric matrix, row by row: all that needs to travel.
 
     >>> packed(np.array([[1.0, 2.0], [2.0, 3.0]]))
@@ -92,7 +92,7 @@ def packed(matrix: Array) -> Array:
     return np.asarray(matrix[np.tril_indices(len(matrix))])
 
 
-def unpacked(triangle: Array, size: int) -> Array:
+def unpack_triangle(triangle: Array, size: int) -> Array:
     """The symmetric matrix whose lower triangle that is."""
     place = np.tril_indices(size)
     matrix = np.empty((size, size))

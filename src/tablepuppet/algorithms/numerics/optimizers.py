@@ -69,7 +69,7 @@ def descend(
     return theta - moved, Moments(step, first, second)
 
 
-def clipped(gradient: Array, clip_norm: float | None) -> Array:
+def clip_gradient(gradient: Array, clip_norm: float | None) -> Array:
     """The gradient, shortened to a norm, as torch.nn.utils.clip_grad_norm_ does."""
     if clip_norm is None:
         return gradient

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Problem
 from tablepuppet.algorithms.numerics.linear_systems import eigenvalues
-from tablepuppet.arrays import Array, Following, Moved, PerRow, fixed
+from tablepuppet.arrays import Array, Following, Moved, PerRow, freeze
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.losses.logistic import curvature_of_slopes
 from tablepuppet.models.tally import Tally, tally
 from tablepuppet.privacy.labels import Channel
-from tablepuppet.threads import over_rows
+from tablepuppet.threads import parallel_for
 
 _ITERATIONS = 12
 _HALVINGS = 30
@@ -102,11 +102,11 @@ def derivatives(
     for i, alone in enumerate(apart):
         if alone:
             for found in done.signals:
-                fixed(found[i])
+                freeze(found[i])
             if curvatures is not None and follows:
                 curvatures[i] = Following(signals[i], curvature_of_slopes)
         elif curvatures is not None:
-            both = fixed(np.ascontiguousarray(fixed(signals[i]).T))  # which messages carry as they are
+            both = freeze(np.ascontiguousarray(freeze(signals[i]).T))  # which messages carry as they are
             signals[i], curvatures[i] = both.reshape(2, -1, loss.outputs)
     sums = done.sums
     total = sums["weighted"] if "weighted" in sums else sums["loss"]
@@ -215,7 +215,7 @@ def minimise(
             new = point + step / 2**halving
             at, moved = None, []  # as large as the tables, and rarely wanted again
             steps = [Moved(block[0], block[1:], c) for block, c in zip(vectors, split(new), strict=True)]
-            moved = [step if later else _written(step) for step, later in zip(steps, in_walks, strict=True)]
+            moved = [step if later else _write_out(step) for step, later in zip(steps, in_walks, strict=True)]
             at = (look if look is not None and ends else evaluate)(moved, intercept + new[borders[-1] :])
             reached, new_slope = total(new, at.loss, along if ends else slopes(vectors, at))
             if reached <= max(value - 1e-4 * expected / 2**halving, value + 1e-15 * abs(value)):
@@ -224,7 +224,7 @@ def minimise(
             at, moved = None, []
             break
         if not ends:
-            hessian = _learned(hessian, new - point, new_slope - slope)
+            hessian = _update_hessian(hessian, new - point, new_slope - slope)
         point, value, slope = new, reached, new_slope
         if is_quadratic or ends:
             break
@@ -233,11 +233,11 @@ def minimise(
         moved = [
             Moved(block[0], block[1:], c) if c.any() else block[0] for block, c in zip(vectors, found, strict=True)
         ]
-    h = [_written(step, in_place=in_place) if isinstance(step, Moved) else step for step in moved]
+    h = [_write_out(step, in_place=in_place) if isinstance(step, Moved) else step for step in moved]
     return Found(found, chosen, h, at or evaluate(h, chosen), value, decrement)
 
 
-def _written(moved: Moved, *, in_place: bool = False) -> Array:
+def _write_out(moved: Moved, *, in_place: bool = False) -> Array:
     """h of a block after a step, over what it was before or beside it."""
     out = moved.values if in_place else np.empty_like(moved.values)
 
@@ -246,11 +246,11 @@ def _written(moved: Moved, *, in_place: bool = False) -> Array:
             some = slice(start, min(start + _PIECE, here.stop))
             np.add(moved.step(some), moved.values[some], out=out[some])
 
-    over_rows(write, len(out), 4 * _PIECE)
+    parallel_for(write, len(out), 4 * _PIECE)
     return out
 
 
-def _learned(hessian: Array, step: Array, change: Array) -> Array:
+def _update_hessian(hessian: Array, step: Array, change: Array) -> Array:
     """The Hessian after a step, from how the slope has changed along it (BFGS): no walk, and exact along the step."""
     image = hessian @ step
     curved, measured = float(step @ image), float(step @ change)

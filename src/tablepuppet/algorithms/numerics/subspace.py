@@ -18,7 +18,6 @@ import msgspec
 import numpy as np
 
 from tablepuppet.algorithms.base import BlockAnswer, Problem
-from tablepuppet.algorithms.numerics.beginning import best_intercept, counted_derivatives
 from tablepuppet.algorithms.numerics.hessian_sample import (
     Drawn,
     HessianSample,
@@ -27,6 +26,7 @@ from tablepuppet.algorithms.numerics.hessian_sample import (
     draw_rows,
     images,
 )
+from tablepuppet.algorithms.numerics.initialisation import best_intercept, counted_derivatives
 from tablepuppet.algorithms.numerics.search import (
     Derivatives,
     Found,
@@ -37,7 +37,7 @@ from tablepuppet.algorithms.numerics.search import (
 )
 from tablepuppet.arrays import Array, Following, PerRow
 from tablepuppet.models.tally import Tally
-from tablepuppet.threads import later
+from tablepuppet.threads import submit
 
 _SMALL = 1 << 24  # numbers, of all rows, outputs and directions
 
@@ -55,7 +55,7 @@ class Trail(msgspec.Struct, frozen=True):
     constants: list[Array]
     earlier: list[Array]
 
-    def moved(self, coefficients: Array, memory: int) -> Trail:
+    def move(self, coefficients: Array, memory: int) -> Trail:
         """θ after a step whose coefficients the server chose."""
         step = np.zeros_like(self.theta)
         for c, v in zip(coefficients, [self.direction, *self.constants, *self.earlier], strict=True):
@@ -104,7 +104,7 @@ class Tracker:
         self._hessian: Array = np.zeros((0, 0))
         self._complete = complete_blocks(problem)
         draw = partial(draw_rows, self._complete)
-        self._drawn = later(draw, problem) if self._varies else None  # while clients start
+        self._drawn = submit(draw, problem) if self._varies else None  # while clients start
         self._sampled: Drawn | None = None
 
     def begin(self, predictions: list[Array], spans_constant: Sequence[bool]) -> None:
@@ -153,11 +153,11 @@ class Tracker:
         self._give_up_signals()  # before others come that are as large
         self._refresh(fresh)
         found = self._minimise(vectors, self._orders, self._grams, along, is_last)
-        self._accept(found)
+        self._adopt(found)
         for i, coefficients in enumerate(found.coefficients):
             told = None if i in answers else self.pending[i]
             self.pending[i] = coefficients if told is None else told + coefficients
-            self._grams[i] = _moved(self._grams[i], coefficients)
+            self._grams[i] = _move_gram(self._grams[i], coefficients)
         return found
 
     def take_pending(self, blocks: Collection[int] | None = None) -> list[Array | None]:
@@ -326,11 +326,11 @@ class Tracker:
         if self.at is not None:
             self.at = replace(self.at, signals=[])
 
-    def _accept(self, found: Found) -> None:
+    def _adopt(self, found: Found) -> None:
         self.predictions, self.intercept, self.at = found.predictions, found.intercept, found.at
 
 
-def _moved(gram: Array, coefficients: Array) -> Array:
+def _move_gram(gram: Array, coefficients: Array) -> Array:
     """Inner products after θ has moved along its directions."""
     change = np.eye(len(gram))
     change[0, 1:] = coefficients

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from tablepuppet.algorithms.base import Answer, PartSetup, squared_norm
-from tablepuppet.algorithms.numerics.optimizers import Moments, clipped, descend, sensitivity
+from tablepuppet.algorithms.numerics.optimizers import Moments, clip_gradient, descend, sensitivity
 from tablepuppet.algorithms.sgd.options import Sgd, SgdFigures, SgdUpdate
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.models.linear import LinearModel
@@ -52,17 +52,17 @@ def client_step(
             )
             if setup.clients > 1:
                 return state, Partial(values=[gradient])
-            state = _descended(setup, options, state, gradient)
+            state = _descend(setup, options, state, gradient)
         else:
             state = msgspec.structs.replace(state, rows=message.next_rows)
     else:
         gradient = (message.values[0] / state.divisor).astype(state.theta.dtype, copy=False)
-        state = _descended(setup, options, state, gradient)
+        state = _descend(setup, options, state, gradient)
     predictions = setup.model.predict(state.theta, state.rows, state.moments.step)
     return state, Predictions(values=predictions, products=np.array([squared_norm(state.theta)]))
 
 
-def _descended(setup: PartSetup, options: Sgd, state: SgdState, gradient: Array) -> SgdState:
-    slope = clipped(gradient + setup.decay * state.theta, options.clip_norm)
+def _descend(setup: PartSetup, options: Sgd, state: SgdState, gradient: Array) -> SgdState:
+    slope = clip_gradient(gradient + setup.decay * state.theta, options.clip_norm)
     theta, moments = descend(state.theta, slope, state.moments, state.learning_rate, options.rule, setup.unit)
     return msgspec.structs.replace(state, theta=theta, moments=moments)

@@ -52,7 +52,7 @@ class Sgd(AlgorithmOptions, frozen=True, tag="sgd"):
         self._check(self.clip_norm is None or self.clip_norm > 0, "clip_norm must be above 0, or None")
         self._check(0 <= self.tolerance < inf, "tolerance must not be negative or infinite")
 
-    def settled(self, *, is_linear: bool, is_private: bool) -> Sgd:
+    def resolve_defaults(self, *, is_linear: bool, is_private: bool) -> Sgd:
         """The same, with an optimiser and a schedule where the user left them open; noise wants steps that fade out."""
         is_open = self.optimizer is None and self.learning_rate is None and not (is_linear and is_private)
         optimizer, schedule = ("adam", "cosine") if is_open else ("sgd", "linear" if is_private else "constant")

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Problem, Server
-from tablepuppet.algorithms.numerics.beginning import best_intercept
+from tablepuppet.algorithms.numerics.initialisation import best_intercept
 from tablepuppet.algorithms.numerics.noise_edge import noise_edge
-from tablepuppet.algorithms.numerics.optimizers import Moments, clipped, descend, rule_of
+from tablepuppet.algorithms.numerics.optimizers import Moments, clip_gradient, descend, rule_of
 from tablepuppet.algorithms.sgd.options import Sgd, SgdFigures, SgdUpdate
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.models.losses import Loss
@@ -33,7 +33,7 @@ def join_step(shard: Any, *, loss: Loss, intercept: Array) -> tuple[Sequence[Arr
     return (residual,), {"residual": residual.sum(axis=0), "squares": float(np.vdot(residual, residual))}
 
 
-def scheduled(peak: float, step: int, steps: int, epochs: int, options: Sgd) -> float:
+def learning_rate_at(peak: float, step: int, steps: int, epochs: int, options: Sgd) -> float:
     """The learning rate of batch number `step`, where an epoch has `steps` batches.
 
     >>> [scheduled(1.0, step, 2, 2, Sgd(schedule="linear")) for step in range(4)]
@@ -126,11 +126,11 @@ class SgdServer(Server):
             square = done.sums["squares"] / (joined.rows * self.problem.loss.outputs)
             self._noise.see(square, done.sums["lengths"] / joined.rows)
             self.problem.head.penalties = [(weights, np.zeros(len(weights))) for weights in self._noise.weights]
-        self._learning_rate = scheduled(
+        self._learning_rate = learning_rate_at(
             self._peak, self._step, self.rounds_per_epoch(), self.problem.epochs, self.options
         )
         if self.problem.has_intercept and not self.problem.is_private:
-            gradient = clipped(done.sums["residual"] / joined.rows, self.options.clip_norm)
+            gradient = clip_gradient(done.sums["residual"] / joined.rows, self.options.clip_norm)
             free = rule_of(self.options.rule.optimizer, self.options.rule.momentum)
             self._intercept, self._moments = descend(
                 self._intercept, gradient, self._moments, self._learning_rate, free, self.problem.unit
@@ -139,7 +139,7 @@ class SgdServer(Server):
             slope = done.sums["head"] / joined.rows + self.problem.head_l2 * self.problem.head.own
             self.problem.head.own, self._head_moments = descend(
                 self.problem.head.own,
-                clipped(slope, self.options.clip_norm),
+                clip_gradient(slope, self.options.clip_norm),
                 self._head_moments,
                 self._learning_rate,
                 self.options.rule,

@@ -129,7 +129,7 @@ def at_work(engine: Engine) -> Iterator[Cluster | None]:
     if isinstance(engine, Local):
         yield None
         return
-    with _connected(engine) as ray, _storage(engine) as place:
+    with _connect(engine) as ray, _storage(engine) as place:
         cluster = Cluster(ray, engine.workers or max(1, int(ray.available_resources().get("CPU", 1))), place)
         try:
             yield cluster
@@ -138,7 +138,7 @@ def at_work(engine: Engine) -> Iterator[Cluster | None]:
 
 
 @contextmanager
-def _connected(engine: Ray) -> Iterator[Any]:
+def _connect(engine: Ray) -> Iterator[Any]:
     """Ray, connected: by the user already, to a cluster that runs, or to one that is started for this run."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing about a run goes to anybody
     mode = os.environ.setdefault(_AUTH_MODE, _TOKEN)

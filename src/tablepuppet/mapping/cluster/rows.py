@@ -103,7 +103,7 @@ class ClusterRows:
             write_labels(self.cluster.storage, partition, name, self.labels, self.weights)
         return name
 
-    def ordered(self, name: str) -> Iterator[Array]:
+    def iterate_sorted(self, name: str) -> Iterator[Array]:
         """As JoinedRows.ordered: workers sort their own, and send what lies between some values at a time."""
         state = {name: self.state.pop(name)}
         chunks = -(-self.rows // _CHUNK)
@@ -117,7 +117,7 @@ class ClusterRows:
             found.sort()
             yield found
 
-    def weighted(self, weights: Array | None) -> ClusterRows:
+    def with_weights(self, weights: Array | None) -> ClusterRows:
         """As JoinedRows.weighted."""
         return replace(self, weights=weights, state={})
 
@@ -152,7 +152,7 @@ class ClusterRows:
                 weights[place] = found[2]
         return batch(numbers, labels, weights, [p.rows for p in self.indices])
 
-    def gathered(self) -> JoinedRows:
+    def fetch(self) -> JoinedRows:
         """The same joined rows in this process, for work that is not a walk; a partition at a time."""
         numbers: list[RowNumbers] = [
             np.empty(self.rows, np.int32) if p.rows < 2**31 else np.empty(self.rows, np.int64) for p in self.indices

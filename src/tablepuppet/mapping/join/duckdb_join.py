@@ -87,7 +87,7 @@ class DuckJoin:
             group = f" GROUP BY {columns}" if columns else ""
             names.append(f"(SELECT {columns}{', ' if columns else ''}count(*) AS n FROM s{relation.scan}{group})")
         product = " * ".join(f"coalesce(r{i}.n, 1)::HUGEINT" for i in range(len(names)))
-        with connected(self.keys) as connection:
+        with connect(self.keys) as connection:
             sql = f"SELECT coalesce(sum({product}), 0)::VARCHAR FROM {_from(self.branch, names, 'n')}"
             ((count,),) = connection.execute(sql).fetchall()
         return int(count)
@@ -100,7 +100,7 @@ class DuckJoin:
         columns = ", ".join(f"coalesce(r{i}.row, -1)" for i in range(len(relations)))
         places = [f"r{i}.place" for i in (label, *(i for i in range(len(relations)) if i != label))]
         written = 0
-        with connected(self.keys) as connection:
+        with connect(self.keys) as connection:
             for names in self._slices(total):
                 order = f"ORDER BY {', '.join(places)} NULLS FIRST"
                 sql = f"SELECT {columns} FROM {_from(self.branch, names, 'row')} {order}"
@@ -125,7 +125,7 @@ class DuckJoin:
 
 
 @contextmanager
-def connected(keys: Sequence[ScanKeys]) -> Iterator[duckdb.DuckDBPyConnection]:
+def connect(keys: Sequence[ScanKeys]) -> Iterator[duckdb.DuckDBPyConnection]:
     """DuckDB with the keys of scan i as s<i>, within half of the free memory; what it spills is deleted."""
     with scratch_folder() as folder:
         config: dict[str, str | bool | int | float | list[str]] = {
@@ -150,7 +150,7 @@ def why_empty(bound: BoundQuery, branch: Branch, keys: Sequence[ScanKeys]) -> st
         if not keys[relation.scan].rows and number not in anti:
             after = f" after the filter {scan.filter}" if scan.filter else ""
             return f"the join is empty: table {scan.table} ({relation.alias}) has no rows{after}"
-    with connected(keys) as connection:
+    with connect(keys) as connection:
         for join in anti.values():
             listed = branch.relations[join.relation].scan
             column = join.on[0].right_column

@@ -122,7 +122,7 @@ class JoinedSide:
             begin += branch.rows
         return out
 
-    def held(self) -> list[RowNumbers] | None:
+    def view_rows(self) -> list[RowNumbers] | None:
         """p_i of all joined rows, not to be changed: a tree may hold them as they are; None: it does not."""
         [branch, *others] = self.branches
         if others or not isinstance(branch, TreeSide) or any(column.becomes[0] is not None for column in self.columns):

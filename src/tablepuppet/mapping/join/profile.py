@@ -15,7 +15,7 @@ import duckdb
 from tablepuppet.catalog.bound import BoundQuery, Branch, KeyPair
 from tablepuppet.errors import PolicyError
 from tablepuppet.formatting import fragment, table
-from tablepuppet.mapping.join.duckdb_join import connected
+from tablepuppet.mapping.join.duckdb_join import connect
 from tablepuppet.mapping.keys.gather import ScanKeys
 
 _WORDS = {"inner": "JOIN", "left": "LEFT JOIN", "anti": "ANTI JOIN", "not in": "ANTI JOIN"}
@@ -102,7 +102,7 @@ def _lines(side: Side) -> Iterator[str]:
 
 def profile_keys(bound: BoundQuery, keys: Sequence[ScanKeys]) -> Profile:
     """Counts, by DuckDB, over the keys that the clients sent."""
-    with connected(keys) as connection:
+    with connect(keys) as connection:
         joins = tuple(
             JoinProfile(kind, *(_side(connection, bound, branch, pairs, is_left) for is_left in (True, False)))
             for branch in bound.branches

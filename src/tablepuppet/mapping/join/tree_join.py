@@ -24,7 +24,7 @@ from tablepuppet.catalog.bound import Branch
 from tablepuppet.mapping.join.duckdb_join import SLICE, Counts, Marks, Use
 from tablepuppet.mapping.keys.gather import ScanKeys
 from tablepuppet.mapping.rows.index import counts_up
-from tablepuppet.threads import over_rows, pool
+from tablepuppet.threads import parallel_for, pool
 
 _PIECE = 1 << 16  # rows that are counted at a time, at the least: NumPy makes wide numbers of them
 
@@ -164,7 +164,7 @@ def _edge(parent: int, relation: int, is_outer: bool, columns: list[tuple[int, i
                 here = slice(rows.start + piece.start, rows.start + piece.stop)
                 only[here] = row_of.take(above[here], mode="wrap")
 
-        over_rows(find, len(above), 1 << 20)
+        parallel_for(find, len(above), 1 << 20)
         only[-1] = -1
         return Edge(parent, relation, is_outer, only, only[:0], np.zeros(0, np.int64), only[:0])
     starts = np.concatenate([[0], np.cumsum(counts[1:]), [len(here) - counts[0]]]).astype(order.dtype)

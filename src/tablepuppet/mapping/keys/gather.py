@@ -84,13 +84,13 @@ def gather_keys(
             dict(zip(scan.clients, given, strict=True)) for scan, given in zip(bound.scans, received, strict=True)
         ]
         received = [list(given.values()) for given in blinded_by_all(by_client, domains, link, job, privacy.max_keys)]
-    tables = _plain(received, wanted) if tokens == "plain" else _numbered(received, wanted, domains)
+    tables = _plain(received, wanted) if tokens == "plain" else _number_tokens(received, wanted, domains)
     _check_groups(bound, received, tables, tokens)
     keys = [
         ScanKeys(
             sum(k.rows for k in given),
             table,
-            _merged([k.order for k in given]),
+            _merge_orders([k.order for k in given]),
             is_numbered=tokens != "plain",
             merged=merged.get(number),
         )
@@ -168,7 +168,7 @@ def _offsets(bound: BoundQuery, link: Link, job: str) -> list[dict[str, int]]:
     return offsets
 
 
-def _merged(orders: Sequence[NDArray[np.int64] | None]) -> NDArray[np.int64] | None:
+def _merge_orders(orders: Sequence[NDArray[np.int64] | None]) -> NDArray[np.int64] | None:
     """The place of each row in the order of all clients together; None: the rows are in order."""
     shared = [order for order in orders if order is not None]
     if not shared:
@@ -201,7 +201,7 @@ def key_domains(bound: BoundQuery) -> dict[Place, int]:
     return {place: numbers[find(place)] for place in sorted(root)}
 
 
-def _numbered(
+def _number_tokens(
     received: Sequence[Sequence[Keys]], wanted: Sequence[Sequence[int]], domains: dict[Place, int]
 ) -> list[pa.Table]:
     """Tokens as numbers that are equal where the tokens are, over all tables of a domain."""
@@ -259,12 +259,12 @@ def _tokens_of(
 def _plain(received: Sequence[Sequence[Keys]], wanted: Sequence[Sequence[int]]) -> list[pa.Table]:
     tables = []
     for given, columns in zip(received, wanted, strict=True):
-        named = [_decoded(k.columns).rename_columns([f"k{c}" for c in columns]) for k in given]
+        named = [_decode(k.columns).rename_columns([f"k{c}" for c in columns]) for k in given]
         tables.append(pa.concat_tables(named, promote_options="permissive") if columns else pa.table({}))
     return tables
 
 
-def _decoded(table: pa.Table) -> pa.Table:
+def _decode(table: pa.Table) -> pa.Table:
     """The table without dictionary encoding, so that clients' columns can be put together."""
     for i, column in enumerate(table.schema):
         if pa.types.is_dictionary(column.type):

@@ -148,7 +148,7 @@ class JoinedRows:
             return None
         return self.run(weight_step, [np.zeros((p.rows, 1)) for p in self.indices], signals=1).signals[0]
 
-    def weighted(self, weights: Array | None) -> JoinedRows:
+    def with_weights(self, weights: Array | None) -> JoinedRows:
         """The same joined rows with other weights, per row of the label table."""
         return replace(self, weights=weights, state={})
 
@@ -170,7 +170,7 @@ class JoinedRows:
     def _by_label(self) -> JoinedRows:
         return by_label(self.labels, self.label_counts(), self.weights)
 
-    def ordered(self, name: str) -> Iterator[Array]:
+    def iterate_sorted(self, name: str) -> Iterator[Array]:
         """The values that a walk left in the state, which gives them up, in ascending order, some at a time."""
         return ascending(self.state.pop(name).reshape(-1))
 

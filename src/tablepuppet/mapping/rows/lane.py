@@ -96,7 +96,7 @@ def walk_lane(rows: JoinedRows, lane: Lane, work: Work, given: BlockValues) -> L
     for start, stop in lane:
         places = [p.place(start, stop) for p in rows.indices]
         shard = _shard(rows, given, places, (start, stop), work)
-        outcome, of_shard = work.step(shard, **_weighted(shard, work.given))
+        outcome, of_shard = work.step(shard, **_with_weights(shard, work.given))
         sums.append(of_shard)
         signals = [_by_block(signal, work.own, given, places) for signal in outcome[: work.signals]]
         collapsed = collapsed or [
@@ -129,7 +129,7 @@ def _shard(rows: JoinedRows, given: BlockValues, places: Places, borders: tuple[
     return Shard(scores, columns, state, partial(of_label_rows, rows.labels), weights)
 
 
-def _weighted(shard: Shard, given: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_weights(shard: Shard, given: Mapping[str, Any]) -> Mapping[str, Any]:
     if shard.weights is None or "loss" not in given:
         return given
     return {**given, "loss": Weighted(given["loss"], shard.weights)}

@@ -80,7 +80,7 @@ def can_build_on_workers(side: Sequence[BranchSide]) -> bool:
 
 def materialize(side: JoinedSide, labels: NDArray[Any], weights: Array | None) -> JoinedRows:
     """Joined rows in memory; labels and weights are those of the label rows that occur."""
-    numbers = side.held() or side.numbers(0, side.rows)
+    numbers = side.view_rows() or side.numbers(0, side.rows)
     indices = [RowIndex.of(numbers.pop(0), column.rows) for column in side.columns]
     own = indices[side.label]
     known = labels if own.is_identity else floats(labels)  # only what is as long as the joined rows is worth it

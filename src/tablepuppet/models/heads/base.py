@@ -81,7 +81,7 @@ class TrainedHead:
         shrinkage = self.head.spec.shrinkage
         return [shrinkage] * len(self.head.spec.widths) if shrinkage else []
 
-    def kept(self) -> TrainedHead:
+    def snapshot(self) -> TrainedHead:
         """As it is now, for `go_back`."""
         return replace(self, squares=list(self.squares))
 
@@ -151,7 +151,7 @@ class HeadedRows:
         return getattr(self.joined, name)
 
 
-def headed(joined: Any, trained: TrainedHead | None) -> Any:
+def apply_head(joined: Any, trained: TrainedHead | None) -> Any:
     """The joined rows under a head; None: their sum."""
     return joined if trained is None else HeadedRows(joined, trained)
 

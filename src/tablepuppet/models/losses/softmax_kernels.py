@@ -21,13 +21,13 @@ _CLOSE = 1e-6  # a Newton step this small leaves an error of its square
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _compiled(function: F) -> F:
+def _compile(function: F) -> F:
     """A compiled loop that releases the interpreter's lock; sums keep their order."""
     fast = {"contract", "nsz", "nnan"}
     return cast(F, njit(function, nogil=True, cache=True, error_model="numpy", fastmath=fast))
 
 
-@_compiled
+@_compile
 def _exponentials(x: Array, p: Array, top: Array, total: Array) -> None:
     """p = eˣ / Σ eˣ per column, and max x and Σ e^(x − max x)."""
     classes, rows = x.shape
@@ -47,7 +47,7 @@ def _exponentials(x: Array, p: Array, top: Array, total: Array) -> None:
             p[c, j] /= total[j]
 
 
-@_compiled
+@_compile
 def normalise(a: Array, out: Array, logarithms: Array) -> None:
     """eᵃ / Σ eᵃ per row, and log Σ eᵃ."""
     classes = a.shape[1]
@@ -65,7 +65,7 @@ def normalise(a: Array, out: Array, logarithms: Array) -> None:
                 out[first + j, c] = p[c, j]
 
 
-@_compiled
+@_compile
 def multiply_hessian(p: Array, vectors: Array, out: Array) -> None:
     """p∘v − (p·v) p of each row's vectors."""
     for j in range(len(p)):
@@ -77,7 +77,7 @@ def multiply_hessian(p: Array, vectors: Array, out: Array) -> None:
                 out[j, k, c] = p[j, c] * (vectors[j, k, c] - along)
 
 
-@_compiled
+@_compile
 def proximal(centre: Array, rho: Array, labels: Array, targets: Array, u: Array) -> None:
     """Newton with the Hessian ρI + diag(p) − ppᵀ, inverted by Sherman–Morrison; ρ is one number per row.
 
@@ -133,7 +133,7 @@ def proximal(centre: Array, rho: Array, labels: Array, targets: Array, u: Array)
                 u[first + j, c] = x[c, j]
 
 
-@_compiled
+@_compile
 def _take_newton_step(
     moved: tuple[Array, Array, Array],
     at: tuple[Array, Array],

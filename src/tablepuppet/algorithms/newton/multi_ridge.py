@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Problem, Together, Walkable
+from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, MultiModelServer, Problem, Walkable
 from tablepuppet.algorithms.newton.options import BasisUpdate, Newton, NewtonFigures
-from tablepuppet.algorithms.numerics.linear_systems import Spectrum, eigenvalues, unpacked
+from tablepuppet.algorithms.numerics.linear_systems import Spectrum, eigenvalues, unpack_triangle
 from tablepuppet.arrays import Array
 from tablepuppet.models.losses import Loss
 
@@ -44,7 +44,7 @@ def slope_step(shard: Any, *, loss: Loss, intercept: Array) -> tuple[Sequence[Ar
     return (loss.gradient(np.add(shard.scores, intercept, out=shard.scores), shard.labels),), {}
 
 
-class TogetherServer(Together):
+class MultiRidgeServer(MultiModelServer):
     """The server's half. Columns of a Gram matrix: the blocks' directions, then the label and 1."""
 
     def __init__(self, problem: Problem, options: Newton, folds: Sequence[Walkable]) -> None:
@@ -119,7 +119,7 @@ class TogetherServer(Together):
     def union_step(self, block: int, total: list[Array]) -> list[Array]:
         """A direction for each model, from sums over the block's clients."""
         if len(total) > 1:
-            self._spectra[block] = Spectrum.of(unpacked(total[1][0], len(total[0])))
+            self._spectra[block] = Spectrum.of(unpack_triangle(total[1][0], len(total[0])))
         spectrum = self._spectra[block]
         assert spectrum is not None
         found = -directions(spectrum, self.problem.joined.rows * self._ridges[:, block], total[0])
@@ -197,7 +197,7 @@ class TogetherServer(Together):
         for ridges in self._ridges:
             penalty = np.concatenate([*(b * n for b, n in zip(ridges, self._norms, strict=True)), [0.0]])
             matrix = curvature / rows + np.diag(penalty)
-            x = _solved(matrix, slope / rows)
+            x = _pseudo_solve(matrix, slope / rows)
             found.append(x)
             values.append(0.5 * (square / rows - 2 * float(x @ slope) / rows + float(x @ matrix @ x)))
         self._solutions = np.stack(found, axis=1)
@@ -211,7 +211,7 @@ def directions(spectrum: Spectrum, ridges: Array, gradient: Array) -> Array:
     return np.concatenate(columns, axis=1)
 
 
-def _solved(matrix: Array, right: Array) -> Array:
+def _pseudo_solve(matrix: Array, right: Array) -> Array:
     """matrix⁺ right, after scaling the diagonal to 1."""
     scale = np.sqrt(np.maximum(np.diag(matrix), 0.0))
     inverse = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale > 0)

@@ -16,10 +16,10 @@ import numpy as np
 
 from tablepuppet.algorithms.base import Problem
 from tablepuppet.algorithms.numerics.search import Derivatives, derivatives, hessian_step, minimise
-from tablepuppet.arrays import Array, Following, RowNumbers, fixed
+from tablepuppet.arrays import Array, Following, RowNumbers, freeze
 from tablepuppet.models.losses.logistic import curvature_of_slopes
 from tablepuppet.models.tally import tally
-from tablepuppet.threads import over_rows
+from tablepuppet.threads import parallel_for
 
 _PIECE = 1 << 16  # rows that are added up at a time: they stay in the cache
 
@@ -93,8 +93,8 @@ def _added_up(every: RowNumbers, positive: Array, of_class: Array, out: Array) -
         found += positive[here] * of_class[1]
         out[here] = found
 
-    over_rows(some, len(out), _PIECE)
-    return fixed(out)
+    parallel_for(some, len(out), _PIECE)
+    return freeze(out)
 
 
 def label_step(shard: Any) -> tuple[Sequence[Any], dict[str, Any]]:

@@ -18,7 +18,7 @@ import numpy as np
 from tablepuppet.algorithms.registry import own_model
 from tablepuppet.arrays import Array
 from tablepuppet.engine.measured_rows import MeasuredRows
-from tablepuppet.engine.metrics import Measured, Metrics, measure, measure_scores
+from tablepuppet.engine.metrics import Criterion, Measured, Metrics, measure, measure_scores
 from tablepuppet.errors import ModelError
 from tablepuppet.exchanges.prediction import Scores
 from tablepuppet.mapping.mapping import Joined, TableMapping, rows_here
@@ -47,11 +47,12 @@ class Scored:
     def measure(self, blocks: Sequence[Array] | None = None) -> Measured:
         """How good it is; `blocks`: with these in the place of its own."""
         model, given = self.model, self.blocks if blocks is None else blocks
+        criterion = Criterion(model.loss, Moment.FINISHED)
         if own_model(model.spec) is not None:
             labels = rows_here(self.rows).joined_labels()
-            return measure_scores(self.scores(given), labels, None, model.loss, moment=Moment.FINISHED)
+            return measure_scores(self.scores(given), labels, None, criterion)
         rows = apply_head(self.rows, trained_head(model.head))
-        return measure(rows, given, model.loss, model.encoded_intercept, moment=Moment.FINISHED)
+        return measure(rows, given, model.encoded_intercept, criterion)
 
     def scores(self, blocks: Sequence[Array] | None = None) -> Array:
         """Of every joined row."""

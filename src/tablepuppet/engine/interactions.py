@@ -27,7 +27,7 @@ from tablepuppet.algorithms.boosting.plan import trees_cost
 from tablepuppet.algorithms.numerics.initialisation import best_intercept
 from tablepuppet.algorithms.registry import BY_NAME
 from tablepuppet.arrays import Array
-from tablepuppet.engine.metrics import measure
+from tablepuppet.engine.metrics import Criterion, measure
 from tablepuppet.formatting import size
 from tablepuppet.job.make import usual_algorithm
 from tablepuppet.models.heads.base import HeadedRows, HeadKind, HeadSpec
@@ -146,8 +146,8 @@ def compare_with_sum(
     summed, alone = ([scale * values[:, : spec.outputs] for values in h] for h in (seen, held_out))
     plain = replace(problem, joined=cast(HeadedRows, problem.joined).joined, head=None)
     intercept = best_intercept(plain, summed)
-    moment = Moment.HELD_OUT
-    found = measure(rows, alone, problem.loss, intercept, moment=moment, channel=problem.channel).loss
+    criterion = Criterion(problem.loss, Moment.HELD_OUT, problem.channel)
+    found = measure(rows, alone, intercept, criterion).loss
     if not found < (1.0 - _WORSE) * both:
         return []
     return [

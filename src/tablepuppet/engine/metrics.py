@@ -35,6 +35,19 @@ class Measured:
     curves: Curves | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Criterion:
+    """How rows are measured: by a loss and its metrics, as far as the moment needs them; `channel`: noise on labels."""
+
+    loss: Loss
+    moment: Moment
+    channel: Channel | None = None
+
+    @property
+    def is_ranked(self) -> bool:
+        return any(metric.is_ranked and metric.since <= self.moment for metric in self.loss.metrics)
+
+
 def by_side(found: Mapping[str, Measured], classes: tuple[Class, ...]) -> tuple[dict[str, Metrics], dict[str, Curves]]:
     """The metrics and the curves of each side of the split; validation rows also have the loss itself."""
     metrics = {side: ({"loss": m.loss} if side == "validation" else {}) | m.metrics for side, m in found.items()}
@@ -65,11 +78,9 @@ def class_step(shard: Any, *, loss: Loss, intercept: Array, number: int) -> tupl
 def measure(
     joined: Walkable,
     per_row: Sequence[Array],
-    loss: Loss,
     intercept: Array,
+    criterion: Criterion,
     *,
-    moment: Moment,
-    channel: Channel | None = None,
     known: Tally | None = None,
 ) -> Measured:
     """A model's predictions on some joined rows, as far as they are measured at the moment.
@@ -79,39 +90,32 @@ def measure(
     """
     if joined.rows == 0:
         return Measured(float("nan"), {})
-    if known is not None and moment is Moment.EPOCH:
-        return _summarise(known, loss, channel, moment)
-    is_ranked = _is_ranked(loss, moment)
+    if known is not None and criterion.moment is Moment.EPOCH:
+        return _summarise(known, criterion)
+    loss = criterion.loss
     given: dict[str, Any] = {"loss": loss, "intercept": intercept}
-    if known is not None and known.get("moment") is moment:
+    if known is not None and known.get("moment") is criterion.moment:
         sums = known
     else:
-        sums = sum_metrics(joined, per_row, loss, intercept, moment=moment, channel=channel) | (known or {})
+        sums = sum_metrics(joined, per_row, intercept, criterion) | (known or {})
     found: list[Ranking] = []
-    if is_ranked and loss.outputs == 1:
-        found = [rank(joined.iterate_sorted("scores"), joined.rows, sums["positives"], _second(loss, channel, moment))]
-    elif is_ranked and loss.outputs <= _CLASSES:
+    if criterion.is_ranked and loss.outputs == 1:
+        found = [rank(joined.iterate_sorted("scores"), joined.rows, sums["positives"], _second(criterion))]
+    elif criterion.is_ranked and loss.outputs <= _CLASSES:
         for number in range(loss.outputs):
             joined.allocate("scores", 1)
             count = joined.run(class_step, per_row, writes=("scores",), number=number, **given).sums["positives"]
             found.append(rank(joined.iterate_sorted("scores"), joined.rows, count))
-    return _summarise(sums, loss, channel, moment, found)
+    return _summarise(sums, criterion, found)
 
 
-def sum_metrics(
-    joined: Walkable,
-    per_row: Sequence[PerRow],
-    loss: Loss,
-    intercept: Array,
-    *,
-    moment: Moment,
-    channel: Channel | None = None,
-) -> Tally:
+def sum_metrics(joined: Walkable, per_row: Sequence[PerRow], intercept: Array, criterion: Criterion) -> Tally:
     """A walk for all sums of the moment; scores are kept where they are to be ranked."""
-    writes = ("scores",) if _is_ranked(loss, moment) and loss.outputs == 1 else ()
+    loss, moment = criterion.loss, criterion.moment
+    writes = ("scores",) if criterion.is_ranked and loss.outputs == 1 else ()
     for name in writes:
         joined.allocate(name, 1)
-    given: dict[str, Any] = {"loss": loss, "intercept": intercept, "channel": channel, "moment": moment}
+    given: dict[str, Any] = {"loss": loss, "intercept": intercept, "channel": criterion.channel, "moment": moment}
     sums: Tally = joined.run(measure_step, per_row, writes=writes, **given).sums
     return sums | {"moment": moment}
 
@@ -120,10 +124,8 @@ def measure_scores(
     scores: Array,
     labels: Array,
     weights: Array | None,
-    loss: Loss,
+    criterion: Criterion,
     *,
-    moment: Moment,
-    channel: Channel | None = None,
     index: RowNumbers | None = None,
 ) -> Measured:
     """The same from the score of every row, where an algorithm keeps them; `scores` is (rows, outputs).
@@ -136,6 +138,7 @@ def measure_scores(
     def of(values: Array, rows: slice) -> Array:
         return values[rows] if index is None else values[index[rows]]
 
+    loss, channel, moment = criterion.loss, criterion.channel, criterion.moment
     totals = []
     chunks = [slice(start, start + _CHUNK) for start in range(0, len(scores), _CHUNK)]
     for rows in chunks:
@@ -143,24 +146,20 @@ def measure_scores(
         totals.append(_sums(own, np.ascontiguousarray(scores[rows]), of(labels, rows), channel, moment))
     sums = {name: sum(t[name] for t in totals) for name in totals[0]}
     found: list[Ranking] = []
-    if _is_ranked(loss, moment) and loss.outputs == 1:
+    if criterion.is_ranked and loss.outputs == 1:
         labelled_rows = ((scores[rows, 0], of(labels, rows)) for rows in chunks)
-        found = [rank_rows(len(scores), labelled_rows, _second(loss, channel, moment))]
-    elif _is_ranked(loss, moment) and loss.outputs <= _CLASSES:
+        found = [rank_rows(len(scores), labelled_rows, _second(criterion))]
+    elif criterion.is_ranked and loss.outputs <= _CLASSES:
         for k in range(loss.outputs):
             own_class = ((_probability(loss, scores[rows], k), of(labels, rows) == k) for rows in chunks)
             found.append(rank_rows(len(scores), own_class))
-    return _summarise(sums, loss, channel, moment, found)
+    return _summarise(sums, criterion, found)
 
 
 def _probability(loss: Loss, scores: Array, number: int) -> Array:
     probabilities = loss.probabilities(scores)
     assert probabilities is not None
     return probabilities[:, number]
-
-
-def _is_ranked(loss: Loss, moment: Moment) -> bool:
-    return any(metric.is_ranked and metric.since <= moment for metric in loss.metrics)
 
 
 def _sums(loss: Loss, scores: Array, labels: Array, channel: Channel | None, moment: Moment) -> Tally:
@@ -173,18 +172,22 @@ def _sums(loss: Loss, scores: Array, labels: Array, channel: Channel | None, mom
     return sums
 
 
-def _second(loss: Loss, channel: Channel | None, moment: Moment) -> Probabilities | None:
+def _second(criterion: Criterion) -> Probabilities | None:
     """The probability of the second class, where a finished model's curves are wanted."""
+    loss = criterion.loss
     plain = loss.plain if isinstance(loss, Weighted) else loss
-    if moment is not Moment.FINISHED or channel is not None or plain.probabilities(np.zeros((1, 1))) is None:
+    if not _draws_curves(criterion) or plain.probabilities(np.zeros((1, 1))) is None:
         return None
     return lambda scores: _probability(plain, scores[:, None], 1)
 
 
-def _summarise(
-    sums: Tally, loss: Loss, channel: Channel | None, moment: Moment, ranked: Sequence[Ranking] = ()
-) -> Measured:
+def _draws_curves(criterion: Criterion) -> bool:
+    return criterion.moment is Moment.FINISHED and criterion.channel is None
+
+
+def _summarise(sums: Tally, criterion: Criterion, ranked: Sequence[Ranking] = ()) -> Measured:
     """What follows from sums, and from the ranks of the second class, or of each of several."""
+    loss, channel = criterion.loss, criterion.channel
     mean_loss = loss.mean(sums, is_noisy=channel is not None)
     if "weighted" in sums:
         mean_loss = sums["weighted"] / max(sums["weight"], 1e-300)
@@ -193,7 +196,7 @@ def _summarise(
         area = float(np.mean(areas)) if areas else float("nan")
         first = ranked[0]
         sums = {**sums, "area": area, "share": first.share, "average_precision": first.average_precision}
-    found = {m.name: m.value(sums, channel) for m in loss.metrics if m.since <= moment}
+    found = {m.name: m.value(sums, channel) for m in loss.metrics if m.since <= criterion.moment}
     metrics = {name: value for name, value in found.items() if value is not None}
-    is_drawn = moment is Moment.FINISHED and channel is None and "confusion" in sums
+    is_drawn = _draws_curves(criterion) and "confusion" in sums
     return Measured(mean_loss, metrics, curves_of(sums, loss, ranked) if is_drawn else None)

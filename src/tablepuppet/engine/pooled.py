@@ -19,7 +19,7 @@ from tablepuppet.algorithms.pooled import Pooled, PooledAlgorithm, PooledBlock
 from tablepuppet.arrays import Array, Codes
 from tablepuppet.engine.convergence import judge
 from tablepuppet.engine.encoders import agree_on_encoders
-from tablepuppet.engine.metrics import by_side, measure
+from tablepuppet.engine.metrics import Criterion, by_side, measure
 from tablepuppet.engine.result import EpochRecord, Result, RoundEvent
 from tablepuppet.engine.run import OnRound
 from tablepuppet.engine.start import make_problem
@@ -56,21 +56,16 @@ def run_pooled(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | 
     tables = [_table(block, encoders[n], revealed, has_absent=has_absent[n]) for n, block in enumerate(union.blocks)]
     found = (_network if as_codes else _optimum)(prepared, problem, tables)
     train = rows_here(mapping.train)
-    given: dict[str, Any] = {
-        "loss": plan.loss,
-        "intercept": found.intercept,
-        "moment": Moment.FINISHED,
-        "channel": mapping.label.channel,
-    }
+    given = (found.intercept, Criterion(plan.loss, Moment.FINISHED, mapping.label.channel))
     trained = problem.head
     seen, held = (
         [_outputs(plan, t, w, n)[side] for n, (t, w) in enumerate(zip(tables, found.thetas, strict=True))]
         for side in (0, 1)
     )
-    measured = {"train": measure(apply_head(train, trained), seen, **given)}
+    measured = {"train": measure(apply_head(train, trained), seen, *given)}
     if mapping.validation.rows:
-        measured["validation"] = measure(apply_head(mapping.validation, trained), held, **given)
-    measured["test"] = measure(apply_head(mapping.test, trained), held, **given)
+        measured["validation"] = measure(apply_head(mapping.validation, trained), held, *given)
+    measured["test"] = measure(apply_head(mapping.test, trained), held, *given)
     metrics, curves = by_side(measured, mapping.label.classes)
     value = measured["train"].loss + _penalty(problem, train, found, seen) if as_codes else found.value
     account = link.meter.account("training")

@@ -20,7 +20,7 @@ from tablepuppet.engine.convergence import Patience, judge
 from tablepuppet.engine.curves import Curves
 from tablepuppet.engine.encoders import agree_on_encoders, ids_of, widths_of
 from tablepuppet.engine.interactions import Interaction, advise_head, compare_with_sum, explain_pairs, probe
-from tablepuppet.engine.metrics import Metrics, by_side, measure, sum_metrics
+from tablepuppet.engine.metrics import Criterion, Metrics, by_side, measure, sum_metrics
 from tablepuppet.engine.result import EpochRecord, Result, RoundEvent
 from tablepuppet.engine.start import figures_of, make_problem, start_parts
 from tablepuppet.errors import TrainingError
@@ -70,7 +70,7 @@ def _train(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | None
     if job.patience is None and problem.head is None and problem.channel is None:  # the last epoch is the model
 
         def last_look(per_row: Sequence[PerRow], intercept: Array) -> Tally:
-            return sum_metrics(mapping.train, per_row, problem.loss, intercept, moment=Moment.FINISHED)
+            return sum_metrics(mapping.train, per_row, intercept, Criterion(problem.loss, Moment.FINISHED))
 
         problem = replace(problem, last_look=last_look)
     patience = None if job.patience is None else Patience(job.monitor, job.patience, job.min_delta)
@@ -230,17 +230,13 @@ class Run:
         self.contributions, self.held_out = train, test
         if is_last and self._may_probe():
             self._probed = submit(self._probe, mapping.train)  # beside what is measured
-        given: dict[str, Any] = {
-            "loss": self.problem.loss,
-            "intercept": self.intercept,
-            "channel": mapping.label.channel,
-        }
         known = None if wants_train else server.tally
-        first, others = (Moment.FINISHED,) * 2 if is_last else (Moment.EPOCH, Moment.HELD_OUT)
-        found = {"train": measure(apply_head(mapping.train, head), train, moment=first, known=known, **given)}
+        moments = (Moment.FINISHED,) * 2 if is_last else (Moment.EPOCH, Moment.HELD_OUT)
+        first, others = (Criterion(self.problem.loss, moment, mapping.label.channel) for moment in moments)
+        found = {"train": measure(apply_head(mapping.train, head), train, self.intercept, first, known=known)}
         if mapping.validation.rows:
-            found["validation"] = measure(apply_head(mapping.validation, head), test, moment=others, **given)
-        found["test"] = measure(apply_head(mapping.test, head), test, moment=others, **given)
+            found["validation"] = measure(apply_head(mapping.validation, head), test, self.intercept, others)
+        found["test"] = measure(apply_head(mapping.test, head), test, self.intercept, others)
         metrics, self.curves = by_side(found, mapping.label.classes)
         self.losses = {side: measured.loss for side, measured in found.items()}
         loss = found["train"].loss

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from tablepuppet.algorithms.base import Walkable
 from tablepuppet.arrays import Array, floats
 from tablepuppet.engine.encoders import agree_on_encoders
-from tablepuppet.engine.metrics import Metrics, measure
+from tablepuppet.engine.metrics import Criterion, Metrics, measure
 from tablepuppet.engine.result import Result
 from tablepuppet.engine.run import OnRound, Run
 from tablepuppet.engine.start import make_problem
@@ -282,7 +282,7 @@ def _without_l2(job: Job) -> Job:
 
 
 def _measure(rows: Walkable, predictions: Sequence[Array], plan: Plan, intercept: Array) -> Metrics:
-    found = measure(rows, predictions, plan.loss, intercept, moment=Moment.FINISHED)
+    found = measure(rows, predictions, intercept, Criterion(plan.loss, Moment.FINISHED))
     return {"loss": found.loss} | found.metrics
 
 

@@ -8,7 +8,7 @@ owner alone, who can then only train where the server never sees them (PolicyErr
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.algorithms.shape import Exchanges, RunShape, Shape
@@ -20,6 +20,9 @@ from tablepuppet.mapping.mapping import MappingSummary, PartSummary
 from tablepuppet.models.losses import Loss
 from tablepuppet.privacy.options import KeyMode
 from tablepuppet.transport.meter import DisclosureKey
+
+if TYPE_CHECKING:
+    from tablepuppet.plan.plan import Plan
 
 Ids = tuple[tuple[str, ...], ...]  # for each block and feature: "", or where its ids are known, "here" or by "tokens"
 
@@ -143,25 +146,25 @@ def statistics_disclosures(mapping: MappingSummary, shape: Shape) -> dict[Disclo
     return account.told
 
 
-def training_disclosures(
-    mapping: MappingSummary, shape: Shape, job: Job, loss: Loss, epochs: int, ids: Ids = ()
-) -> dict[DisclosureKey, int]:
+def training_disclosures(plan: Plan, epochs: int) -> dict[DisclosureKey, int]:
     """What a training run of so many epochs tells whom, from its first key to its last parameter."""
+    mapping, shape, job = plan.mapping, plan.shape, plan.job
     account = Account()
     account.told = setup_disclosures(mapping, job.privacy.keys) | statistics_disclosures(mapping, shape)
-    asked = exchanges_of(job, loss, mapping.train_rows, epochs)
-    held = held_blocks(job, mapping, ids)
+    asked = exchanges_of(job, plan.loss, mapping.train_rows, epochs)
+    held = held_blocks(job, mapping, plan.ids)
     for part in mapping.parts:
         account.client(part.client, f"part {part.number}", encoders=1)
         if asked.is_pooled:
             features = 2 * shape.blocks[part.block].width
             account.server(part.client, f"part {part.number}", features=features)
         else:
-            _of_part(account, part, shape, job, asked, is_held=held[part.block])
+            _of_part(account, part, plan, asked, is_held=held[part.block])
     return account.told
 
 
-def _of_part(account: Account, part: PartSummary, shape: Shape, job: Job, asked: Exchanges, *, is_held: bool) -> None:
+def _of_part(account: Account, part: PartSummary, plan: Plan, asked: Exchanges, *, is_held: bool) -> None:
+    shape, job = plan.shape, plan.job
     block, subject = shape.blocks[part.block], f"part {part.number}"
     outputs = block.outputs
     algorithm = algorithm_of(job.options)

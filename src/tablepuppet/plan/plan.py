@@ -160,7 +160,7 @@ class Plan:
         own = own_model(self.job.spec)
         if own is not None:
             return own.disclosures(self.mapping, self.shape, self.job)
-        return training_disclosures(self.mapping, self.shape, self.job, self.loss, epochs or self.job.epochs, self.ids)
+        return training_disclosures(self, epochs or self.job.epochs)
 
     @cached_property
     def private(self) -> PrivatePlan:

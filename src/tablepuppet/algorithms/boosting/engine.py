@@ -33,7 +33,7 @@ from tablepuppet.arrays import Array, floats
 from tablepuppet.engine.convergence import Patience, judge
 from tablepuppet.engine.curves import Curves
 from tablepuppet.engine.encoders import open_parts
-from tablepuppet.engine.metrics import Measured, Metrics, by_side, measure_scores
+from tablepuppet.engine.metrics import Criterion, Measured, Metrics, by_side, measure_scores
 from tablepuppet.engine.result import EpochRecord, Result, RoundEvent
 from tablepuppet.engine.run import OnRound
 from tablepuppet.errors import JobError, TransportError
@@ -255,8 +255,8 @@ class _Training:
             if name == "validation" and not side.rows:
                 continue
             moment = Moment.FINISHED if is_last else Moment.EPOCH if name == "train" else Moment.HELD_OUT
-            given = (own, floats(side.labels), side.weights, loss)
-            found[name] = measure_scores(*given, moment=moment, channel=channel, index=side.label_index.index)
+            given = (own, floats(side.labels), side.weights, Criterion(loss, moment, channel))
+            found[name] = measure_scores(*given, index=side.label_index.index)
         ordered: dict[str, Measured] = {name: found[name] for name in ("train", "validation", "test") if name in found}
         metrics, self.curves = by_side(ordered, self.plan.mapping.label.classes)
         return found["train"].loss, metrics

@@ -38,6 +38,7 @@ from tablepuppet.mapping.build import default_limit, map_tables
 from tablepuppet.mapping.cluster.cluster import Cluster, at_work
 from tablepuppet.mapping.join.profile import Profile, check_meetings, profile_keys
 from tablepuppet.mapping.keys.gather import gather_keys
+from tablepuppet.mapping.keys.labels import MappingRequest
 from tablepuppet.mapping.mapping import TableMapping, summarise
 from tablepuppet.mapping.negatives import with_negatives
 from tablepuppet.plan.knowledge import check_exposure
@@ -275,9 +276,7 @@ def prepare_job(
     bound = bind(ucq, label=job.label, tables=tables, link=link, job=job_id, beside=beside)
     use = None if measured is None else measured.use(bound)
     rounding = agree(job_contracts(bound, job, purpose, link.asker, use), link, job_id)
-    mapping = map_tables(
-        bound,
-        link,
+    request = MappingRequest(
         job=job_id,
         task=task_of(job),
         seed=job.seed,
@@ -285,10 +284,10 @@ def prepare_job(
         validation_fraction=job.validation_fraction,
         max_joined_rows=job.max_joined_rows,
         privacy=job.privacy,
-        cluster=cluster,
         folds=folds,
-        choice=None if measured is None else measured.rows.choice(bound, link, job_id),
     )
+    choice = None if measured is None else measured.rows.choice(bound, link, job_id)
+    mapping = map_tables(bound, link, request, cluster=cluster, choice=choice)
     if job.negatives:
         mapping = with_negatives(mapping, job.negatives, job.seed, job.max_joined_rows or default_limit())
     return replace(prepare(mapping, job), rounding=rounding)
@@ -308,16 +307,14 @@ def map_features(
     )
     bound = bind_features(read_query(job.query, tables, link), wanted, tables=tables, link=link, job=job_id).bound
     agree(job_contracts(bound, job, purpose, link.asker, measured.use(bound)), link, job_id)
-    return map_tables(
-        bound,
-        link,
+    request = MappingRequest(
         job=job_id,
         task=task_of(job),
         test_fraction=0.0,
         max_joined_rows=job.max_joined_rows,
         privacy=job.privacy,
-        choice=selection.choice(bound, link, job_id),
     )
+    return map_tables(bound, link, request, choice=selection.choice(bound, link, job_id))
 
 
 def new_job_id() -> str:

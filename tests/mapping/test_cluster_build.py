@@ -21,6 +21,7 @@ from tablepuppet.mapping.cluster.partitions import Storage
 from tablepuppet.mapping.cluster.rows import ClusterRows
 from tablepuppet.mapping.cluster.worker import Worker
 from tablepuppet.mapping.join import duckdb_join, tree_join
+from tablepuppet.mapping.keys.labels import MappingRequest
 from tablepuppet.mapping.mapping import TableMapping
 from tablepuppet.mapping.rows import joined as joined_module
 from tablepuppet.mapping.rows.materialize import distribute_rows
@@ -72,8 +73,8 @@ def mapped(federation: tp.Federation, query: str, cluster: Any = None) -> TableM
     shares = {"test_fraction": 0.2, "validation_fraction": 0.1}
     job = make_job(query, label="y", model="linear", algorithm="newton", given=shares)
     agree(job_contracts(bound, job, "train", "a test"), link, name)
-    given: dict[str, Any] = {"job": name, "task": "number", **shares}
-    return map_tables(bound, link, cluster=cast(Cluster | None, cluster), **given)
+    request = MappingRequest(job=name, task="number", test_fraction=0.2, validation_fraction=0.1)
+    return map_tables(bound, link, request, cluster=cast(Cluster | None, cluster))
 
 
 @pytest.mark.parametrize("workers", [1, 3])

@@ -25,12 +25,10 @@ from tablepuppet.mapping.cluster.rows import ClusterRows
 from tablepuppet.mapping.join.duckdb_join import BranchSide, Counts, ListedSide, Marks, why_empty
 from tablepuppet.mapping.join.join import BYTES_PER_JOINED_ROW, BranchJoin, Span, join_branch
 from tablepuppet.mapping.keys.gather import gather_keys
-from tablepuppet.mapping.keys.labels import LabelSpace, Task, no_labels, read_labels
+from tablepuppet.mapping.keys.labels import LabelSpace, MappingRequest, no_labels, read_labels
 from tablepuppet.mapping.mapping import LabelRows, Part, Placement, RelationStats, TableMapping
 from tablepuppet.mapping.rows.materialize import Writer, can_build_on_workers
 from tablepuppet.memory import free_memory, trim_heap
-from tablepuppet.privacy.options import Privacy
-from tablepuppet.protocol.contract import Folds
 from tablepuppet.transport.link import Link
 
 
@@ -132,25 +130,19 @@ class RowChoice:
 def map_tables(
     bound: BoundQuery,
     link: Link,
+    request: MappingRequest,
     *,
-    job: str,
-    task: Task,
-    seed: int = 0,
-    test_fraction: float = 0.15,
-    validation_fraction: float = 0.0,
-    max_joined_rows: int | None = None,
-    privacy: Privacy | None = None,
     cluster: Cluster | None = None,
-    folds: Folds | None = None,
     choice: RowChoice | None = None,
 ) -> TableMapping:
     """The table mapping of a bound query; with a cluster, its joined rows lie there."""
-    privacy = privacy or Privacy()
+    seed, test_fraction, privacy = request.seed, request.test_fraction, request.privacy
+    max_joined_rows = request.max_joined_rows
     caps = [None if privacy.features is None else privacy.features.cap_of(block.table) for block in bound.blocks]
     limits = (
         [max_joined_rows] * 2 if max_joined_rows else [default_limit(None if any(caps) else cluster), default_limit()]
     )
-    keys, client_rows = gather_keys(bound, link, job, privacy, seed)
+    keys, client_rows = gather_keys(bound, link, request.job, privacy, seed)
     trim_heap(max(sum(own.values()) for own in client_rows))  # in one process, what owners freed while others worked
     merged = tuple(scan.merged for scan in keys)
     joins: list[BranchJoin] = []
@@ -160,11 +152,10 @@ def map_tables(
     if not any(join.count() for join in joins):  # one branch of UNION ALL may be empty, and not all of them
         raise MappingError(why_empty(bound, bound.branches[0], keys))
     del keys
-    shares = (seed, test_fraction, validation_fraction)
     if bound.branches[0].label_column < 0:
         labels = no_labels(bound, client_rows)
     else:
-        labels = read_labels(bound, link, job, task, client_rows, *shares, privacy.label, folds)
+        labels = read_labels(bound, link, request, client_rows)
 
     of_labels = _label_span(bound, labels)
     is_held = labels.is_test | labels.is_validation

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tablepuppet.algorithms.base import Problem
-from tablepuppet.algorithms.numerics.search import Derivatives, derivatives, hessian_step, minimise
+from tablepuppet.algorithms.numerics.search import Derivatives, Objective, Subspace, derivatives, hessian_step, minimise
 from tablepuppet.arrays import Array, Following, RowNumbers, freeze
 from tablepuppet.models.losses.logistic import curvature_of_slopes
 from tablepuppet.models.tally import tally
@@ -43,17 +43,10 @@ def best_intercept(problem: Problem, predictions: Sequence[Array]) -> Array:
         return found, found.residual  # nothing but the intercept moves
 
     bent = joined.run(hessian_step, predictions, loss=loss, intercept=start, is_known=False).sums["intercept"]
-    return minimise(
-        evaluate,
-        [[h] for h in predictions],
-        [np.zeros((1, 1))] * len(predictions),
-        start,
-        begin,
-        bent / joined.rows,
-        [0.0] * len(predictions),
-        joined.rows,
-        is_quadratic=loss.is_quadratic,
-    ).intercept
+    blocks = len(predictions)
+    objective = Objective(evaluate, [0.0] * blocks, joined.rows, loss.is_quadratic)
+    space = Subspace([[h] for h in predictions], [np.zeros((1, 1))] * blocks, start, bent / joined.rows)
+    return minimise(objective, space, begin).intercept
 
 
 def counted_derivatives(problem: Problem, predictions: Sequence[Array], intercept: Array) -> Derivatives | None:

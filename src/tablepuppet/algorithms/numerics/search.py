@@ -147,29 +147,44 @@ def _labels(shard: Any, loss: Loss) -> Array:
     return np.asarray(shard.labels) if loss.curvature_needs_labels else _NO_LABELS
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Objective:
+    """F: the mean loss over joined rows, and a ridge for each block."""
+
+    evaluate: Callable[[Sequence[PerRow], Array], Derivatives]
+    ridges: Sequence[float]
+    rows: int  # N
+    is_quadratic: bool
+    look: Callable[[Sequence[PerRow], Array], Derivatives] | None = None  # the loss without derivatives
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Subspace:
+    """Where F is minimised: from the model, along some directions of each block, and over the intercept."""
+
+    vectors: Sequence[Sequence[Array]]  # of each block h and its directions, newest first
+    products: Sequence[Array]  # of each block the inner products of the parameters that they come from
+    intercept: Array
+    hessian: Array  # of the mean loss
+    in_walks: Sequence[bool] = ()  # blocks that are moved as walks come to their rows
+
+
 def minimise(
-    evaluate: Callable[[Sequence[PerRow], Array], Derivatives],
-    vectors: Sequence[Sequence[Array]],
-    products: Sequence[Array],
-    intercept: Array,
+    objective: Objective,
+    space: Subspace,
     start: Callable[[], tuple[Derivatives, Array]],
-    hessian: Array,
-    ridges: Sequence[float],
-    rows: int,
     *,
-    is_quadratic: bool,
-    look: Callable[[Sequence[PerRow], Array], Derivatives] | None = None,
     is_last: Callable[[float, float], bool] | None = None,
-    in_walks: Sequence[bool] = (),
     in_place: bool = False,
 ) -> Found:
     """min over α of F(θ + Σ α s), one α for every direction of every block, and the intercept.
 
-    `vectors[i]` holds h_i and its directions, newest first; `start` gives up the derivatives at h and their slopes, so
-    that they go as soon as others are known; `hessian` is that of the mean loss. Where the decrement and F say that no
-    search will follow (`is_last`), it is one step, and `look` finds F there without derivatives. Blocks marked
-    `in_walks` are moved as walks come to their rows; `in_place`: what they end with is written over h.
+    `start` gives up the derivatives at h and their slopes, so that they go as soon as others are known. Where the
+    decrement and F say that no search will follow (`is_last`), it is one step, and `objective.look` finds F there.
+    `in_place`: what blocks end with is written over h.
     """
+    vectors, products, intercept = space.vectors, space.products, space.intercept
+    evaluate, look, ridges = objective.evaluate, objective.look, objective.ridges
     here, along = start()
     sizes = [len(block) - 1 for block in vectors]
     borders = np.cumsum([0, *sizes])
@@ -189,15 +204,15 @@ def minimise(
     def total(point: Array, loss: float, along: Array) -> tuple[float, Array]:
         """F and its slope along all directions."""
         value, slope = penalty(point)
-        return value + loss, slope + along / rows
+        return value + loss, slope + along / objective.rows
 
-    hessian = hessian.copy()
+    hessian = space.hessian.copy()
     for a, b, gram, l2 in zip(borders[:-1], borders[1:], products, ridges, strict=True):
         hessian[a:b, a:b] += l2 * gram[1:, 1:]
     alive = np.concatenate([*(_alive(gram) for gram in products), np.ones(outputs, np.bool_)])
     point = np.zeros(borders[-1] + outputs)
     moved: list[PerRow] = []  # h at the point, once it is known
-    in_walks = in_walks or [False] * len(vectors)
+    in_walks = space.in_walks or [False] * len(vectors)
     value, slope = total(point, here.loss, along)
     at: Derivatives | None = here
     del here
@@ -226,7 +241,7 @@ def minimise(
         if not ends:
             hessian = _update_hessian(hessian, new - point, new_slope - slope)
         point, value, slope = new, reached, new_slope
-        if is_quadratic or ends:
+        if objective.is_quadratic or ends:
             break
     chosen, found = intercept + point[borders[-1] :], split(point)
     if not moved:

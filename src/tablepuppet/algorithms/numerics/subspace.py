@@ -30,6 +30,8 @@ from tablepuppet.algorithms.numerics.initialisation import best_intercept, count
 from tablepuppet.algorithms.numerics.search import (
     Derivatives,
     Found,
+    Objective,
+    Subspace,
     derivatives,
     hessian_step,
     minimise,
@@ -293,21 +295,17 @@ class Tracker:
             for slot in order
         ]
         place += range(last, len(self._hessian))
-        return minimise(
+        objective = Objective(
             self._evaluate,
-            vectors,
-            products,
-            self.intercept,
-            partial(self._give_up, along),
-            self._hessian[np.ix_(place, place)],
             problem.ridges,
             problem.joined.rows,
-            is_quadratic=problem.loss.is_quadratic,
+            problem.loss.is_quadratic,
             look=None if problem.last_look is None else self._look,
-            is_last=is_last,
-            in_walks=[index.is_identity for index in problem.joined.indices],
-            in_place=self._in_place,
         )
+        hessian = self._hessian[np.ix_(place, place)]
+        in_walks = [index.is_identity for index in problem.joined.indices]
+        space = Subspace(vectors, products, self.intercept, hessian, in_walks)
+        return minimise(objective, space, partial(self._give_up, along), is_last=is_last, in_place=self._in_place)
 
     def _look(self, predictions: Sequence[PerRow], intercept: Array) -> Derivatives:
         """F of the finished model, and all that is measured of it."""

@@ -8,7 +8,7 @@ sample weights where the job has any.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, cast
 
 import numpy as np
@@ -20,7 +20,7 @@ from tablepuppet.errors import MappingError
 from tablepuppet.exchanges.labels import DescribeLabels, Labels, LabelSummary, SendLabels, SendWeights, Weights
 from tablepuppet.mapping.mapping import LabelInfo, in_label_type
 from tablepuppet.privacy.labels import channel_of
-from tablepuppet.privacy.options import LabelPrivacy
+from tablepuppet.privacy.options import Privacy
 from tablepuppet.protocol.contract import Folds
 from tablepuppet.transport.link import Link
 
@@ -46,22 +46,28 @@ class LabelSpace:
     folds: NDArray[np.int16] | None = None  # of cross-validation
 
 
+@dataclass(frozen=True, slots=True)
+class MappingRequest:
+    """What a job asks of the mapping of its tables."""
+
+    job: str
+    task: Task
+    seed: int = 0
+    test_fraction: float = 0.15
+    validation_fraction: float = 0.0
+    max_joined_rows: int | None = None
+    privacy: Privacy = field(default_factory=Privacy)
+    folds: Folds | None = None
+
+
 def read_labels(
-    bound: BoundQuery,
-    link: Link,
-    job: str,
-    task: Task,
-    client_rows: Sequence[dict[str, int]],
-    seed: int,
-    test_fraction: float,
-    validation_fraction: float = 0.0,
-    privacy: LabelPrivacy | None = None,
-    folds: Folds | None = None,
+    bound: BoundQuery, link: Link, request: MappingRequest, client_rows: Sequence[dict[str, int]]
 ) -> LabelSpace:
     """Two rounds: which classes are there, then the labels as class numbers or numbers, with their weights.
 
     `client_rows[scan][client]` is the number of rows of a client's scan.
     """
+    job, task, privacy, folds = request.job, request.task, request.privacy.label, request.folds
     places = list(dict.fromkeys(branch.label_place for branch in bound.branches))
     owners = [(place, client) for place in places for client in bound.scans[place.scan].clients]
     # Under noise the values of a number do not leave so that a model may be chosen by them.
@@ -92,9 +98,9 @@ def read_labels(
                 column=place.label,
                 classes=classes,
                 offset=total,
-                seed=seed,
-                test_fraction=test_fraction,
-                validation_fraction=validation_fraction,
+                seed=request.seed,
+                test_fraction=request.test_fraction,
+                validation_fraction=request.validation_fraction,
                 test_column=place.test if place.test >= 0 else None,
                 validation_column=place.validation if place.validation >= 0 else None,
                 privacy=privacy,

@@ -37,7 +37,7 @@ from tablepuppet.mapping.rows.joined import JoinedRows
 from tablepuppet.models.spec import l2_of
 from tablepuppet.plan.prepare import Prepared
 from tablepuppet.protocol.codec import Frame
-from tablepuppet.tables.duckdb_source import silence
+from tablepuppet.sources.duckdb_source import silence
 from tablepuppet.train import prepare_job, train
 from tablepuppet.transport.link import Link, Transport
 

@@ -62,7 +62,7 @@ _LONG = """
 import numpy as np
 import pyarrow as pa
 from tablepuppet.memory import fix_thresholds, trim_heap
-from tablepuppet.tables.columns import put_together
+from tablepuppet.sources.columns import put_together
 
 def resident():
     with open("/proc/self/statm") as file:

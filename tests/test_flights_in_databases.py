@@ -15,7 +15,7 @@ from tests.postgres import Database
 
 import tablepuppet as tp
 from tablepuppet import demo as demo
-from tablepuppet.tables.source import SourceSpec
+from tablepuppet.sources.source import SourceSpec
 
 UNUSED = ("day", "flight", "dewp", "wind_gust", "model")
 

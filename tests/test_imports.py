@@ -42,7 +42,7 @@ CORE = (
     "tablepuppet.privacy",
     "tablepuppet.query",
     "tablepuppet.report",
-    "tablepuppet.tables",
+    "tablepuppet.sources",
     "tablepuppet.transport",
 )
 # None in sys.modules makes Python raise ImportError, as if the package were not installed.

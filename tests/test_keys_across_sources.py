@@ -16,8 +16,8 @@ from tests.mysql import MySQLDatabase
 from tests.postgres import Database
 
 from tablepuppet.catalog.types import key_type
-from tablepuppet.tables.source import open_source, source
-from tablepuppet.tables.tokens import tokens
+from tablepuppet.owner.tokens import tokens
+from tablepuppet.sources.source import open_source, source
 
 # kind → values as SQL literals, and the type of a column that holds them in each database
 VALUES = {

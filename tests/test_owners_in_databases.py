@@ -15,7 +15,7 @@ import pytest
 from tests.postgres import Database
 
 import tablepuppet as tp
-from tablepuppet.tables.source import SourceSpec
+from tablepuppet.sources.source import SourceSpec
 
 QUERY = """
     SELECT f.dep_hour, f.distance / 100 AS hundreds, w.wind, w.is_wet, p.seats, p.maker, a.altitude, f.late

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from tablepuppet.plan.plan import Plan
     from tablepuppet.prediction.model import Model
     from tablepuppet.prediction.saved import load
-    from tablepuppet.tables.embedding import embed
-    from tablepuppet.tables.source import source
+    from tablepuppet.sources.embedding import embed
+    from tablepuppet.sources.source import source
     from tablepuppet.transport.meter import Network
 
 __all__ = [
@@ -81,12 +81,12 @@ if not TYPE_CHECKING:
         "Sgd": "algorithms.sgd.options",
         "TablePuppetError": "errors",
         "cross_validate": "api.search",
-        "embed": "tables.embedding",
+        "embed": "sources.embedding",
         "load": "prediction.saved",
         "path": "api.search",
         "ranking_metrics": "api.recommend",
         "search": "api.search",
-        "source": "tables.source",
+        "source": "sources.source",
     }
 
     def __getattr__(name):

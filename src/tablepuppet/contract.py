@@ -31,7 +31,7 @@ from tablepuppet.protocol.contract import (
     SideTerms,
     Training,
 )
-from tablepuppet.tables.columns import STRING_KINDS
+from tablepuppet.sources.columns import STRING_KINDS
 from tablepuppet.transport.link import Link
 
 Place = tuple[int, int]  # scan, expression

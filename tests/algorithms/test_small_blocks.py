@@ -14,7 +14,7 @@ from tablepuppet.algorithms.newton import server as light
 from tablepuppet.algorithms.newton.server import small_blocks
 from tablepuppet.algorithms.registry import options_of
 from tablepuppet.plan.plan import Plan
-from tablepuppet.tables.encoding import encoded_width
+from tablepuppet.sources.encoding import encoded_width
 
 QUERY = "SELECT s.x, a.u, a.v, a.shape, b.w, b.tint, s.y FROM s JOIN a ON s.a = a.a JOIN b ON s.b = b.b"
 

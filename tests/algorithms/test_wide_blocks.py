@@ -15,7 +15,7 @@ from tablepuppet.algorithms.admm import linear as admm_linear
 from tablepuppet.algorithms.newton import algorithm as newton_costs
 from tablepuppet.algorithms.newton import client as newton
 from tablepuppet.algorithms.numerics import linear_systems
-from tablepuppet.tables.encoding import encoded_width
+from tablepuppet.sources.encoding import encoded_width
 
 MEASURE = """
 import sys

@@ -21,10 +21,10 @@ from tablepuppet.exchanges.prediction import ScoreRows
 from tablepuppet.exchanges.schema import OpenScan
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.owner.policy import Policy
+from tablepuppet.owner.store import ClientTables
 from tablepuppet.protocol.columns import CategoryEncoder, NumberEncoder
 from tablepuppet.protocol.contract import BlockTerms, Column, Contract, ScanTerms, fingerprint
-from tablepuppet.tables.source import open_source
-from tablepuppet.tables.store import ClientTables
+from tablepuppet.sources.source import open_source
 
 ROWS, NAMES = 400, ("a", "b", "c", "d", "e", "f", "g", "h")
 QUERY = f"SELECT {', '.join('p.' + name for name in NAMES)}, p.y FROM people p"

@@ -16,10 +16,10 @@ from tablepuppet.errors import MappingError, PolicyError
 from tablepuppet.exchanges.keys import BlindedKeys, BlindKeys, Keys
 from tablepuppet.exchanges.labels import DescribeLabels
 from tablepuppet.exchanges.registry import REQUESTS, RESPONSES
+from tablepuppet.owner.tokens import blind, blinding_key, job_key, points_of, to_array, to_points, tokens
 from tablepuppet.protocol.base import Failure, Message
 from tablepuppet.protocol.codec import Frame, decode
-from tablepuppet.tables.columns import column_info
-from tablepuppet.tables.tokens import blind, blinding_key, job_key, points_of, to_array, to_points, tokens
+from tablepuppet.sources.columns import column_info
 
 QUERY = "SELECT p.age, v.dose, p.y FROM patients p JOIN visits v ON p.person = v.person"
 SHARED = bytes(range(32))

@@ -12,7 +12,7 @@ import pytest
 import tablepuppet as tp
 from tablepuppet.errors import ApprovalError, PolicyError
 from tablepuppet.owner.policy import Policy, TableRules
-from tablepuppet.tables.row_sets import RowSets
+from tablepuppet.owner.row_sets import RowSets
 
 ROWS = 600
 FEATURES = ["age", "income", "delay"]

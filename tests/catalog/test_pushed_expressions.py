@@ -10,7 +10,7 @@ import pytest
 from tests.catalog.owners import bound
 from tests.query.expressions import LENIENT, STRICT, TABLE, lines
 
-from tablepuppet.tables.guard import check_expression
+from tablepuppet.sources.guard import check_expression
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 
 import tablepuppet as tp
 from tablepuppet.api.search import drawn_settings
+from tablepuppet.owner.split import Split, fold_numbers
 from tablepuppet.protocol.columns import ColumnInfo
-from tablepuppet.tables.split import Split, fold_numbers
 
 ROWS, USERS, FOLDS = 1000, 50, 4
 QUERY = "SELECT o.x0, o.x1, u.age, u.city, o.{label} FROM orders o JOIN users u ON o.user_id = u.user_id"

@@ -14,9 +14,9 @@ from tablepuppet.exchanges import registry
 from tablepuppet.exchanges.base import BEFORE_CONTRACT, Exchange, NoCheck
 from tablepuppet.exchanges.evaluation import Evaluation
 from tablepuppet.exchanges.registry import EXCHANGES
+from tablepuppet.owner.store import ClientTables
 from tablepuppet.protocol.base import FieldDisclosures, Message, disclosures
-from tablepuppet.tables.source import open_source
-from tablepuppet.tables.store import ClientTables
+from tablepuppet.sources.source import open_source
 
 REQUESTS: list[type[Message]] = [get_origin(kind) or kind for kind in get_args(registry.REQUESTS)]
 RESPONSES: list[type[Message]] = list(get_args(registry.RESPONSES))

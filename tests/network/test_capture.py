@@ -29,11 +29,11 @@ from tablepuppet.network.idempotent_client import IdempotentClient
 from tablepuppet.network.join import Member
 from tablepuppet.network.serve import Server
 from tablepuppet.network.settings import read_federation
+from tablepuppet.owner.row_ids import in_order, order_bits
+from tablepuppet.owner.store import ClientTables
 from tablepuppet.protocol.codec import Frame, decode
 from tablepuppet.protocol.steps import Predictions
-from tablepuppet.tables.row_ids import in_order, order_bits
-from tablepuppet.tables.source import open_source
-from tablepuppet.tables.store import ClientTables
+from tablepuppet.sources.source import open_source
 
 SECRET = b"a secret of the clients, 32 bytes"
 

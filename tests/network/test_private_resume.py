@@ -18,12 +18,12 @@ from tablepuppet.exchanges.evaluation import Evaluate, Release
 from tablepuppet.exchanges.registry import REQUESTS, RESPONSES
 from tablepuppet.exchanges.schema import CloseJob
 from tablepuppet.network.idempotent_client import IdempotentClient
+from tablepuppet.owner.owner_files import AccountFile
+from tablepuppet.owner.store import ClientTables
 from tablepuppet.protocol.base import Failure, Message
 from tablepuppet.protocol.codec import Frame, decode, encode
 from tablepuppet.protocol.steps import Predictions
-from tablepuppet.tables.owner_files import AccountFile
-from tablepuppet.tables.source import open_source
-from tablepuppet.tables.store import ClientTables
+from tablepuppet.sources.source import open_source
 from tablepuppet.transport.envelopes import Request
 
 RUN = "0123456789abcdef"

@@ -27,9 +27,9 @@ from tablepuppet.job import make_job
 from tablepuppet.network import records
 from tablepuppet.network.idempotent_client import IdempotentClient
 from tablepuppet.network.journal import Journal, RunTransport
+from tablepuppet.owner.store import ClientTables
 from tablepuppet.protocol.codec import Frame
-from tablepuppet.tables.source import open_source
-from tablepuppet.tables.store import ClientTables
+from tablepuppet.sources.source import open_source
 from tablepuppet.transport.envelopes import Request
 from tablepuppet.transport.link import Link
 

@@ -12,7 +12,7 @@ from tests.plan.jobs import LABELS, shop
 
 import tablepuppet as tp
 from tablepuppet.plan.plan import Plan
-from tablepuppet.tables.encoding import encoded_width
+from tablepuppet.sources.encoding import encoded_width
 
 
 def trained(model: str, algorithm: Any, orders: int, items: int, **options: Any) -> tuple[Plan, tp.Result]:

@@ -18,7 +18,7 @@ from tablepuppet.algorithms.registry import BY_NAME
 from tablepuppet.engine.pooled import run_pooled
 from tablepuppet.engine.result import RoundEvent
 from tablepuppet.plan.plan import Plan
-from tablepuppet.tables.encoding import encoded_width
+from tablepuppet.sources.encoding import encoded_width
 
 ROWS, TREE_ROWS, TIMED_ROWS = 3_000, 30_000, 150_000
 

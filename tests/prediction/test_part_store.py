@@ -16,8 +16,8 @@ import tablepuppet as tp
 from tablepuppet.errors import ModelError, PolicyError
 from tablepuppet.exchanges.prediction import ScoreOwnRows
 from tablepuppet.exchanges.schema import OpenScan
+from tablepuppet.owner.part_store import PartStore
 from tablepuppet.owner.policy import Policy
-from tablepuppet.tables.part_store import PartStore
 
 TEXT = QUERY.format(label="returned")
 

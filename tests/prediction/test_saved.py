@@ -16,7 +16,7 @@ from tests.prediction.shop import NEW, QUERY, federation, tables
 
 import tablepuppet as tp
 from tablepuppet.errors import ModelError
-from tablepuppet.tables.encoding import encoded_width
+from tablepuppet.sources.encoding import encoded_width
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ import pytest
 import scipy.stats
 
 from tablepuppet.errors import PrivacyError
+from tablepuppet.owner.labels import LabelNoise
 from tablepuppet.privacy.labels import argmax_truth, channel_of, privatise, true_epsilon, uniform_numbers
 from tablepuppet.privacy.options import LabelPrivacy
-from tablepuppet.tables.labels import LabelNoise
 
 SECRET = bytes(range(32))
 ROWS = 60_000

@@ -23,8 +23,10 @@ from tablepuppet.exchanges.prediction import ScoreRows
 from tablepuppet.exchanges.registry import REQUESTS, RESPONSES
 from tablepuppet.exchanges.schema import CloseJob, DescribeTable, OpenScan
 from tablepuppet.models.spec import ModelSpec
+from tablepuppet.owner.owner_files import AccountFile, own_secret
 from tablepuppet.owner.policy import Policy
 from tablepuppet.owner.releases import Charged
+from tablepuppet.owner.store import ClientTables
 from tablepuppet.privacy.accounting import Mechanism
 from tablepuppet.privacy.gaussian import GradientPrivacy
 from tablepuppet.privacy.ledger import Account, Spending, TableBudget
@@ -33,9 +35,7 @@ from tablepuppet.protocol.codec import decode, encode
 from tablepuppet.protocol.columns import NumberEncoder
 from tablepuppet.protocol.contract import BlockTerms, Column, Contract, ScanTerms, fingerprint
 from tablepuppet.protocol.steps import Predictions
-from tablepuppet.tables.owner_files import AccountFile, own_secret
-from tablepuppet.tables.source import open_source
-from tablepuppet.tables.store import ClientTables
+from tablepuppet.sources.source import open_source
 
 FEATURES = {"epsilon": 2.0, "cap": 5, "bounds": BOUNDS}
 

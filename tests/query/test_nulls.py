@@ -11,7 +11,7 @@ from tests.query.expressions import LENIENT, STRICT, TABLE, lines
 
 from tablepuppet.query.conditions import Outcome, keeps_null, outcomes, rejects_null
 from tablepuppet.query.scalar import STRICT as STRICT_NODES
-from tablepuppet.tables.guard import NODES
+from tablepuppet.sources.guard import NODES
 
 
 @pytest.fixture(scope="module")

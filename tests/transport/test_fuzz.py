@@ -26,12 +26,12 @@ from tablepuppet.exchanges.features import EncodeFeatures, OpenPart
 from tablepuppet.exchanges.registry import REQUESTS, RESPONSES
 from tablepuppet.exchanges.schema import CloseJob, OpenScan
 from tablepuppet.models.spec import ModelSpec
+from tablepuppet.owner.store import ClientTables
 from tablepuppet.protocol.base import Failure, Message
 from tablepuppet.protocol.codec import Frame, decode
 from tablepuppet.protocol.columns import NumberEncoder
 from tablepuppet.protocol.contract import BlockTerms, Column, Contract, ScanTerms, Training
-from tablepuppet.tables.source import open_source
-from tablepuppet.tables.store import ClientTables
+from tablepuppet.sources.source import open_source
 from tablepuppet.transport.link import Transport
 
 QUERY = "SELECT o.x, i.price, i.kind, o.y FROM orders o JOIN items i ON o.item = i.item"

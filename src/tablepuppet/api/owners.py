@@ -34,10 +34,10 @@ from tablepuppet.catalog.bound import Holders
 from tablepuppet.client import Client
 from tablepuppet.errors import JobError, TablePuppetError, did_you_mean, hint, unreadable
 from tablepuppet.output_files import as_path
+from tablepuppet.owner.part_store import PartStore
 from tablepuppet.owner.policy import Policy, read_policy
-from tablepuppet.tables.part_store import PartStore
-from tablepuppet.tables.source import Source, open_source, source
-from tablepuppet.tables.store import ClientTables
+from tablepuppet.owner.store import ClientTables
+from tablepuppet.sources.source import Source, open_source, source
 
 Owners = dict[str, tuple[str, ...]]  # table name → its clients
 

@@ -20,8 +20,8 @@ from sqlglot import exp
 
 from tablepuppet.protocol.columns import Merges
 from tablepuppet.query.conditions import conjuncts_of
-from tablepuppet.tables.grouped_queries import UnmergeableError, grouped_select, split_groups
-from tablepuppet.tables.guard import AGGREGATES
+from tablepuppet.sources.grouped_queries import UnmergeableError, grouped_select, split_groups
+from tablepuppet.sources.guard import AGGREGATES
 
 Partitions = Mapping[str, Sequence[str]]  # table → the columns that it is partitioned by, both in lower case
 Witnesses = tuple[exp.Select, ...]  # each a query of one column

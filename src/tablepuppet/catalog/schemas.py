@@ -27,7 +27,7 @@ from tablepuppet.protocol.base import Message
 from tablepuppet.protocol.columns import ColumnInfo, Merges
 from tablepuppet.query.derived import base_tables
 from tablepuppet.query.ucq import Ucq, matches
-from tablepuppet.tables.guard import AGGREGATES
+from tablepuppet.sources.guard import AGGREGATES
 from tablepuppet.transport.link import Link
 
 _SHOWN = 12

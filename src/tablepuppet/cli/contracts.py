@@ -11,9 +11,9 @@ import typer
 from tablepuppet.cli.screen import JsonOption, Screen, table
 from tablepuppet.formatting import printable
 from tablepuppet.network.settings import read_client
-from tablepuppet.tables.approvals import Approvals, Decision
-from tablepuppet.tables.owner_files import Entry, read_log
-from tablepuppet.tables.owner_files import verify as verify_log
+from tablepuppet.owner.approvals import Approvals, Decision
+from tablepuppet.owner.owner_files import Entry, read_log
+from tablepuppet.owner.owner_files import verify as verify_log
 
 ContractArgument = Annotated[
     str, typer.Argument(metavar="CONTRACT", help="The contract's name, or its first eight digits or more.")

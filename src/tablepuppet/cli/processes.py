@@ -15,8 +15,8 @@ from tablepuppet.network import processes
 from tablepuppet.network.processes import configure
 from tablepuppet.network.serve import Server
 from tablepuppet.network.settings import ClientSettings, read_client, read_federation
-from tablepuppet.tables.source import open_source
-from tablepuppet.tables.store import ClientTables
+from tablepuppet.owner.store import ClientTables
+from tablepuppet.sources.source import open_source
 
 FederationArgument = Annotated[
     Path, typer.Argument(metavar="FEDERATION", help="A federation file with a \\[server] section (TOML).")

@@ -29,9 +29,9 @@ from tablepuppet.plan.prepare import Prepared
 from tablepuppet.protocol.base import Message
 from tablepuppet.protocol.columns import Encoder, IdEncoder, NumberEncoder, NumberStatistics
 from tablepuppet.server import UnionOperator
-from tablepuppet.tables.columns import STRING_KINDS
-from tablepuppet.tables.encoding import encoded_width, encoder, merge
-from tablepuppet.tables.statistics import Statistics, first_totals, means_only, second_totals, without_ids
+from tablepuppet.sources.columns import STRING_KINDS
+from tablepuppet.sources.encoding import encoded_width, encoder, merge
+from tablepuppet.sources.statistics import Statistics, first_totals, means_only, second_totals, without_ids
 from tablepuppet.transport.link import Link
 
 

@@ -38,7 +38,7 @@ from tablepuppet.prediction.model import BlockModel, mean_contribution
 from tablepuppet.protocol.base import Message
 from tablepuppet.protocol.columns import Encoder, NumberEncoder
 from tablepuppet.server import UnionOperator
-from tablepuppet.tables.encoding import encoded_width
+from tablepuppet.sources.encoding import encoded_width
 from tablepuppet.transport.link import Link
 
 

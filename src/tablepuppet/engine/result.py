@@ -26,7 +26,7 @@ from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.model import BlockModel, Model, block_uses, describe_use
 from tablepuppet.prediction.split import split_of
 from tablepuppet.privacy.ledger import Ledger
-from tablepuppet.tables.encoding import encoded_width
+from tablepuppet.sources.encoding import encoded_width
 from tablepuppet.transport.meter import Network, Traffic
 
 if TYPE_CHECKING:

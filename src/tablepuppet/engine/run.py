@@ -39,7 +39,7 @@ from tablepuppet.protocol.base import Message
 from tablepuppet.protocol.columns import Encoder
 from tablepuppet.protocol.steps import Move
 from tablepuppet.server import JoinOperator, UnionOperator
-from tablepuppet.tables.encoding import encoded_width
+from tablepuppet.sources.encoding import encoded_width
 from tablepuppet.threads import submit
 from tablepuppet.transport.link import Link
 

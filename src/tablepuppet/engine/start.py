@@ -28,7 +28,7 @@ from tablepuppet.protocol.base import Message
 from tablepuppet.protocol.columns import Encoder
 from tablepuppet.protocol.steps import Move
 from tablepuppet.server import UnionOperator
-from tablepuppet.tables.encoding import entries_of
+from tablepuppet.sources.encoding import entries_of
 
 
 def make_problem(

@@ -16,10 +16,10 @@ from tablepuppet.owner.enforcement import JobUnderContract, refused
 from tablepuppet.owner.policy import Policy, TableRules, Use, refused_by
 from tablepuppet.owner.releases import DisclosedValues, reads, unknowns
 from tablepuppet.owner.state import ClientState
+from tablepuppet.owner.store import ScanUse
 from tablepuppet.protocol.base import FieldDisclosures, Message
 from tablepuppet.protocol.bounds import Known, require
 from tablepuppet.protocol.contract import Contract, ScanTerms
-from tablepuppet.tables.store import ScanUse
 
 
 class ProposeContract(Message, frozen=True):

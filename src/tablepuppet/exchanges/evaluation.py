@@ -21,6 +21,7 @@ from tablepuppet.owner.enforcement import (
     training_of,
 )
 from tablepuppet.owner.ids import held_encoders
+from tablepuppet.owner.part_store import BlockPart
 from tablepuppet.owner.policy import Policy, Use
 from tablepuppet.owner.releases import (
     count_predictions,
@@ -33,8 +34,7 @@ from tablepuppet.owner.state import ClientState, Kept, Part
 from tablepuppet.protocol.base import Amount, Done, FieldDisclosure, FieldDisclosures, Message
 from tablepuppet.protocol.bounds import Known, WrongError, check_array, check_finite, require
 from tablepuppet.protocol.contract import Contract
-from tablepuppet.tables.encoding import start_weights
-from tablepuppet.tables.part_store import BlockPart
+from tablepuppet.sources.encoding import start_weights
 
 
 class Evaluate(Message, frozen=True):

@@ -59,9 +59,9 @@ from tablepuppet.protocol.columns import (
 )
 from tablepuppet.protocol.contract import Contract
 from tablepuppet.protocol.steps import Masked, Partial
-from tablepuppet.tables.columns import all_in_order
-from tablepuppet.tables.encoding import encode, without_rare
-from tablepuppet.tables.statistics import first_summands, names_only, second_summands, statistics, without_moments
+from tablepuppet.sources.columns import all_in_order
+from tablepuppet.sources.encoding import encode, without_rare
+from tablepuppet.sources.statistics import first_summands, names_only, second_summands, statistics, without_moments
 
 
 class FindIds(Message, frozen=True):
@@ -119,7 +119,7 @@ class FeatureNames(Message, frozen=True):
 
 
 class SumStatistics(Message, frozen=True):
-    """Counts and sums over the block's categories and numbers, as summands (tables/statistics.py). → Masked"""
+    """Counts and sums over the block's categories and numbers, as summands (sources/statistics.py). → Masked"""
 
     discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("columns", "category names"),)
     job: str

@@ -21,8 +21,10 @@ from numpy.typing import NDArray
 from tablepuppet.errors import TransportError
 from tablepuppet.exchanges.base import ALL_PURPOSES, Exchange, NoCheck
 from tablepuppet.owner.enforcement import JobUnderContract, count_once, refused, scan_of
+from tablepuppet.owner.group_sums import Partials, scales_of, words_of
 from tablepuppet.owner.policy import Policy, Use, refused_by
 from tablepuppet.owner.state import ClientState
+from tablepuppet.owner.tokens import job_key, key_of
 from tablepuppet.privacy.masks import MaskKey, Masks, check_key, mask_key
 from tablepuppet.protocol.base import (
     MOST_COLUMNS,
@@ -43,8 +45,6 @@ from tablepuppet.protocol.bounds import (
     require,
 )
 from tablepuppet.protocol.contract import Contract
-from tablepuppet.tables.group_sums import Partials, scales_of, words_of
-from tablepuppet.tables.tokens import job_key, key_of
 
 Words = NDArray[np.int64]
 Kinds = Annotated[list[Text], Meta(min_length=1, max_length=MOST_COLUMNS)]

@@ -18,18 +18,7 @@ from tablepuppet.memory import trim_heap
 from tablepuppet.owner.enforcement import JobUnderContract, check_columns, count_once, refused, scan_of
 from tablepuppet.owner.policy import Policy, Use, permit_columns
 from tablepuppet.owner.state import ClientState
-from tablepuppet.privacy.options import KeyMode
-from tablepuppet.protocol.base import Count, FieldDisclosure, FieldDisclosures, Message, Seed, Text
-from tablepuppet.protocol.bounds import (
-    Known,
-    WrongError,
-    check_array,
-    require,
-)
-from tablepuppet.protocol.columns import ColumnInfo
-from tablepuppet.protocol.contract import Contract
-from tablepuppet.tables.columns import as_read
-from tablepuppet.tables.tokens import (
+from tablepuppet.owner.tokens import (
     POINT_SIZE,
     blind,
     blinding_key,
@@ -41,10 +30,21 @@ from tablepuppet.tables.tokens import (
     to_array,
     tokens,
 )
+from tablepuppet.privacy.options import KeyMode
+from tablepuppet.protocol.base import Count, FieldDisclosure, FieldDisclosures, Message, Seed, Text
+from tablepuppet.protocol.bounds import (
+    Known,
+    WrongError,
+    check_array,
+    require,
+)
+from tablepuppet.protocol.columns import ColumnInfo
+from tablepuppet.protocol.contract import Contract
+from tablepuppet.sources.columns import as_read
 
 
 class RowOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Number the rows of a scan in an order that only the clients know (tables/row_ids.py)."""
+    """Number the rows of a scan in an order that only the clients know (owner/row_ids.py)."""
 
     seed: Seed
     offset: Count  # of the client's first row in the whole table
@@ -54,7 +54,7 @@ class RowOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SendKeys(Message, frozen=True):
     """Send the key columns of a scan, one row per row number. → Keys
 
-    Unless they are plain, keys come as tokens (tables/tokens.py), a dictionary of 16 bytes each; of `dh` of 32, which
+    Unless they are plain, keys come as tokens (owner/tokens.py), a dictionary of 16 bytes each; of `dh` of 32, which
     are compared once all owners of a domain have blinded them. With an order, rows are numbered in it from now on and
     for the whole job.
     """
@@ -85,7 +85,7 @@ class BlindKeys(Message, frozen=True):
     discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("points", "blinded keys"),)
     job: str
     domain: str
-    points: NDArray[np.uint8]  # distinct keys × 32 (tables/tokens.py)
+    points: NDArray[np.uint8]  # distinct keys × 32 (owner/tokens.py)
 
 
 class BlindedKeys(Message, frozen=True):

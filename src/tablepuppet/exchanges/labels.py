@@ -24,8 +24,11 @@ from tablepuppet.owner.enforcement import (
     scan_of,
     uses_of,
 )
+from tablepuppet.owner.labels import LabelNoise, read_labels, read_weights
+from tablepuppet.owner.labels import describe_labels as describe
 from tablepuppet.owner.policy import Policy, Use, permit_columns
 from tablepuppet.owner.releases import reads
+from tablepuppet.owner.split import Split, fold_numbers
 from tablepuppet.owner.state import ClientState
 from tablepuppet.privacy.options import LabelPrivacy
 from tablepuppet.protocol.base import (
@@ -51,10 +54,7 @@ from tablepuppet.protocol.bounds import (
     require,
 )
 from tablepuppet.protocol.contract import Contract, FoldBy, Folds
-from tablepuppet.tables.columns import STRING_KINDS
-from tablepuppet.tables.labels import LabelNoise, read_labels, read_weights
-from tablepuppet.tables.labels import describe_labels as describe
-from tablepuppet.tables.split import Split, fold_numbers
+from tablepuppet.sources.columns import STRING_KINDS
 
 Classes = Annotated[list[Text | Finite], Meta(max_length=MOST_CLASSES)]
 

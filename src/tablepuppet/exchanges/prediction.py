@@ -35,8 +35,8 @@ from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Finite,
 from tablepuppet.protocol.bounds import Known, check_array, check_finite, check_row_numbers, require
 from tablepuppet.protocol.columns import ColumnInfo, Encoder
 from tablepuppet.protocol.contract import Contract, fingerprint
-from tablepuppet.tables.columns import STRING_KINDS, as_read
-from tablepuppet.tables.encoding import encode
+from tablepuppet.sources.columns import STRING_KINDS, as_read
+from tablepuppet.sources.encoding import encode
 
 
 class ScoreRows(Message, frozen=True):

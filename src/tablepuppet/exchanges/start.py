@@ -67,7 +67,7 @@ from tablepuppet.protocol.bounds import (
 )
 from tablepuppet.protocol.contract import Contract, Training
 from tablepuppet.protocol.steps import Masked, Partial
-from tablepuppet.tables.encoding import start_theta
+from tablepuppet.sources.encoding import start_theta
 
 _Options = TypeVar("_Options")
 _MOST_FIGURES = 100

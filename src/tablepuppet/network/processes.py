@@ -32,12 +32,12 @@ from tablepuppet.network.join import Member
 from tablepuppet.network.records import lock_folder
 from tablepuppet.network.serve import Server
 from tablepuppet.network.settings import ClientSettings, FederationSettings
+from tablepuppet.owner.approvals import Approvals
+from tablepuppet.owner.owner_files import AccountFile, OwnerLog, own_secret
+from tablepuppet.owner.part_store import PartStore
 from tablepuppet.owner.policy import Policy, read_policy
-from tablepuppet.tables.approvals import Approvals
-from tablepuppet.tables.owner_files import AccountFile, OwnerLog, own_secret
-from tablepuppet.tables.part_store import PartStore
-from tablepuppet.tables.row_sets import RowSets
-from tablepuppet.tables.store import ClientTables
+from tablepuppet.owner.row_sets import RowSets
+from tablepuppet.owner.store import ClientTables
 from tablepuppet.threads import one_blas_thread
 
 Style = Literal["text", "json"]

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import RowNumbers
 from tablepuppet.errors import ModelError, TransportError
 from tablepuppet.owner.state import ClientState
+from tablepuppet.owner.tokens import id_tokens, job_key, key_check, key_of
 from tablepuppet.protocol.columns import (
     CategoryEncoder,
     CategoryStatistics,
@@ -28,9 +29,8 @@ from tablepuppet.protocol.columns import (
     IdEncoder,
     IdStatistics,
 )
-from tablepuppet.tables.columns import STRING_KINDS, strings, strings_and_absent
-from tablepuppet.tables.encoding import KnownIds, KnownNames
-from tablepuppet.tables.tokens import id_tokens, job_key, key_check, key_of
+from tablepuppet.sources.columns import STRING_KINDS, strings, strings_and_absent
+from tablepuppet.sources.encoding import KnownIds, KnownNames
 
 if TYPE_CHECKING:
     from tablepuppet.exchanges.features import OpenPart

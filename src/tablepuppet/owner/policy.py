@@ -47,11 +47,11 @@ from typing import Any, Literal
 import msgspec
 
 from tablepuppet.errors import PolicyError
+from tablepuppet.owner.store import ScanUse
 from tablepuppet.privacy.ledger import TableBudget
 from tablepuppet.privacy.options import LabelPrivacy
 from tablepuppet.protocol.columns import Merges
 from tablepuppet.protocol.contract import Contract, ScanTerms
-from tablepuppet.tables.store import ScanUse
 
 Use = Callable[[str, int], ScanUse]  # what a job's open scan reads
 
@@ -83,7 +83,7 @@ class TableRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """An owner's rules. Without a file everything that the messages allow is allowed."""
 
-    ask: bool = False  # whether a person approves every contract (tables/approvals.py)
+    ask: bool = False  # whether a person approves every contract (owner/approvals.py)
     minimum_rows: int = 1
     minimum_difference: int | None = None  # rows by which two agreed sets of rows differ, or not at all; None: as above
     minimum_clients: int = 1

@@ -5,7 +5,7 @@ few values is none, for whoever knows the model tries them all (age, gender and 
 many features a job makes of a column does not matter, nor how many categories a server lists.
 
 In: what a request would release. Out: nothing, or a refusal before anything has left. Whatever the server asks, a
-release is written in the owner's account first (tables/owner_files.py).
+release is written in the owner's account first (owner/owner_files.py).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.arrays import Array
 from tablepuppet.errors import PolicyError
 from tablepuppet.models.spec import ModelSpec
+from tablepuppet.owner.owner_files import AccountFile
 from tablepuppet.owner.policy import Policy
 from tablepuppet.privacy.accounting import Mechanism
 from tablepuppet.privacy.gaussian import GradientPrivacy
 from tablepuppet.privacy.ledger import Spending, TableBudget, without_noise
 from tablepuppet.protocol.columns import Encoder
 from tablepuppet.protocol.contract import Contract
-from tablepuppet.tables.columns import NUMBER_KINDS, numbers
-from tablepuppet.tables.owner_files import AccountFile
+from tablepuppet.sources.columns import NUMBER_KINDS, numbers
 
 if TYPE_CHECKING:
     from tablepuppet.exchanges.labels import SendLabels

@@ -19,14 +19,14 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PolicyError
+from tablepuppet.owner.conditions import smallest_group
 from tablepuppet.owner.ids import names_rows
+from tablepuppet.owner.row_sets import Keys, Kind, Sketch, joined_keys
+from tablepuppet.owner.split import Split
 from tablepuppet.owner.state import ClientState
+from tablepuppet.owner.store import TableConditions
 from tablepuppet.protocol.contract import Contract, Role, ScanTerms
-from tablepuppet.tables.columns import NUMBER_KINDS, STRING_KINDS, decode, numbers
-from tablepuppet.tables.conditions import smallest_group
-from tablepuppet.tables.row_sets import Keys, Kind, Sketch, joined_keys
-from tablepuppet.tables.split import Split
-from tablepuppet.tables.store import TableConditions
+from tablepuppet.sources.columns import NUMBER_KINDS, STRING_KINDS, decode, numbers
 
 if TYPE_CHECKING:
     from tablepuppet.exchanges.features import OpenPart

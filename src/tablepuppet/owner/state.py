@@ -17,18 +17,18 @@ import pyarrow as pa
 from tablepuppet.errors import JobError, TransportError
 from tablepuppet.models.modules import Builder, build_module
 from tablepuppet.models.spec import ModelSpec
+from tablepuppet.owner.approvals import Approvals
 from tablepuppet.owner.enforcement import ContractEnforcer
 from tablepuppet.owner.masked_sums import Sealing, SealState
+from tablepuppet.owner.owner_files import AccountFile, OwnerLog
+from tablepuppet.owner.part_store import PartStore
 from tablepuppet.owner.policy import Policy
 from tablepuppet.owner.releases import Releases
+from tablepuppet.owner.row_sets import RowSets
+from tablepuppet.owner.store import ClientTables
 from tablepuppet.protocol.base import Message
 from tablepuppet.protocol.columns import ColumnInfo, Encoder
 from tablepuppet.protocol.steps import Partial
-from tablepuppet.tables.approvals import Approvals
-from tablepuppet.tables.owner_files import AccountFile, OwnerLog
-from tablepuppet.tables.part_store import PartStore
-from tablepuppet.tables.row_sets import RowSets
-from tablepuppet.tables.store import ClientTables
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -50,7 +50,7 @@ from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.memory import memory_limit
 from tablepuppet.models.features import Features
 from tablepuppet.privacy.masks import MaskKey
-from tablepuppet.tables.statistics import Statistics
+from tablepuppet.sources.statistics import Statistics
 
 
 @dataclass

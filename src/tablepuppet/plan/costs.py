@@ -30,7 +30,7 @@ from tablepuppet.models.heads.base import HeadSpec
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.options import Privacy
-from tablepuppet.tables.columns import STRING_KINDS
+from tablepuppet.sources.columns import STRING_KINDS
 from tablepuppet.transport.meter import Network, network
 
 RUN_EPOCHS = 10  # what runs of different algorithms are compared by

@@ -20,7 +20,7 @@ from tablepuppet.mapping.mapping import MappingSummary
 from tablepuppet.models.losses import Loss
 from tablepuppet.plan.disclosure import Ids, exchanges_of, held_blocks
 from tablepuppet.privacy.options import KeyMode
-from tablepuppet.tables.columns import STRING_KINDS
+from tablepuppet.sources.columns import STRING_KINDS
 
 _QUOTED = re.compile(r'"(\w+)"')  # a quoted name that needs no quotes
 _NAMED = 6  # features of a block that are listed by name

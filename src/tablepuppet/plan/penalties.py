@@ -8,8 +8,8 @@ from typing import Any
 from tablepuppet.errors import JobError, nearest
 from tablepuppet.job import Job
 from tablepuppet.protocol.columns import Encoder, NumberEncoder
-from tablepuppet.tables.columns import NUMBER_KINDS
-from tablepuppet.tables.encoding import encoded_width
+from tablepuppet.sources.columns import NUMBER_KINDS
+from tablepuppet.sources.encoding import encoded_width
 
 
 def penalty_text(job: Job) -> str:

@@ -20,7 +20,7 @@ from tablepuppet.errors import ModelError
 from tablepuppet.mapping.mapping import Class
 from tablepuppet.prediction.model import BlockModel, Model
 from tablepuppet.protocol.columns import Encoder, NumberEncoder
-from tablepuppet.tables.encoding import encoded_names, encoded_width, start_weights
+from tablepuppet.sources.encoding import encoded_names, encoded_width, start_weights
 
 if TYPE_CHECKING:
     import pandas as pd

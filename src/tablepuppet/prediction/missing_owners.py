@@ -18,11 +18,11 @@ from tablepuppet.errors import ModelError, TransportError
 from tablepuppet.exchanges.contract import Agreement, ProposeContract
 from tablepuppet.exchanges.keys import Keys, SendKeys
 from tablepuppet.exchanges.schema import CountRows, DescribeTable, OpenScan, RowCount, ScanSchema, TableSchema
+from tablepuppet.owner.tokens import tokens
 from tablepuppet.prediction.model import Model, TableUse
 from tablepuppet.protocol.base import Failure, Message
 from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.query.parsing import syntax_tree
-from tablepuppet.tables.tokens import tokens
 from tablepuppet.transport.link import Link
 from tablepuppet.transport.meter import Phase
 

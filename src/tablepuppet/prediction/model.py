@@ -28,7 +28,7 @@ from tablepuppet.models.modules import Builder
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.output_files import as_path, write_whole
 from tablepuppet.protocol.columns import ColumnInfo, Encoder
-from tablepuppet.tables.guard import columns_of
+from tablepuppet.sources.guard import columns_of
 
 if TYPE_CHECKING:
     import pandas as pd

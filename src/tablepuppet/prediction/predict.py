@@ -25,6 +25,7 @@ from tablepuppet.mapping.mapping import Part
 from tablepuppet.mapping.new_rows import NewRows, map_new_rows
 from tablepuppet.models.heads.base import TrainedHead
 from tablepuppet.models.heads.kinds import trained_head
+from tablepuppet.owner.part_store import check_splits, check_types
 from tablepuppet.prediction.missing_owners import Reachable
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.output import answer
@@ -32,7 +33,6 @@ from tablepuppet.prediction.split import AskedSides, split_record
 from tablepuppet.privacy.options import privacy_of
 from tablepuppet.protocol.base import Message
 from tablepuppet.protocol.contract import fingerprint
-from tablepuppet.tables.part_store import check_splits, check_types
 from tablepuppet.transport.link import Link
 
 

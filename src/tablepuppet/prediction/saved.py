@@ -5,7 +5,7 @@
       blocks/0/block.json     the block's features and encoders
       blocks/0/theta.arrow    its parameters, row by row
 
-A block's folder is all that its owner has to hold (tables/part_store.py): it may be moved there, and a model whose
+A block's folder is all that its owner has to hold (owner/part_store.py): it may be moved there, and a model whose
 owners hold their parts lacks their folders. Everything is written beside the target and renamed into place, so that a
 folder with that name is whole or not there. `version` rises when an older reader could not understand the file.
 """
@@ -25,9 +25,7 @@ from tablepuppet.mapping.mapping import in_label_type
 from tablepuppet.models.heads.base import HeadModel, HeadSpec
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.output_files import as_path, reason
-from tablepuppet.prediction.model import BlockModel, Model, TableUse
-from tablepuppet.protocol.columns import ColumnInfo
-from tablepuppet.tables.part_store import (
+from tablepuppet.owner.part_store import (
     BEFORE_TREES,
     FORMAT,
     TREES,
@@ -38,6 +36,8 @@ from tablepuppet.tables.part_store import (
     whole_folder,
     write_part,
 )
+from tablepuppet.prediction.model import BlockModel, Model, TableUse
+from tablepuppet.protocol.columns import ColumnInfo
 
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,7 +1,7 @@
 """Derived tables: subqueries in FROM, WITH, and subqueries inside conditions and items, each a query for one owner.
 
 In: nodes of the syntax tree. Out: the queries whose rows stand in for a table in FROM. Their tables must lie with one
-owner, which runs the query as a whole (catalog/schemas.py looks up who owns what; tables/query_guard.py is the owner's
+owner, which runs the query as a whole (catalog/schemas.py looks up who owns what; owner/query_guard.py is the owner's
 own check). A condition or an item that holds a subquery is moved into the table that it is about:
 
     FROM orders o … WHERE o.id IN (SELECT id FROM returns)     →     FROM (SELECT * FROM orders o WHERE o.id IN (…)) o
@@ -17,7 +17,7 @@ from sqlglot import TokenType, exp
 from tablepuppet.query.grammar import refusal, word_before
 from tablepuppet.query.scalar import check_nodes
 from tablepuppet.query.ucq import Item, Source, matches
-from tablepuppet.tables.guard import QUERY_NODES
+from tablepuppet.sources.guard import QUERY_NODES
 
 Ctes = Mapping[str, exp.CTE]  # by name in lower case
 

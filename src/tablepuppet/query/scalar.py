@@ -1,6 +1,6 @@
 """check_scalar: may this expression be pushed down to the owner of its columns?
 
-An expression passes if every node of its tree is on the owners' own list (tables/guard.py); anything else is
+An expression passes if every node of its tree is on the owners' own list (sources/guard.py); anything else is
 refused with what to write instead. An owner's guard checks again what it is sent: this check is for the person who
 writes the query, and points at the place in the text.
 
@@ -17,7 +17,7 @@ from sqlglot import TokenType, exp
 
 from tablepuppet.errors import QueryError, nearest
 from tablepuppet.query.grammar import PARAMETER, At, refusal, word_before, words
-from tablepuppet.tables.guard import FUNCTIONS, NODES, TYPES
+from tablepuppet.sources.guard import FUNCTIONS, NODES, TYPES
 
 _OPERATORS = (
     exp.Add, exp.Sub, exp.Mul, exp.Div, exp.IntDiv, exp.Mod, exp.Neg, exp.DPipe,

@@ -36,7 +36,7 @@ from tablepuppet.report.record import (
     RunRecord,
     TrafficRecord,
 )
-from tablepuppet.tables.encoding import encoded_width
+from tablepuppet.sources.encoding import encoded_width
 
 if TYPE_CHECKING:
     import pandas as pd

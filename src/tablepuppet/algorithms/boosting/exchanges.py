@@ -52,6 +52,7 @@ from tablepuppet.owner.enforcement import (
     started_part,
     training_of,
 )
+from tablepuppet.owner.part_store import BlockPart
 from tablepuppet.owner.policy import Policy, Use
 from tablepuppet.owner.releases import DisclosedValues, reads, tells_label, unknowns
 from tablepuppet.owner.state import ClientState, Part
@@ -59,7 +60,7 @@ from tablepuppet.privacy.accounting import composed_epsilon
 from tablepuppet.protocol.base import MOST_CLIENTS, Done
 from tablepuppet.protocol.bounds import check_array, check_finite, check_range, require
 from tablepuppet.protocol.contract import Contract
-from tablepuppet.tables.binning import (
+from tablepuppet.sources.binning import (
     RawColumn,
     answers,
     codes_of,
@@ -72,7 +73,6 @@ from tablepuppet.tables.binning import (
     sketch,
     without_rare,
 )
-from tablepuppet.tables.part_store import BlockPart
 
 if TYPE_CHECKING:
     from tablepuppet.algorithms.boosting.client import ClientHalf

@@ -19,7 +19,7 @@ from tablepuppet.models.losses import Loss
 from tablepuppet.plan.noise import tables_of
 from tablepuppet.privacy.accounting import Mechanism, composed_noise
 from tablepuppet.privacy.ledger import Release
-from tablepuppet.tables.columns import STRING_KINDS
+from tablepuppet.sources.columns import STRING_KINDS
 
 Bounds = list[tuple[float, float] | None]
 _LOOSE = 2.5  # the clip of a number's slopes, in units of a typical one

@@ -48,7 +48,7 @@ from tablepuppet.mapping.mapping import Part
 from tablepuppet.plan.private import PrivatePlan
 from tablepuppet.protocol.base import Message
 from tablepuppet.server import UnionOperator, clients_of
-from tablepuppet.tables.binning import merged_bins, merged_public_bins
+from tablepuppet.sources.binning import merged_bins, merged_public_bins
 
 _BITS = 1 << 29  # of an answer, that is 64 MB; more are told in further rounds
 

@@ -35,7 +35,7 @@ from tablepuppet.catalog.bound import BoundQuery, Branch, KeyPair
 from tablepuppet.mapping.keys.gather import ScanKeys
 from tablepuppet.mapping.rows.index import count_rows
 from tablepuppet.memory import free_memory
-from tablepuppet.tables.duckdb_source import silence
+from tablepuppet.sources.duckdb_source import silence
 
 log = logging.getLogger(__name__)
 _PREFIX = "tablepuppet-join-"

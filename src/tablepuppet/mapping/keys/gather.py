@@ -28,9 +28,9 @@ from tablepuppet.errors import MappingError, TransportError
 from tablepuppet.exchanges.keys import BlindedKeys, BlindKeys, Keys, RowOrder, SendKeys
 from tablepuppet.exchanges.schema import CountRows, RowCount
 from tablepuppet.mapping.keys.merge import MergedGroups, merge_groups
+from tablepuppet.owner.tokens import POINT_SIZE, SIZE, Points, to_array, to_points
 from tablepuppet.privacy.options import KeyMode, Privacy
-from tablepuppet.tables.columns import in_one_piece, numpy_of
-from tablepuppet.tables.tokens import POINT_SIZE, SIZE, Points, to_array, to_points
+from tablepuppet.sources.columns import in_one_piece, numpy_of
 from tablepuppet.transport.link import Link
 
 

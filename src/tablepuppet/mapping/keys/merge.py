@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from tablepuppet.catalog.bound import BoundQuery, Scan
 from tablepuppet.errors import MappingError
 from tablepuppet.exchanges.groups import Groups, GroupSums, HoldGroups, SendGroups, SumGroups, commitment
+from tablepuppet.owner.tokens import to_array
 from tablepuppet.privacy.options import KeyMode
 from tablepuppet.protocol.base import Message
-from tablepuppet.tables.columns import numpy_of
-from tablepuppet.tables.tokens import to_array
+from tablepuppet.sources.columns import numpy_of
 from tablepuppet.transport.link import Link
 
 

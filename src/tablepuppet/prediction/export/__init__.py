@@ -21,7 +21,7 @@ from tablepuppet.arrays import Array
 from tablepuppet.errors import ModelError
 from tablepuppet.prediction.model import BlockModel, Model
 from tablepuppet.protocol.columns import IdEncoder
-from tablepuppet.tables.encoding import encoded_width
+from tablepuppet.sources.encoding import encoded_width
 
 
 @dataclass(frozen=True, slots=True)

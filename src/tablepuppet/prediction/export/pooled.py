@@ -21,8 +21,8 @@ from tablepuppet.models.heads.kinds import trained_head
 from tablepuppet.prediction.export import block_named, layers_of
 from tablepuppet.prediction.model import Model
 from tablepuppet.protocol.columns import ColumnInfo
-from tablepuppet.tables.columns import STRING_KINDS, column_info, numbers, strings
-from tablepuppet.tables.encoding import encode
+from tablepuppet.sources.columns import STRING_KINDS, column_info, numbers, strings
+from tablepuppet.sources.encoding import encode
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin

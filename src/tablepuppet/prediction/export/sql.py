@@ -22,7 +22,7 @@ from tablepuppet.errors import ModelError
 from tablepuppet.prediction.export import Layer, block_named, layers_of
 from tablepuppet.prediction.model import BlockModel, Model
 from tablepuppet.protocol.columns import CategoryEncoder, Encoder, NumberEncoder
-from tablepuppet.tables.encoding import encoded_width
+from tablepuppet.sources.encoding import encoded_width
 
 DIALECTS: Final = ("duckdb", "postgres", "sqlite", "mysql", "snowflake", "bigquery")
 _ACTIVATIONS: Final = {

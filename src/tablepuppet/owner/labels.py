@@ -1,0 +1,195 @@
+"""Labels: what they are, one number per row, and its sample weight; each row's side of the split is split.py's.
+
+In: the label column of a scan. Out: what it is, then class numbers or numbers as float64, NaN where the label is
+missing.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tablepuppet.arrays import Array, RowNumbers, freeze
+from tablepuppet.errors import MappingError
+from tablepuppet.owner.split import Split
+from tablepuppet.privacy.labels import RowIds, privatise, uniform_numbers
+from tablepuppet.privacy.options import LabelPrivacy
+from tablepuppet.protocol.columns import ColumnInfo
+from tablepuppet.sources.columns import (
+    NUMBER_KINDS,
+    STRING_KINDS,
+    in_one_piece,
+    numbers,
+    numpy_of,
+    strings,
+)
+
+_CHUNK = 1 << 18  # rows that are looked at together
+
+MAX_NUMBER_CLASSES = 1000
+MAX_STRING_CLASSES = 10_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LabelNoise:
+    """A mechanism and the owner's secret; `name` says which table this is, `rows` which row each label belongs to.
+
+    `label` is the expression: another one is another release, and yet the same draw wherever its value is the same.
+
+    `spend` hears the name of every release before it leaves, and may refuse it.
+    """
+
+    privacy: LabelPrivacy
+    secret: bytes
+    name: str
+    spend: Callable[[str], None] = lambda release: None
+    rows: RowIds | None = None  # None: a row is its place at its owner
+    label: str = ""
+
+    def add_to(self, values: Array, classes: int | None, order: RowNumbers | None) -> Array:
+        """Noisy labels. The noise belongs to a row and to its label: asked for again, under whatever filter, it is the
+        same; of another label, it is another."""
+        named = f"{self.name} {classes} {self.privacy}"
+        release = f"{self.label} {named}"
+        self.spend(hmac.digest(self.secret, b"tablepuppet release " + release.encode(), "sha256").hex())
+        rows = self.rows
+        if rows is None:
+            places = np.arange(len(values)) if order is None else order
+            rows = np.stack([places.astype(np.uint64), np.zeros(len(values), np.uint64)], axis=1)
+        return privatise(values, self.privacy, classes, uniform_numbers(self.secret, named, rows, values))
+
+
+class LabelDescription(NamedTuple):
+    """What the label of a table is."""
+
+    kind: Literal["number", "boolean", "class"]
+    classes: list[str | float]  # distinct values; numbers only if there are at most 1000
+    missing: int
+
+
+class LabelValues(NamedTuple):
+    """One label per row, and which rows are held out."""
+
+    values: Array
+    is_test: NDArray[np.bool_]
+    is_validation: NDArray[np.bool_] | None
+
+
+def describe_labels(column: pa.ChunkedArray, info: ColumnInfo, wants_classes: bool = True) -> LabelDescription:
+    """The kind of the label and its distinct values (numbers: only if there are at most 1000)."""
+    if info.kind in STRING_KINDS:
+        distinct = pc.unique(pc.cast(column, pa.large_string())).drop_null()
+        if len(distinct) > MAX_STRING_CLASSES:
+            raise MappingError(
+                f"label {info.name} has {len(distinct):,} distinct strings, too many for classes; "
+                f"at most {MAX_STRING_CLASSES:,} are allowed. Group them with CASE, or choose another label"
+            )
+        ordered = distinct.take(pc.sort_indices(distinct)).to_pylist()
+        return LabelDescription(kind="class", classes=ordered, missing=column.null_count)
+    is_whole = pa.types.is_integer(column.type)  # few different ones, mostly
+    values = _label_numbers(pa.chunked_array([pc.unique(column)]) if is_whole else column, info)
+    absent = int(np.isnan(values).sum())
+    missing = column.null_count if is_whole else absent
+    if info.kind == "boolean":
+        return LabelDescription(kind="boolean", classes=[0.0, 1.0], missing=missing)
+    if not wants_classes:
+        return LabelDescription(kind="number", classes=[], missing=missing)
+    present = np.sort(values)[: len(values) - absent]  # NaN comes last
+    found = present[np.append(True, present[1:] != present[:-1])[: len(present)]]
+    classes: list[str | float] = found.tolist() if len(found) <= MAX_NUMBER_CLASSES else []
+    return LabelDescription(kind="number", classes=classes, missing=missing)
+
+
+def read_labels(
+    column: pa.ChunkedArray,
+    info: ColumnInfo,
+    classes: list[str | float] | None,
+    sides: Split,
+    order: RowNumbers | None = None,
+    noise: LabelNoise | None = None,
+) -> LabelValues:
+    """One label per row: its position in `classes`, or (None) the number itself; and which side the row is on.
+
+    `order`: the position that each row has at its owner, where rows are shown in another order. `noise`: what is done
+    to the labels before they leave.
+    """
+    if classes is None:
+        values = _label_numbers(column, info)
+    elif info.kind in STRING_KINDS:
+        values = _string_classes(column, info, classes)
+    elif pa.types.is_integer(column.type) and len(column):
+        values = np.empty(len(column))
+        for start in range(0, len(column), _CHUNK):  # codes need not be there for all rows at once
+            encoded = in_one_piece(column.slice(start, _CHUNK).dictionary_encode())
+            distinct = _number_classes(_label_numbers(pa.chunked_array([encoded.dictionary]), info), info, classes)
+            codes = numpy_of(encoded.indices, missing=-1)
+            np.append(distinct, np.nan).take(codes, mode="wrap", out=values[start : start + _CHUNK])  # −1: the last
+    else:
+        values = _number_classes(_label_numbers(column, info), info, classes)
+    if noise is not None:
+        values = noise.add_to(values, None if classes is None else len(classes), order)
+    is_test = sides.test(len(column), order)
+    values = freeze(values) if values.flags.owndata else values
+    return LabelValues(
+        values=values, is_test=freeze(is_test), is_validation=sides.validation(len(column), order, is_test)
+    )
+
+
+def read_weights(column: pa.ChunkedArray, info: ColumnInfo) -> Array:
+    """One sample weight per row."""
+    if info.kind not in ("integer", "float", "decimal", "boolean"):
+        raise MappingError(f"weight {info.name} has type {info.detail or info.kind}; a weight is a number. CAST it")
+    values = numbers(column, info)[:, 0]
+    if np.isinf(values).any() or (values < 0).any():
+        raise MappingError(
+            f"weight {info.name} is negative or infinite in some row; weights are numbers from 0 up. Leave such rows "
+            "out by WHERE, or use a CASE expression"
+        )
+    return values
+
+
+def _label_numbers(column: pa.ChunkedArray, info: ColumnInfo) -> Array:
+    if info.kind not in NUMBER_KINDS - {"vector"}:
+        raise MappingError(
+            f"label {info.name} has type {info.detail or info.kind}; a label is a number, a boolean, a date or "
+            "a string. CAST it, or choose another column"
+        )
+    values = numbers(column, info)[:, 0]
+    if np.isinf(values).any():
+        raise MappingError(f"label {info.name} contains infinity; filter such rows out, or use NULL")
+    return values
+
+
+def _string_classes(column: pa.ChunkedArray, info: ColumnInfo, classes: list[str | float]) -> Array:
+    distinct, codes = strings(column)
+    known = pc.index_in(distinct, value_set=pa.array(classes, pa.large_string()))
+    if known.null_count:
+        raise _unknown_class(info)
+    table = np.append(numpy_of(known).astype(np.float64), np.nan)  # the last entry is for −1: NULL
+    return cast("Array", table[codes])
+
+
+def _number_classes(values: Array, info: ColumnInfo, classes: list[str | float]) -> Array:
+    # NaN sorts last, so a missing label finds the entry behind the classes, which is NaN.
+    table = np.append(np.asarray(classes, np.float64), np.nan)
+    order = np.argsort(table, kind="stable")
+    position = np.searchsorted(table[order], values)
+    other = values[table[order][position] != values]
+    if not np.isnan(other).all():
+        raise _unknown_class(info)
+    numbered = np.append(np.arange(len(classes), dtype=np.float64), np.nan)
+    return numbered[order][position]
+
+
+def _unknown_class(info: ColumnInfo) -> MappingError:
+    return MappingError(
+        f"label {info.name} has a value that is not among the classes; either it has more than {MAX_NUMBER_CLASSES} "
+        "distinct numbers (use a linear model), or the table changed after the run began (start again)"
+    )

@@ -1,0 +1,259 @@
+"""The guard of whole queries: a client runs a SELECT over its own tables only if every part of it is on the list.
+
+In: SQL text from the server, and the columns of the client's tables. Out: the same query written anew from its parse
+tree, and which columns of which table it reads; or PolicyError. As for expressions (guard.py) it is an allow-list: no
+function that reads files, no table but the client's own, no recursion, nothing that depends on the clock or on chance.
+
+DerivedSource: what such a query gives, as if it were a table. The columns that it reads come from their sources
+(databases are asked for those columns alone); the query itself runs in a private DuckDB of the client, so that it means
+the same wherever the tables lie. One thread: groups then come in the same order, and sums of floating-point numbers to
+the same bits, every time.
+
+MergedSource: the same of a query over groups whose figures come from several clients. Its partials are merged with
+those of others; it gives the rows of the query over what was merged, under the names and types that it has by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+from sqlglot.lineage import Node, lineage
+
+from tablepuppet.errors import PolicyError, SourceError, did_you_mean
+from tablepuppet.owner.group_sums import Partials
+from tablepuppet.protocol.columns import ColumnInfo
+from tablepuppet.sources import duckdb_source
+from tablepuppet.sources.grouped_queries import GROUPS, UnmergeableError, source_of, split_groups
+from tablepuppet.sources.guard import (
+    FUNCTIONS,
+    MAX_DEPTH,
+    MAX_LENGTH,
+    QUERY_NODES,
+    Costs,
+    check_call,
+    parse_tree,
+    refused,
+    walk,
+    write_sql,
+)
+from tablepuppet.sources.source import Source
+
+_WHAT = "query"
+Columns = Mapping[str, frozenset[str]]  # table → some of its columns
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedQuery:
+    """A query that a client may run."""
+
+    text: str  # in DuckDB's dialect
+    reads: Mapping[str, tuple[str, ...]]  # of each of its tables: the columns that it reads
+
+    def behind(self, output: str) -> Columns:
+        """The columns of tables that an output's values are made of; where that cannot be told, all that are read."""
+        schema = {table: dict.fromkeys(columns, "unknown") for table, columns in self.reads.items()}
+        try:
+            root = lineage(exp.to_identifier(output, quoted=True).sql("duckdb"), self.text, schema, dialect="duckdb")
+        except (SqlglotError, ValueError, KeyError):
+            return {table: frozenset(columns) for table, columns in self.reads.items()}
+        found: dict[str, set[str]] = {}
+        for node in root.walk():
+            if isinstance(node.source, exp.Table) and not node.downstream:
+                found.setdefault(node.source.name, set()).add(_leaf(node))
+        known = {t: {c.lower(): c for c in columns} for t, columns in self.reads.items()}
+        return {
+            table: frozenset(known[table].get(c.lower(), c) for c in columns)
+            for table, columns in found.items()
+            if table in known
+        }
+
+
+def _leaf(node: Node) -> str:
+    return exp.to_column(node.name).name
+
+
+def check_query(sql: str, tables: Mapping[str, Sequence[str]]) -> CheckedQuery:
+    """Refuses all but a query over `tables` (their columns by name).
+
+    >>> check_query("SELECT k, avg(x) AS m FROM t GROUP BY k", {"t": ["k", "x", "z"]}).reads
+    {'t': ('k', 'x')}
+    """
+    if len(sql) > MAX_LENGTH:
+        raise refused(_WHAT, f"it is {len(sql):,} characters long; at most {MAX_LENGTH:,} are allowed")
+    try:
+        tree = parse_tree(sql, exp.Query, _WHAT)
+        local = {cte.alias.lower() for cte in tree.find_all(exp.CTE)}
+        names = {name.lower(): name for name in tables}
+        used: dict[str, str] = {}
+        nodes, costs = 0, Costs(_WHAT)
+        for node, depth in walk(tree):
+            if depth > MAX_DEPTH:
+                raise refused(_WHAT, "it is nested too deeply; write it more simply")
+            _check_node(node)
+            costs.see(node)
+            if isinstance(node, exp.Table):
+                _check_table(node, names, local, used)
+            nodes += 1
+        _check_names(tree, [column for name in used.values() for column in tables[name]])
+        reads = {name: _read(tree, tables[name]) for name in used.values()}
+        return CheckedQuery(write_sql(tree, 10 * nodes + 100, _WHAT), reads)
+    except RecursionError:
+        raise refused(_WHAT, "it is nested too deeply; write it more simply") from None
+
+
+def _check_node(node: exp.Expr) -> None:
+    kind = type(node)
+    if kind is exp.Anonymous:
+        if node.name.lower() not in FUNCTIONS:
+            raise refused(_WHAT, f"the function {node.name.lower()} is not on the list of safe functions")
+    elif kind not in QUERY_NODES:
+        raise refused(_WHAT, f"it contains {kind.__name__.upper()}, which is not on the list of what is run")
+    elif kind is exp.With and node.args.get("recursive"):
+        raise refused(_WHAT, "WITH RECURSIVE is not run")
+    elif kind is exp.Column and node.args.get("db") is not None:
+        raise refused(_WHAT, f"the column {node.name!r} carries the name of a schema; write alias.column")
+    else:
+        check_call(node, _WHAT)
+
+
+def _check_table(node: exp.Table, names: Mapping[str, str], local: set[str], used: dict[str, str]) -> None:
+    """A name of the client's own tables, or one that WITH gives; no schema, no function, no sample."""
+    if not isinstance(node.this, exp.Identifier) or any(
+        value for key, value in node.args.items() if key not in ("this", "alias", "joins")
+    ):
+        raise refused(_WHAT, "FROM takes names of this client's tables, and nothing else")
+    name = node.name.lower()
+    if name in names:
+        used[name] = names[name]
+    elif name not in local:
+        raise PolicyError(f"there is no table {node.name!r} at this client; it has {', '.join(sorted(names.values()))}")
+
+
+def _check_names(tree: exp.Expr, columns: Sequence[str]) -> None:
+    """Every column is one of the tables', or a name that the query gives."""
+    given = {i.name.lower() for i in tree.find_all(exp.Identifier) if not isinstance(i.parent, exp.Column)}
+    known = given | {column.lower() for column in columns}
+    for column in tree.find_all(exp.Column):
+        if isinstance(column.this, exp.Identifier) and column.name.lower() not in known:
+            hint = did_you_mean(column.name, list(columns))
+            raise refused(_WHAT, f"none of its tables has a column {column.name}. {hint}")
+
+
+def _read(tree: exp.Expr, columns: Sequence[str]) -> tuple[str, ...]:
+    """The columns of a table that a query may read: those it names, or all where a * may stand for them."""
+    stars = [s for s in tree.find_all(exp.Star) if not isinstance(s.parent, exp.Count)]
+    if stars or any(join.method == "NATURAL" for join in tree.find_all(exp.Join)):
+        return tuple(columns)
+    named = {c.name.lower() for c in tree.find_all(exp.Column)}
+    named |= {i.name.lower() for join in tree.find_all(exp.Join) for i in join.args.get("using") or ()}
+    return tuple(c for c in columns if c.lower() in named)
+
+
+NO_ROW = "(1 = 0)"
+_MERGED = "tablepuppet merged"
+
+
+class DerivedSource:
+    """The rows of a query over sources that somebody else opened, and will close."""
+
+    def __init__(self, name: str, query: CheckedQuery, sources: Mapping[str, Source]) -> None:
+        self.name = name
+        self.query = query
+        self.sources = {table: sources[table] for table in query.reads}
+
+    def describe(self) -> list[ColumnInfo]:
+        twin = self.open_rows(NO_ROW)
+        try:
+            return twin.describe()
+        finally:
+            twin.close()
+
+    def describe_scan(self, expressions: Sequence[str], filter: str | None) -> list[ColumnInfo]:
+        twin = self.open_rows(NO_ROW)
+        try:
+            return twin.describe_scan(expressions, filter)
+        finally:
+            twin.close()
+
+    def read(self, expressions: Sequence[str], filter: str | None) -> pa.Table:
+        whole = self.open_rows(None)
+        try:
+            return whole.read(expressions, filter)
+        finally:
+            whole.close()
+
+    def stamp(self) -> str | None:
+        stamps = [source.stamp() for source in self.sources.values()]
+        return None if None in stamps else " ".join(map(str, stamps))
+
+    def close(self) -> None:
+        """Nothing is held between two readings."""
+
+    def open_rows(self, filter: str | None, text: str | None = None) -> duckdb_source.DuckSource:
+        """The rows of the query, or of another one over the same columns."""
+        tables, casts = {}, {}
+        for table, source in self.sources.items():
+            columns = list(self.query.reads[table])
+            read = source.read([duckdb_source.quote_name(column) for column in columns] or ["1"], filter)
+            tables[table] = read.rename_columns(columns or ["a row"])  # count(*) names no column
+            if any(pa.types.is_string(kind) for kind in read.schema.types):
+                uuids = {info.name.lower() for info in source.describe() if info.kind == "uuid"}
+                casts[table] = {column: "UUID" for column in columns if column.lower() in uuids}
+        return duckdb_source.from_query(self.name, tables, self.query.text if text is None else text, casts)
+
+
+def partials_of(source: DerivedSource, key: bytes) -> Partials:
+    """What one client computes of its own rows; `key`: for the groups' tokens."""
+
+    def columns() -> set[str]:
+        below = source.open_rows(NO_ROW, source_of(source.query.text))
+        try:
+            return {info.name.lower() for info in below.describe()}
+        finally:
+            below.close()
+
+    try:
+        query = split_groups(source.query.text, columns)
+    except UnmergeableError as error:
+        raise SourceError(f"groups of this query cannot be merged over clients: it has {error}") from None
+    rows = source.open_rows(None, query.partial)
+    try:
+        infos = rows.describe()
+        names = [duckdb_source.quote_name(info.name) for info in infos]
+        return Partials.of(rows.read(names, None), infos, rows.types(names, None), query, key)
+    finally:
+        rows.close()
+
+
+class MergedSource(DerivedSource):
+    """The rows of a grouped query over merged groups."""
+
+    def __init__(self, source: DerivedSource, partials: Partials, groups: pa.Table) -> None:
+        super().__init__(source.name, source.query, source.sources)
+        empty = source.open_rows(NO_ROW, source.query.text)
+        try:
+            names = [info.name for info in empty.describe()]
+            types = empty.types([duckdb_source.quote_name(name) for name in names], None)
+        finally:
+            empty.close()
+        columns = zip(groups.column_names, partials.casts, strict=True)
+        states = ", ".join(f"CAST({name} AS {kind}) AS {name}" for name, kind in columns)
+        shown = ", ".join(
+            f"CAST(c{i} AS {t}) AS {duckdb_source.quote_name(n)}"
+            for i, (n, t) in enumerate(zip(names, types, strict=True))
+        )
+        listed = ", ".join(f"c{i}" for i in range(len(names)))
+        self._text = (
+            f"WITH {duckdb_source.quote_name(GROUPS)} AS (SELECT {states} FROM {duckdb_source.quote_name(_MERGED)}), "
+            f"rows_of({listed}) AS ({partials.query.final}) SELECT {shown} FROM rows_of"
+        )
+        self._groups = groups
+
+    def open_rows(self, filter: str | None, text: str | None = None) -> duckdb_source.DuckSource:
+        if filter is not None or text is not None:
+            return super().open_rows(filter, text)
+        return duckdb_source.from_query(self.name, {_MERGED: self._groups}, self._text)

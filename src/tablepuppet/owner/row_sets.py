@@ -1,0 +1,236 @@
+"""Row sets that an owner agreed to, over all jobs: two that differ by few rows tell of those rows.
+
+In: the rows of a set, each as 64 bits. Out: by how many rows it differs from an earlier one,
+where that is fewer than a limit. A set is kept as a sketch whose size follows from the limit, however many rows there
+are: every row is added to three cells, the cells of two sets are subtracted, and what is left is taken apart row by row
+(an invertible Bloom lookup table; Eppstein et al., "What's the difference?", SIGCOMM 2011). No sketch leaves the owner.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tablepuppet.errors import PolicyError
+from tablepuppet.owner.row_ids import GOLDEN, mix
+from tablepuppet.sources.columns import numpy_of
+
+Kind = Literal["rows", "held out", "part"]  # of a scan or condition; of a split; of training, with multiplicities
+Keys = NDArray[np.uint64]
+_HASHES = 3
+_LEAST = 64  # rows of difference that every sketch can tell
+_STEPS = np.arange(1, _HASHES + 1, dtype=np.uint64) * GOLDEN
+_CHECK = np.uint64(0xC2B2AE3D27D4EB4F)
+MOST_SETS = 10_000  # of one table: then a person must look
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sketch:
+    """A set of rows: (3, cells) of how many rows, and of sums of their keys and of hashes of these, modulo 2⁶⁴."""
+
+    rows: int
+    counts: NDArray[np.int64]
+    sums: NDArray[np.uint64]
+    checks: NDArray[np.uint64]
+
+    @classmethod
+    def of(cls, keys: Keys, cells: int) -> Sketch:
+        counts = np.zeros((_HASHES, cells), np.int64)
+        sums, checks = np.zeros((_HASHES, cells), np.uint64), np.zeros((_HASHES, cells), np.uint64)
+        hashed = mix(keys ^ _CHECK)
+        for number, places in enumerate(_places(keys, cells)):
+            counts[number] = np.bincount(places, minlength=cells)
+            np.add.at(sums[number], places, keys)
+            np.add.at(checks[number], places, hashed)
+        return cls(len(keys), counts, sums, checks)
+
+    @property
+    def cells(self) -> int:
+        return int(self.counts.shape[1])
+
+    @property
+    def name(self) -> str:
+        """The same for the same set."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()[:16]
+
+    def to_bytes(self) -> bytes:
+        return b"".join(a.astype("<i8" if a.dtype == np.int64 else "<u8").tobytes() for a in self._arrays())
+
+    @classmethod
+    def from_bytes(cls, rows: int, cells: int, content: bytes) -> Sketch:
+        size = 8 * _HASHES * cells
+        counts = np.frombuffer(content[:size], "<i8").reshape(_HASHES, cells).astype(np.int64)
+        sums, checks = (
+            np.frombuffer(content[k * size : (k + 1) * size], "<u8").reshape(_HASHES, cells).astype(np.uint64)
+            for k in (1, 2)
+        )
+        return cls(rows, counts, sums, checks)
+
+    def difference(self, other: Sketch, limit: int) -> int | None:
+        """By how many rows two sets differ, where it is fewer than `limit`; None: by more."""
+        counts, sums, checks = (a - b for a, b in zip(self._arrays(), other._arrays(), strict=True))
+        used = (counts != 0) | (sums != 0) | (checks != 0)
+        if int(used.sum(axis=1).max()) >= limit:  # each row that differs is in one cell of each line
+            return None
+        found = 0
+        while True:
+            signed = np.where(counts == 1, sums, np.uint64(0) - sums)
+            expected = np.where(counts == 1, checks, np.uint64(0) - checks)
+            is_pure = (np.abs(counts) == 1) & (mix(signed ^ _CHECK) == expected)
+            if not is_pure.any():
+                break
+            keys, first = np.unique(signed[is_pure], return_index=True)
+            signs = counts[is_pure][first]
+            found += len(keys)
+            for number, places in enumerate(_places(keys, self.cells)):
+                np.add.at(counts[number], places, -signs)
+                for array, values in ((sums, keys), (checks, mix(keys ^ _CHECK))):
+                    change = np.where(signs == 1, np.uint64(0) - values, values)
+                    np.add.at(array[number], places, change)
+        is_left = bool(counts.any() or sums.any() or checks.any())
+        if is_left:  # few cells are in use, and some rows share all of theirs
+            return min(found + 2, limit - 1)
+        return found if found < limit else None
+
+    def _arrays(self) -> tuple[NDArray[np.int64], NDArray[np.uint64], NDArray[np.uint64]]:
+        return self.counts, self.sums, self.checks
+
+
+def row_keys(rows: pa.Table) -> Keys:
+    """64 bits for each row, from all its columns; equal rows are told apart by a number. The same in every version.
+
+    >>> keys = row_keys(pa.table({"a": [1.0, 2.0, 1.0], "b": ["x", None, "x"]}))
+    >>> other = row_keys(pa.table({"a": [2.0], "b": pa.array([None], pa.string())}))
+    >>> len(set(keys.tolist())), bool(other[0] == keys[1])
+    (3, True)
+    """
+    keys = np.zeros(rows.num_rows, np.uint64)
+    for column in rows.columns:
+        keys = mix(keys + GOLDEN + _bits(column))
+    in_order = np.sort(keys)
+    if not bool((in_order[1:] == in_order[:-1]).any()):
+        return mix(keys)  # as the first of its equals
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])[: len(keys)])
+    before = np.arange(len(keys)) - np.repeat(starts, np.diff(np.append(starts, len(keys))))
+    keys[order] = mix(ordered + before.astype(np.uint64) * GOLDEN)
+    return keys
+
+
+def joined_keys(keys: Keys, times: NDArray[np.int64]) -> Keys:
+    """Rows that are joined another number of times are others: as a multiple of the usual number, for twice as often in
+    all rows but one would be another number in all of them.
+
+    >>> keys = np.arange(5, dtype=np.uint64)
+    >>> once, twice = joined_keys(keys, np.array([1, 1, 1, 1, 3])), joined_keys(keys, np.array([2, 2, 2, 2, 2]))
+    >>> (once == twice).tolist()
+    [True, True, True, True, False]
+    """
+    usual = float(np.partition(times, len(times) // 2)[len(times) // 2]) if len(times) else 1.0
+    return mix(keys ^ mix((times / max(1.0, usual)).view(np.uint64) * GOLDEN))
+
+
+def _bits(column: pa.ChunkedArray) -> NDArray[np.uint64]:
+    """64 bits of each value: of a number or a time its own, of a text a hash."""
+    kind = column.type
+    if pa.types.is_floating(kind):
+        bits = numpy_of(pc.cast(column, pa.float64())).view(np.uint64)
+    elif pa.types.is_boolean(kind):
+        bits = numpy_of(pc.cast(column, pa.int64())).view(np.uint64)
+    elif pa.types.is_integer(kind) or pa.types.is_temporal(kind):
+        whole = pc.cast(pc.cast(column, pa.int32()), pa.int64()) if kind.bit_width == 32 else column
+        bits = numpy_of(pc.cast(whole, pa.int64(), safe=False)).view(np.uint64)
+    else:
+        with duckdb.connect() as connection:
+            connection.register("texts", pa.table({"t": column}))
+            hashed = connection.sql("SELECT md5_number_lower(CAST(t AS VARCHAR)) AS h FROM texts").to_arrow_table()
+        bits = numpy_of(pc.cast(pc.fill_null(hashed.column("h"), 0), pa.uint64()))
+    is_null = np.asarray(column.is_null().to_numpy(), np.bool_) if column.null_count else None
+    return bits if is_null is None else np.where(is_null, _CHECK, bits)
+
+
+class RowSets:
+    """One owner's row sets; without a path they last as long as the process."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._database: sqlite3.Connection | None = None
+
+    def sketch(self, keys: Keys, limit: int) -> Sketch:
+        """The sketch of a set that can tell differences of fewer than `limit` rows."""
+        return Sketch.of(keys, _cells(limit))
+
+    def nearest(self, table: str, kind: Kind, keys: Keys, limit: int, sketch: Sketch | None = None) -> int | None:
+        """The fewest rows by which an earlier set differs from this one: at least 1, and fewer than `limit`."""
+        found: int | None = None
+        sketches = {} if sketch is None else {sketch.cells: sketch}
+        for earlier in self._like(table, kind, len(keys), limit):
+            if earlier.cells not in sketches:
+                sketches[earlier.cells] = Sketch.of(keys, earlier.cells)
+            by = sketches[earlier.cells].difference(earlier, limit)
+            if by and (found is None or by < found):
+                found = by
+        return found
+
+    def add(self, table: str, kind: Kind, sketch: Sketch) -> None:
+        """Keeps a set; it is on the disk when this returns."""
+        with self._lock, self._open_database() as database:
+            known = database.execute("SELECT count(*) FROM sets WHERE of = ?", (table,)).fetchone()[0]
+            if known >= MOST_SETS:
+                raise PolicyError(
+                    f"its policy refuses the request: {known:,} different sets of rows of {table} were agreed to, and "
+                    "no further one is compared with them all; the owner may begin anew (rule minimum_difference)"
+                )
+            database.execute(
+                "INSERT OR IGNORE INTO sets VALUES (?, ?, ?, ?, ?, ?)",
+                (table, kind, sketch.rows, sketch.cells, sketch.name, sketch.to_bytes()),
+            )
+
+    def _like(self, table: str, kind: Kind, rows: int, limit: int) -> list[Sketch]:
+        """Earlier sets of about as many rows."""
+        with self._lock, self._open_database() as database:
+            found = database.execute(
+                "SELECT rows, cells, sketch FROM sets WHERE of = ? AND kind = ? AND abs(rows - ?) < ?",
+                (table, kind, rows, limit),
+            ).fetchall()
+        return [Sketch.from_bytes(*one) for one in found]
+
+    def _open_database(self) -> sqlite3.Connection:
+        if self._database is None:
+            try:
+                if self._path is not None:
+                    self._path.parent.mkdir(parents=True, exist_ok=True)
+                    os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
+                self._database = sqlite3.connect(self._path or ":memory:", check_same_thread=False)
+                self._database.execute(
+                    "CREATE TABLE IF NOT EXISTS sets (of TEXT, kind TEXT, rows INTEGER, cells INTEGER, name TEXT, "
+                    "sketch BLOB, PRIMARY KEY (of, kind, cells, name))"
+                )
+            except (OSError, sqlite3.Error) as error:
+                raise PolicyError(
+                    f"the row sets in {self._path} cannot be read ({error}); nothing is agreed to without them"
+                ) from None
+        return self._database
+
+
+def _cells(limit: int) -> int:
+    """Cells of one line: a third more than the rows that may differ, to a power of two of these."""
+    return 4 * (1 << (max(_LEAST, limit) - 1).bit_length()) // 3 + 1
+
+
+def _places(keys: Keys, cells: int) -> list[NDArray[np.intp]]:
+    """For each line, the cell of every key."""
+    return [(mix(keys + step) % np.uint64(cells)).astype(np.intp) for step in _STEPS]

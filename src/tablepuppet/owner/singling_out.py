@@ -1,0 +1,242 @@
+"""Singling out: whether an expression tells of a few rows alone.
+
+In: expressions that the guard wrote, over the columns of some rows. Out: whether one of them tells of few of these. A
+mean over thousands of rows is one row's value if the expression is 0 for all others, and arithmetic says which row that
+is as well as CASE does: `pow(0, abs(id - 7)) * delay`. No list of functions finds all such texts; the rows are asked:
+
+- values: how many rows lie apart from the median, by their share of all distance from it;
+- interaction: in how many rows two columns act on each other. One column and the rest are shuffled, alone and
+  together: f(a, b) − f(a', b) − f(a, b') + f(a', b') is 0 where what an expression makes of one does not depend on the
+  other, whatever else is added to it.
+
+Shares count as rows do: (Σ|d|)² / Σd² of the distances d is 1 where one row holds all, n where n rows hold the same.
+
+And of a query over an owner's tables: the expressions in it that are of one table's rows; PolicyError where a query
+chooses rows by their order or number, for then single ones would leave through any aggregate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from sqlglot import exp, parse_one
+
+from tablepuppet.arrays import Array
+from tablepuppet.errors import PolicyError, SourceError
+from tablepuppet.sources import duckdb_source
+from tablepuppet.sources.columns import NUMBER_KINDS, numbers
+from tablepuppet.sources.guard import columns_of
+from tablepuppet.sources.source import Source
+
+_ROUNDING = 64 * float(np.finfo(np.float64).eps)
+_OFTEN = 10  # of a small table, so many times fewer rows are few
+_DRAWS = 6  # a column of two values is seen to act with a chance of 1 to 4,096 not to be
+_SPREAD = 2.0  # a row that is shuffled acts where it was and where it comes to be
+_LARGEST = 1e150  # whose square is a float
+_ORDERED = (
+    *(exp.Min, exp.Max, exp.Median, exp.Quantile, exp.PercentileCont, exp.PercentileDisc, exp.Mode),
+    *(exp.First, exp.Last, exp.AnyValue, exp.ArgMax, exp.ArgMin),
+)
+_CHOOSERS: dict[type[exp.Expr], str] = {
+    exp.Limit: "LIMIT",
+    exp.Offset: "OFFSET",
+    exp.Window: "a window",
+    exp.Except: "EXCEPT",
+    exp.Intersect: "INTERSECT",
+    exp.Exists: "EXISTS",
+    exp.Any: "ANY",
+    exp.All: "ALL",
+}
+_POLYNOMIAL = (exp.Add, exp.Sub, exp.Mul, exp.Neg, exp.Paren, exp.Literal, exp.Column, exp.Identifier)
+
+
+def singles_out(source: Source, expressions: Sequence[str], filter: str | None, least: int) -> bool:
+    """Whether one of some expressions tells of fewer than `least` of the rows for which a filter holds."""
+    computed = [text for text in dict.fromkeys(expressions) if is_computed(text)]
+    if not computed:
+        return False
+    names = sorted({name for text in computed for name in columns_of(text)})
+    rows = source.read([duckdb_source.quote_name(name) for name in names], filter).rename_columns(names)
+    few = min(least, rows.num_rows / _OFTEN)
+    try:
+        values = _compute(rows, computed)
+        if any(0 < _holders(np.abs(v - np.median(v))) < few for held in values for v in held.T):
+            return True
+        return any(0 < held < _SPREAD * few for held in _acting_on_each_other(rows, computed, values))
+    except SourceError:  # values of other rows beside a row's own are what an expression cannot take: nothing was seen
+        return True
+
+
+def is_computed(sql: str) -> bool:
+    """Whether an expression is more than a column or a constant as they are.
+
+    >>> is_computed('("x")'), is_computed('"x" + 1')
+    (False, True)
+    """
+    tree = parse_one(sql, dialect="duckdb").unnest()
+    return not isinstance(tree, exp.Column) and tree.find(exp.Column) is not None
+
+
+def _acting_on_each_other(rows: pa.Table, texts: Sequence[str], own: Sequence[Array]) -> Iterator[float]:
+    """For each expression and each of its columns: in how many rows it and the others act on each other."""
+    several = [(text, sorted(columns_of(text)), given) for text, given in zip(texts, own, strict=True)]
+    several = [one for one in several if len(one[1]) > 1]
+    apart = [np.zeros((len(names), *given.shape)) for _, names, given in several]
+    for _ in range(_DRAWS if several else 0):
+        order = pa.array(np.random.default_rng().permutation(rows.num_rows))
+        both = rows
+        for name in rows.column_names:
+            both = both.append_column(_shuffled_name(name), rows.column(name).take(order))
+        for (text, names, given), found in zip(several, apart, strict=True):
+            forms = [_with(text, {*names})]
+            for name in names:
+                forms += [_with(text, {name}), _with(text, {*names} - {name})]
+            together, *pairs = _compute(both, forms)
+            for place in range(len(names)):
+                four = np.stack([given, -pairs[2 * place], -pairs[2 * place + 1], together])
+                distance = np.abs(four.sum(axis=0))
+                found[place] += np.where(distance > _ROUNDING * np.abs(four).max(axis=0), distance, 0.0)
+    yield from (_holders(held) for found in apart for by_column in found for held in by_column.T)
+
+
+def _compute(rows: pa.Table, texts: Sequence[str]) -> list[Array]:
+    """What expressions give, each (rows, k + 1): values, 0 where there is none, and whether there is one."""
+    source = duckdb_source.from_arrow("rows", rows)
+    try:
+        kinds = [info.kind in NUMBER_KINDS for info in source.describe_scan(texts, None)]
+        asked = [
+            text if is_number else f"md5_number_lower(CAST({text} AS VARCHAR))::DOUBLE"  # texts are equal or not
+            for text, is_number in zip(texts, kinds, strict=True)
+        ]
+        infos = source.describe_scan(asked, None)
+        found = [numbers(c, info) for c, info in zip(source.read(asked, None).columns, infos, strict=True)]
+    finally:
+        source.close()
+    missing = [np.asarray(np.isnan(values).any(axis=1)) for values in found]
+    filled = [np.where(m[:, None], 0.0, values) for m, values in zip(missing, found, strict=True)]
+    return [np.column_stack([np.clip(f, -_LARGEST, _LARGEST), m]) for f, m in zip(filled, missing, strict=True)]
+
+
+def _shuffled_name(name: str) -> str:
+    return f"tablepuppet:{name}"
+
+
+def _with(text: str, names: set[str]) -> str:
+    """The expression over shuffled values of some columns."""
+    lower = {name.lower(): name for name in names}
+    tree = parse_one(text, dialect="duckdb")
+    for column in list(tree.find_all(exp.Column)):
+        if column.name.lower() in lower:
+            column.this.replace(exp.to_identifier(_shuffled_name(lower[column.name.lower()]), quoted=True))
+    return tree.sql("duckdb", identify=True)
+
+
+def _holders(distances: Array) -> float:
+    """How many rows hold all distance."""
+    largest = distances.max(initial=0.0)
+    if largest == 0:
+        return 0.0
+    shares = distances / largest
+    return float(shares.sum() ** 2 / (shares * shares).sum())
+
+
+# -- queries ----------------------------------------------------------------------------
+
+
+def expressions_of_query(sql: str, tables: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """The computed expressions in a query over an owner's tables, by table."""
+    tree = parse_one(sql, dialect="duckdb")
+    for node in tree.walk():
+        _check_choice(node)
+    has = {table: {column.lower() for column in columns} for table, columns in tables.items()}
+    own = {name for names in has.values() for name in names} - find_shadowed_names(tree)
+    found: dict[str, list[str]] = {table: [] for table in tables}
+    for node in _expressions(tree):
+        columns = {column.name.lower() for column in node.find_all(exp.Column)}
+        aliases = {column.table.lower() for column in node.find_all(exp.Column)}
+        places = [table for table in tables if columns <= has[table]]
+        if len(aliases) > 1 or not columns <= own or not places:
+            if all(isinstance(part, _POLYNOMIAL) for part in node.walk()):
+                continue  # sums and products of columns pick no row
+            raise unclear("an expression that is not of the columns of one table by their own names")
+        text = drop_qualifiers(node).sql("duckdb", identify=True)
+        for table in places:
+            found[table].append(text)
+    return found
+
+
+def joins_of_query(sql: str, tables: Mapping[str, Sequence[str]]) -> list[tuple[tuple[str, str], tuple[str, str]]]:
+    """The columns of an owner's tables that a query wants to be equal, in pairs, each with its table."""
+    tree = parse_one(sql, dialect="duckdb")
+    own = {name.lower(): name for name in tables}
+    named = {t.alias_or_name.lower(): own[t.name.lower()] for t in tree.find_all(exp.Table) if t.name.lower() in own}
+    found = []
+    for node in tree.find_all(exp.EQ):
+        sides = [side for side in (node.this, node.expression) if isinstance(side, exp.Column)]
+        places = [(named.get(side.table.lower(), ""), side.name) for side in sides]
+        if len(places) == 2 and all(column in tables.get(table, ()) for table, column in places):
+            found.append((places[0], places[1]))
+    return found
+
+
+def few_match(left: pa.ChunkedArray, right: pa.ChunkedArray, least: int) -> bool:
+    """Whether fewer than `least` rows of one of two columns find an equal one in the other."""
+    kind = pa.large_string()
+    ours, theirs = pc.cast(left, kind), pc.cast(right, kind)
+    pairs = ((ours, theirs), (theirs, ours))
+    return any((pc.sum(pc.is_in(a, value_set=b, skip_nulls=True)).as_py() or 0) < least for a, b in pairs)
+
+
+def find_shadowed_names(tree: exp.Expr) -> set[str]:
+    """Names that a query gives to something else than a column of that name, and that it may read again."""
+    if sum(1 for _ in tree.find_all(exp.Select)) == 1:
+        return set()
+    given = [(a.alias.lower(), a.this) for a in tree.find_all(exp.Alias)]
+    return {name for name, value in given if not isinstance(value, exp.Column) or value.name.lower() != name}
+
+
+def drop_qualifiers(node: exp.Expr) -> exp.Expr:
+    """An expression with the names of columns alone."""
+    return node.copy().transform(lambda n: exp.column(n.this.copy()) if isinstance(n, exp.Column) else n)
+
+
+def _check_choice(node: exp.Expr) -> None:
+    """Refuses what picks single rows out: by their order, by a number of rows, or as the one value of a query."""
+    for kind, name in _CHOOSERS.items():
+        if isinstance(node, kind):
+            raise unclear(f"{name}")
+    if isinstance(node, exp.Distinct) and node.args.get("on") is not None:
+        raise unclear("DISTINCT ON")
+    if isinstance(node, exp.Query) and isinstance(node.parent, exp.In):
+        raise unclear("IN (SELECT …)")
+    is_value = isinstance(node, exp.Subquery) and not isinstance(node.parent, exp.From | exp.Join | exp.SetOperation)
+    if is_value and node.parent is not None:
+        raise unclear("a query in place of a value")
+    if isinstance(node, _ORDERED):
+        inside = node.find_ancestor(exp.Select)
+        is_grouped = inside is not None and inside.args.get("group") is not None and inside.parent_select is None
+        if not is_grouped:
+            raise unclear(f"{node.sql_name().lower()} without groups of its own")
+
+
+def _expressions(tree: exp.Expr) -> Iterator[exp.Expr]:
+    """The largest expressions over columns that hold no aggregate, and are more than a column."""
+    stack: list[exp.Expr] = [tree]
+    while stack:
+        node = stack.pop()
+        is_value = isinstance(node, exp.Condition) and not isinstance(node, exp.Query | exp.Predicate | exp.Connector)
+        if not is_value or node.find(exp.AggFunc, exp.Query) is not None:
+            stack.extend(node.iter_expressions())
+        elif not isinstance(node.unnest(), exp.Column) and node.find(exp.Column) is not None:
+            yield node
+
+
+def unclear(what: str) -> PolicyError:
+    """The note on a query whose rows nobody can count."""
+    return PolicyError(
+        f"its policy refuses the request: the owner cannot tell how few rows {what} picks inside a subquery; compare "
+        "columns of its tables with constants, or ask the owner to approve (rule minimum_rows)"
+    )

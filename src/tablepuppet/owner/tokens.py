@@ -1,0 +1,242 @@
+"""Key tokens: 16 bytes that stand for a join key, equal where the keys are equal; and how owners blind them.
+
+In: key columns of a scan, the domain of each (columns that the query compares share one), and the clients' key. Out:
+each column as a dictionary of tokens, sorted, and one index per row; NULL stays NULL. Only distinct values are hashed.
+
+    hmac     HMAC-SHA-256(K_job, message)[:16],  message = len(domain) ":" domain len(type) ":" type value
+    dh       the hmac token as a point of a curve, blinded by every owner of such keys (below)
+    sha256   SHA-256(value)[:16], the paper's: whoever can list the possible values can undo it
+    value    integer, decimal of scale 0: digits · decimal: digits and its scale · string: UTF-8 · uuid: 32 hex digits
+             boolean: true | false · date: days since 1970-01-01 · timestamp: nanoseconds since then (UTC)
+
+K_job is derived from the key that the clients share and the server never has, and from the job's name; tokens of
+different jobs have nothing in common.
+
+Blinding (`dh`) needs no common secret: every owner blinds every key, and equality is only seen once all of them did.
+
+    point    u of a point of Curve25519: SHA-256(token, counter) for the first counter that gives one
+    blinded  X25519(k, point), k this owner's alone: derived from its secret, the job and the keys' domain
+
+X25519(k₁, X25519(k₂, p)) is X25519(k₂, X25519(k₁, p)): who blinds first does not matter. Whoever has k₁ and the key
+that tokens are made with still has to ask the owner of k₂ about every guess. Half of all 32 bytes are no points of the
+curve but of its twist; blinding would keep on which of the two a key lies, one bit of it, so those are passed over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.hmac import HMAC
+from numpy.typing import NDArray
+
+from tablepuppet.errors import PolicyError, SourceError
+from tablepuppet.privacy.options import KeyMode
+from tablepuppet.protocol.columns import ColumnInfo
+from tablepuppet.sources.columns import decode, in_one_piece
+
+SIZE = 16
+TOKEN = pa.binary(SIZE)
+_NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
+_CHUNK = 1 << 16  # values that are in Python's memory at once
+
+
+def job_key(shared: bytes | None, job: str) -> bytes:
+    """K_job."""
+    return hmac.digest(key_of(shared), b"tablepuppet key tokens " + job.encode(), "sha256")
+
+
+def key_check(key: bytes) -> bytes:
+    """Eight bytes that are equal where two clients' keys for a job are, and say nothing else about them.
+
+    The number stands for the definition of tokens above: clients that hash otherwise are noticed, too.
+    """
+    return hmac.digest(key, b"tablepuppet same key 2", "sha256")[:8]
+
+
+def key_of(shared: bytes | None) -> bytes:
+    """The clients' key, where there is one."""
+    if shared is None:
+        raise PolicyError(
+            "this client has no key for tokens; give all clients the same key file (32 random bytes), "
+            'or let the job say privacy = {keys = "sha256"}, which is weaker'
+        )
+    return shared
+
+
+def tokens(column: pa.ChunkedArray, info: ColumnInfo, mode: KeyMode, key: bytes, domain: str) -> pa.DictionaryArray:
+    """The column's tokens: a sorted dictionary, and an index per row."""
+    if not len(column):
+        return pa.DictionaryArray.from_arrays(pa.array([], pa.int32()), pa.array([], TOKEN))
+    column = decode(column)
+    if isinstance(column.type, pa.BaseExtensionType):
+        column = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
+    encoded = in_one_piece(column.dictionary_encode())
+    family = key_family(encoded.dictionary.type, info)
+    messages = _messages(encoded.dictionary, family)
+    hashed = map(_sha256, messages) if mode == "sha256" else keyed_hashes(messages, key, prefix(domain, family))
+    return sorted_tokens(encoded.indices, pa.array(hashed, TOKEN))
+
+
+def sorted_tokens(indices: pa.Array, tokens: pa.Array) -> pa.DictionaryArray:
+    """Tokens in their own order, which tells nothing, and the rows' indices into them."""
+    order = np.lexsort(to_points(tokens).view(">u8").T[::-1])
+    rank = np.empty(len(order), np.int32)
+    rank[order] = np.arange(len(order), dtype=np.int32)
+    return pa.DictionaryArray.from_arrays(pa.array(rank).take(indices), tokens.take(pa.array(order)))
+
+
+def id_tokens(names: pa.Array, key: bytes, domain: str) -> NDArray[np.int64]:
+    """64 bits for each text, the same wherever the key, the domain and the text are."""
+    hashed = keyed_hashes(_messages(names, "string"), key, prefix(domain, "id"))
+    return np.frombuffer(b"".join(hashed), "<i8").reshape(-1, SIZE // 8)[:, 0].astype(np.int64)
+
+
+def keyed_hashes(messages: Iterable[bytes], key: bytes, start: bytes) -> Iterator[bytes]:
+    """HMAC-SHA-256 of each message behind a common start, the first 16 bytes."""
+    keyed = HMAC(key, SHA256())
+    keyed.update(start)
+    for message in messages:
+        digest = keyed.copy()
+        digest.update(message)
+        yield digest.finalize()[:SIZE]
+
+
+def _sha256(message: bytes) -> bytes:
+    return hashlib.sha256(message).digest()[:SIZE]
+
+
+def prefix(domain: str, family: str) -> bytes:
+    """What stands before a value in the message; no value can imitate it.
+
+    >>> prefix("0", "integer")
+    b'1:07:integer'
+    """
+    parts = [text.encode() for text in (domain, family)]
+    return b"".join(b"%d:%b" % (len(part), part) for part in parts)
+
+
+def key_family(kind: pa.DataType, info: ColumnInfo) -> str:
+    """The type that a key is compared as; keys of two types are never equal."""
+    if pa.types.is_timestamp(kind):
+        return "timestamp"
+    if pa.types.is_date(kind):
+        return "date"
+    if info.kind == "decimal":
+        scale = _scale(kind, info)
+        return "integer" if scale == 0 else f"decimal {scale}"
+    if info.kind in ("integer", "string", "boolean", "uuid"):
+        return info.kind
+    raise SourceError(f"column {info.name} has type {info.detail or info.kind}, which cannot be a key")
+
+
+def _scale(kind: pa.DataType, info: ColumnInfo) -> int:
+    if pa.types.is_decimal(kind):
+        return int(kind.scale)
+    found = re.search(r"\(\s*\d+\s*(?:,\s*(-?\d+)\s*)?\)", info.detail)
+    return int(found.group(1) or 0) if found else 0
+
+
+def _messages(values: pa.Array, family: str) -> Iterator[bytes]:
+    """Each value as bytes that only depend on it."""
+    for start in range(0, len(values), _CHUNK):
+        try:
+            yield from _encode(values.slice(start, _CHUNK), family)
+        except pa.ArrowException as error:  # its words may quote a key
+            raise SourceError(f"a key column cannot be hashed ({type(error).__name__}); CAST it to VARCHAR") from None
+
+
+def _encode(values: pa.Array, family: str) -> list[bytes]:
+    kind = values.type
+    if pa.types.is_timestamp(kind):
+        return [b"%d" % (v * _NANOSECONDS[kind.unit]) for v in values.cast(pa.int64()).to_pylist()]
+    if pa.types.is_fixed_size_binary(kind):
+        return [v.hex().upper().encode() for v in values.to_pylist()]
+    if family.startswith("decimal"):
+        wide = values.cast(pa.decimal128(38, int(family.removeprefix("decimal "))))
+        return [f"{v:f}".encode() for v in wide.to_pylist()]
+    if pa.types.is_date(kind):
+        values = values.cast(pa.date32()).cast(pa.int32())
+    elif family == "uuid":
+        values = pc.utf8_upper(pc.replace_substring(values, pattern="-", replacement=""))
+    elif family == "integer" and not pa.types.is_integer(kind):
+        values = values.cast(pa.decimal128(38, 0))
+    return list(values.cast(pa.large_string()).cast(pa.large_binary()).to_pylist())
+
+
+POINT_SIZE = 32
+Points = NDArray[np.uint8]  # keys × 32
+_PRIME = 2**255 - 19
+_A = 486662  # the curve is v² = u³ + A u² + u
+
+
+def blinding_key(secret: bytes, job: str, domain: str) -> X25519PrivateKey:
+    """k of one owner for the keys of one job that are compared with each other."""
+    message = b"tablepuppet blinding %d:%b%b" % (len(job.encode()), job.encode(), domain.encode())
+    return X25519PrivateKey.from_private_bytes(hmac.digest(secret, message, "sha256"))
+
+
+def points_of(tokens: pa.Array) -> Points:
+    """Each token's point; about two hashes a token."""
+    return _pack([_point(token) for token in tokens.to_pylist()])
+
+
+def blind(points: Points, key: X25519PrivateKey) -> Points:
+    """Each point, blinded. The library holds Python's lock meanwhile: threads would not help."""
+    exchange, point, packed = key.exchange, X25519PublicKey.from_public_bytes, points.tobytes()
+    try:
+        return _pack([exchange(point(packed[at : at + POINT_SIZE])) for at in range(0, len(packed), POINT_SIZE)])
+    except ValueError:  # one of the few points that every secret leads to zero
+        raise PolicyError("a key to be blinded is no point that an owner would send") from None
+
+
+def to_array(points: Points) -> pa.Array:
+    """Rows of bytes as Arrow has them."""
+    packed = np.ascontiguousarray(points)
+    kind = pa.binary(points.shape[1])
+    return pa.FixedSizeBinaryArray.from_buffers(kind, len(packed), [None, pa.py_buffer(packed)])
+
+
+def to_points(array: pa.Array) -> Points:
+    """The other way; no entry may be missing."""
+    size = array.type.byte_width
+    packed = np.frombuffer(array.buffers()[1] or b"", np.uint8)[array.offset * size :]
+    return packed[: len(array) * size].reshape(-1, size)
+
+
+def _pack(points: list[bytes]) -> Points:
+    return np.frombuffer(b"".join(points), np.uint8).reshape(-1, POINT_SIZE)
+
+
+def _point(token: bytes) -> bytes:
+    for counter in range(256):
+        found = hashlib.sha256(b"tablepuppet point %c%b" % (counter, token)).digest()
+        u = int.from_bytes(found, "little") % 2**255
+        if _is_square(u * (u * (u + _A) + 1) % _PRIME):
+            return found
+    raise AssertionError("half of all numbers are points")
+
+
+def _is_square(number: int) -> bool:
+    """Whether a number has a root modulo p, by Jacobi's symbol: a quarter of the time that Euler's power takes.
+
+    >>> [n for n in range(1, 10) if _is_square(n)]
+    [1, 3, 4, 5, 9]
+    """
+    top, bottom, sign = number, _PRIME, 1
+    while top:
+        twos = (top & -top).bit_length() - 1
+        top >>= twos
+        if twos & 1 and bottom & 7 in (3, 5):
+            sign = -sign
+        if top & 3 == 3 and bottom & 3 == 3:
+            sign = -sign
+        top, bottom = bottom % top, top
+    return bottom == 1 and sign == 1

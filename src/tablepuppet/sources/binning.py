@@ -1,0 +1,336 @@
+"""A part's columns in bins (algorithms/boosting/bins.py), and rows that answer the splits of a trained model.
+
+In: raw Arrow columns. Out: codes, sketches that clients of one block make common bins from, rules, bits.
+A vector counts as one column per entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tablepuppet.algorithms.boosting.bins import (
+    BinRules,
+    Bins,
+    CategoryBins,
+    Codes,
+    Key,
+    NumberBins,
+    category_bins,
+    further_bins,
+    number_bins,
+)
+from tablepuppet.algorithms.boosting.messages import CategorySketch, NumberSketch, Sketch, SplitRule
+from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.errors import ModelError, SourceError, TransportError
+from tablepuppet.protocol.columns import ColumnInfo
+from tablepuppet.sources.columns import (
+    NUMBER_KINDS,
+    STRING_KINDS,
+    numbers_and_absent,
+    numpy_of,
+    strings_and_absent,
+)
+
+_UNSEEN = 255  # the code of a category that nobody knows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RawColumn:
+    """One column of some rows: numbers, or codes of the distinct strings (−1: missing)."""
+
+    feature: int
+    entry: int
+    values: Array | None
+    names: pa.Array | None = None
+    codes: NDArray[np.int32] | None = None
+    absent: float = np.nan  # the number or code of a row that a LEFT JOIN did not find
+
+    @property
+    def is_number(self) -> bool:
+        return self.values is not None
+
+    def take(self, rows: RowNumbers) -> RawColumn:
+        """These rows; −1 is one that was not found."""
+        if self.values is not None:
+            return replace(self, values=np.append(self.values, self.absent)[rows])  # −1 finds the last
+        assert self.codes is not None
+        return replace(self, codes=np.append(self.codes, np.int32(self.absent))[rows])
+
+
+def raw_columns(columns: Sequence[pa.ChunkedArray], infos: Sequence[ColumnInfo]) -> list[RawColumn]:
+    """All columns of a scan that are features, a vector's entries one by one."""
+    found = []
+    for feature, (column, info) in enumerate(zip(columns, infos, strict=True)):
+        if info.kind in NUMBER_KINDS:
+            values = numbers_and_absent(column, info)
+            if np.isinf(values).any():
+                raise SourceError(f"column {info.name} contains infinity; filter such rows out, or use NULL")
+            for k in range(values.shape[1]):
+                own = np.ascontiguousarray(values[: len(column), k])
+                found.append(RawColumn(feature, k, own, absent=np.nan if info.absent is None else values[-1, k]))
+        elif info.kind in STRING_KINDS:
+            names, codes = strings_and_absent(column, info)
+            absent = -1 if info.absent is None else codes[-1]
+            found.append(RawColumn(feature, 0, None, names, codes[: len(column)], absent))
+        else:
+            raise SourceError(
+                f"column {info.name} has type {info.detail or info.kind}, which cannot be a feature; "
+                "leave it out, or CAST it to a number or to VARCHAR"
+            )
+    return found
+
+
+def sketch(column: RawColumn, weights: Array, most: int, least: int = 1) -> Sketch:
+    """At most `most` values with weights, from which number_bins makes nearly what it would of them all; or categories.
+
+    No name that fewer than `least` rows hold is among them, nor a value for every fewer rows.
+    """
+    if column.values is None:
+        names, counts, is_cut = _categories(column, weights, least)
+        return CategorySketch(categories=names, weights=counts, is_cut=is_cut)
+    most = max(1, min(most, len(weights) // least))
+    present = ~np.isnan(column.values) & (weights > 0)
+    distinct, where = np.unique(column.values[present], return_inverse=True)
+    counts = np.bincount(where, weights[present], len(distinct)).astype(np.float64)
+    if len(distinct) > most:
+        cumulated = np.cumsum(counts)
+        place = np.minimum((cumulated - counts / 2) * most // cumulated[-1], most - 1).astype(np.intp)
+        first = np.flatnonzero(np.diff(place, prepend=-1))
+        middle = (first + np.append(first[1:], len(place)) - 1) // 2
+        distinct, counts = distinct[middle], np.add.reduceat(counts, first)
+    return NumberSketch(values=distinct, weights=counts)
+
+
+def merged_bins(columns: Sequence[Sequence[Sketch]], rules: BinRules) -> list[Bins]:
+    """The bins of columns that several clients hold, from a sketch of each; further ones of categories at the end."""
+    first: list[Bins] = []
+    further: list[Bins] = []
+    for place, sketches in enumerate(columns):
+        numbers_ = [s for s in sketches if isinstance(s, NumberSketch)]
+        if len(numbers_) == len(sketches):
+            values, weights = (np.concatenate([getattr(s, n) for s in numbers_]) for n in ("values", "weights"))
+            first.append(number_bins(values, weights, rules.bins, rules.least))
+        else:
+            _add_categories(place, _total(sketches), rules, first, further)
+    return [*first, *further]
+
+
+def _total(sketches: Sequence[Sketch]) -> tuple[list[str], Array, bool]:
+    """The categories of some sketches, in order, their weights, and whether there are others."""
+    total: dict[str, float] = {}
+    for one in sketches:
+        if not isinstance(one, CategorySketch):
+            raise TransportError("a column is text at one of its owners and a number at another")
+        for name, weight in zip(one.categories, one.weights.tolist(), strict=True):
+            total[name] = total.get(name, 0.0) + weight
+    names = sorted(total)
+    is_cut = any(isinstance(one, CategorySketch) and one.is_cut for one in sketches)
+    return names, np.array([total[n] for n in names]), is_cut
+
+
+def own_bins(columns: Sequence[RawColumn], weights: Array, rules: BinRules, least: int = 1) -> list[Bins]:
+    """The bins of columns that one client holds alone; further ones of categories at the end."""
+    first: list[Bins] = []
+    further: list[Bins] = []
+    for place, column in enumerate(columns):
+        if column.values is not None:
+            most = max(2, min(rules.bins, len(weights) // least))
+            first.append(number_bins(column.values, weights, most, rules.least))
+        else:
+            _add_categories(place, _categories(column, weights, least), rules, first, further)
+    return [*first, *further]
+
+
+def public_bins(
+    columns: Sequence[RawColumn], bounds: Sequence[tuple[float, float] | None], bins: int, least: int = 1
+) -> list[Bins]:
+    """Bins that no number has shaped: even ones between public bounds; of strings all names, which are public, or the
+    first of them in order."""
+    found: list[Bins] = []
+    for column in columns:
+        between = bounds[column.feature] if column.feature < len(bounds) else None
+        if (between is None) == column.is_number:
+            raise TransportError("public bounds do not fit the columns: numbers have them, and strings have none")
+        if between is not None:
+            found.append(even_bins(between, bins))
+        else:
+            names, _, is_cut = _categories(column, np.ones(len(_codes(column))), least)
+            found.append(category_bins(names, np.ones(len(names)), bins, is_cut))
+    return found
+
+
+def merged_public_bins(
+    columns: Sequence[Sequence[Sketch]], bounds: Sequence[tuple[float, float] | None], bins: int
+) -> list[Bins]:
+    """The same of columns that several clients hold: only names are looked at."""
+    if len(columns) != len(bounds):
+        raise TransportError("a vector that several owners hold has no public borders; make it columns of numbers")
+    found: list[Bins] = []
+    for sketches, between in zip(columns, bounds, strict=True):
+        if between is not None:
+            found.append(even_bins(between, bins))
+        else:
+            names, _, is_cut = _total(sketches)
+            found.append(category_bins(names, np.ones(len(names)), bins, is_cut))
+    return found
+
+
+def even_bins(between: tuple[float, float], bins: int) -> NumberBins:
+    """Borders at even steps between two numbers."""
+    low, high = between
+    return NumberBins(np.unique(low + (high - low) * np.arange(1, bins) / bins))
+
+
+def _codes(column: RawColumn) -> NDArray[np.int32]:
+    assert column.codes is not None
+    return column.codes
+
+
+def _add_categories(
+    place: int,
+    counted: tuple[list[str], Array, bool],
+    rules: BinRules,
+    first: list[Bins],
+    further: list[Bins],
+) -> None:
+    names, weights, is_cut = counted
+    most = min(rules.bins, rules.categories)
+    first.append(category_bins(names, weights, most, is_cut))
+    further += further_bins(place, names, weights, most, rules.categories, is_cut)
+
+
+def columns_of(bins: Sequence[Bins], columns: Sequence[RawColumn]) -> list[RawColumn]:
+    """The column that each of a part's bins is of: one after the other, then those that have further ones."""
+    further = [own.further_of if isinstance(own, CategoryBins) else -1 for own in bins]
+    places = further[len(columns) :]
+    if len(bins) < len(columns) or max(further[: len(columns)], default=-1) >= 0:
+        raise TransportError(f"bins of {len(bins)} columns were sent, and there are {len(columns)}")
+    if any(not 0 <= place < len(columns) or columns[place].is_number for place in places):
+        raise TransportError("further bins were sent of a column that is no text")
+    return [*columns, *(columns[place] for place in places)]
+
+
+def codes_of(column: RawColumn, bins: Bins) -> Codes:
+    """One code per row."""
+    if isinstance(bins, NumberBins):
+        if column.values is None:
+            raise TransportError("bins of numbers do not fit a column of text")
+        return bins.codes(column.values)
+    if column.names is None or column.codes is None:
+        raise TransportError("categories do not fit a column of numbers")
+    unseen = len(bins.categories) + 1 if bins.has_other else _UNSEEN
+    known = numpy_of(pc.index_in(column.names, value_set=pa.array(bins.categories, pa.large_string())), missing=-1)
+    becomes = np.append(np.where(known < 0, unseen, known + 1), 0).astype(np.uint8)  # position −1: missing
+    return becomes[column.codes]
+
+
+def without_rare(bins: Sequence[Bins], columns: Sequence[RawColumn], weights: Array, least: int) -> list[Bins]:
+    """Bins in which names that fewer than `least` rows hold mean no row, whoever named them: such rows are others."""
+    found: list[Bins] = list(bins)
+    for place, (own, column) in enumerate(zip(bins, columns, strict=True)):
+        if least > 1 and isinstance(own, CategoryBins) and column.codes is not None:
+            rare = _rare(own.categories, column, column.codes[weights > 0], least)
+            named = [f"\0{n}" if name in rare else name for n, name in enumerate(own.categories)]
+            found[place] = CategoryBins(named, own.has_other)
+    return found
+
+
+def rules_without_rare(rules: Sequence[SplitRule], columns: Sequence[RawColumn], least: int) -> list[SplitRule]:
+    """Rules in which names that fewer than `least` of all rows hold are others."""
+    by_place = {(c.feature, c.entry): c for c in columns}
+    found = []
+    for rule in rules:
+        column = by_place.get((rule.feature, rule.entry))
+        if not rule.is_number and column is not None and column.codes is not None:
+            rare = _rare([*rule.left, *rule.known], column, column.codes, least)
+            left, known = ([name for name in names if name not in rare] for names in (rule.left, rule.known))
+            rule = msgspec.structs.replace(rule, left=left, known=known)
+        found.append(rule)
+    return found
+
+
+def _rare(names: Sequence[str], column: RawColumn, codes: NDArray[np.int32], least: int) -> set[str]:
+    """Those of some names that there are, in fewer than `least` rows."""
+    assert column.names is not None
+    held = np.bincount(codes[codes >= 0], minlength=len(column.names))
+    places = numpy_of(pc.index_in(pa.array(names, pa.large_string()), value_set=column.names), missing=-1)
+    is_rare = np.append(held < least, False)
+    is_rare[:-1][np.arange(len(held)) == column.absent] = False  # the query's own
+    return {name for name, place in zip(names, places.tolist(), strict=True) if is_rare[place]}
+
+
+def rule_of(key: Key, column: RawColumn, bins: Bins) -> SplitRule:
+    """What a key means, apart from any bins."""
+    if isinstance(bins, NumberBins):
+        border = float(bins.borders[key.border - 1]) if key.border <= len(bins.borders) else None
+        return SplitRule(column.feature, column.entry, True, border)
+    left = [bins.categories[c - 1] for c in key.left if 0 < c <= len(bins.categories)]
+    other = (len(bins.categories) + 1 if bins.has_other else _UNSEEN) in key.left  # a lazy tree's sets may have it
+    known = list(bins.categories) if other else []
+    return SplitRule(column.feature, column.entry, False, None, left, 0 in key.left, other, known)
+
+
+def answers(columns: Sequence[RawColumn], rules: Sequence[SplitRule]) -> NDArray[np.uint8]:
+    """Of every rule and row whether the row goes right, eight rows a byte."""
+    by_place = {(c.feature, c.entry): c for c in columns}
+    return (
+        np.stack([np.packbits(_goes_right(by_place, rule)) for rule in rules]) if rules else np.zeros((0, 0), np.uint8)
+    )
+
+
+def _goes_right(columns: dict[tuple[int, int], RawColumn], rule: SplitRule) -> NDArray[np.bool_]:
+    column = columns.get((rule.feature, rule.entry))
+    if column is None or column.is_number != rule.is_number:
+        raise ModelError("the model does not fit this table: a split is of a column of another type; retrain")
+    if column.values is not None:
+        missing = np.isnan(column.values)
+        return missing if rule.border is None else np.asarray(missing | (column.values > rule.border))
+    assert column.names is not None
+    assert column.codes is not None
+    is_left = numpy_of(pc.index_in(column.names, value_set=pa.array(rule.left, pa.large_string())), missing=-1) >= 0
+    if rule.other_left:
+        is_left |= (
+            numpy_of(pc.index_in(column.names, value_set=pa.array(rule.known, pa.large_string())), missing=-1) < 0
+        )
+    return ~np.append(is_left, rule.null_left)[column.codes]
+
+
+def _categories(column: RawColumn, weights: Array, least: int) -> tuple[list[str], Array, bool]:
+    """The categories of `least` or more rows that take part, in order, their weights, and whether there are others."""
+    assert column.names is not None
+    assert column.codes is not None
+    counts = np.bincount(column.codes.astype(np.intp) + 1, weights, len(column.names) + 1)[1:]
+    held = np.bincount(column.codes[weights > 0].astype(np.intp) + 1, minlength=len(column.names) + 1)[1:]
+    is_often = held >= least
+    is_often[np.arange(len(held)) == column.absent] = True  # the query's own
+    seen = np.flatnonzero((counts > 0) & is_often)
+    is_cut = bool(((counts > 0) & ~is_often).any())
+    names = column.names.take(pa.array(seen)).to_pylist()
+    order = sorted(range(len(names)), key=names.__getitem__)
+    return [names[i] for i in order], counts[seen][order].astype(np.float64), is_cut
+
+
+__all__ = [
+    "CategoryBins",
+    "RawColumn",
+    "answers",
+    "codes_of",
+    "columns_of",
+    "even_bins",
+    "merged_bins",
+    "merged_public_bins",
+    "own_bins",
+    "public_bins",
+    "raw_columns",
+    "rule_of",
+    "rules_without_rare",
+    "sketch",
+    "without_rare",
+]

@@ -1,0 +1,328 @@
+"""Tables in databases: a URL's scheme says who opens it; read in the owner's dialect, as a stream of Arrow.
+
+In: a SourceSpec whose URL names a database. Out: a Source. A database is one entry of OPENERS; an opener imports its
+driver only when it is called. A driver describes one table and streams the answer to a SELECT.
+
+`${NAME}` in a URL stands for an environment variable, `${file:/run/secrets/shop}` for the content of a file; what they
+hold is percent-encoded, so that a password may contain any character. The URL to connect with is never printed.
+
+Types come from an empty DuckDB table with the same columns, the *twin*, so that an expression has the same type
+wherever its table lies, and nothing is read to learn it. A scan is divided by pushdown.py; the answer passes through a
+private DuckDB batch by batch, so that only the result is ever held in full.
+
+Row order: a scan is read once a job and kept (store.py), so row numbers cannot change during a job. Drivers ask for
+plans that do not reorder, so that two reads of an unchanged table agree too.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Final, Protocol
+from urllib.parse import quote
+
+import duckdb
+import pyarrow as pa
+from msgspec.structs import replace
+
+from tablepuppet.errors import SourceError
+from tablepuppet.protocol.columns import ColumnInfo
+from tablepuppet.sources import duckdb_source
+from tablepuppet.sources.adbc import DRIVERS, Adbc
+from tablepuppet.sources.duckdb_source import (
+    MOST_HELD,
+    RELATION,
+    DuckSource,
+    create_source,
+    literal,
+    quote_name,
+    reason,
+)
+from tablepuppet.sources.files import STORES, WEB, open_remote
+from tablepuppet.sources.memory import check_names, open_memory
+from tablepuppet.sources.mysql import MySQL
+from tablepuppet.sources.postgresql import PostgreSQL
+from tablepuppet.sources.pushdown import Dialect, OwnerColumn, PushDown, push_down
+from tablepuppet.sources.source import FileSource, Source, SourceSpec, redact
+from tablepuppet.sources.sqlite import SQLite
+
+log = logging.getLogger(__name__)
+
+_PLACEHOLDER = re.compile(r"\$\{([^}]*)\}")
+
+
+def fill_placeholders(url: str, table: str) -> str:
+    """The URL with its placeholders filled in.
+
+    >>> os.environ["SHOP_PASSWORD"] = "p@ss"
+    >>> fill_placeholders("postgresql://ann:${SHOP_PASSWORD}@db.example.org/shop", "items")
+    'postgresql://ann:p%40ss@db.example.org/shop'
+    """
+    return _PLACEHOLDER.sub(lambda found: quote(_value(found[1], table), safe=""), url)
+
+
+def _value(name: str, table: str) -> str:
+    if name.startswith("file:"):
+        path = Path(name.removeprefix("file:")).expanduser()
+        try:
+            return path.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError):
+            raise SourceError(f"table {table}: the file {path} with a credential cannot be read") from None
+    if name not in os.environ:
+        raise SourceError(f"table {table}: its URL needs the environment variable {name}, which is not set")
+    return os.environ[name]
+
+
+class Driver(Protocol):
+    """One table of one database. Its errors are SourceErrors without a secret or a row's value in them."""
+
+    dialect: Dialect
+    relation: str  # the table's name, quoted
+
+    def columns(self) -> list[OwnerColumn]:
+        """The table's columns, as they are now."""
+        ...
+
+    def stream(self, scan: PushDown) -> Iterator[pa.RecordBatch]:
+        """The answer to a scan's SELECT: at least one batch, even if it has no rows."""
+        ...
+
+    def stamp(self) -> str | None:
+        """A text that is another one whenever the table may have changed; None: there is no telling."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class DatabaseSource:
+    """A table behind a driver."""
+
+    def __init__(self, name: str, driver: Driver) -> None:
+        self._name = name
+        self._driver = driver
+        self._columns: list[OwnerColumn] = []
+        self._twin: duckdb_source.DuckSource | None = None
+        try:
+            self.describe()
+        except SourceError:
+            self.close()
+            raise
+
+    def describe(self) -> list[ColumnInfo]:
+        """The columns as they are now: what a job begins with."""
+        now = self._driver.columns()
+        if self._twin is None or now != self._columns:
+            check_names([column.name for column in now], self._name)
+            twin = duckdb_source.from_types(self._name, [(column.name, column.type) for column in now])
+            if self._twin is not None:
+                self._twin.close()
+            self._twin, self._columns = twin, now
+        described = zip(self._twin.describe(), now, strict=True)
+        return [info if column.nullable else replace(info, nullable=False) for info, column in described]
+
+    def describe_scan(self, expressions: Sequence[str], filter: str | None) -> list[ColumnInfo]:
+        assert self._twin is not None
+        return self._twin.describe_scan(expressions, filter)
+
+    def read(self, expressions: Sequence[str], filter: str | None) -> pa.Table:
+        assert self._twin is not None
+        types = self._twin.types(expressions, filter)  # a wrong name or type is found here, as in every source
+        scan = push_down(self._driver.relation, expressions, filter, self._columns, self._driver.dialect)
+        self._check_unchanged(scan.used)
+        columns = [f"CAST({c} AS {t})" for c, t in zip(scan.columns, types, strict=True)]
+        return duckdb_source.project(self._name, self._driver.stream(scan), scan.inner, columns, scan.filter)
+
+    def stamp(self) -> str | None:
+        return self._driver.stamp()
+
+    def close(self) -> None:
+        if self._twin is not None:
+            self._twin.close()
+        self._driver.close()
+
+    def _check_unchanged(self, used: Sequence[OwnerColumn]) -> None:
+        """The columns that a scan reads are still what the job's query was checked against."""
+        now = {column.name: column.type for column in self._driver.columns()}
+        changed = [
+            f"{c.name} was {c.type} and is {now[c.name]}" if c.name in now else f"{c.name} is gone"
+            for c in used
+            if now.get(c.name) != c.type
+        ]
+        if changed:
+            raise SourceError(
+                f"table {self._name} has changed since the job began: {'; '.join(changed)}; run the job again"
+            )
+
+
+Opener = Callable[[SourceSpec, str, str], Source]  # where, its table, the name that the federation gives it
+
+
+def is_database_url(url: str) -> bool:
+    """Whether this is scheme://…, and no file of a store; a path is not."""
+    return "://" in url and not is_remote_url(url)
+
+
+def is_remote_url(url: str) -> bool:
+    """Whether this is a file, or a folder, that lies elsewhere."""
+    return url.partition("://")[0].lower() in (*WEB, *STORES) and "://" in url
+
+
+def open_remote_url(url: str, name: str) -> Source:
+    """Opens such a file, with the credentials that its URL names."""
+    return open_remote(fill_placeholders(url, name), url, name)
+
+
+def open_database(spec: SourceSpec, name: str) -> Source:
+    """Opens a table of a database."""
+    scheme = spec.url.partition("://")[0].lower()
+    if scheme not in OPENERS:
+        known = ", ".join(sorted([*OPENERS, *WEB, *STORES]))
+        raise SourceError(
+            f"table {name}: {redact(spec.url)} cannot be read; known are {known}:// "
+            "URLs, paths of Parquet, CSV, JSON lines and Arrow files, and DataFrames"
+        )
+    if spec.query is not None:
+        return open_memory(_RUNNERS[scheme](spec, spec.query, name), name)
+    if spec.table is None:
+        raise SourceError(f"table {name}: say which table of {redact(spec.url)}: tp.source(url, table=…)")
+    return OPENERS[scheme](spec, spec.table, name)
+
+
+def _open_postgresql(spec: SourceSpec, table: str, name: str) -> Source:
+    return DatabaseSource(name, PostgreSQL(fill_placeholders(spec.url, name), table, name))
+
+
+def _open_sqlite(spec: SourceSpec, table: str, name: str) -> Source:
+    return DatabaseSource(name, SQLite(_file(spec, name, "SQLite"), table, name))
+
+
+def _open_mysql(spec: SourceSpec, table: str, name: str) -> Source:
+    return DatabaseSource(name, MySQL(fill_placeholders(spec.url, name), table, name))
+
+
+def _open_adbc(spec: SourceSpec, table: str, name: str) -> Source:
+    return DatabaseSource(name, Adbc(fill_placeholders(spec.url, name), table, name))
+
+
+def _run_adbc(spec: SourceSpec, query: str, name: str) -> pa.Table:
+    return Adbc(fill_placeholders(spec.url, name), "", name).run(query)
+
+
+def _run_postgresql(spec: SourceSpec, query: str, name: str) -> pa.Table:
+    return PostgreSQL(fill_placeholders(spec.url, name), "pg_catalog.pg_class", name).run(query)
+
+
+def _run_sqlite(spec: SourceSpec, query: str, name: str) -> pa.Table:
+    return SQLite(_file(spec, name, "SQLite"), "sqlite_master", name).run(query)
+
+
+def _run_mysql(spec: SourceSpec, query: str, name: str) -> pa.Table:
+    return MySQL(fill_placeholders(spec.url, name), "information_schema.tables", name).run(query)
+
+
+def _run_duckdb(spec: SourceSpec, query: str, name: str) -> pa.Table:
+    return run_in_database(name, str(_file(spec, name, "DuckDB")), query)
+
+
+def _file(spec: SourceSpec, name: str, kind: str) -> Path:
+    """The database's file, as SQLAlchemy has it: scheme:///relative/path, scheme:////absolute/path."""
+    scheme, _, rest = spec.url.partition("://")
+    if not rest.startswith("/"):
+        raise SourceError(
+            f"table {name}: {scheme}:// is followed by a third slash, then by the path: "
+            f"{scheme}:///{rest} (relative) or {scheme}:////folder/file (absolute)"
+        )
+    file = Path(rest[1:]).expanduser().resolve()
+    if not file.is_file():
+        absolute = Path(rest)
+        hint = f"; an absolute path has four slashes: {scheme}:///{absolute}" if absolute.is_file() else ""
+        raise SourceError(f"table {name}: there is no {kind} file {file}{hint or '; check the path'}")
+    return file
+
+
+def _open_duckdb(spec: SourceSpec, table: str, name: str) -> Source:
+    file = _file(spec, name, "DuckDB")
+
+    def find() -> list[str]:
+        if not file.is_file():
+            raise SourceError(f"table {name}: its DuckDB file is gone; put it back")
+        return [str(file)]
+
+    return FileSource(name, find, lambda files: from_database(name, files[0], table))
+
+
+OPENERS: Final[Mapping[str, Opener]] = {
+    "duckdb": _open_duckdb,
+    "mariadb": _open_mysql,
+    "mysql": _open_mysql,
+    "postgres": _open_postgresql,
+    "postgresql": _open_postgresql,
+    "sqlite": _open_sqlite,
+    **dict.fromkeys(DRIVERS, _open_adbc),
+}
+_RUNNERS: Final[Mapping[str, Callable[[SourceSpec, str, str], pa.Table]]] = {
+    "duckdb": _run_duckdb,
+    "mariadb": _run_mysql,
+    "mysql": _run_mysql,
+    "postgres": _run_postgresql,
+    "postgresql": _run_postgresql,
+    "sqlite": _run_sqlite,
+    **dict.fromkeys(DRIVERS, _run_adbc),
+}
+
+
+class DuckFile:
+    """A table of an owner's DuckDB file. Whoever has it open keeps writers out: it is open while it is read."""
+
+    def __init__(self, name: str, open_file: Callable[[], DuckSource]) -> None:
+        self._name, self._open_file = name, open_file
+        with closing(open_file()) as opened:
+            self._columns = opened.describe()
+
+    def describe(self) -> list[ColumnInfo]:
+        return list(self._columns)
+
+    def describe_scan(self, expressions: Sequence[str], filter: str | None) -> list[ColumnInfo]:
+        with self._open_for_reading() as opened:
+            return opened.describe_scan(expressions, filter)
+
+    def read(self, expressions: Sequence[str], filter: str | None) -> pa.Table:
+        with self._open_for_reading() as opened:
+            return opened.read(expressions, filter, MOST_HELD)
+
+    def stamp(self) -> str | None:
+        return None
+
+    def close(self) -> None:
+        """It is open while it is read, and then only."""
+
+    @contextmanager
+    def _open_for_reading(self) -> Iterator[DuckSource]:
+        try:
+            opened = self._open_file()
+        except SourceError as error:
+            log.warning("%s", error)  # where the owner keeps its files is for the owner's own log
+            why = "its file cannot be opened: another process writes to it, or it is gone or damaged; try again later"
+            raise SourceError(f"table {self._name}: {why}") from None
+        with closing(opened):
+            yield opened
+
+
+def from_database(name: str, file: str, table: str) -> DuckFile:
+    """A source over a table (`table` or `schema.table`) of a DuckDB file, which is opened for reading only."""
+    qualified = ".".join(quote_name(part) for part in table.split("."))
+    create = f"ATTACH {literal(file)} AS owner (READ_ONLY); CREATE VIEW {RELATION} AS SELECT * FROM owner.{qualified}"
+    return DuckFile(name, lambda: create_source(name, create, [file], [file]))
+
+
+def run_in_database(name: str, file: str, query: str) -> pa.Table:
+    """The answer of a DuckDB file, opened for reading only, to its owner's own query."""
+    try:
+        with duckdb.connect(file, read_only=True) as connection:
+            return connection.sql(query).to_arrow_table()
+    except duckdb.Error as error:
+        raise SourceError(f"table {name}: {reason(error)}") from None

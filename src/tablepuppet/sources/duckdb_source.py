@@ -1,0 +1,380 @@
+"""DuckSource: a table in a private, locked, in-memory DuckDB.
+
+In: an Arrow table or dataset, Parquet files, or CSV files. Out: a Source.
+
+The connection belongs to this source alone. Once the table is in place, DuckDB may touch no
+file but the table's own, may load no extension, and its configuration is locked: an
+expression that the guard overlooked would still find nothing else to read.
+
+Rows keep their order: DuckDB's `preserve_insertion_order` makes a scan with a filter and
+a projection give rows in the order of the Arrow table or of the files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+import duckdb
+import pyarrow as pa
+
+from tablepuppet.errors import SourceError
+from tablepuppet.memory import memory_limit
+from tablepuppet.protocol.columns import ColumnInfo
+from tablepuppet.sources.columns import column_info, is_float_list, put_together
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as pads
+
+
+def silence(connection: duckdb.DuckDBPyConnection) -> None:
+    """Switches the progress bar off."""
+    [[is_on]] = connection.execute("SELECT current_setting('enable_progress_bar')").fetchall()
+    if is_on:
+        connection.execute("SET enable_progress_bar = false")
+
+
+_T = TypeVar("_T")
+RELATION = "tablepuppet_source"
+MOST_SECONDS = 900.0  # of one reading
+MOST_HELD = 300.0  # seconds that a reading keeps a database of the owner's busy
+_AHEAD = 1 << 28  # bytes of a database's answer that are taken before anything is computed over them
+_ROWS_SHARE = 3  # times less than all memory is for the rows of one reading
+_BATCH = 1 << 13  # rows that come together
+_CONFIG: dict[str, str | bool | int | float | list[str]] = {
+    "threads": min(2, os.cpu_count() or 1),  # several clients may share a machine
+    "preserve_insertion_order": True,
+    "autoinstall_known_extensions": False,
+    "autoload_known_extensions": False,
+    "temp_directory": "",  # nothing of the owner's is ever spilled to disk
+    "arrow_output_version": "1.5",  # in which a decimal of up to 18 digits takes 8 bytes, not 16
+    "allocator_bulk_deallocation_flush_threshold": "1MB",  # of what it read and freed, less stays: half of 512 MB's
+}
+# Errors about the query's own text and types; all others may quote a row's value.
+_SAFE_ERRORS = (duckdb.BinderException, duckdb.CatalogException, duckdb.ParserException)
+
+
+class DuckSource:
+    """A table behind a private DuckDB connection."""
+
+    def __init__(self, name: str, connection: duckdb.DuckDBPyConnection) -> None:
+        self._name = name
+        self._connection = connection
+        self._columns = self._describe(f"SELECT * FROM {RELATION}")
+
+    def describe(self) -> list[ColumnInfo]:
+        # Nothing is read, but a file that is gone or a connection that is closed is noticed.
+        _run_guarded(self._name, lambda: self._connection.sql(f"SELECT 1 FROM {RELATION} LIMIT 0"))
+        return list(self._columns)
+
+    def describe_scan(self, expressions: Sequence[str], filter: str | None) -> list[ColumnInfo]:
+        return self._describe(_select(expressions, filter))[: len(expressions)]
+
+    def read(self, expressions: Sequence[str], filter: str | None, seconds: float | None = None) -> pa.Table:
+        with _limit_time(self._connection, seconds):
+            return _run_guarded(self._name, lambda: _rows(self._connection, _select(expressions, filter)))
+
+    def types(self, expressions: Sequence[str], filter: str | None) -> list[str]:
+        """DuckDB's names for the types of some expressions."""
+        relation = _run_guarded(self._name, lambda: self._connection.sql(_select(expressions, filter)))
+        return [str(kind) for kind in relation.types][: len(expressions)]
+
+    def stamp(self) -> str | None:
+        return ""  # what lies in memory stays; files.py looks after files
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _describe(self, query: str) -> list[ColumnInfo]:
+        relation = _run_guarded(self._name, lambda: self._connection.sql(query))
+        schema = _run_guarded(self._name, lambda: relation.limit(0).to_arrow_table().schema)
+        details = [_detail(str(kind)) for kind in relation.types]
+        sizes = self._list_sizes(query, [field.name for field in schema if is_float_list(field.type)])
+        return [
+            column_info(field.name, field.type, detail, sizes.get(field.name))
+            for field, detail in zip(schema, details, strict=True)
+        ]
+
+    def _list_sizes(self, query: str, names: Sequence[str]) -> dict[str, int]:
+        """The length of each list column whose rows all have one length (0: no rows at all)."""
+        if not names:
+            return {}
+        bounds = ", ".join(f"min(len({quote_name(name)})), max(len({quote_name(name)}))" for name in names)
+        select = f"SELECT {bounds} FROM ({query})"
+        with _limit_time(self._connection):
+            [found] = _run_guarded(self._name, lambda: self._connection.execute(select).fetchall())
+        pairs = zip(names, found[::2], found[1::2], strict=True)
+        return {name: least or 0 for name, least, most in pairs if least == most}
+
+
+@contextmanager
+def _limit_time(connection: duckdb.DuckDBPyConnection, seconds: float | None = None) -> Iterator[None]:
+    """Whatever runs inside is interrupted after a while: nobody keeps an owner's machine busy for ever."""
+    alarm = threading.Timer(MOST_SECONDS if seconds is None else seconds, connection.interrupt)
+    alarm.daemon = True
+    alarm.start()
+    try:
+        yield
+    finally:
+        alarm.cancel()
+
+
+def _rows(connection: duckdb.DuckDBPyConnection, query: str) -> pa.Table:
+    """The rows of a query; DuckDB's own limit of memory does not hold for what it has handed out, so it is counted."""
+    reader = connection.sql(query).to_arrow_reader(_BATCH)
+
+    def count_bytes() -> Iterator[pa.RecordBatch]:
+        left = memory_limit() // _ROWS_SHARE
+        for batch in reader:
+            left -= batch.nbytes
+            if left < 0:
+                raise duckdb.OutOfMemoryException("its rows take more memory than they may")
+            yield batch
+
+    try:
+        return put_together(count_bytes(), reader.schema)
+    except OSError as error:  # as Arrow passes on what DuckDB says
+        kind = str(error).partition(" Error: ")[0].title().replace(" ", "")
+        found = getattr(duckdb, f"{kind}Exception", duckdb.Error)
+        raise found(str(error)) from None
+
+
+def _run_guarded(name: str, action: Callable[[], _T]) -> _T:
+    """Runs an action on DuckDB; its errors become ours, without a row's value in them."""
+    try:
+        return action()
+    except duckdb.InterruptException:
+        raise SourceError(
+            f"table {name}: reading it took longer than it may and was stopped; ask for less of it"
+        ) from None
+    except duckdb.Error as error:
+        raise SourceError(f"table {name}: {reason(error)}") from None
+
+
+def from_arrow(name: str, table: pa.Table | pads.Dataset) -> DuckSource:
+    """A source over an Arrow table or dataset, which is not copied."""
+    connection = _connect()
+    try:
+        connection.register(RELATION, table)
+    except duckdb.Error:
+        connection.close()
+        kinds = dict.fromkeys(str(field.type) for field in table.schema)
+        raise SourceError(
+            f"table {name}: one of its columns has an Arrow type that DuckDB does not read, of {', '.join(kinds)}; "
+            "cast it or leave it out"
+        ) from None
+    return _lock_source(name, connection, ())
+
+
+def from_query(
+    name: str, tables: Mapping[str, pa.Table], query: str, casts: Mapping[str, Mapping[str, str]] | None = None
+) -> DuckSource:
+    """A source over a query's rows, computed anew at every reading: by one thread, so that they come in one order.
+
+    `casts`: columns of tables that Arrow has in another type than their owner.
+    """
+    connection = _connect()
+    try:
+        connection.execute("SET threads = 1")
+        for table, rows in tables.items():
+            cast = ", ".join(
+                f"CAST({quote_name(c)} AS {t}) AS {quote_name(c)}" for c, t in (casts or {}).get(table, {}).items()
+            )
+            connection.register(f"{table} as read" if cast else table, rows)
+            if cast:
+                source = quote_name(f"{table} as read")
+                connection.execute(f"CREATE TEMP VIEW {quote_name(table)} AS SELECT * REPLACE ({cast}) FROM {source}")
+        connection.execute(f"CREATE TEMP VIEW {RELATION} AS {query}")
+    except duckdb.Error as error:
+        connection.close()
+        raise SourceError(f"table {name}: {reason(error)}") from None
+    return _lock_source(name, connection, ())
+
+
+def from_parquet(name: str, files: Sequence[str]) -> DuckSource:
+    """A source over Parquet files, which are read where they lie."""
+    return create_source(name, f"CREATE VIEW {RELATION} AS SELECT * FROM read_parquet({_list(files)})", files, files)
+
+
+def from_csv(name: str, files: Sequence[str]) -> DuckSource:
+    """A source over CSV files with a line of column names: read now, in full, and never again."""
+    # skip=0: without it DuckDB drops leading lines until what is left looks like a table.
+    reader = f"read_csv({_list(files)}, header=true, skip=0, sample_size=-1)"
+    return create_source(name, f"CREATE TABLE {RELATION} AS SELECT * FROM {reader}", files, ())
+
+
+def from_json(name: str, files: Sequence[str]) -> DuckSource:
+    """A source over files with one JSON object a line: read now, in full, and never again."""
+    reader = f"read_json({_list(files)}, format='newline_delimited', sample_size=-1)"
+    return create_source(name, f"CREATE TABLE {RELATION} AS SELECT * FROM {reader}", files, ())
+
+
+def csv_header(name: str, file: str) -> list[str]:
+    """The first line of a CSV file, as it stands."""
+    with _connect() as connection:
+        query = f"SELECT * FROM read_csv({literal(file)}, header=false, all_varchar=true, skip=0) LIMIT 1"
+        rows = _run_guarded(name, lambda: connection.execute(query).fetchall())
+    return [cell or "" for row in rows for cell in row]
+
+
+def from_types(name: str, columns: Sequence[tuple[str, str]]) -> DuckSource:
+    """An empty table with these columns and types: it can say what an expression over them gives."""
+    listed = ", ".join(f"{quote_name(column)} {kind}" for column, kind in columns)
+    return create_source(name, f"CREATE TABLE {RELATION} ({listed})", [name], ())
+
+
+def absent_row(name: str, columns: Sequence[ColumnInfo], expressions: Sequence[str]) -> pa.Table:
+    """What expressions give, c0, c1, …, for a row that a LEFT JOIN does not find: all its columns are NULL."""
+    types = {"ENUM": "VARCHAR", '"NULL"': "INTEGER"}  # an enum's values stay with the owner, and NULL has no type
+    nulls = ", ".join(f"CAST(NULL AS {types.get(c.detail, c.detail)}) AS {quote_name(c.name)}" for c in columns)
+    source = create_source(name, f"CREATE TABLE {RELATION} AS SELECT {nulls}", [name], ())
+    try:
+        return source.read(expressions, None)
+    finally:
+        source.close()
+
+
+def project(
+    name: str, batches: Iterator[pa.RecordBatch], inner: Sequence[str], columns: Sequence[str], filter: str | None
+) -> pa.Table:
+    """Columns c0, c1, … computed over a stream of batches, one after the other; an error of the stream passes as it is.
+
+    `inner` names and types what the batches hold, for `columns` and `filter` to be computed over. Whatever takes long
+    to compute keeps no database waiting that has answered in a few hundred megabytes: they are taken first.
+    """
+    ahead = [next(batches)]
+    size = 0
+    for batch in batches:
+        ahead.append(batch)
+        size += batch.nbytes
+        if size > _AHEAD:
+            break
+    schema = ahead[0].schema
+    failed: list[Exception] = []
+
+    def stream() -> Iterator[pa.RecordBatch]:
+        try:
+            while ahead:
+                yield ahead.pop(0)
+            yield from batches
+        except Exception as error:
+            failed.append(error)
+            raise
+
+    connection = _connect()
+    connection.register(RELATION, pa.RecordBatchReader.from_batches(schema, stream()))
+    query = _select(columns, filter, f"(SELECT {', '.join(inner)} FROM {RELATION})")
+    try:
+        _lock(connection, ())
+        with _limit_time(connection, MOST_HELD):
+            return _run_guarded(name, lambda: _rows(connection, query))
+    except SourceError:
+        if failed:
+            raise failed[0] from None
+        raise
+    finally:
+        connection.close()
+
+
+def create_source(name: str, statements: str, files: Sequence[str], allowed: Collection[str]) -> DuckSource:
+    connection = _connect()
+    try:
+        connection.execute(statements)
+    except duckdb.Error as error:
+        connection.close()
+        raise SourceError(f"table {name}: {files[0]} cannot be read: {reason(error)}") from None
+    return _lock_source(name, connection, allowed)
+
+
+def _lock_source(name: str, connection: duckdb.DuckDBPyConnection, files: Collection[str]) -> DuckSource:
+    _lock(connection, files)
+    try:
+        return DuckSource(name, connection)
+    except SourceError:
+        connection.close()
+        raise
+
+
+def _connect() -> duckdb.DuckDBPyConnection:
+    connection = duckdb.connect(":memory:", config={**_CONFIG, "memory_limit": f"{6 * memory_limit() // 10}B"})
+    silence(connection)
+    return connection
+
+
+def _lock(connection: duckdb.DuckDBPyConnection, files: Collection[str]) -> None:
+    """Takes away everything that an expression does not need."""
+    connection.execute("SET TimeZone = 'UTC'")
+    connection.execute("SET python_enable_replacements = false")
+    connection.execute(f"SET allowed_paths = {_list(files)}")
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+
+
+def _select(expressions: Sequence[str], filter: str | None, relation: str = RELATION) -> str:
+    columns = ", ".join(f"({expression}) AS c{i}" for i, expression in enumerate(expressions))
+    columns = columns or "true AS present"  # an Arrow table without columns would forget how many rows it has
+    return f"SELECT {columns} FROM {relation}" + (f" WHERE ({filter})" if filter is not None else "")
+
+
+def _detail(kind: str) -> str:
+    return "ENUM" if kind.startswith("ENUM(") else kind  # its values are data
+
+
+def reason(error: duckdb.Error) -> str:
+    """What is wrong, without DuckDB's own words where they may quote a row's value."""
+    if isinstance(error, _SAFE_ERRORS):
+        return str(error).splitlines()[0]
+    if isinstance(error, duckdb.ConversionException):
+        return (
+            "some row has a value that cannot be converted, or the query itself has (text where a number belongs); "
+            "use TRY_CAST, or filter such rows out"
+        )
+    if isinstance(error, duckdb.OutOfRangeException):
+        return _overflow(error)
+    if isinstance(error, duckdb.OutOfMemoryException):
+        return "there is not enough memory to read it"
+    if isinstance(error, duckdb.IOException | duckdb.PermissionException):  # a path that leads nowhere is not allowed
+        return "the file is missing, changed or damaged"
+    if isinstance(error, duckdb.ConnectionException):
+        return "it is closed; open it again"
+    if isinstance(error, duckdb.InvalidInputException):
+        if "utf-8 encoded" in str(error):
+            return "the file is not in UTF-8; convert it first, for example with iconv -f latin1 -t utf-8"
+        return (
+            "a file is not in order (its columns), or an expression got a value that it cannot take; "
+            "mend the file, or filter such rows out"
+        )
+    return f"DuckDB reports {type(error).__name__}; check the expression and the file"
+
+
+def _overflow(error: duckdb.OutOfRangeException) -> str:
+    """Which arithmetic overflows which type: of DuckDB's words, those that are not a row's value."""
+    found = re.search(r"Overflow in (\w+) of (\w+)", str(error))
+    if found is None:
+        return "some row has a value out of range; CAST it to a wider type, or filter such rows out"
+    wider = "DOUBLE" if found[2] in ("INT64", "INT128") or found[2].startswith("DEC") else "BIGINT"
+    return (
+        f"{_article(found[1])} overflows {found[2]}, the type of its columns, in some row; widen them first, as in "
+        f"CAST(column AS {wider})"
+    )
+
+
+def _article(word: str) -> str:
+    return f"{'an' if word[0] in 'aeiou' else 'a'} {word}"
+
+
+def quote_name(name: str) -> str:
+    """A name as SQL text."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _list(files: Collection[str]) -> str:
+    return f"[{', '.join(literal(file) for file in files)}]"
+
+
+def literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

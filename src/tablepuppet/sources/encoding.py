@@ -1,0 +1,340 @@
+"""Encoding: raw columns to Features, the same at every client of a block.
+
+In: merged statistics. Out: an encoder per feature, and with it the encoded rows
+(docs/algorithms.md): numbers centred and divided by their population standard
+deviation over the joined training rows; a missing number is the mean of those present and
+sets a 0/1 column; strings are one-hot. A row that an outer join did not find is all zeros but for features that have a
+value there, as COALESCE(x, 0) has: that value is encoded as any other.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tablepuppet.arrays import Array, Codes, RowNumbers
+from tablepuppet.errors import JobError, SourceError, TransportError
+from tablepuppet.models.features import Features
+from tablepuppet.protocol.columns import (
+    CategoryEncoder,
+    CategoryStatistics,
+    ColumnInfo,
+    Encoder,
+    IdEncoder,
+    IdStatistics,
+    NumberEncoder,
+    NumberStatistics,
+)
+from tablepuppet.sources.columns import (
+    NUMBER_KINDS,
+    STRING_KINDS,
+    all_in_order,
+    missing_rows,
+    numbers,
+    numbers_and_absent,
+    numpy_of,
+    strings,
+    strings_and_absent,
+)
+from tablepuppet.sources.statistics import Statistics, merge, statistics
+from tablepuppet.threads import parallel_for
+
+__all__ = ["encode", "encoder", "merge", "statistics"]
+
+
+# A column is constant if its deviation is this small beside its mean. Two-pass moments of a
+# constant leave about 1e-16; there is no absolute bound, for a column may be in tiny units.
+_CONSTANT = 1e-12
+_CHUNK, _LEAST = 1 << 17, 1 << 12  # numbers that are encoded at a time, and rows at the least
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KnownIds:
+    """An IdEncoder at an owner of the ids: the names that it knows, and the column of each (−1: none)."""
+
+    names: pa.Array
+    codes: Codes
+    count: int
+    has_missing: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KnownNames:
+    """What names, NULL and other names become at one owner: the column of each (−1: none)."""
+
+    names: pa.Array
+    codes: Codes
+    null: int
+    unseen: int
+    width: int
+
+
+def encoder(
+    statistics: Statistics, standardize: bool = True, max_categories: int | None = None, salt: str = ""
+) -> Encoder:
+    """How to encode a feature with these statistics over the joined training rows.
+
+    Without `standardize`, numbers stay as they are; with `max_categories`, only the heaviest
+    categories of a string get a column of their own (of equal ones the first by name).
+    """
+    if max_categories is not None and max_categories < 1:
+        raise JobError(f"max_categories is {max_categories}; it must be at least 1, or None to keep all")
+    if isinstance(statistics, NumberStatistics):
+        return _number_encoder(statistics, standardize)
+    if isinstance(statistics, IdStatistics):
+        told = (statistics.count, statistics.has_missing, statistics.tokens)
+        return IdEncoder(*told, salt if statistics.tokens is not None else "", statistics.check)
+    return _category_encoder(statistics, max_categories)
+
+
+def encode(
+    columns: Sequence[pa.ChunkedArray],
+    infos: Sequence[ColumnInfo],
+    rows: RowNumbers | None,
+    encoders: Sequence[Encoder | KnownIds | KnownNames],
+) -> Features:
+    """The encoded features of `rows` (None: all, in order; −1: one that was not found)."""
+    size = len(columns[0]) if columns else 0
+    given = size if rows is None else len(rows)
+    rows = None if all_in_order(rows, size) else rows
+    for info, feature in zip(infos, encoders, strict=True):
+        _check_kind(info, feature)
+    starts = np.cumsum([0, *(encoded_width(feature) for feature in encoders)])
+    places = [
+        np.arange(starts[i], starts[i + 1]) for i, feature in enumerate(encoders) if isinstance(feature, NumberEncoder)
+    ]
+    dense_columns = np.concatenate([np.empty(0, np.int64), *places])
+    dense = np.zeros((given, len(dense_columns)))
+    codes: list[Codes] = []
+    code_columns: list[slice] = []
+    start = 0
+    for i, (column, info, feature) in enumerate(zip(columns, infos, encoders, strict=True)):
+        if isinstance(feature, NumberEncoder):
+            stop = start + encoded_width(feature)
+            _encode_numbers(column, info, rows, feature, dense[:, start:stop])
+            start = stop
+        else:
+            codes.append(_encode_strings(column, info, rows, _categories(feature)))
+            code_columns.append(slice(int(starts[i]), int(starts[i + 1])))
+    return Features(dense, tuple(codes), dense_columns, tuple(code_columns), int(starts[-1]))
+
+
+def _number_encoder(statistics: NumberStatistics, standardize: bool) -> NumberEncoder:
+    has_missing = statistics.missing > 0
+    fill = statistics.mean
+    if not standardize:
+        return NumberEncoder(mean=np.zeros_like(fill), scale=np.ones_like(fill), fill=fill, has_missing=has_missing)
+    # Rows without a value are filled with the mean: they add to the count, not to the spread.
+    count = statistics.weight + statistics.missing
+    scale = np.sqrt(statistics.spread / count) if count > 0 else np.zeros_like(fill)
+    scale = np.where(scale <= _CONSTANT * np.abs(fill), 0.0, scale)
+    return NumberEncoder(mean=fill, scale=scale, fill=fill, has_missing=has_missing)
+
+
+def _category_encoder(statistics: CategoryStatistics, max_categories: int | None) -> CategoryEncoder:
+    categories = statistics.categories
+    is_long = max_categories is not None and len(categories) > max_categories
+    if is_long:
+        # A stable sort of the sorted names: equal weights go by name.
+        heaviest = np.argsort(-statistics.weights, kind="stable")[:max_categories]
+        categories = [categories[i] for i in np.sort(heaviest)]
+    return CategoryEncoder(
+        categories=categories, has_missing=statistics.missing > 0, has_other=is_long or statistics.is_cut
+    )
+
+
+def _encode_numbers(
+    column: pa.ChunkedArray, info: ColumnInfo, rows: RowNumbers | None, feature: NumberEncoder, out: Array
+) -> None:
+    """Writes the encoded numbers into `out`, which is zero."""
+    size = feature.mean.size
+    if info.kind == "vector":  # an owner without a single vector does not know their size
+        info = msgspec.structs.replace(info, size=size)
+    if not len(out):
+        return
+    raw = None if rows is None else numbers_and_absent(column, info)
+
+    def write(some: slice) -> None:
+        if rows is None or raw is None:  # read where they are encoded: what is made on the way stays in the cache
+            _write(numbers(column[some], info), info, feature, out[some])
+            return
+        numbered = rows[some]
+        exists = _have_values(numbered, info)
+        found = np.empty((np.count_nonzero(exists), out.shape[1]))
+        _write(raw[numbered[exists]], info, feature, found)
+        out[some][exists] = found
+
+    parallel_for(write, len(out), max(_LEAST, _CHUNK // max(1, size)))
+
+
+def _have_values(rows: RowNumbers, info: ColumnInfo) -> NDArray[np.bool_]:
+    """Which rows are not zeros: those that were found, and others where the feature has a value."""
+    return np.asarray((rows >= 0) | (info.absent is not None))
+
+
+def _write(raw: Array, info: ColumnInfo, feature: NumberEncoder, out: Array) -> None:
+    """Some rows of a number or vector, encoded."""
+    if np.isinf(raw).any():
+        raise SourceError(f"column {info.name} contains infinity; filter such rows out, or use NULL")
+    is_missing, varies = missing_rows(raw), feature.scale > 0
+    values = raw - feature.mean  # in the cache: rows of `out` are apart
+    values[np.flatnonzero(is_missing)] = feature.fill - feature.mean
+    values /= np.where(varies, feature.scale, 1.0)
+    if not varies.all():
+        values[:, ~varies] = 0.0
+    out[:, : raw.shape[1]] = values
+    if feature.has_missing:
+        out[:, -1] = is_missing.astype(np.float64)
+
+
+def _categories(feature: Encoder | KnownIds | KnownNames) -> KnownNames:
+    if isinstance(feature, KnownNames):
+        return feature
+    if isinstance(feature, KnownIds):
+        null = feature.count if feature.has_missing else -1
+        return KnownNames(feature.names, feature.codes, null, -1, encoded_width(feature))
+    if not isinstance(feature, CategoryEncoder):
+        raise TransportError("a column of ids is encoded by the owner who knows them")
+    size = len(feature.categories)
+    unseen = size + feature.has_missing if feature.has_other else -1
+    codes = np.arange(size, dtype=np.int32)
+    null = size if feature.has_missing else -1
+    return KnownNames(pa.array(feature.categories, pa.large_string()), codes, null, unseen, encoded_width(feature))
+
+
+def _encode_strings(column: pa.ChunkedArray, info: ColumnInfo, rows: RowNumbers | None, feature: KnownNames) -> Codes:
+    distinct, codes = strings(column) if rows is None else strings_and_absent(column, info)
+    place = numpy_of(pc.index_in(distinct, value_set=feature.names), missing=-1)
+    # What each distinct string becomes, and behind them, where position −1 finds it, NULL.
+    found = np.append(feature.codes, np.int32(feature.unseen))[place]
+    becomes = np.append(found, feature.null).astype(np.int32)
+    if rows is None:
+        return becomes[codes]
+    out = np.full(len(rows), -1, np.int32)
+    exists = _have_values(rows, info)
+    out[exists] = becomes[codes[rows[exists]]]
+    return out
+
+
+def without_rare(
+    feature: Encoder, column: pa.ChunkedArray, info: ColumnInfo, rows: RowNumbers | None, least: int
+) -> Encoder | KnownNames:
+    """The encoder, in which names that fewer than `least` of these rows hold mean no row, whoever named them: they are
+    other names. Where all of these, or rows without a name, are fewer, they count as the most frequent one."""
+    if least <= 1 or not isinstance(feature, CategoryEncoder) or info.kind not in STRING_KINDS:
+        return feature
+    distinct, codes = strings(column)
+    taken = codes if rows is None else codes[np.unique(rows[rows >= 0])]
+    held = np.bincount(taken[taken >= 0], minlength=len(distinct))
+    places = numpy_of(pc.index_in(pa.array(feature.categories, pa.large_string()), value_set=distinct), missing=-1)
+    counts = np.append(held, 0)[places]
+    is_rare = (places >= 0) & (counts < least)
+    is_rare &= np.array([name != info.absent for name in feature.categories], np.bool_)  # the query's own
+    known = _categories(feature)
+    kept = np.flatnonzero(~is_rare)
+    usual = int(np.argmax(np.where(is_rare, -1, counts))) if len(kept) and counts[kept].max() > 0 else -1
+    others = int(held.sum() - counts[kept].sum())
+    null = usual if 0 < np.count_nonzero(taken < 0) < least else known.null
+    unseen = usual if others < least and usual >= 0 else known.unseen
+    return KnownNames(known.names.take(pa.array(kept)), known.codes[kept], null, unseen, encoded_width(feature))
+
+
+def _check_kind(info: ColumnInfo, feature: Encoder | KnownIds | KnownNames) -> None:
+    if isinstance(feature, NumberEncoder):
+        fits = info.kind in NUMBER_KINDS and (info.kind == "vector" or feature.mean.size == 1)
+    else:
+        fits = info.kind in STRING_KINDS
+    if not fits:
+        raise TransportError(
+            f"column {info.name} is of kind {info.kind}, which the federation's encoder ({type(feature).__name__}) "
+            "does not fit; give the column the same type at all its owners"
+        )
+
+
+def encoded_width(encoder: Encoder | KnownIds | KnownNames) -> int:
+    """How many rows of θ a feature takes."""
+    if isinstance(encoder, KnownNames):
+        return encoder.width
+    if isinstance(encoder, NumberEncoder):
+        return int(encoder.mean.size) + encoder.has_missing
+    if isinstance(encoder, IdEncoder | KnownIds):
+        return encoder.count + encoder.has_missing
+    return len(encoder.categories) + encoder.has_missing + encoder.has_other
+
+
+def entries_of(encoder: Encoder) -> int:
+    """How many entries of a feature are not 0 in a row: a category has one."""
+    return encoded_width(encoder) if isinstance(encoder, NumberEncoder) else 1
+
+
+def start_weights(encoders: Sequence[Encoder], theta: Array) -> list[dict[str, list[float]]]:
+    """θ by feature and unit of it, on the original scale, for whoever encodes the feature otherwise.
+
+    Which id a column is of, nobody knows but its owner: ids are left out.
+    """
+    found: list[dict[str, list[float]]] = []
+    for encoder, own in zip(encoders, np.split(theta, _ends(encoders)), strict=True):
+        if isinstance(encoder, IdEncoder):
+            found.append({})
+            continue
+        inverse = np.divide(1.0, _scales(encoder), out=np.zeros(len(own)), where=_scales(encoder) > 0)
+        found.append(dict(zip(encoded_names([""], [encoder]), (own * inverse[:, None]).tolist(), strict=True)))
+    return found
+
+
+def start_theta(weights: Sequence[dict[str, list[float]]], encoders: Sequence[Encoder], outputs: int) -> Array:
+    """The same as θ under these encoders; what is not known begins at zero.
+
+    >>> from tablepuppet.protocol import CategoryEncoder
+    >>> colour = CategoryEncoder(categories=["blue", "red"], has_missing=False, has_other=False)
+    >>> start_theta([{"=red": [0.5], "=green": [2.0]}], [colour], 1).tolist()
+    [[0.0], [0.5]]
+    """
+    nothing = [0.0] * outputs
+    rows = []
+    for known, encoder in zip(weights, encoders, strict=True):
+        units = (known.get(name, nothing) for name in encoded_names([""], [encoder]))
+        own = np.array([given if len(given) == outputs else nothing for given in units]).reshape(-1, outputs)
+        rows.append(own * _scales(encoder)[:, None])
+    return np.concatenate([np.zeros((0, outputs)), *rows])
+
+
+def _ends(encoders: Sequence[Encoder]) -> list[int]:
+    return list(itertools.accumulate(encoded_width(encoder) for encoder in encoders))[:-1]
+
+
+def _scales(encoder: Encoder) -> Array:
+    """What each unit is divided by."""
+    if isinstance(encoder, NumberEncoder):
+        return np.concatenate([encoder.scale, np.ones(int(encoder.has_missing))])
+    return np.ones(encoded_width(encoder))
+
+
+def encoded_names(feature_names: Sequence[str], encoders: Sequence[Encoder]) -> list[str]:
+    """The name of each row of θ, as SQL would say it (entries of a vector count from 1).
+
+    >>> from tablepuppet.protocol import CategoryEncoder
+    >>> encoded_names(["i.category"], [CategoryEncoder(categories=["toys"], has_missing=True, has_other=True)])
+    ['i.category=toys', 'i.category IS NULL', 'i.category IS OTHER']
+    """
+    out: list[str] = []
+    for name, encoder in zip(feature_names, encoders, strict=True):
+        if isinstance(encoder, NumberEncoder):
+            size = encoder.mean.size
+            out += [name] if size == 1 else [f"{name}[{i + 1}]" for i in range(size)]
+        elif isinstance(encoder, IdEncoder):
+            out += [f"{name} IS ID {i + 1}" for i in range(encoder.count)]
+        else:
+            out += [f"{name}={category}" for category in encoder.categories]
+        if encoder.has_missing:
+            out.append(f"{name} IS NULL")
+        if isinstance(encoder, CategoryEncoder) and encoder.has_other:
+            out.append(f"{name} IS OTHER")  # no "=": a category may be called "other"
+    return out

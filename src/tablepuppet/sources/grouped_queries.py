@@ -1,0 +1,320 @@
+"""Groups with rows at several clients: what each client computes of its own rows, and what comes out of all of them.
+
+In: a query whose rows are groups. Out: two queries that together mean the same; or why there are none.
+
+    SELECT k, avg(x) AS mean FROM t WHERE … GROUP BY k HAVING count(*) > 2
+
+    partial   SELECT k AS g0, count(*) AS s0, count(x) AS s1, sum(x) AS s2 FROM t WHERE … GROUP BY k
+    final     SELECT g0 AS k, s2 / s1 AS mean FROM groups WHERE s0 > 2
+
+The first runs over one client's rows. Its *states* s are merged group by group over all clients (group_sums.py); the
+second runs over what that gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from sqlglot import exp, parse_one
+
+from tablepuppet.sources.guard import AGGREGATES
+
+GROUPS = "tablepuppet groups"  # what the final query reads
+_KINDS = tuple(AGGREGATES)
+_NOT_BY_ROW = {
+    "joins": "a join after the groups",
+    "limit": "LIMIT",
+    "offset": "OFFSET",
+    "qualify": "QUALIFY",
+    "windows": "a window",
+}
+
+
+class UnmergeableError(ValueError):
+    """Why groups of a query cannot be merged over clients: what in it is in the way."""
+
+
+class State(NamedTuple):
+    """A figure of a group that clients compute each for itself.
+
+    number: they are added up. spread: Σ (x − x̄)², merged by means (`of`: the states Σ 1 and Σ x). least, greatest.
+    """
+
+    text: str
+    kind: Literal["number", "spread", "least", "greatest"] = "number"
+    of: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedQuery:
+    """A query over groups, in two."""
+
+    partial: str
+    final: str  # reads GROUPS
+    groups: int  # columns that groups are told apart by: g0, g1, …
+    states: tuple[State, ...]  # s0, s1, …; the first is how many rows there are
+
+    @property
+    def has_extremes(self) -> bool:
+        return any(state.kind in ("least", "greatest") for state in self.states)
+
+
+def grouped_select(query: exp.Expr) -> tuple[exp.Select, dict[str, exp.Expr], list[exp.Select]]:
+    """The SELECT that groups, the queries of WITH that it may name, and the SELECTs around it, which go row by row."""
+    around: list[exp.Select] = []
+    ctes: dict[str, exp.Expr] = {}
+    node = query
+    while True:
+        if not isinstance(node, exp.Select) or node.args.get("from_") is None:
+            raise UnmergeableError("a UNION, or what has no FROM")
+        node = _as_groups(node)
+        clause = node.args.get("with_")
+        ctes |= {cte.alias.lower(): cte.this for cte in clause.expressions} if clause is not None else {}
+        for name, shown in _NOT_BY_ROW.items():
+            if node.args.get(name) and (name != "joins" or node.args.get("group") is None):
+                raise UnmergeableError(shown)
+        own = [item for item in (*node.expressions, node.args.get("where"), node.args.get("having")) if item]
+        if any(item.find(exp.Query, exp.Window) for item in own):
+            raise UnmergeableError("a window or a further query")
+        if node.args.get("group") is not None or any(item.find(*_KINDS) for item in node.expressions):
+            return node, ctes, around
+        around.append(node)
+        source = node.args["from_"].this
+        if isinstance(source, exp.Subquery):
+            node = source.this
+        elif isinstance(source, exp.Table) and source.name.lower() in ctes:
+            names = list(ctes)
+            node = ctes[source.name.lower()]
+            ctes = {name: ctes[name] for name in names[: names.index(source.name.lower())]}
+        else:
+            raise UnmergeableError("a query without groups")
+
+
+def _as_groups(select: exp.Select) -> exp.Select:
+    """SELECT DISTINCT a, b is a group for each pair, unless its rows are groups already."""
+    distinct, group = select.args.get("distinct"), select.args.get("group")
+    if distinct is None:
+        return select
+    if distinct.args.get("on") is not None or group is not None:
+        raise UnmergeableError("DISTINCT over groups")
+    source = select.args["from_"].this
+    below = source.this if isinstance(source, exp.Subquery) else None
+    if below is not None and below.find(exp.Group, exp.Distinct):
+        return select  # it goes row by row if it leaves all groups apart
+    if any(item.find(exp.Star) or item.find(*_KINDS) for item in select.expressions):
+        raise UnmergeableError("DISTINCT")
+    grouped = _without(select.copy(), "distinct")
+    grouped.set("group", exp.Group(expressions=[item.unalias().copy() for item in select.expressions]))
+    return grouped
+
+
+def _whole_groups(select: exp.Select, by: Sequence[exp.Expr]) -> dict[str, int]:
+    """The items that are what groups are told apart by, by name."""
+    items = [(item.alias_or_name.lower(), item.unalias()) for item in select.expressions]
+    return {name: number for name, value in items for number, group in enumerate(by) if _is_same(value, group)}
+
+
+def _passed_on(layer: exp.Select, names: Mapping[str, int]) -> dict[str, int]:
+    """Those of them that a SELECT around the groups shows."""
+    found: dict[str, int] = {}
+    for item in layer.expressions:
+        value = item.unalias()
+        if isinstance(value, exp.Star) or (isinstance(value, exp.Column) and isinstance(value.this, exp.Star)):
+            found |= names
+        elif isinstance(value, exp.Column) and value.name.lower() in names:
+            found[item.alias_or_name.lower()] = names[value.name.lower()]
+    return found
+
+
+def source_of(query: str) -> str:
+    """The rows that are grouped, as a query."""
+    select, ctes, _ = grouped_select(parse_one(query, dialect="duckdb"))
+    rows = exp.select("*")
+    for name in ("from_", "joins"):
+        rows.set(name, _copy(select.args.get(name)))
+    return _with(rows, ctes).sql("duckdb")
+
+
+def split_groups(query: str | exp.Expr, columns: Callable[[], Collection[str]] = tuple) -> GroupedQuery:
+    """A query in two. `columns`: of the rows that are grouped, in lower case; they go before items of that name.
+
+    >>> split_groups("SELECT k, sum(x) / count(*) AS m FROM t GROUP BY 1").final
+    'SELECT g0 AS k, (CASE WHEN s1 > 0 THEN s2 END) / (s0) AS m FROM "tablepuppet groups"'
+    """
+    tree = parse_one(query, dialect="duckdb") if isinstance(query, str) else query
+    select, ctes, around = grouped_select(tree)
+    group = select.args.get("group")
+    if group is None:
+        raise UnmergeableError("one group of all rows")
+    if group.find(exp.Rollup, exp.Cube, exp.GroupingSets) or group.args.get("totals"):
+        raise UnmergeableError("several groupings at once")
+    if any(item.find(exp.Star) and not item.find(*_KINDS) for item in select.expressions):
+        raise UnmergeableError("a * beside groups")
+    items = {item.alias.lower(): item.this for item in select.expressions if isinstance(item, exp.Alias)}
+    by = [_resolve_group(e, items, columns) for e in _grouped_by(select, group, items)]
+    merging = _Merging(by, items)
+    final = exp.select(*(_alias_as(item, merging.final(item.unalias())) for item in select.expressions))
+    final = final.from_(exp.to_identifier(GROUPS, quoted=True))
+    having = select.args.get("having")
+    if having is not None:
+        final = final.where(merging.final(having.this))
+    names = _whole_groups(select, by)
+    for layer in reversed(around):
+        names = _passed_on(layer, names)
+        if layer.args.get("distinct") is not None and len(set(names.values())) < len(by):
+            raise UnmergeableError("DISTINCT over less than the groups")
+        name = exp.to_identifier(layer.args["from_"].this.alias_or_name or "t", quoted=True)
+        inner, outer = exp.Subquery(this=final, alias=exp.TableAlias(this=name)), layer.copy()
+        outer.set("from_", exp.From(this=inner))
+        final = _without(outer, "with_", "order", "distinct")
+    partial = _without(select.copy(), "with_", "order", "having")
+    named = [exp.alias_(g.copy(), f"g{i}") for i, g in enumerate(by)]
+    named += [exp.alias_(parse_one(s.text, dialect="duckdb"), f"s{i}") for i, s in enumerate(merging.states)]
+    partial.set("expressions", named)
+    partial.set("group", exp.Group(expressions=[g.copy() for g in by]))
+    return GroupedQuery(_with(partial, ctes).sql("duckdb"), final.sql("duckdb"), len(by), tuple(merging.states))
+
+
+@dataclass
+class _Merging:
+    """The states that a query's aggregates need, while they are put together."""
+
+    by: Sequence[exp.Expr]
+    items: Mapping[str, exp.Expr]
+    states: list[State] = field(default_factory=lambda: [State("count(*)")])
+
+    def final(self, node: exp.Expr) -> exp.Expr:
+        """An expression over groups' columns and aggregates → the same over states."""
+        return node.copy().transform(self._replace_aggregate)
+
+    def _replace_aggregate(self, node: exp.Expr) -> exp.Expr:
+        for number, group in enumerate(self.by):
+            if _is_same(node, group):
+                return exp.column(f"g{number}")
+        if isinstance(node, exp.Filter):
+            return self._merge_aggregate(node.this, node.expression.this.sql("duckdb"))
+        if isinstance(node, _KINDS):
+            return self._merge_aggregate(node, None)
+        if isinstance(node, exp.Column) and not node.table and node.name.lower() in self.items:
+            others = {name: item for name, item in self.items.items() if name != node.name.lower()}
+            inner = _Merging(self.by, others, self.states)
+            return exp.Paren(this=inner.final(self.items[node.name.lower()]))
+        return node
+
+    def _state(self, text: str, kind: Literal["number", "spread", "least", "greatest"] = "number", *of: int) -> int:
+        state = State(text, kind, of)
+        if state not in self.states:
+            self.states.append(state)
+        return self.states.index(state)
+
+    def _merge_aggregate(self, node: exp.Expr, where: str | None) -> exp.Expr:
+        name = node.sql_name().lower() if isinstance(node, exp.Func) else "an aggregate"
+        if not isinstance(node, _MERGEABLE) or node.expression:
+            raise UnmergeableError(name)
+        if node.find(exp.Distinct, exp.Order):
+            raise UnmergeableError(f"{name}(DISTINCT …)")
+        value = "*" if node.this is None else node.this.sql("duckdb")
+        among = "" if where is None else f" FILTER (WHERE {where})"
+        if isinstance(node, exp.CountIf | exp.LogicalOr | exp.LogicalAnd):
+            both = value if where is None else f"({value}) AND ({where})"
+            true = self._state(f"count(*) FILTER (WHERE {both})")
+            count = self._state(f"count({value}){among}")
+            if isinstance(node, exp.CountIf):
+                return _parse(f"CASE WHEN s{count} > 0 THEN CAST(s{true} AS HUGEINT) END")
+            holds = f"s{true} > 0" if isinstance(node, exp.LogicalOr) else f"s{true} = s{count}"
+            return _parse(f"CASE WHEN s{count} > 0 THEN {holds} END")
+        if isinstance(node, exp.Min | exp.Max):
+            kind: Literal["least", "greatest"] = "least" if isinstance(node, exp.Min) else "greatest"
+            return _parse(f"s{self._state(f'{node.key}({value}){among}', kind)}")
+        count = self._state(f"count({value}){among}")
+        if isinstance(node, exp.Count):
+            return _parse(f"s{count}")
+        if isinstance(node, exp.Sum | exp.Avg):
+            total = self._state(f"sum({value}){among}")
+            if isinstance(node, exp.Sum):
+                return _parse(f"CASE WHEN s{count} > 0 THEN s{total} END")
+            return _parse(f"CAST(s{total} AS DOUBLE) / NULLIF(s{count}, 0)")
+        total = self._state(f"sum(CAST({value} AS DOUBLE)){among}")
+        spread = self._state(f"var_pop({value}){among} * count({value}){among}", "spread", count, total)
+        freedom = 0 if isinstance(node, exp.StddevPop | exp.VariancePop) else 1
+        variance = f"s{spread} / (s{count} - {freedom})"
+        is_root = isinstance(node, exp.Stddev | exp.StddevPop | exp.StddevSamp)
+        return _parse(f"CASE WHEN s{count} > {freedom} THEN {f'sqrt({variance})' if is_root else variance} END")
+
+
+_MERGEABLE = (
+    *(exp.Count, exp.CountIf, exp.Sum, exp.Avg, exp.Min, exp.Max, exp.LogicalOr, exp.LogicalAnd),
+    *(exp.Stddev, exp.StddevPop, exp.StddevSamp, exp.Variance, exp.VariancePop),
+)
+
+
+def _parse(text: str) -> exp.Expr:
+    return exp.Paren(this=parse_one(text, dialect="duckdb"))
+
+
+def _grouped_by(select: exp.Select, group: exp.Group, items: Mapping[str, exp.Expr]) -> list[exp.Expr]:
+    """What GROUP BY names: expressions, positions in the SELECT list, or ALL of it that is no aggregate."""
+    if group.args.get("all"):
+        return [item.unalias() for item in select.expressions if not _has_aggregate(item.unalias(), items)]
+    by_number = {str(k + 1): item.unalias() for k, item in enumerate(select.expressions)}
+    return [
+        by_number.get(e.name, e) if isinstance(e, exp.Literal) and not e.is_string else e for e in group.expressions
+    ]
+
+
+def _has_aggregate(node: exp.Expr, items: Mapping[str, exp.Expr]) -> bool:
+    """Whether an item is one, or is computed from another item that is."""
+    if node.find(*_KINDS):
+        return True
+    named = {column.name.lower() for column in node.find_all(exp.Column) if not column.table} & items.keys()
+    others = {name: item for name, item in items.items() if name not in named}
+    return any(_has_aggregate(items[name], others) for name in named if items[name] is not node)
+
+
+def _resolve_group(group: exp.Expr, items: Mapping[str, exp.Expr], columns: Callable[[], Collection[str]]) -> exp.Expr:
+    """GROUP BY may name an item of the SELECT list; a column of that name goes before it."""
+    is_name = isinstance(group, exp.Column) and not group.table and group.name.lower() in items
+    return items[group.name.lower()] if is_name and group.name.lower() not in columns() else group
+
+
+def _alias_as(item: exp.Expr, value: exp.Expr) -> exp.Expr:
+    name = item.alias_or_name
+    return (
+        exp.alias_(value, name, quoted=item.args["alias"].quoted if item.args.get("alias") else None) if name else value
+    )
+
+
+def _is_same(node: exp.Expr, group: exp.Expr) -> bool:
+    if isinstance(node, exp.Column) and isinstance(group, exp.Column):
+        tables = {part.table.lower() for part in (node, group) if part.table}
+        return node.name.lower() == group.name.lower() and len(tables) < 2
+    return type(node) is type(group) and _plain(node) == _plain(group)
+
+
+def _plain(node: exp.Expr) -> str:
+    """An expression's text, the same however its columns are written."""
+
+    def bare(part: exp.Expr) -> exp.Expr:
+        return exp.column(part.name.lower(), quoted=True) if isinstance(part, exp.Column) else part
+
+    return node.copy().transform(bare).sql("duckdb")
+
+
+def _with(query: exp.Select, ctes: Mapping[str, exp.Expr]) -> exp.Select:
+    for name, cte in ctes.items():
+        query = query.with_(exp.to_identifier(name, quoted=True), cte.copy(), copy=False)
+    return query
+
+
+def _without(query: exp.Select, *clauses: str) -> exp.Select:
+    for clause in clauses:
+        query.set(clause, None)
+    return query
+
+
+def _copy(value: object) -> object:
+    if isinstance(value, list):
+        return [part.copy() for part in value]
+    return value.copy() if isinstance(value, exp.Expr) else value

@@ -1,0 +1,207 @@
+"""PostgreSQL through ADBC: binary COPY into Arrow, no row loops.
+
+In: a URL as libpq takes it (also with PGUSER, PGPASSWORD, a password file or a service) and a table, `items` or
+`schema.items`. Out: a Driver. The session is read-only, in UTC, and asks for plans that keep a table's own order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Final
+
+import pyarrow as pa
+from sqlglot import exp
+
+from tablepuppet.errors import SourceError
+from tablepuppet.sources.duckdb_source import MOST_HELD, quote_name
+from tablepuppet.sources.pushdown import COMMON, Dialect, Family, OwnerColumn, PushDown
+
+_DIALECT: Final = Dialect(
+    name="postgres",
+    families=frozenset({"number", "text", "boolean", "date", "timestamp"}),
+    nodes=COMMON | {exp.Like, exp.Extract, exp.Floor, exp.Ceil},
+)
+_SESSION: Final = (
+    "SET default_transaction_read_only = on",
+    "SET standard_conforming_strings = on",  # or a backslash in a literal could end it
+    f"SET statement_timeout = '{MOST_HELD:.0f}s'",
+    "SET lock_timeout = '10s'",  # whoever changes the table is not waited for, nor made to wait behind us
+    "SET TIME ZONE 'UTC'",
+    "SET synchronize_seqscans = off",  # or a scan may begin in the middle of a large table
+    "SET max_parallel_workers_per_gather = 0",  # or workers' rows come as they are found
+    "SET enable_indexscan = off",  # or rows come in the order of whichever index the planner likes today;
+    "SET enable_indexonlyscan = off",  # a bitmap of an index is read in the table's own order
+    "SET extra_float_digits = 3",
+)
+_COLUMNS: Final = """
+    SELECT a.attname::text, format_type(coalesce(nullif(t.typbasetype, 0), a.atttypid),
+           CASE WHEN t.typbasetype <> 0 THEN t.typtypmod ELSE a.atttypmod END), t.typtype::text,
+           coalesce(c.collisdeterministic, true), NOT a.attnotnull
+    FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid LEFT JOIN pg_collation c ON c.oid = a.attcollation
+    WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
+"""
+_TYPES: Final[dict[str, tuple[str, Family | None]]] = {
+    "smallint": ("SMALLINT", "number"),
+    "integer": ("INTEGER", "number"),
+    "bigint": ("BIGINT", "number"),
+    "real": ("FLOAT", None),  # 0.1 is equal to itself as a float here, and not there
+    "double precision": ("DOUBLE", "number"),
+    "boolean": ("BOOLEAN", "boolean"),
+    "text": ("VARCHAR", "text"),
+    "character varying": ("VARCHAR", "text"),
+    "date": ("DATE", "date"),
+    "timestamp without time zone": ("TIMESTAMP", "timestamp"),
+    "timestamp with time zone": ("TIMESTAMPTZ", None),
+    "time without time zone": ("TIME", None),
+    "bytea": ("BLOB", None),
+    "double precision[]": ("DOUBLE[]", None),
+    "real[]": ("FLOAT[]", None),
+}
+# What PostgreSQL's error codes mean to the owner; the messages behind them may quote a row.
+_REASONS: Final = {
+    "28": "the database refuses this user or password; check the credentials",
+    "3D": "there is no such database on this server; check the URL",
+    "42P01": "there is no such table in the database (any more); check its name and schema",
+    "42703": "a column is gone from the table; open the federation again",
+    "42501": "this user may not read the table; ask for SELECT on it",
+    "57014": "the database cancelled the query, which took too long (statement_timeout); filter more rows out",
+    "55P03": "the table is locked by somebody who changes it; try again later",
+    "57": "the database is shutting down or ended the session; try again",
+    "53": "the database is out of memory, disk space or connections; try again later",
+    "22003": "an expression overflows the type of its columns in some row; widen them first, as in CAST(x AS DOUBLE)",
+    "22": "some row has a value that cannot be converted or is out of range; filter such rows out",
+    "08": "the connection to the database was lost; try again",
+}
+
+
+class PostgreSQL:
+    """A table of a PostgreSQL database."""
+
+    dialect = _DIALECT
+
+    def __init__(self, url: str, table: str, name: str) -> None:
+        try:
+            from adbc_driver_postgresql import dbapi
+        except ImportError:
+            raise SourceError(f"table {name}: PostgreSQL needs pip install 'tablepuppet[databases]'") from None
+        self._name = name
+        self._dbapi: Any = dbapi
+        self._errors: Any = dbapi.Error
+        self._url = url
+        self.relation = ".".join(quote_name(part) for part in table.split("."))
+        self._connection: Any = self._connect()
+
+    def _connect(self) -> Any:
+        """A session of our kind."""
+        try:
+            connection = self._dbapi.connect(self._url, autocommit=True)
+            try:
+                for statement in _SESSION:
+                    with connection.cursor() as cursor:
+                        cursor.execute(statement)
+            except self._errors:
+                connection.close()
+                raise
+        except self._errors as error:
+            raise self._error(error) from None
+        return connection
+
+    def columns(self) -> list[OwnerColumn]:
+        try:
+            found = self._rows(_COLUMNS, (self.relation,))
+        except SourceError:  # every job begins here: a session that was lost since the last one is opened anew
+            self.close()
+            self._connection = self._connect()
+            found = self._rows(_COLUMNS, (self.relation,))
+        if not found:
+            raise SourceError(f"table {self._name}: {_REASONS['42P01']}")
+        return [replace(self._column(*row), nullable=nullable) for *row, nullable in found]
+
+    def stream(self, scan: PushDown) -> Iterator[pa.RecordBatch]:
+        try:
+            with self._connection.cursor() as cursor:
+                cursor.execute(scan.select)
+                reader = cursor.fetch_record_batch()
+                schema = pa.schema([pa.field(f.name, _storage(f.type)) for f in reader.schema])
+                yield pa.RecordBatch.from_pylist([], schema)
+                for batch in reader:
+                    arrays = [getattr(column, "storage", column) for column in batch.columns]
+                    yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+        except self._errors as error:
+            raise self._error(error) from None
+
+    def run(self, query: str) -> pa.Table:
+        """The answer to the owner's own query; the session ends with it."""
+        try:
+            with self._connection.cursor() as cursor:
+                cursor.execute(query)
+                table = cursor.fetch_arrow_table()
+        except self._errors as error:
+            raise self._error(error) from None
+        finally:
+            self.close()
+        plain = [
+            pa.chunked_array([getattr(c, "storage", c) for c in col.chunks], _storage(col.type))
+            for col in table.columns
+        ]
+        return pa.table(plain, names=table.column_names)
+
+    def stamp(self) -> str | None:
+        """Which transactions are visible: the same text, the same rows."""
+        [(snapshot,)] = self._rows("SELECT pg_current_snapshot()::text")
+        return str(snapshot)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _rows(self, select: str, given: tuple[str, ...] | None = None) -> list[tuple[Any, ...]]:
+        try:
+            with self._connection.cursor() as cursor:
+                cursor.execute(select, given)
+                return list(cursor.fetchall())
+        except self._errors as error:
+            raise self._error(error) from None
+
+    def _column(self, name: str, kind: str, typtype: str, is_deterministic: bool) -> OwnerColumn:
+        decimal = re.fullmatch(r"numeric\((\d+),(-?\d+)\)", kind)
+        if decimal and int(decimal[1]) <= 38 and 0 <= int(decimal[2]) <= int(decimal[1]):
+            return OwnerColumn(name, f"DECIMAL({decimal[1]},{decimal[2]})", "number", "CAST({} AS text)")
+        if kind.startswith("numeric") and not kind.endswith("[]"):
+            return OwnerColumn(name, "DOUBLE", None, "CAST({} AS double precision)")
+        if kind == "uuid":
+            return OwnerColumn(name, "UUID", None, "CAST({} AS text)")
+        if typtype == "e" or kind.startswith("character("):  # a padded text loses its padding when cast
+            return OwnerColumn(name, "VARCHAR", None, "CAST({} AS text)")
+        plain = re.sub(r"\(\d+\)", "", kind)
+        known, family = _TYPES.get(plain, ("BLOB", None))
+        if plain not in _TYPES:  # described, and refused as a feature or key
+            return OwnerColumn(name, known, None, "CAST(CAST({} AS text) AS bytea)")
+        if plain.endswith("[]"):
+            return OwnerColumn(name, self._vector(name, known), None)
+        return OwnerColumn(name, known, family if is_deterministic else None)
+
+    def _vector(self, name: str, kind: str) -> str:
+        """An array type, with its length where all rows have the same."""
+        own = quote_name(name)
+        select = f"SELECT min(cardinality({own})), max(cardinality({own})) FROM {self.relation}"
+        [(least, most)] = self._rows(select)
+        return kind.replace("[]", f"[{least}]") if least and least == most else kind
+
+    def _error(self, error: Any) -> SourceError:
+        """What is wrong, without PostgreSQL's own words, which may quote a row or show the user's name."""
+        code = getattr(error, "sqlstate", None) or ""
+        text = str(error)
+        if not code.strip("\x00"):
+            code = "28" if "authentication failed" in text or "no password supplied" in text else ""
+            code = "3D" if re.search(r'database ".*" does not exist', text) else code
+            code = "28" if re.search(r'role ".*" does not exist', text) else code
+        reason = _REASONS.get(code) or _REASONS.get(code[:2])
+        if reason is None and not code:
+            reason = "the database cannot be reached; check host, port and that it is running"
+        return SourceError(f"table {self._name}: {reason or f'PostgreSQL reports SQLSTATE {code}'}")
+
+
+def _storage(kind: pa.DataType) -> pa.DataType:
+    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind

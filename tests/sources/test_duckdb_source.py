@@ -1,0 +1,55 @@
+"""What an expression or query takes of an owner's machine is bounded: memory, time, and words about rows."""
+
+from __future__ import annotations
+
+import resource
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tablepuppet.errors import SourceError
+from tablepuppet.exchanges.schema import OpenScan
+from tablepuppet.owner.store import ClientTables
+from tablepuppet.sources import duckdb_source
+from tablepuppet.sources.source import open_source
+
+ROWS = 30_000
+
+
+def tables(last: str = "1") -> ClientTables:
+    held = pa.table({"k": np.arange(ROWS), "x": np.ones(ROWS), "text": ["1"] * (ROWS - 1) + [last]})
+    return ClientTables({"t": open_source(held, "t")})
+
+
+def read(opened: ClientTables, column: str, query: str | None = None) -> pa.Table:
+    opened.open_scan(OpenScan(job="j", scan=0, table="t", columns=[column], query=query))
+    return opened.scan("j", 0)
+
+
+def test_a_query_that_gives_more_rows_than_memory_holds_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2.7 · 10¹³ rows: what DuckDB has handed out is outside its own limit."""
+    monkeypatch.setattr(duckdb_source, "memory_limit", lambda: 1 << 28)
+    opened = tables()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(SourceError, match="not enough memory"):
+        read(opened, "x", "SELECT a.x FROM t a, t b, t c")
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 1 << 30
+    assert read(opened, "x").num_rows == ROWS  # and goes on
+    opened.shutdown()
+
+
+def test_a_query_that_takes_too_long_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(duckdb_source, "MOST_SECONDS", 0.3)
+    opened = tables()
+    with pytest.raises(SourceError, match="took longer than"):
+        read(opened, "n", "SELECT count(*) AS n FROM t a, t b, t c WHERE a.x + b.x > c.k")
+    opened.shutdown()
+
+
+def test_an_error_in_the_last_row_does_not_tell_its_value() -> None:
+    opened = tables(last="a secret")
+    with pytest.raises(SourceError, match="cannot be converted") as refused:
+        read(opened, "CAST(text AS INTEGER)")
+    assert "secret" not in str(refused.value)
+    opened.shutdown()

@@ -143,7 +143,7 @@ def job_contracts(
 def id_features(job: Job, block: Block) -> tuple[tuple[int, ...], bool]:
     """Which features of a block are ids that stay with their owner, by place; whether owners find them themselves."""
     if job.ids is None:
-        is_sum = job.head == "sum" and not job.probe  # a probe stands for heads
+        is_sum = job.is_sum and not job.probe  # a probe stands for heads
         is_open = is_sum or job.max_categories is not None or job.is_expanded
         return (), not (is_open or algorithm_of(job.options).is_pooled)
     wanted = {name.lower() for name in job.ids}

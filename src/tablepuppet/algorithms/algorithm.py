@@ -27,6 +27,7 @@ from tablepuppet.algorithms.shape import (
     round_traffic,
 )
 from tablepuppet.models.heads.base import HeadKind
+from tablepuppet.models.heads.kinds import traits_of
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.options import FeaturePrivacy
@@ -99,10 +100,6 @@ class Merit:
 
 # A network takes 1,200 steps, in ten epochs at least and thirty at most.
 _NETWORK_STEPS = 1200
-# Factors take 800, in ten epochs at least and twenty at most.
-_FACTOR_STEPS = 800
-# A perceptron's head beside the sum takes 500, in the usual epochs at least and so many times more at most (0100).
-_HEAD_STEPS, MOST_HEAD_EPOCHS = 500, 3
 
 
 class Algorithm(ABC, Generic[_Options]):
@@ -178,10 +175,10 @@ class Algorithm(ABC, Generic[_Options]):
 
     def enough_epochs(self, most: int, batches: int, *, is_linear: bool, head: HeadKind = "sum") -> int:
         """How many of the usual epochs do, where each has so many batches."""
-        if is_linear and head == "factor" and self.head_epochs:
-            return min(most, max(self.epochs, -(-_FACTOR_STEPS // batches)))
-        if is_linear and head == "mlp" and self.head_epochs:
-            return min(most, max(self.head_epochs, -(-_HEAD_STEPS // batches)))
+        traits = traits_of(head)
+        if is_linear and traits.enough_steps and self.head_epochs:
+            least = self.head_epochs if traits.is_network else self.epochs
+            return min(most, max(least, -(-traits.enough_steps // batches)))
         if is_linear or not self.network_epochs:
             return most
         return min(most, max(self.network_epochs // 3, -(-_NETWORK_STEPS // batches)))

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import pieces
 from tablepuppet.models.heads.base import HeadKind
+from tablepuppet.models.heads.kinds import traits_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,11 @@ class Shape:
     model_bytes: int = 8  # of predictions and parameters: a network's own precision
     has_kinks: bool = False  # of the loss, whose slope at a kink must be kept
     slopes_tell_curvature: bool = False  # ∂²ℓ/∂a² of a joined row follows from ∂ℓ/∂a
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether scores are the sum of what blocks give."""
+        return traits_of(self.head).is_sum
 
     @property
     def parts(self) -> list[tuple[BlockShape, PartShape]]:

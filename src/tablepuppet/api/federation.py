@@ -208,7 +208,7 @@ class Federation:
                 on_round.start(job)
             with show_progress("training", progress) as bar:
                 result = self._train(job, bar.chain_callback(on_round), resume)
-        return replace(result, builder=known.builder, head_module=options["head"] if job.head == "module" else None)
+        return replace(result, builder=known.builder, head_module=options["head"] if job.head_module else None)
 
     def _train(self, job: Job, on_round: Callable[[RoundEvent], None] | None, resume: bool) -> Result:
         if resume:

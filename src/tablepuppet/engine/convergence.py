@@ -116,8 +116,7 @@ def _describe_unfinished(plan: Plan, change: float, epochs: int) -> str:
     last = max(1, epochs // 5)
     when = "the last epoch" if last == 1 else f"the last {last} epochs"
     how = f"train longer, with epochs={2 * plan.job.epochs}"
-    is_sum = plan.job.spec.is_linear and plan.job.head == "sum"
-    if plan.algorithm.takes_many_rounds and is_sum and plan.job.privacy.features is None:
+    if plan.algorithm.takes_many_rounds and plan.job.is_convex and plan.job.privacy.features is None:
         how += f', or by algorithm="{DEFAULT}", which needs few rounds'
     return f"{name} did not converge: the objective changed by {100 * change:.2g} % in {when}; {how}"
 
@@ -143,7 +142,7 @@ def _worse(prepared: Prepared, constant: Array, metrics: dict[str, Metrics]) -> 
         ways.append("grow fewer or smaller trees, or stop early (validation_fraction, patience)")
     if not plan.job.spec.is_linear:
         ways.append(f'compare model="auto", a linear model by {DEFAULT}')
-    elif plan.job.head != "sum":
+    elif not plan.job.is_sum:
         ways.append(f"leave head out: {DEFAULT} then trains the sum of tables")
     elif plan.algorithm.untuned:
         ways.append(f'{plan.algorithm.untuned}, or train by algorithm="{DEFAULT}"')
@@ -171,12 +170,12 @@ def _names_of_rows(prepared: Prepared, encoders: Sequence[Sequence[Encoder]]) ->
 
 def find_copy(result: Result) -> list[str]:
     """A sentence where test rows are predicted perfectly: a feature may be the label itself."""
-    held, spec, plan = result.metrics.get("test", {}), result.plan.spec, result.plan
+    held, plan = result.metrics.get("test", {}), result.plan
     is_perfect = held.get("accuracy", 0.0) == 1.0 or held.get("r2", 0.0) > _PERFECT
     if not is_perfect or plan.mapping.test_rows < _FEW_ROWS:
         return []
     weighs = ""
-    if (spec.is_linear and plan.job.head == "sum") or result.trees:
+    if plan.job.is_convex or result.trees:
         weighs = f", and {result.importance()['feature'].iloc[0]} weighs most"
     return [
         f"test rows are predicted perfectly{weighs}: is a feature the label under another name, or known only after "

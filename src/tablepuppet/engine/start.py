@@ -143,7 +143,7 @@ def _values(kind: type[Figures], told: dict[str, float], client: str) -> Array:
 
 def _head(plan: Plan) -> TrainedHead | None:
     """The plan's head with its initial values; None: a sum, which walks over joined rows add up by themselves."""
-    if plan.head.kind == "sum":
+    if plan.job.is_sum:
         return None
     head = make_head(plan.head, plan.job.seed)
     return TrainedHead(head, head.initial())

@@ -18,7 +18,7 @@ from tablepuppet.algorithms.registry import (
 )
 from tablepuppet.errors import JobError, PrivacyError, nearest
 from tablepuppet.job.job import OPEN_LOSSES, Job, Local, loss_options
-from tablepuppet.models.heads.kinds import check_head, is_network
+from tablepuppet.models.heads.kinds import check_head, traits_of
 from tablepuppet.models.losses import (
     LOSSES,
     LabelFacts,
@@ -161,7 +161,7 @@ def _check_model(job: Job, given: dict[str, Any]) -> None:
         )
     if job.spec.is_linear:
         for name in ("hidden", "activation", "dropout", "dtype", "module"):
-            if name in given and not (name in ("activation", "dtype") and is_network(job.head)):
+            if name in given and not (name in ("activation", "dtype") and traits_of(job.head).is_network):
                 raise JobError(f'{name} belongs to a neural model; use it with model="mlp", not model="{job.model}"')
         if job.loss is not None and job.model not in ("auto", "linear"):
             raise JobError(f'model="{job.model}" already names its loss; use model="linear" with loss="{job.loss}"')
@@ -198,7 +198,7 @@ def _check_ids(job: Job) -> None:
 
 def _check_penalties(job: Job) -> None:
     algorithm = algorithm_of(job.options)
-    if job.start and not (algorithm.takes_start and job.head == "sum" and not job.is_private):
+    if job.start and not (algorithm.takes_start and job.is_sum and not job.is_private):
         able = name_algorithms(tuple(a for a in BY_NAME.values() if a.takes_start))
         raise JobError(
             f"warm_start with a linear model gives the weights that another begins with, under {able} and without "
@@ -210,7 +210,7 @@ def _check_penalties(job: Job) -> None:
             f'algorithm="{job.algorithm}" cannot train with {what}: it needs a penalty without kinks; '
             f"train a linear model with {name_algorithms(KINKED)}, or leave algorithm out"
         )
-    if isinstance(job.l2, dict) and (algorithm.own_model or algorithm.is_pooled or job.head != "sum"):
+    if isinstance(job.l2, dict) and (algorithm.own_model or algorithm.is_pooled or not job.is_sum):
         raise JobError(
             "an l2 for each table belongs to linear and neural models whose scores are sums, trained by "
             f"{name_algorithms(FEDERATED)}; give one number"

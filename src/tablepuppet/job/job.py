@@ -20,7 +20,7 @@ from tablepuppet.algorithms.registry import (
 )
 from tablepuppet.errors import JobError
 from tablepuppet.models.heads.base import HeadKind
-from tablepuppet.models.heads.kinds import is_network
+from tablepuppet.models.heads.kinds import traits_of
 from tablepuppet.models.losses import (
     LOSSES,
     Loss,
@@ -186,12 +186,21 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     @property
     def is_convex(self) -> bool:
         """Whether scores are linear in all parameters at once."""
-        return self.spec.is_linear and self.head == "sum"
+        return self.spec.is_linear and self.is_sum
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether scores are the sum of what tables say."""
+        return traits_of(self.head).is_sum
 
     @property
     def is_centred(self) -> bool:
         """Whether networks without an intercept stand beside the best constant."""
-        return self.chooses_steps and (not self.spec.is_linear or is_network(self.head)) and self.intercept is None
+        return (
+            self.chooses_steps
+            and (not self.spec.is_linear or traits_of(self.head).is_network)
+            and self.intercept is None
+        )
 
     @property
     def loss_name(self) -> str:
@@ -206,7 +215,9 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     @property
     def has_intercept(self) -> bool:
-        return (self.spec.is_linear and not is_network(self.head)) if self.intercept is None else self.intercept
+        return (
+            (self.spec.is_linear and not traits_of(self.head).is_network) if self.intercept is None else self.intercept
+        )
 
     @property
     def is_private(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tablepuppet.algorithms.algorithm import MOST_HEAD_EPOCHS, Algorithm
+from tablepuppet.algorithms.algorithm import Algorithm
 from tablepuppet.algorithms.boosting.messages import GrownTrees
 from tablepuppet.algorithms.options import AlgorithmOptions, explain_error
 from tablepuppet.algorithms.registry import (
@@ -23,7 +23,8 @@ from tablepuppet.algorithms.registry import (
 from tablepuppet.errors import JobError, PrivacyWarning
 from tablepuppet.job.checks import check_given, check_loss, check_search, hint
 from tablepuppet.job.job import Job, Search, engine_of, loss_options, models
-from tablepuppet.models.heads.kinds import BY_ROWS, head_given
+from tablepuppet.models.heads.base import HeadKind
+from tablepuppet.models.heads.kinds import head_given, traits_of
 from tablepuppet.models.losses import (
     usual_loss,
 )
@@ -39,7 +40,6 @@ _OF_THE_ROWS = (
     *("loss", "loss_options", "privacy"),
 )
 _PROBE_EPOCHS = 6
-_FACTOR_L2 = 1e-8  # factors are shrunk by how often a row appears; on each parameter, l2 · N would be far too much
 
 
 def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[str, Any]) -> Job:
@@ -87,7 +87,8 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
         extra["l2"] = given["l2"]  # of leaves; the default is the algorithm's own
     is_open = values.get("l2") is None
     if is_open:
-        values["l2"] = _FACTOR_L2 if given["head"] == "factor" else L2
+        own_l2 = traits_of(given["head"]).l2
+        values["l2"] = L2 if own_l2 is None else own_l2
     name, options = _algorithm(algorithm, extra, own)
     if model == "auto":
         model = algorithm_of(options).own_model or model
@@ -113,9 +114,9 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
     job = msgspec.structs.replace(job, options=options, privacy=privacy, engine=engine, warm_start=before)
     is_open = is_open and job.shrinkage is None and job.chooses_steps and job.spec.is_linear
     if is_open and not algorithm_of(options).learns_shrinkage:
-        job = msgspec.structs.replace(job, l2_by_rows=BY_ROWS.get(job.head, 0.0))
-        if is_usual and job.head == "mlp":  # few rows take more epochs, where ids and networks are kept small
-            job = msgspec.structs.replace(job, epochs=MOST_HEAD_EPOCHS * job.epochs)
+        traits = traits_of(job.head)
+        more = traits.most_epochs if is_usual else 1  # few rows take more epochs, where ids and networks are kept small
+        job = msgspec.structs.replace(job, l2_by_rows=traits.l2_by_rows, epochs=more * job.epochs)
     if job.privacy.keys == "sha256":
         warnings.warn(
             'keys="sha256" hides no key that somebody can guess: whoever lists the possible ids, a million a second, '
@@ -149,7 +150,7 @@ def search_job(jobs: Sequence[Job], settings: Sequence[dict[str, Any]], folds: F
     return job
 
 
-def usual_algorithm(head: str, model: str, *, is_sparse: bool = False) -> str:
+def usual_algorithm(head: HeadKind, model: str, *, is_sparse: bool = False) -> str:
     """The algorithm of a job that names none: the model's own, of those for linear models the most particular.
 
     Networks have the one that trains them under every head.
@@ -158,7 +159,7 @@ def usual_algorithm(head: str, model: str, *, is_sparse: bool = False) -> str:
     if own is not None:
         return own
     is_linear = model not in ("mlp", "module")
-    if head == "sum" and is_linear:
+    if traits_of(head).is_sum and is_linear:
         return KINKED[0].name if is_sparse else DEFAULT
     able = [a for a in FEDERATED if head in a.heads and (is_linear or not a.requires_linear)]
     able = [a for a in able if not (a.has_one_score and model == "softmax")]
@@ -204,7 +205,7 @@ def _epochs(job: Job, algorithm: Algorithm[Any]) -> int:
     """How many epochs are usually enough; "auto" may turn out to be any of the usual losses."""
     if not job.spec.is_linear and algorithm.network_epochs:
         return algorithm.network_epochs
-    if job.head != "sum" and algorithm.head_epochs:
+    if not job.is_sum and algorithm.head_epochs:
         return algorithm.head_epochs
     if algorithm.is_pooled:
         return algorithm.epochs if job.is_convex else Algorithm.epochs

@@ -27,6 +27,7 @@ from tablepuppet.mapping.join.join import BYTES_PER_JOINED_ROW
 from tablepuppet.mapping.mapping import MappingSummary, Placement
 from tablepuppet.models.features import GRAM_LIMIT
 from tablepuppet.models.heads.base import HeadSpec
+from tablepuppet.models.heads.kinds import traits_of
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.options import Privacy
@@ -99,7 +100,7 @@ def cost(
     agreed = agreement(shape) if after == 0 and not (declared.is_pooled or declared.own_model) else []
     size = shape.joined if batch_size is None else min(batch_size, shape.joined)
     batches = -(-shape.joined // max(1, size)) if declared.uses_batches or declared.is_pooled else 1
-    is_solved = declared.is_pooled and shape.is_linear and shape.head == "sum"  # at once, whatever the epochs
+    is_solved = declared.is_pooled and shape.is_linear and shape.is_sum  # at once, whatever the epochs
     computed = numbers if is_solved else range(after, after + epochs)
     computing = None if shape.has_module else sum(declared.cpu(own, options, epoch, batches) for epoch in computed)
     return Cost(algorithm, epochs, (*round_traffic, *agreed), computing)
@@ -158,8 +159,10 @@ def shape_of(
         has_widths=widths is not None,
         epochs=epochs,
         head=head.kind,
-        head_parameters=_layers(_count_head_inputs(head), head.hidden, head.outputs) if head.kind == "mlp" else 0,
-        has_module="module" in (spec.kind, head.kind),
+        head_parameters=_layers(_count_head_inputs(head), head.hidden, head.outputs)
+        if traits_of(head.kind).has_layers
+        else 0,
+        has_module=spec.kind == "module" or traits_of(head.kind).is_own,
         value_bytes=value_bytes,
         model_bytes=value_bytes if spec.is_linear or spec.dtype == "float64" else 4,
         has_kinks=not loss.is_smooth,

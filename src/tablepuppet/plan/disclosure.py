@@ -70,7 +70,7 @@ def exchanges_of(job: Job, loss: Loss, rows: int, epochs: int | None = None) -> 
         is_linear=job.spec.is_linear,
         is_private=job.privacy.features is not None,
         curvature_varies=not loss.is_quadratic and loss.outputs == 1,
-        has_head=job.head != "sum",
+        has_head=not job.is_sum,
     )
     return algorithm_of(job.options).exchanges(job.options, run)
 

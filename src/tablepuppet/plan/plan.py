@@ -68,7 +68,7 @@ class Plan:
     @property
     def spec(self) -> ModelSpec:
         """What every block's model is, the label's unit included: a sum's; other heads multiply by it themselves."""
-        return msgspec.structs.replace(self.job.spec, unit=self.unit if self.head.kind == "sum" else 1.0)
+        return msgspec.structs.replace(self.job.spec, unit=self.unit if self.job.is_sum else 1.0)
 
     @property
     def head(self) -> HeadSpec:
@@ -105,7 +105,7 @@ class Plan:
         """What every algorithm that can train the model would cost."""
         found = []
         for name, algorithm in BY_NAME.items():
-            is_able = self.job.head in algorithm.heads and (self.job.head == "sum" or not is_expanded(name))
+            is_able = self.job.head in algorithm.heads and (self.job.is_sum or not is_expanded(name))
             is_able = (
                 is_able
                 and _trains(algorithm, self.job)
@@ -133,7 +133,7 @@ class Plan:
     @property
     def beside(self) -> str | None:
         """What a model that is no sum would cost, where the job could have it."""
-        is_plain = self.job.spec.is_linear and self.job.head == "sum" and not self.job.is_private
+        is_plain = self.job.is_convex and not self.job.is_private
         return trees_beside(self.shape) if is_plain and not self.algorithm.is_pooled else None
 
     @property

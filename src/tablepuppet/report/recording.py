@@ -58,7 +58,7 @@ _TREES = 20  # that a record has in words
 def record_of(result: Result, name: str | None = None) -> RunRecord:
     """A result as plain data."""
     job = result.plan.job
-    is_linear = job.spec.is_linear and job.head == "sum"
+    is_linear = job.is_convex
     intercept = np.atleast_1d(np.asarray(result.intercept if is_linear else result.encoded_intercept, dtype=float))
     counted = replace(
         result.plan,

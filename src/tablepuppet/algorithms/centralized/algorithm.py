@@ -140,7 +140,7 @@ class CentralizedAlgorithm(PooledAlgorithm[Centralized]):
         width = 1 + sum(block.width for block in shape.blocks)
         cells = sum((part.rows + part.test_rows) * block.entries for block, part in shape.parts)
         pooled = _START + _POOLED * cells + shape.joined * _JOINED
-        if not shape.is_linear or shape.head != "sum":
+        if not shape.is_linear or not shape.is_sum:
             networks = [block.parameters for block in shape.blocks] + [shape.head_parameters]
             passed = sum(network_seconds(shape.joined, size, _BATCH_STEPS * batches) for size in networks)
             return passed + (pooled if epoch == 0 else 0.0)

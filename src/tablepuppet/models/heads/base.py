@@ -41,6 +41,28 @@ class HeadSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     module: str = ""  # the name under which the server knows a torch module of the user's own
 
 
+@dataclass(frozen=True, kw_only=True)
+class HeadTraits:
+    """What others ask about a kind of head before there is one. A new kind declares it and joins KINDS in kinds.py."""
+
+    make: Callable[[HeadSpec, int], Head]  # with its initial values, by a seed
+    widths: Callable[[Any, int, int], tuple[int, ...]]  # k_i for a job, so many blocks and outputs
+    options: tuple[str, ...] = ()  # of a job, that are its own
+    is_sum: bool = False  # scores are the sum of what tables say
+    is_network: bool = False  # has weights, an activation and a precision
+    is_own: bool = False  # a module of the user's, of which nobody knows what it computes
+    has_layers: bool = False  # hidden ones, of known sizes
+    stands_beside_sum: bool = False  # where steps and penalties are left open
+    l2: float | None = None  # where a job leaves it open; None: the usual one
+    # What l2 gets besides where it is left open, over the joined rows: as the rows of so many made-up labels would say
+    # that a weight is 0. A feature of all rows does not notice it; an id of a few rows stays small.
+    l2_by_rows: float = 0.0
+    shrinkage: float = 0.0  # where it is left open
+    learns_shrinkage: bool = False  # where l2 is left open too
+    enough_steps: int = 0  # that training takes; 0: the usual epochs
+    most_epochs: int = 1  # times the usual ones, where there are few rows
+
+
 PullBack = Callable[[Array], tuple[list[Array], Array]]  # ∂ℓ/∂score → ∂ℓ/∂h_i of each block, Σ_j ∂ℓ/∂(own parameters)
 
 

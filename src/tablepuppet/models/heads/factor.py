@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from tablepuppet.arrays import Array
-from tablepuppet.models.heads.base import HeadSpec, PullBack
+from tablepuppet.models.heads.base import HeadSpec, HeadTraits, PullBack
 
+_RANK = 16
 _SPREAD = 0.1  # of vectors before training: at zero they would never move
 
 
@@ -75,3 +77,19 @@ class FactorHead:
         if not np.shares_memory(out, signal):  # no view of several classes' columns was possible
             signal[:, classes:] = out.reshape(len(values), -1)
         return signal
+
+
+def _factor_widths(job: Any, blocks: int, outputs: int) -> tuple[int, ...]:
+    return (outputs * (1 + (job.rank or _RANK)),) * blocks
+
+
+FACTOR = HeadTraits(
+    make=lambda spec, seed: FactorHead(spec),
+    widths=_factor_widths,
+    options=("rank", "shrinkage"),
+    l2=1e-8,  # factors are shrunk by how often a row appears; on each parameter, l2 · N would be far too much
+    l2_by_rows=1.0,
+    shrinkage=0.05,
+    learns_shrinkage=True,
+    enough_steps=800,  # in ten epochs at least and twenty at most
+)

@@ -10,11 +10,11 @@ import itertools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, get_args
+from typing import Any
 
 from tablepuppet.errors import JobError, nearest
-from tablepuppet.models.heads.base import Head, HeadKind, HeadModel, HeadSpec, SumHead, TrainedHead
-from tablepuppet.models.heads.factor import FactorHead
+from tablepuppet.models.heads.base import Head, HeadKind, HeadModel, HeadSpec, HeadTraits, SumHead, TrainedHead
+from tablepuppet.models.heads.factor import FACTOR
 
 _MODULES: dict[str, Any] = {}
 _NUMBERS = itertools.count(1)
@@ -22,11 +22,11 @@ _NUMBERS = itertools.count(1)
 
 def make_head(spec: HeadSpec, seed: int = 0) -> Head:
     """A head with its initial values."""
-    if spec.kind == "sum":
-        return SumHead(spec)
-    if spec.kind == "factor":
-        return FactorHead(spec)
-    if spec.kind == "module" and spec.module not in _MODULES:
+    return traits_of(spec.kind).make(spec, seed)
+
+
+def _make_network(spec: HeadSpec, seed: int) -> Head:
+    if traits_of(spec.kind).is_own and spec.module not in _MODULES:
         raise JobError(
             "a head that is a torch module of your own stays in the process that made it: give it to train(head=…) or "
             'predict(head=…) of a federation in this process; head="mlp" works everywhere'
@@ -66,28 +66,53 @@ def known_head(options: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield options | {"head": "module", "head_module": name}
 
 
-HEADS = tuple(h for h in get_args(HeadKind) if h != "module")
-_RANK, _WIDTH, _HIDDEN, _SHRINKAGE = 16, 16, (64, 32), 0.05
-# What l2 gets besides where it is left open, over the joined rows: as the rows of so many made-up labels would say that
-# a weight is 0. A feature of all rows does not notice it; an id of a few rows stays small.
-BY_ROWS = {"factor": 1.0, "mlp": 60.0, "module": 300.0}
-SUM_BY_ROWS = 1.0  # the same, of the outputs that a perceptron's head also sums
+_WIDTH, _HIDDEN = 16, (64, 32)
+SUM_BY_ROWS = 1.0  # what l2 gets besides, as in HeadTraits, of the outputs that a perceptron's head also sums
 _SUM_WEIGHT = 2.0  # they learn twice as fast as what the perceptron sees
-_OWN = {
-    "rank": ("factor",),
-    "widths": ("mlp", "module"),
-    "head_hidden": ("mlp",),
-    "shrinkage": ("factor", "mlp", "module"),
-}
 
 
-def is_network(head: str) -> bool:
-    return head in ("mlp", "module")
+def _network_widths(job: Any, blocks: int, outputs: int) -> tuple[int, ...]:
+    if not isinstance(job.widths, tuple):
+        return (job.widths or _WIDTH,) * blocks
+    if len(job.widths) != blocks:
+        raise JobError(f"widths has {len(job.widths)} numbers, and the join has {blocks} tables with features")
+    return job.widths
+
+
+SUM = HeadTraits(
+    make=lambda spec, seed: SumHead(spec), widths=lambda job, blocks, outputs: (outputs,) * blocks, is_sum=True
+)
+PERCEPTRON = HeadTraits(
+    make=_make_network,
+    widths=_network_widths,
+    options=("widths", "head_hidden", "shrinkage"),
+    is_network=True,
+    has_layers=True,
+    stands_beside_sum=True,
+    l2_by_rows=60.0,
+    enough_steps=500,  # in the usual epochs at least
+    most_epochs=3,
+)
+MODULE = HeadTraits(
+    make=_make_network,
+    widths=_network_widths,
+    options=("widths", "shrinkage"),
+    is_network=True,
+    is_own=True,
+    l2_by_rows=300.0,
+)
+KINDS: dict[HeadKind, HeadTraits] = {"sum": SUM, "factor": FACTOR, "mlp": PERCEPTRON, "module": MODULE}
+HEADS = tuple(kind for kind, traits in KINDS.items() if not traits.is_own)
+
+
+def traits_of(kind: HeadKind) -> HeadTraits:
+    """What a kind of head is like."""
+    return KINDS[kind]
 
 
 def head_given(head: Any) -> dict[str, Any]:
     """Checks the name of a head."""
-    if isinstance(head, str) and head in get_args(HeadKind):
+    if isinstance(head, str) and head in KINDS:
         return {"head": head}
     near = nearest(head, list(HEADS)) if isinstance(head, str) else None
     hint = "" if near is None else f"; did you mean {near!r}?"
@@ -101,18 +126,20 @@ def check_head(job: Any, given: dict[str, Any], *, is_trained: bool, trained_by:
     `is_trained`: whether the job's algorithm trains such a head; `trained_by`: which ones do, as a sentence names them;
     `needs_bound`: whether its steps rest on a bound of the curvature.
     """
-    for name, heads in _OWN.items():
+    traits = traits_of(job.head)
+    for name in dict.fromkeys(option for kind in KINDS.values() for option in kind.options):
+        heads = [kind for kind, known in KINDS.items() if name in known.options]
         if given.get(name) is not None and job.head not in heads:
             named = " or ".join(f'head="{h}"' for h in heads)
             raise JobError(f'{name} belongs to {named}, not to head="{job.head}"')
-    if job.head == "sum":
+    if traits.is_sum:
         if not is_trained and not job.is_expanded:
             raise JobError(
                 f'algorithm="{job.algorithm}" does not train a sum of table scores; give head="factor", or train the '
                 f"sum with {trained_by}"
             )
         return
-    if job.head == "module" and not job.head_module:
+    if traits.is_own and not job.head_module:
         raise JobError("a head of your own is given as the module itself: head=torch.nn.Sequential(…)")
     if not is_trained:
         raise JobError(
@@ -142,21 +169,14 @@ def check_head(job: Any, given: dict[str, Any], *, is_trained: bool, trained_by:
 
 def head_spec(job: Any, blocks: int, outputs: int, unit: float, *, learns: bool = False) -> HeadSpec:
     """The head of a job over so many blocks; `learns`: whether its algorithm learns a shrinkage that is left open."""
-    if job.head == "sum":
-        return HeadSpec(outputs=outputs, widths=(outputs,) * blocks)
-    if job.head == "factor":
-        widths: tuple[int, ...] = (outputs * (1 + (job.rank or _RANK)),) * blocks
-    elif isinstance(job.widths, tuple):
-        if len(job.widths) != blocks:
-            raise JobError(f"widths has {len(job.widths)} numbers, and the join has {blocks} tables with features")
-        widths = job.widths
-    else:
-        widths = (job.widths or _WIDTH,) * blocks
-    is_open = learns or (job.head == "factor" and job.l2_by_rows > 0)
-    usual = None if is_open else _SHRINKAGE if job.head == "factor" else 0.0
+    traits = traits_of(job.head)
+    widths = traits.widths(job, blocks, outputs)
+    if traits.is_sum:
+        return HeadSpec(outputs=outputs, widths=widths)
+    is_open = learns or (traits.learns_shrinkage and job.l2_by_rows > 0)
+    usual = None if is_open else traits.shrinkage
     shrinkage = usual if job.shrinkage is None else job.shrinkage
-    # A perceptron whose steps and penalties are left open stands beside the sum of tables.
-    has_sum = job.head == "mlp" and job.l2_by_rows > 0 and min(widths) > outputs
+    has_sum = traits.stands_beside_sum and job.l2_by_rows > 0 and min(widths) > outputs
     return HeadSpec(
         kind=job.head,
         outputs=outputs,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
@@ -99,11 +99,12 @@ def job_contracts(
     check_ids(job, bound)
     if job.warm_start is not None and purpose != "evaluate":
         models = (job.warm_start.names,)
+    names = models[0] if models else {}
     starts = {b.name: tuple(job.start.get(name, {}) for name in b.features) for b in bound.blocks if job.start}
-    asked = (masks, models[0] if models else None, starts, privacy.keys)
-    for client, scans, own in _owners(bound, roles_of(bound), *asked):
+    asked = {name: (masks[name], names.get(name, ""), starts.get(name, ())) for name in masks}
+    for client, scans, own in _owners(bound, roles_of(bound), privacy.keys, asked):
         twins = [
-            msgspec.structs.replace(block, model=names.get(block.name, "")) for names in models[1:] for block in own
+            msgspec.structs.replace(block, model=other.get(block.name, "")) for other in models[1:] for block in own
         ]
         blocks = (*own, *twins)
         if use.fixed is not None:
@@ -113,7 +114,7 @@ def job_contracts(
         if purpose in ("train", "explain"):
             named = [(block, *ids[block.name]) for block in blocks]
             blocks = tuple(msgspec.structs.replace(block, ids=i, finds_ids=finds) for block, i, finds in named)
-        found[client] = Contract(
+        contract = Contract(
             purpose=purpose,
             asker=asker,
             label=bound.label,
@@ -134,9 +135,9 @@ def job_contracts(
             allow_reconstruction=privacy.allow_reconstruction,
             split=(job.test_fraction, job.validation_fraction),
             shuffles=shuffles,
-            sides=(sides := _sides_of(client, bound, use.sides)),
-            disclosures=_disclosures(scans, blocks, (training, *others), purpose, fits, shuffles, sides),
+            sides=_sides_of(client, bound, use.sides),
         )
+        found[client] = _with_disclosures(contract)
     return found
 
 
@@ -206,23 +207,18 @@ def key_contracts(bound: BoundQuery, purpose: Purpose, asker: str, privacy: Priv
             keys=privacy.keys,
             most_keys=_most_keys(privacy),
         )
-        for client, scans, blocks in _owners(bound, roles_of(bound), {}, keys=privacy.keys)
+        for client, scans, blocks in _owners(bound, roles_of(bound), privacy.keys)
     }
 
 
 def score_contracts(
-    bound: BoundQuery,
-    models: Mapping[str, str],
-    identifiers: Sequence[Place],
-    asker: str,
-    privacy: Privacy,
-    sides: Sequence[SideTerms] = (),
+    bound: BoundQuery, use: ModelUse, identifiers: Sequence[Place], asker: str, privacy: Privacy
 ) -> dict[str, Contract]:
-    """What each client is asked for predictions; `models`: the fingerprint of what is applied to each block."""
+    """What each client is asked for predictions of one model."""
+    asked = {name: (False, fingerprint) for name, fingerprint in use.models[0].items()}
     found = {}
-    for client, scans, blocks in _owners(bound, roles_of(bound, identifiers), {}, models, keys=privacy.keys):
-        told = _sides_of(client, bound, sides)
-        found[client] = Contract(
+    for client, scans, blocks in _owners(bound, roles_of(bound, identifiers), privacy.keys, asked):
+        contract = Contract(
             purpose="predict",
             asker=asker,
             label=bound.label,
@@ -230,9 +226,9 @@ def score_contracts(
             blocks=blocks,
             keys=privacy.keys,
             most_keys=_most_keys(privacy),
-            sides=told,
-            disclosures=_disclosures(scans, blocks, (), "predict", sides=told),
+            sides=_sides_of(client, bound, use.sides),
         )
+        found[client] = _with_disclosures(contract)
     return found
 
 
@@ -253,13 +249,11 @@ def _clients(bound: BoundQuery, block: int) -> int:
 def _owners(
     bound: BoundQuery,
     roles: Roles,
-    masks: Mapping[str, bool],
-    models: Mapping[str, str] | None = None,
-    starts: Mapping[str, tuple[dict[str, list[float]], ...]] | None = None,
-    keys: KeyMode = "hmac",
+    keys: KeyMode,
+    asked: Mapping[str, tuple[Any, ...]] | None = None,
 ) -> Iterator[tuple[str, tuple[ScanTerms, ...], tuple[BlockTerms, ...]]]:
-    """Each client with its own scans and blocks."""
-    models = models or {}
+    """Each client with its own scans and blocks; `asked`: by a block's name, whether it is masked, what is applied to
+    it, and the weights that it starts with."""
     clients = dict.fromkeys(client for scan in bound.scans for client in scan.clients)
     for client in clients:
         scans, blocks = [], []
@@ -277,23 +271,19 @@ def _owners(
             )
             for place, features in places:
                 if client in bound.scans[place].clients:
-                    name = block.name
-                    given = (masks.get(name, False), models.get(name, ""), (starts or {}).get(name, ()))
-                    blocks.append(BlockTerms(name, place, features, *given))
+                    blocks.append(BlockTerms(block.name, place, features, *(asked or {}).get(block.name, ())))
         yield client, tuple(scans), tuple(blocks)
 
 
-def _disclosures(
-    scans: Sequence[ScanTerms],
-    blocks: Sequence[BlockTerms],
-    trainings: Sequence[Training],
-    purpose: Purpose,
-    fits: int = 1,
-    shuffles: int = 0,
-    sides: Sequence[SideTerms] = (),
-) -> tuple[Disclosure, ...]:
+def _with_disclosures(contract: Contract) -> Contract:
+    return msgspec.structs.replace(contract, disclosures=_disclosures(contract))
+
+
+def _disclosures(contract: Contract) -> tuple[Disclosure, ...]:
     """What leaves each table and what comes, at most how often; a batch's rows are as many as they have joined rows."""
     found: list[Disclosure] = []
+    purpose, scans, blocks, fits = contract.purpose, contract.scans, contract.blocks, contract.fits
+    trainings = () if contract.training is None else (contract.training, *contract.others)
     tables = {scan.scan: scan.table for scan in scans}
 
     def tell(table: str, what: What, times: int | None = 1, to: str = "server") -> None:
@@ -317,13 +307,13 @@ def _disclosures(
             tell(scan.table, "weights")
         if purpose == "predict" and scan.numbers("identifier"):
             tell(scan.table, "identifiers")
-        tell(scan.table, "split", sum(own.scan == scan.scan for own in sides))
+        tell(scan.table, "split", sum(own.scan == scan.scan for own in contract.sides))
     for block in blocks:
         table = tables[block.scan]
         if purpose in ("predict", "evaluate"):
             copies = [other for other in blocks if other.place == block.place]
             values = sum(other.values for other in copies)
-            tell(table, "scores", len(copies) * (1 + shuffles * len(block.columns)) + values)
+            tell(table, "scores", len(copies) * (1 + contract.shuffles * len(block.columns)) + values)
             continue
         if purpose in ("train", "explain"):
             tell(table, "category names" if block.is_masked else "statistics")

@@ -107,7 +107,7 @@ def bind(
         placed = [place(branch, scans) for branch in resolved]
         outputs = [branch.outputs[label_position or 0] for branch in resolved]
         relations = [0 if label_position is None else output.relation for output in outputs]
-        read = place_beside(placed, relations, weight, beside, scans, outputs[0].at)
+        read = place_beside(zip(placed, relations, strict=True), beside, scans, outputs[0].at, weight)
         requests = scans.requests(job)
     except RecursionError:
         raise QueryError(TOO_DEEP) from None
@@ -209,7 +209,7 @@ def bind_features(ucq: Ucq, wanted: Wanted, *, tables: Mapping[str, tuple[str, .
         tuple(scans.column(branch.scans[base], column, column) for column in key)
         for branch, base, key in zip(placed, bases, keys, strict=True)
     ]
-    read = place_beside(placed, bases, None, wanted.beside, scans, exp.to_identifier(wanted.label))
+    read = place_beside(zip(placed, bases, strict=True), wanted.beside, scans, exp.to_identifier(wanted.label))
     opened = scans.add_types(ucq, link.ask(scans.requests(job)))
     check_keys(ucq, placed, opened)
     blocks, start = [], 0

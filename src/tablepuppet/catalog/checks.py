@@ -8,7 +8,7 @@ where nothing was asked for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sqlglot import exp
@@ -257,16 +257,18 @@ def weight_position(branch: ResolvedBranch, label: int, weight: str | None) -> i
 
 
 def place_beside(
-    placed: Sequence[PlacedBranch],
-    relations: Sequence[int],
-    selected: int | None,
+    places: Iterable[tuple[PlacedBranch, int]],
     beside: LabelColumns,
     scans: Scans,
     at: exp.Expr,
+    selected: int | None = None,
 ) -> list[dict[str, int]]:
-    """Asks the label's scans, of these relations, for the expressions; by branch and name, their numbers."""
+    """Asks the label's scans for the expressions; by branch and name, their numbers.
+
+    `places`: each branch with the relation that holds its label; `selected`: the item of it that is the weight.
+    """
     found: list[dict[str, int]] = []
-    for branch, relation in zip(placed, relations, strict=True):
+    for branch, relation in places:
         scan = branch.scans[relation]
         columns = {}
         for name, text in beside.items():

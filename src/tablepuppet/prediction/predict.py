@@ -18,7 +18,7 @@ from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.catalog.across_owners import read_query
 from tablepuppet.catalog.binding import Key, Servable, Wanted, bind_features
 from tablepuppet.catalog.checks import NOTHING, LabelColumns
-from tablepuppet.contract import agree, score_contracts
+from tablepuppet.contract import ModelUse, agree, score_contracts
 from tablepuppet.errors import JobError, ModelError
 from tablepuppet.exchanges.prediction import Identifiers, ScoreOwnRows, ScoreRows, Scores, SendIdentifiers
 from tablepuppet.mapping.mapping import Part
@@ -83,8 +83,8 @@ def predict_rows(
     ]
     privacy = privacy_of(model.metadata.get("keys"))
     asked = None if record is None else AskedSides.of(record, servable.bound)
-    own = (block_fingerprints(model), identifiers, link.asker, privacy, () if asked is None else asked.terms)
-    agree(score_contracts(servable.bound, *own), link, job)
+    use = ModelUse((block_fingerprints(model),), () if asked is None else asked.terms)
+    agree(score_contracts(servable.bound, use, identifiers, link.asker, privacy), link, job)
     rows = map_new_rows(
         servable.bound, link, job=job, max_joined_rows=max_joined_rows, incomplete=incomplete, privacy=privacy
     )

@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 import tablepuppet
-from tablepuppet.cli import app as commands
-from tablepuppet.cli.main import main
+from tablepuppet.cli.main import main, make_app
 from tablepuppet.errors import TablePuppetError, TrainingError
 
 COMMANDS = sorted(
-    command.name or command.callback.__name__ for command in commands.app.registered_commands if command.callback
+    command.name or command.callback.__name__ for command in make_app().registered_commands if command.callback
 )
 
 
@@ -69,7 +68,7 @@ def test_whatever_is_raised_becomes_an_exit_code_and_one_message(
     def fail(*_: object, **__: object) -> None:
         raise raised
 
-    monkeypatch.setattr(commands, "app", fail)
+    monkeypatch.setattr("tablepuppet.cli.main.make_app", lambda: fail)
     assert main(["train", "job.toml"]) == code
     shown = capsys.readouterr()
     assert shown.out == ""

@@ -25,8 +25,7 @@ from tablepuppet.api import ConnectedFederation
 from tablepuppet.engine.result import Result
 from tablepuppet.network.control import user_protocol
 from tablepuppet.transport import certs
-from tablepuppet.transport.envelopes import Role
-from tablepuppet.transport.schemas import client_protocol
+from tablepuppet.transport.envelopes import Role, client_protocol
 
 QUERY = "SELECT o.x, o.z, i.price, i.kind, o.y FROM orders o JOIN items i ON o.item = i.item"
 SECRET = b"a secret of the clients, 32 bytes"

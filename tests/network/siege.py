@@ -30,7 +30,7 @@ from tablepuppet.api import ConnectedFederation
 from tablepuppet.network import control as c
 from tablepuppet.transport import certs
 from tablepuppet.transport import envelopes as e
-from tablepuppet.transport.flight import Connection, Identity
+from tablepuppet.transport.flight import Connection, Identity, Party
 
 LIMIT = 5 << 30
 OWNERS = {"store-eu": "orders", "store-us": "orders", "store-asia": "orders", "supplier": "items"}
@@ -113,7 +113,7 @@ class Fort:
     def line(self, name: str, role: e.Role) -> Connection:
         own = Identity(self.certs / "ca.pem", self.certs / f"{name}.pem", self.certs / f"{name}.key")
         address = f"grpc+tls://127.0.0.1:{self.parties.port}"
-        return Connection(address, name, role, own, c.TO_USER | e.FROM_SERVER, protocol(role))
+        return Connection(address, Party(name, role, own), c.TO_USER | e.FROM_SERVER, protocol(role))
 
     def liar(self, lie: str) -> None:
         """Mallory, a member of the federation, lies in this way from now on."""

@@ -23,8 +23,8 @@ from tablepuppet.network.serve import Server
 from tablepuppet.network.settings import read_federation
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport import envelopes as e
-from tablepuppet.transport.flight import Connection
-from tablepuppet.transport.schemas import fingerprint
+from tablepuppet.transport.envelopes import fingerprint
+from tablepuppet.transport.flight import Connection, Party
 
 RUNS = Path(__file__).parent / "earlier_runs"
 FINISHED, RUNNING, QUEUED = "2652d0e309a11b9b", "1f1f716d7cb8c627", "e13ca643365e24d4"
@@ -61,8 +61,8 @@ def test_a_party_with_other_messages_is_refused_though_it_calls_itself_the_same(
             address = f"grpc+tls://127.0.0.1:{made.port}"
             if kind == role:
                 with pytest.raises(TransportError, match=r"protocol 5-000000000000.*install the same release"):
-                    Connection(address, name, kind, own, types, "5-000000000000")  # type: ignore[arg-type]
-            Connection(address, name, kind, own, types, protocol(kind)).close()  # type: ignore[arg-type]
+                    Connection(address, Party(name, kind, own), types, "5-000000000000")  # type: ignore[arg-type]
+            Connection(address, Party(name, kind, own), types, protocol(kind)).close()  # type: ignore[arg-type]
     finally:
         server.close()
 

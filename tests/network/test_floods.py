@@ -27,7 +27,8 @@ from tablepuppet.network.serve import Server
 from tablepuppet.network.settings import read_federation
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport import envelopes as e
-from tablepuppet.transport.flight import Connection
+from tablepuppet.transport.flight import Connection, Party
+from tablepuppet.transport.switchboard import WaitRules
 
 PARCEL = 24 << 20
 LINES = 20
@@ -48,7 +49,7 @@ def resident(parties: Parties) -> int:
 def user_line(parties: Parties) -> Connection:
     own = identity(parties.folder / "certs", "analyst")
     address = f"grpc+tls://127.0.0.1:{parties.port}"
-    return Connection(address, "analyst", "user", own, c.TO_USER | e.FROM_SERVER, c.user_protocol())
+    return Connection(address, Party("analyst", "user", own), c.TO_USER | e.FROM_SERVER, c.user_protocol())
 
 
 def test_what_was_refused_does_not_stay_in_memory_while_its_line_is_open(parties: Parties) -> None:
@@ -109,15 +110,9 @@ def test_a_client_that_does_not_read_holds_up_nobody_and_is_let_go(parties: Part
             connection.stream.beat()
             request = e.Request(run="0123456789abcdef", step=step, after=step - 1), [Frame(b"h", [bytes(12_000)])]
             try:
-                board.ask(
-                    {"supplier": request},
-                    patience=0.0,
-                    on_waiting=print,
-                    on_pause=stop,
-                    is_cancelled=partial(bool, step % 50),
-                )
+                board.ask({"supplier": request}, WaitRules(0.0, print, stop, partial(bool, step % 50)))
             except RunInterruptedError:
-                if "supplier" not in board.connected():
+                if "supplier" not in board.list_connected():
                     return
 
     thread = threading.Thread(target=ask, daemon=True)

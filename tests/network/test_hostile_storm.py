@@ -33,7 +33,7 @@ from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport import certs
 from tablepuppet.transport import envelopes as e
 from tablepuppet.transport.envelopes import pack
-from tablepuppet.transport.flight import Connection, Identity
+from tablepuppet.transport.flight import Connection, Identity, Party
 
 STRANGERS = {"mallory": "extras", "revoked": "others"}
 LIES = ("outside_the_dictionary", "a_billion_parameters", "eight_gibibytes_of_zeros", "garbage", "escapes", "mute",
@@ -112,7 +112,7 @@ class Storm:
 
     def _dial(self, name: str, role: e.Role) -> Connection:
         address = f"grpc+tls://127.0.0.1:{self.parties.port}"
-        return Connection(address, name, role, self._identity(name), c.TO_USER | e.FROM_SERVER, protocol(role))
+        return Connection(address, Party(name, role, self._identity(name)), c.TO_USER | e.FROM_SERVER, protocol(role))
 
     def _greet_revoked(self, chance: random.Random) -> None:
         self._dial("revoked", "client").close()

@@ -14,7 +14,7 @@ from tests.network import party  # noqa: F401  (the fork server of all tests)
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport import envelopes as e
 from tablepuppet.transport.connections import Stream
-from tablepuppet.transport.flight import Connection, Listener, ListenerSettings
+from tablepuppet.transport.flight import Connection, Listener, ListenerSettings, Party
 
 RUN = "0123456789abcdef"
 _FORKS = multiprocessing.get_context("forkserver")
@@ -51,7 +51,7 @@ def serve(pipe: Pipe) -> None:
 
 def send_and_receive(size: int, pipe: Pipe, port: int) -> None:
     """A client in a process of its own."""
-    connection = Connection(f"grpc+tcp://127.0.0.1:{port}", "a", "client", None, e.FROM_SERVER)
+    connection = Connection(f"grpc+tcp://127.0.0.1:{port}", Party("a", "client", None), e.FROM_SERVER)
     connection.stream.allow(1 << 34)
     sent: Any = np.arange(size // 8)
     start = peak()

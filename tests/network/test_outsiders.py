@@ -25,7 +25,7 @@ from tablepuppet.transport import certs
 from tablepuppet.transport import envelopes as e
 from tablepuppet.transport.connections import Stream
 from tablepuppet.transport.envelopes import pack
-from tablepuppet.transport.flight import Connection, Identity, Listener, ListenerSettings
+from tablepuppet.transport.flight import Connection, Identity, Listener, ListenerSettings, Party
 from tablepuppet.version import __version__
 
 
@@ -45,7 +45,7 @@ def identity(folder: Path, name: str) -> Identity:
 
 
 def dial(parties: Parties, name: str, who: Identity | None, role: e.Role = "client") -> Connection:
-    return Connection(f"grpc+tls://127.0.0.1:{parties.port}", name, role, who, e.FROM_SERVER, protocol(role))
+    return Connection(f"grpc+tls://127.0.0.1:{parties.port}", Party(name, role, who), e.FROM_SERVER, protocol(role))
 
 
 def receive_until_the_end(connection: Connection) -> None:
@@ -217,7 +217,7 @@ def test_a_greeting_that_was_overheard_is_of_no_use_again(parties: Parties) -> N
     hello: list[bytes] = []
     for _ in range(2):
         writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(b"client"))
-        challenge, _ = Stream(reader, writer, e.FROM_SERVER).receive()
+        challenge, _ = Stream(reader, writer, e.Assembler(e.FROM_SERVER)).receive()
         signature = certs.sign(key, challenge.nonce)
         first = e.Hello(
             protocol=e.PROTOCOL,
@@ -231,7 +231,7 @@ def test_a_greeting_that_was_overheard_is_of_no_use_again(parties: Parties) -> N
         hello = hello or list(pack(first))  # the second time the same bytes
         for piece in hello:
             writer.write_metadata(pa.py_buffer(piece))
-        answers.append(Stream(reader, writer, e.FROM_SERVER).receive()[0])
+        answers.append(Stream(reader, writer, e.Assembler(e.FROM_SERVER)).receive()[0])
     assert isinstance(answers[0], e.Welcome)
     assert isinstance(answers[1], e.Refused)
     client.close()
@@ -274,7 +274,7 @@ def test_without_tls_only_this_machine_is_spoken_to() -> None:
     with pytest.raises(TransportError, match="this machine only"):
         Listener("grpc+tcp://0.0.0.0:0", door, None)
     with pytest.raises(TransportError, match="this machine only"):
-        Connection("grpc+tcp://192.0.2.1:1", "a", "client", None, e.FROM_SERVER)
+        Connection("grpc+tcp://192.0.2.1:1", Party("a", "client", None), e.FROM_SERVER)
 
 
 def test_another_version_of_the_protocol_is_refused(parties: Parties) -> None:

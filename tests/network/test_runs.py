@@ -20,6 +20,7 @@ from tablepuppet.network.control import Finished, from_frame, to_frame
 from tablepuppet.network.coordinator import Coordinator
 from tablepuppet.network.processes import JsonLines
 from tablepuppet.network.runs import Run
+from tablepuppet.network.settings import FederationSettings, ServerSettings
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport.switchboard import Switchboard
 
@@ -52,6 +53,11 @@ def test_a_result_that_finds_no_room_is_kept_once_there_is_some(
     assert not [p.name for p in (tmp_path / ID).iterdir() if p.name != "run"]
 
 
+def settings(folder: Path, wait: float = 1.0, memory: int | None = None) -> FederationSettings:
+    server = ServerSettings(address="grpc+tcp://127.0.0.1:1", state=".", wait=wait, memory=memory)
+    return FederationSettings(server=server, owners={"orders": "a"}, folder=folder)
+
+
 def test_a_coordinator_remembers_its_runs_and_passes_over_a_damaged_one(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -62,7 +68,7 @@ def test_a_coordinator_remembers_its_runs_and_passes_over_a_damaged_one(
     damaged = folder / "fedcba9876543210"
     damaged.mkdir()
     (damaged / "run").write_bytes((folder / ID / "run").read_bytes()[:-9])
-    coordinator = Coordinator({"orders": ("a",)}, Switchboard(["a"]), tmp_path, 1.0)
+    coordinator = Coordinator(settings(tmp_path), Switchboard(["a"]))
     try:
         assert [r["run"] for r in coordinator.status()["runs"]] == [ID]
         assert "passed over" in caplog.text
@@ -73,7 +79,7 @@ def test_a_coordinator_remembers_its_runs_and_passes_over_a_damaged_one(
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Coordinator]:
     """A coordinator that gives a run 64 MiB, and no client ever comes to it."""
-    made = Coordinator({"orders": ("a",)}, Switchboard(["a"]), tmp_path, 60.0, memory=1 << 26)
+    made = Coordinator(settings(tmp_path, wait=60.0, memory=1 << 26), Switchboard(["a"]))
     yield made
     made.close()
 
@@ -106,7 +112,7 @@ def test_results_give_way_to_their_own_users_later_ones_alone(tmp_path: Path) ->
         kept(number, "rival", 100)
     for number in range(60, 70):
         kept(number, "large", 1 << 20)
-    coordinator = Coordinator({"orders": ("a",)}, Switchboard(["a"]), tmp_path, 1.0, memory=1 << 26)
+    coordinator = Coordinator(settings(tmp_path, memory=1 << 26), Switchboard(["a"]))
     coordinator.close()
     owners = Counter(run["user"] for run in coordinator.status()["runs"])
     assert owners == {"patient": 1, "rival": 50, "large": 3}

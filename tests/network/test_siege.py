@@ -35,7 +35,7 @@ from tablepuppet.network.control import to_frame
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport import certs
 from tablepuppet.transport import envelopes as e
-from tablepuppet.transport.flight import Connection, Identity
+from tablepuppet.transport.flight import Connection, Identity, Party
 
 ATTACKS: dict[str, Callable[[Fort], None]] = {}
 Attack = Callable[[Fort], None]
@@ -133,7 +133,7 @@ def _unwelcome(fort: Fort, name: str) -> Connection:
             return None
 
     own = Identity(fort.certs / "ca.pem", fort.certs / f"{name}.pem", fort.certs / f"{name}.key")
-    return Silent(f"grpc+tls://127.0.0.1:{fort.parties.port}", name, "client", own, e.FROM_SERVER)
+    return Silent(f"grpc+tls://127.0.0.1:{fort.parties.port}", Party(name, "client", own), e.FROM_SERVER)
 
 
 @attack("5 sockets, half of a handshake, slow words")

@@ -26,7 +26,7 @@ from tablepuppet.errors import RunInterruptedError, TrainingError, TransportErro
 from tablepuppet.job import make_job
 from tablepuppet.network import records
 from tablepuppet.network.idempotent_client import IdempotentClient
-from tablepuppet.network.journal import Journal, RunTransport
+from tablepuppet.network.journal import Journal, RunHooks, RunTransport
 from tablepuppet.owner.store import ClientTables
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.sources.source import open_source
@@ -104,7 +104,7 @@ def failing_sync(descriptor: int) -> None:
 
 
 def transport(network: BadNetwork, journal: Journal) -> RunTransport:
-    return RunTransport(RUN, network, journal, 60.0, lambda _: None, lambda: False, lambda *_: None)  # type: ignore[arg-type]
+    return RunTransport(RUN, network, journal, RunHooks(60.0))  # type: ignore[arg-type]
 
 
 def weather(folder: Path, network: BadNetwork, *, algorithm: str, **options: Any) -> tuple[Result, int]:

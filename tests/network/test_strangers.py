@@ -17,7 +17,7 @@ from urllib.request import urlopen
 import pytest
 from tests.network.parties import QUERY, Parties, assert_same, in_process, tables
 
-from tablepuppet.network.pipe import Pipe
+from tablepuppet.network.run_worker import Pipe
 from tablepuppet.transport.connections import Limits, _Stranger, find_excess
 from tablepuppet.transport.envelopes import Goodbye
 

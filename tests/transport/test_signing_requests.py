@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tablepuppet.errors import TransportError
-from tablepuppet.transport import certs, signing_requests
+from tablepuppet.transport import certs
 from tablepuppet.transport.flight import Identity
 
 
@@ -18,7 +18,7 @@ def folders(tmp_path: Path) -> dict[str, Path]:
     made = {}
     for name in ("store-eu", "supplier"):
         folder = made[name] = tmp_path / name
-        signed = signing_requests.sign(tmp_path / "authority", signing_requests.request(folder, name))
+        signed = certs.sign_request(tmp_path / "authority", certs.request_certificate(folder, name))
         assert not (tmp_path / "authority" / f"{name}.key").exists()
         for file in (signed, tmp_path / "authority" / "ca.pem"):
             (folder / file.name).write_bytes(file.read_bytes())
@@ -32,23 +32,23 @@ def test_a_party_makes_its_own_key_and_the_authority_signs_it(folders: dict[str,
     Identity(folder / "ca.pem", folder / "store-eu.pem", folder / "store-eu.key").check()
     assert (folder / "store-eu.key").stat().st_mode & 0o077 == 0
     with pytest.raises(TransportError, match="exists already"):
-        signing_requests.request(folder, "store-eu")
+        certs.request_certificate(folder, "store-eu")
 
 
 def test_a_secret_passes_between_clients_sealed(folders: dict[str, Path]) -> None:
     eu, supplier = folders["store-eu"], folders["supplier"]
-    sealed = signing_requests.seal(
+    sealed = certs.seal(
         b"the clients' secret", eu / "store-eu.pem", eu / "store-eu.key", eu / "supplier.pem", eu / "ca.pem"
     )
     assert b"secret" not in sealed
     own = (supplier / "supplier.pem", supplier / "supplier.key")
-    found = signing_requests.open_sealed(sealed, *own, supplier / "store-eu.pem", supplier / "ca.pem")
+    found = certs.open_sealed(sealed, *own, supplier / "store-eu.pem", supplier / "ca.pem")
     assert found == b"the clients' secret"
     with pytest.raises(TransportError, match="not a secret for supplier"):  # by somebody else
-        signing_requests.open_sealed(sealed, *own, supplier / "supplier.pem", supplier / "ca.pem")
+        certs.open_sealed(sealed, *own, supplier / "supplier.pem", supplier / "ca.pem")
     damaged = sealed[:-1] + bytes([sealed[-1] ^ 1])
     with pytest.raises(TransportError, match="not a secret for supplier"):
-        signing_requests.open_sealed(damaged, *own, supplier / "store-eu.pem", supplier / "ca.pem")
+        certs.open_sealed(damaged, *own, supplier / "store-eu.pem", supplier / "ca.pem")
 
 
 def test_keys_that_others_can_read_are_warned_about(folders: dict[str, Path], caplog: pytest.LogCaptureFixture) -> None:

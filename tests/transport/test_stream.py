@@ -11,7 +11,7 @@ from tablepuppet.errors import DisconnectedError
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport import envelopes as e
 from tablepuppet.transport.connections import Stream
-from tablepuppet.transport.flight import Connection, Listener, ListenerSettings
+from tablepuppet.transport.flight import Connection, Listener, ListenerSettings, Party
 
 
 def test_whoever_writes_after_the_end_is_told_so() -> None:
@@ -22,7 +22,7 @@ def test_whoever_writes_after_the_end_is_told_so() -> None:
         {"a": "client"}, lambda: welcome, lambda name, role, stream: served.put(stream), e.FROM_CLIENT
     )
     server = Listener("grpc+tcp://127.0.0.1:0", door, None)
-    connection = Connection(f"grpc+tcp://127.0.0.1:{server.port}", "a", "client", None, e.FROM_SERVER)
+    connection = Connection(f"grpc+tcp://127.0.0.1:{server.port}", Party("a", "client", None), e.FROM_SERVER)
     stream = served.get(timeout=10)
     with pytest.raises(DisconnectedError):
         connection.stream.receive()
@@ -44,7 +44,7 @@ def test_only_a_small_parcel_is_sent_now() -> None:
         def write_metadata(self, piece: object) -> None:
             """Takes everything."""
 
-    stream = Stream(None, Nothing(), e.FROM_CLIENT)
+    stream = Stream(None, Nothing(), e.Assembler(e.FROM_CLIENT))
     assert stream.send_now(e.Forget(run=""), [Frame(b"h", [bytes(1000)])])
     assert not stream.send_now(e.Forget(run=""), [Frame(b"h", [bytes(1 << 20)])])
     with stream._whole:

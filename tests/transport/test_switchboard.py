@@ -11,8 +11,8 @@ import pytest
 from tablepuppet.errors import TransportError
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport import envelopes as e
-from tablepuppet.transport.flight import Connection, Listener, ListenerSettings
-from tablepuppet.transport.switchboard import Switchboard
+from tablepuppet.transport.flight import Connection, Listener, ListenerSettings, Party
+from tablepuppet.transport.switchboard import Switchboard, WaitRules
 
 _CLIENTS = ("a", "b", "c")
 
@@ -37,7 +37,7 @@ def _connected(switchboard: Switchboard, answer: int) -> Iterator[None]:
     )
     server = Listener("grpc+tcp://127.0.0.1:0", door, None)
     url = f"grpc+tcp://127.0.0.1:{server.port}"
-    connections = [Connection(url, name, "client", None, e.FROM_SERVER) for name in _CLIENTS]
+    connections = [Connection(url, Party(name, "client", None), e.FROM_SERVER) for name in _CLIENTS]
     threads = [threading.Thread(target=reply, args=(connection,), daemon=True) for connection in connections]
     for thread in threads:
         thread.start()
@@ -53,9 +53,7 @@ def _connected(switchboard: Switchboard, answer: int) -> Iterator[None]:
 
 def _ask(switchboard: Switchboard) -> dict[str, list[Frame]]:
     requests = {name: (e.Request(run="r", step=1, after=0), [Frame(b"h", [b""])]) for name in _CLIENTS}
-    return switchboard.ask(
-        requests, patience=20.0, on_waiting=lambda _: None, on_pause=lambda _: None, is_cancelled=lambda: False
-    )
+    return switchboard.ask(requests, WaitRules(20.0, lambda _: None, lambda _: None, lambda: False))
 
 
 def test_answers_that_fit_into_the_servers_room_come_step_after_step() -> None:

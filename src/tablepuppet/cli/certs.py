@@ -12,7 +12,6 @@ import typer
 from tablepuppet.cli.screen import JsonOption, Screen, table
 from tablepuppet.errors import TransportError, unreadable
 from tablepuppet.transport import certs as authority
-from tablepuppet.transport import signing_requests
 
 app = typer.Typer(no_args_is_help=True, help="Create, renew and revoke the certificates of a federation.")
 FolderOption = Annotated[Path, typer.Option("--folder", metavar="DIR", help="Where the authority lives.")]
@@ -101,7 +100,7 @@ def request(name: NameArgument, folder: FolderOption = _FOLDER, as_json: JsonOpt
 
     [bold]Example:[/bold] tablepuppet certs request store-eu
     """
-    _say(as_json, signing_requests.request(folder, name), f"Send it to the authority; {name}.key stays here.")
+    _say(as_json, authority.request_certificate(folder, name), f"Send it to the authority; {name}.key stays here.")
 
 
 @app.command()
@@ -115,7 +114,7 @@ def sign(
 
     [bold]Example:[/bold] tablepuppet certs sign store-eu.csr
     """
-    _say(as_json, signing_requests.sign(folder, asked, days), "Send it back with ca.pem; both are public.")
+    _say(as_json, authority.sign_request(folder, asked, days), "Send it back with ca.pem; both are public.")
 
 
 @app.command()
@@ -137,7 +136,7 @@ def share(
         raise TransportError(unreadable(secret, error)) from None
     for recipient in recipients:
         target = secret.with_name(f"{recipient.stem}.sealed")
-        target.write_bytes(signing_requests.seal(content, own, key, recipient, ca))
+        target.write_bytes(authority.seal(content, own, key, recipient, ca))
         _say(as_json, target, f"For {recipient.stem} alone, by any channel.")
 
 
@@ -161,7 +160,7 @@ def open_secret(
     except OSError as error:
         raise TransportError(unreadable(sealed, error)) from None
     own, key, ca = folder / f"{name}.pem", folder / f"{name}.key", folder / "ca.pem"
-    _write_secret(to, signing_requests.open_sealed(content, own, key, sender, ca).decode("ascii"))
+    _write_secret(to, authority.open_sealed(content, own, key, sender, ca).decode("ascii"))
     _say(as_json, to, "Never give it to the server.")
 
 

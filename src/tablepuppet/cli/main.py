@@ -6,6 +6,9 @@
     3  compare, drift: the second model is worse, or the rows have drifted
     130  interrupted from the keyboard
 
+A new command is a function in one of the files beside this one and one line in `make_app`. It raises TablePuppetError
+like any other code; it never prints an error and never chooses an exit code.
+
 Libraries are loaded inside `main`: `--version` needs none, and whoever interrupts the loading gets a message, too.
 """
 
@@ -18,9 +21,13 @@ import threading
 from collections.abc import Sequence
 from functools import partial
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from tablepuppet.errors import TablePuppetError, TrainingError, TransportError
 from tablepuppet.version import __version__
+
+if TYPE_CHECKING:
+    import typer
 
 _INTERRUPTED = 130
 
@@ -57,12 +64,11 @@ def _on_interrupt(wants_json: bool, number: int, frame: FrameType | None) -> Non
 
 
 def _run(given: list[str]) -> int:
-    from tablepuppet.cli import app as commands
     from tablepuppet.cli.screen import Screen, drop_output
 
     screen = Screen(wants_json="--json" in given)
     try:
-        commands.app(given, prog_name="tablepuppet")
+        make_app()(given, prog_name="tablepuppet")
     except SystemExit as done:
         code = done.code if isinstance(done.code, int) else int(done.code is not None)
         if code == _INTERRUPTED:  # typer keeps silent about it
@@ -87,6 +93,44 @@ def _run(given: list[str]) -> int:
         )
         return 1
     return 0
+
+
+def make_app() -> typer.Typer:
+    """The commands, put together, in the order of the help."""
+    import typer
+
+    from tablepuppet.cli import certs, contracts, models, processes, report, train
+
+    app = typer.Typer(
+        name="tablepuppet",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    for command in (
+        *(report.demo, train.explain, train.train, train.search),
+        *(models.predict, models.evaluate, models.export, models.importance, models.dependence),
+        *(models.compare, models.drift, report.report),
+        *(processes.serve, processes.join, processes.status, processes.cancel, processes.resume),
+        *(train.submit, train.wait, contracts.contracts, contracts.approve, contracts.deny),
+    ):
+        app.command()(command)
+    app.add_typer(contracts.log_app, name="log")
+    app.add_typer(certs.app, name="certs")
+
+    def show_version(wanted: bool) -> None:
+        if wanted:
+            typer.echo(f"tablepuppet {__version__}")
+            raise typer.Exit
+
+    option = typer.Option(False, "--version", callback=show_version, is_eager=True, help="Print the version.")
+
+    @app.callback()
+    def about(version: bool = option) -> None:
+        """Train on a SQL join whose tables never leave their owners."""
+
+    return app
 
 
 def _report_interrupt(wants_json: bool) -> int:

@@ -32,8 +32,10 @@ from tablepuppet.transport.envelopes import (
     Hello,
     Refused,
     Welcome,
+    client_protocol,
+    fingerprint,
+    reachable,
 )
-from tablepuppet.transport.schemas import client_protocol, fingerprint, reachable
 
 _PLAIN = (type(None), bool, int, float, str, bytes)
 

@@ -12,19 +12,19 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from tablepuppet import train as story
 from tablepuppet.errors import ApprovalError, JobError, RunInterruptedError, TablePuppetError, TransportError
 from tablepuppet.memory import memory_limit
 from tablepuppet.network.control import Failed, Kind, Waiting
-from tablepuppet.network.journal import GivesWayError, Journal, RunTransport, TimeSlice
+from tablepuppet.network.journal import GivesWayError, Journal, RunHooks, RunTransport, TimeSlice
 from tablepuppet.network.records import is_out_of_room, lock_folder, make_folder
 from tablepuppet.network.run_process import RunDiedError, RunProcess
 from tablepuppet.network.runs import Run, RunQueue
+from tablepuppet.network.settings import FederationSettings
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport.switchboard import Switchboard
 
@@ -41,32 +41,20 @@ _OF_A_USER = 16  # times less is for what the runs of one user were given and ga
 class Coordinator:
     """Jobs in, results out, one at a time."""
 
-    def __init__(
-        self,
-        tables: Mapping[str, tuple[str, ...]],
-        switchboard: Switchboard,
-        folder: Path,
-        patience: float,
-        *,
-        administrators: Collection[str] = (),
-        memory: int | None = None,
-        compute: float = 3600.0,
-        turn: float = 30.0,
-        share: float = 300.0,
-    ) -> None:
-        self._tables, self._switchboard, self._patience = tables, switchboard, patience
-        self._administrators = frozenset(administrators)
+    def __init__(self, settings: FederationSettings, switchboard: Switchboard) -> None:
+        self._settings, self._switchboard = settings.server, switchboard
+        self._tables, self._administrators = settings.tables, frozenset(settings.administrators)
+        folder = settings.path(settings.server.state)
         self._folder = folder / "runs"
         make_folder(self._folder)
         self._folder_lock = lock_folder(folder)
         self._runs: dict[str, Run] = {}
         self._queue = RunQueue()
-        self._compute, self._turn, self._share = compute, turn, share
         self._turns: dict[str, TimeSlice] = {}  # by run
         self._lock = threading.RLock()
         self._current: Run | None = None
         self._is_closing = False
-        self._process = RunProcess(memory or int(_SHARE * memory_limit()), compute)
+        self._process = RunProcess(self._settings.memory or int(_SHARE * memory_limit()), self._settings.compute)
         self.most_held = self._process.memory // _OF_A_USER  # bytes of one user's runs
         self.trouble = ""  # what keeps the coordinator from its work
         self.rounds = self.bytes_up = self.bytes_down = 0
@@ -157,7 +145,7 @@ class Coordinator:
 
     def status(self, user: str | None = None) -> dict[str, Any]:
         """Clients and runs, as a document; a user sees its own runs, and how many others there are."""
-        connected = self._switchboard.connected()
+        connected = self._switchboard.list_connected()
         with self._lock:
             every = list(self._runs.values())
         seen = [r for r in every if user is None or r.is_of(user) or user in self._administrators]
@@ -368,8 +356,8 @@ class Coordinator:
             self.bytes_down += sum(f.size for frames in down.values() for f in frames)
             self.bytes_up += sum(f.size for frames in up.values() for f in frames)
 
-        turn = self._turns.setdefault(run.id, TimeSlice(self._turn, self._compute, self._queue.has_any))
-        turn.share, turn.other_users_wait = self._share, partial(self._queue.has_any, besides=run.owner)
-        return RunTransport(
-            run.id, self._switchboard, journal, self._patience, on_waiting, run.stop.is_set, on_step, turn
-        )
+        settings = self._settings
+        turn = self._turns.setdefault(run.id, TimeSlice(settings.turn, settings.compute, self._queue.has_any))
+        turn.share, turn.other_users_wait = settings.share, partial(self._queue.has_any, besides=run.owner)
+        hooks = RunHooks(settings.wait, on_waiting, run.stop.is_set, on_step)
+        return RunTransport(run.id, self._switchboard, journal, hooks, turn)

@@ -17,7 +17,7 @@ from tablepuppet.network.control import from_frame, to_frame
 from tablepuppet.network.settings import FederationSettings
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport.envelopes import Goodbye
-from tablepuppet.transport.flight import TOO_MANY, Connection
+from tablepuppet.transport.flight import TOO_MANY, Connection, Party
 
 log = logging.getLogger(__name__)
 _LONGEST = 10_000  # characters of what the server says; it quotes queries
@@ -29,9 +29,10 @@ class CoordinatorClient:
 
     def __init__(self, settings: FederationSettings) -> None:
         self._address = settings.server.address
-        self._name, self._identity = settings.user_identity()
-        if self._identity is not None:
-            self._identity.check()
+        name, identity = settings.user_identity()
+        if identity is not None:
+            identity.check()
+        self._party = Party(name, "user", identity)
         self._limit = settings.server.limit
         self._patience = settings.server.wait
 
@@ -142,7 +143,7 @@ class CoordinatorClient:
         until, pause = time.monotonic() + self._patience, 0.2
         while True:
             try:
-                connection = Connection(self._address, self._name, "user", self._identity, c.TO_USER, c.user_protocol())
+                connection = Connection(self._address, self._party, c.TO_USER, c.user_protocol())
                 connection.stream.allow(self._limit)
                 return connection
             except DisconnectedError as error:

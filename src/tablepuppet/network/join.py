@@ -12,7 +12,7 @@ from tablepuppet.formatting import printable
 from tablepuppet.memory import memory_limit
 from tablepuppet.network.idempotent_client import IdempotentClient
 from tablepuppet.transport import envelopes as e
-from tablepuppet.transport.flight import Connection, Identity
+from tablepuppet.transport.flight import Connection, Identity, Party
 
 log = logging.getLogger(__name__)
 _SHORTEST, _LONGEST = 0.2, 10.0  # seconds between two attempts to reach the server
@@ -63,7 +63,7 @@ class Member:
 
     def _visit(self) -> None:
         """One connection, from greeting to end."""
-        connection = Connection(self._address, self._name, "client", self._identity, e.FROM_SERVER)
+        connection = Connection(self._address, Party(self._name, "client", self._identity), e.FROM_SERVER)
         self._connection = connection
         stream, welcome = connection.stream, connection.welcome
         stream.allow(min(welcome.limit, memory_limit() // 4))

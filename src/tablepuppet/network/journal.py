@@ -31,7 +31,7 @@ from tablepuppet.network.records import (
 )
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport.envelopes import Envelope, Request
-from tablepuppet.transport.switchboard import OnWaiting, Switchboard
+from tablepuppet.transport.switchboard import OnWaiting, Switchboard, WaitRules
 
 log = logging.getLogger(__name__)
 _AHEAD = 1 << 16  # bytes of zeros after the last record
@@ -206,6 +206,16 @@ class TimeSlice:
             raise GivesWayError(f"no answer of {names} for {now - began:.0f} s, and others wait for their turn")
 
 
+@dataclass(frozen=True, slots=True)
+class RunHooks:
+    """How long a run waits for a client, what may stop it, and who hears of its steps."""
+
+    patience: float
+    on_waiting: OnWaiting = lambda clients: None
+    is_cancelled: Callable[[], bool] = lambda: False
+    on_step: Callable[[int, Mapping[str, Sequence[Frame]], Mapping[str, Sequence[Frame]]], None] = lambda *step: None
+
+
 class RunTransport:
     """A run's line to its clients: numbered requests, answers kept in a journal."""
 
@@ -214,17 +224,13 @@ class RunTransport:
         run: str,
         switchboard: Switchboard,
         journal: Journal | None,
-        patience: float,
-        on_waiting: OnWaiting,
-        is_cancelled: Callable[[], bool],
-        on_step: Callable[[int, Mapping[str, Sequence[Frame]], Mapping[str, Sequence[Frame]]], None],
+        hooks: RunHooks,
         turn: TimeSlice | None = None,
     ) -> None:
         self._run, self._switchboard, self._journal = run, switchboard, journal
         self._turn = turn if turn is not None else TimeSlice()
         self._began, self._polls = 0.0, False  # when this life asked last, and whether answers matter
-        self._patience, self._on_waiting, self._is_cancelled = patience, on_waiting, is_cancelled
-        self._on_step = on_step
+        self._hooks = hooks
         self._step = 0
         self._turn.begin()
         self._last: dict[str, int] = {}  # each client's last step
@@ -232,7 +238,7 @@ class RunTransport:
 
     def exchange(self, frames: Mapping[str, Sequence[Frame]], *, wait: bool = True) -> dict[str, list[Frame]]:
         if not wait:
-            present = self._switchboard.connected()
+            present = self._switchboard.list_connected()
             try:
                 return self._ask({c: f for c, f in frames.items() if c in present}, patience=0.0)
             except RunInterruptedError:  # somebody left meanwhile; the next greeting tells them
@@ -242,9 +248,9 @@ class RunTransport:
         answers = None if self._journal is None else self._journal.next(self._step, requests)
         if answers is None:
             self._turn.step(can_go_on=self._journal is not None)
-            answers = self._ask(frames, self._patience)
+            answers = self._ask(frames, self._hooks.patience)
             self._unkept = requests, answers
-            self._on_step(self._step, frames, answers)
+            self._hooks.on_step(self._step, frames, answers)
         self._last |= dict.fromkeys(frames, self._step)
         return {client: answers[client] for client in frames}
 
@@ -264,14 +270,9 @@ class RunTransport:
             for client, sent in frames.items()
         }
         self._began, self._polls = time.monotonic(), not patience
-        return self._switchboard.ask(
-            requests,
-            patience=patience,
-            on_waiting=self._on_waiting,
-            on_pause=self._settle,
-            is_cancelled=self._is_cancelled,
-            since=self._turn.since(step) if patience else None,
-        )
+        since = self._turn.since(step) if patience else None
+        rules = WaitRules(patience, self._hooks.on_waiting, self._settle, self._hooks.is_cancelled, since)
+        return self._switchboard.ask(requests, rules)
 
     def _settle(self, silent: Sequence[str]) -> None:
         """Nothing happens for a while."""
@@ -285,13 +286,13 @@ class RunTransport:
 
     def _keep(self, journal: Journal, requests: int, answers: Mapping[str, Sequence[Frame]]) -> None:
         """A full disk is waited for, as long as an absent client would be."""
-        until = time.monotonic() + self._patience
+        until = time.monotonic() + self._hooks.patience
         pause = 0.1
         while True:
             try:
                 return journal.append(self._step, requests, answers)
             except OSError as error:
-                if not is_full(error) or time.monotonic() > until or self._is_cancelled():
+                if not is_full(error) or time.monotonic() > until or self._hooks.is_cancelled():
                     raise _unwritable(error) from None
                 log.warning("no room for run %s; trying again in %.1f s", self._run, pause)
                 time.sleep(pause)

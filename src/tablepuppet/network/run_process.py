@@ -24,7 +24,7 @@ from tablepuppet.catalog.bound import partitions_of
 from tablepuppet.errors import DisconnectedError, RunInterruptedError, TablePuppetError
 from tablepuppet.network import run_worker as w
 from tablepuppet.network.journal import RunTransport
-from tablepuppet.network.pipe import Pipe
+from tablepuppet.network.run_worker import Pipe
 from tablepuppet.network.runs import Run
 from tablepuppet.protocol.codec import Frame
 

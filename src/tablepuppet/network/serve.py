@@ -27,9 +27,8 @@ from tablepuppet.network.coordinator import Coordinator
 from tablepuppet.network.runs import Run
 from tablepuppet.network.settings import FederationSettings
 from tablepuppet.transport.connections import OUT_OF_DESCRIPTORS, Stream
-from tablepuppet.transport.envelopes import Goodbye, Role, Room, Welcome
+from tablepuppet.transport.envelopes import Goodbye, Role, Room, Welcome, client_protocol
 from tablepuppet.transport.flight import Listener, ListenerSettings
-from tablepuppet.transport.schemas import client_protocol
 from tablepuppet.transport.switchboard import Switchboard
 
 log = logging.getLogger(__name__)
@@ -204,17 +203,7 @@ class Server:
         self._heartbeat = server.heartbeat
         self.switchboard = Switchboard(settings.clients, server.heartbeat, memory_limit() // 5)
         self._is_closing = False
-        self.coordinator = Coordinator(
-            settings.tables,
-            self.switchboard,
-            settings.path(server.state),
-            server.wait,
-            administrators=settings.administrators,
-            memory=server.memory,
-            compute=server.compute,
-            turn=server.turn,
-            share=server.share,
-        )
+        self.coordinator = Coordinator(settings, self.switchboard)
         roles: dict[str, Role] = dict.fromkeys(settings.clients, "client")
         roles |= dict.fromkeys(settings.users, "user")
         admission = ListenerSettings(

@@ -120,7 +120,8 @@ class _StandInLink(Link):
     """A link some of whose clients are stand-ins."""
 
     def __init__(self, link: Link, stand_ins: Mapping[str, _StandIn]) -> None:
-        super().__init__(link.transport, link.meter, link.wire, link.checks, link.asker)
+        super().__init__(link.transport, link.wire, link.checks, link.asker)
+        self.meter = link.meter
         self._stand_ins = stand_ins
 
     def ask(self, requests: Mapping[str, Sequence[Message]], phase: Phase = "setup") -> dict[str, list[Message]]:

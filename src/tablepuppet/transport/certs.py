@@ -4,6 +4,13 @@ In: a folder and names. Out: PEM files. `ca.pem` is given to everybody, `ca.key`
 party gets `NAME.pem` and `NAME.key`. A certificate's first subject alternative name is the party's
 name, which is what the server sees of it. Server certificates cannot be used by clients, nor the
 other way round. `revoked.txt` lists the serial numbers that the server refuses.
+
+A party can make its key itself: `NAME.key` stays with it, and the authority signs `NAME.csr`. The clients' shared
+secret is made by one of them and sealed for each of the others, by their certificates: whoever carries the sealed
+files, the administrator included, reads nothing in them.
+
+    shared   ECDH(one-time key, recipient's key) → HKDF-SHA256 → ChaCha20-Poly1305
+    proof    the sender's signature over recipient, one-time key and ciphertext
 """
 
 from __future__ import annotations
@@ -17,10 +24,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from tablepuppet.errors import TransportError
@@ -28,6 +38,7 @@ from tablepuppet.errors import TransportError
 log = logging.getLogger(__name__)
 Role = Literal["server", "party"]
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
+_INFO = b"tablepuppet clients' secret"
 _SIGNATURE = ec.ECDSA(hashes.SHA256())
 
 
@@ -55,7 +66,7 @@ def issue(folder: Path, name: str, role: Role = "party", hosts: Sequence[str] = 
     if role == "server" and not hosts:
         raise TransportError("a server's certificate needs the host names or addresses under which it is reached")
     key = ec.generate_private_key(ec.SECP256R1())
-    certificate = _certificate(folder, name, key.public_key(), role, hosts, days)
+    certificate = _certificate(folder, name, key.public_key(), hosts if role == "server" else (), days)
     write_key(folder / f"{name}.key", key)
     _write(folder / f"{name}.pem", certificate)
     return folder / f"{name}.pem"
@@ -64,7 +75,7 @@ def issue(folder: Path, name: str, role: Role = "party", hosts: Sequence[str] = 
 def issue_for(folder: Path, name: str, key: ec.EllipticCurvePublicKey, days: int = 365) -> Path:
     """Writes `name.pem` for a key that only its party has."""
     check_name(name)
-    _write(folder / f"{name}.pem", _certificate(folder, name, key, "party", (), days))
+    _write(folder / f"{name}.pem", _certificate(folder, name, key, (), days))
     return folder / f"{name}.pem"
 
 
@@ -78,14 +89,12 @@ def write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
     _write(path, _private(key), secret=True)
 
 
-def _certificate(
-    folder: Path, name: str, key: ec.EllipticCurvePublicKey, role: Role, hosts: Sequence[str], days: int
-) -> bytes:
-    """A certificate by the folder's authority."""
+def _certificate(folder: Path, name: str, key: ec.EllipticCurvePublicKey, hosts: Sequence[str], days: int) -> bytes:
+    """A certificate by the folder's authority: for a server that is reached under `hosts`, or for another party."""
     authority, authority_key = _authority(folder)
-    purpose = ExtendedKeyUsageOID.SERVER_AUTH if role == "server" else ExtendedKeyUsageOID.CLIENT_AUTH
+    purpose = ExtendedKeyUsageOID.SERVER_AUTH if hosts else ExtendedKeyUsageOID.CLIENT_AUTH
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    names = [_host(host) for host in hosts] if role == "server" else [x509.DNSName(name)]
+    names = [_host(host) for host in hosts] if hosts else [x509.DNSName(name)]
     certificate = (
         _builder(subject, authority.subject, key, days)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
@@ -263,3 +272,90 @@ def _write(path: Path, content: bytes, *, secret: bool = False) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
+
+
+class Sealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A secret for one party, by another."""
+
+    sender: str
+    recipient: str
+    public: bytes  # of the one-time key
+    content: bytes
+    signature: bytes
+
+
+def request_certificate(folder: Path, name: str) -> Path:
+    """Writes a new `name.key` and a request to sign it, `name.csr`."""
+    check_name(name)
+    folder.mkdir(parents=True, exist_ok=True)
+    if (folder / f"{name}.key").exists():
+        raise TransportError(f"{folder / name}.key exists already; move it away if a new key is meant")
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    asked = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA256())
+    write_key(folder / f"{name}.key", key)
+    (folder / f"{name}.csr").write_bytes(asked.public_bytes(serialization.Encoding.PEM))
+    return folder / f"{name}.csr"
+
+
+def sign_request(folder: Path, asked: Path, days: int = 365) -> Path:
+    """The certificate for a party's request: `name.pem`, by the folder's authority, which sees no private key."""
+    try:
+        found = x509.load_pem_x509_csr(asked.read_bytes())
+    except OSError as error:
+        raise TransportError(f"cannot read {asked}: {error.strerror}") from None
+    except ValueError:
+        raise TransportError(f"{asked} is not a signing request; `tablepuppet certs request NAME` makes one") from None
+    names = found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    key = found.public_key()
+    if not found.is_signature_valid or len(names) != 1 or not isinstance(key, ec.EllipticCurvePublicKey):
+        raise TransportError(f"{asked} is not a request of one party for an elliptic-curve key of its own")
+    return issue_for(folder, str(names[0].value), key, days)
+
+
+def seal(secret: bytes, sender: Path, key: Path, recipient: Path, authority: Path) -> bytes:
+    """The secret, for one recipient's eyes."""
+    theirs = read_certificate(recipient)
+    check_own(authority, sender, key)
+    try:
+        theirs.verify_directly_issued_by(read_certificate(authority))
+    except (ValueError, TypeError, InvalidSignature):
+        raise TransportError(f"{recipient} was not issued by the authority of {authority}") from None
+    public = theirs.public_key()
+    assert isinstance(public, ec.EllipticCurvePublicKey)
+    once = ec.generate_private_key(ec.SECP256R1())
+    point = _point(once.public_key())
+    name = party_name(theirs)
+    content = _cipher(once.exchange(ec.ECDH(), public), point).encrypt(bytes(12), secret, name.encode())
+    signed = sign(key.read_bytes(), name.encode() + point + content)
+    own = party_name(read_certificate(sender))
+    return msgspec.msgpack.encode(Sealed(own, name, point, content, signed))
+
+
+def open_sealed(sealed: bytes, own: Path, key: Path, sender: Path, authority: Path) -> bytes:
+    """The secret in a sealed file, if it is for this party and by that sender."""
+    check_own(authority, own, key)
+    name = party_name(read_certificate(own))
+    certificate = read_certificate(sender)
+    private = serialization.load_pem_private_key(key.read_bytes(), password=None)
+    public = certificate.public_key()
+    assert isinstance(private, ec.EllipticCurvePrivateKey)
+    assert isinstance(public, ec.EllipticCurvePublicKey)
+    try:
+        found = msgspec.msgpack.decode(sealed, type=Sealed)
+        certificate.verify_directly_issued_by(read_certificate(authority))
+        public.verify(found.signature, name.encode() + found.public + found.content, _SIGNATURE)
+        point = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), found.public)
+        shared = private.exchange(ec.ECDH(), point)
+        return _cipher(shared, found.public).decrypt(bytes(12), found.content, name.encode())
+    except (msgspec.MsgspecError, ValueError, TypeError, InvalidSignature, InvalidTag):
+        raise TransportError(f"this is not a secret for {name} by the holder of {sender}") from None
+
+
+def _cipher(shared: bytes, point: bytes) -> ChaCha20Poly1305:
+    """Each key serves once, so that its nonce may be zero."""
+    return ChaCha20Poly1305(HKDF(hashes.SHA256(), 32, salt=point, info=_INFO).derive(shared))
+
+
+def _point(public: ec.EllipticCurvePublicKey) -> bytes:
+    return public.public_bytes(serialization.Encoding.X962, serialization.PublicFormat.UncompressedPoint)

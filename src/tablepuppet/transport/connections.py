@@ -34,7 +34,7 @@ from tablepuppet.errors import DisconnectedError, TransportError
 from tablepuppet.formatting import printable
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport import certs
-from tablepuppet.transport.envelopes import LIMIT, PIECE, Assembler, Envelope, Heartbeat, Parcel, Room, pack
+from tablepuppet.transport.envelopes import PIECE, Assembler, Envelope, Heartbeat, Parcel, pack
 
 OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 _REVOKED_PERIOD = 2.0  # seconds between two looks at the list of revoked certificates
@@ -47,16 +47,9 @@ class Stream:
     """One connection, seen from either end."""
 
     def __init__(
-        self,
-        reader: Any,
-        writer: Any,
-        types: Any,
-        limit: int = LIMIT,
-        cancel: Callable[[], None] | None = None,
-        room: Room | None = None,
+        self, reader: Any, writer: Any, assembler: Assembler, cancel: Callable[[], None] | None = None
     ) -> None:
-        self._reader, self._writer = reader, writer
-        self._assembler = Assembler(types, limit, room)
+        self._reader, self._writer, self._assembler = reader, writer, assembler
         self._whole, self._piece = threading.Lock(), threading.Lock()
         self._cancel = cancel
         self._is_over = False

@@ -9,20 +9,29 @@ Parcel ↔ pieces: an envelope and its frames, cut to pieces that any stream can
 In: an envelope (a typed struct) and frames of any size. Out: pieces of at most a mebibyte, the
 first of which announces all sizes. `Assembler` puts them together again straight into their final
 buffers and refuses what is malformed or larger than announced, before it takes any memory for it.
+
+Fingerprint: two ends that give the same one understand each other's messages, whatever their packages call themselves.
+It covers names, fields and declared types; what these mean is `PROTOCOL`.
 """
 
 from __future__ import annotations
 
+import builtins
+import hashlib
+import inspect
 import struct
+import sys
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import is_dataclass
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
 
 from tablepuppet.errors import TransportError
+from tablepuppet.exchanges.registry import REQUESTS, RESPONSES
 from tablepuppet.formatting import printable
 from tablepuppet.protocol.codec import Frame
 
@@ -247,3 +256,47 @@ class Reply(Envelope, frozen=True):
 
 FROM_SERVER = Challenge | Welcome | Refused | Goodbye | Heartbeat | Forget | Request
 FROM_CLIENT = Hello | Goodbye | Heartbeat | Reply
+
+
+@cache
+def reachable(roots: tuple[Any, ...]) -> frozenset[type]:
+    """Classes of ours that these types are made of, and that their fields, and those of the fields, may hold."""
+    found: set[type] = set()
+    left: list[Any] = list(roots)
+    while left:
+        kind = left.pop()
+        if get_origin(kind) is not None:
+            left += [get_origin(kind), *get_args(kind)]
+        if not isinstance(kind, type) or kind in found or not kind.__module__.startswith("tablepuppet."):
+            continue
+        found.add(kind)
+        if is_dataclass(kind) or issubclass(kind, msgspec.Struct):
+            left += get_type_hints(kind, localns=_Names(vars(sys.modules[kind.__module__]))).values()
+    return frozenset(found)
+
+
+class _Names(dict[str, Any]):
+    """Names of a module; those that only a type checker knows stand for anything."""
+
+    def __missing__(self, name: str) -> Any:
+        return getattr(builtins, name, Any)
+
+
+@cache
+def fingerprint(roots: tuple[Any, ...]) -> str:
+    """The protocol's number, and a hash of all that messages of these types are declared to be.
+
+    >>> fingerprint((int,)).partition("-")[0] == str(PROTOCOL)
+    True
+    """
+    lines = sorted(f"{kind.__name__} {_fields(kind)}" for kind in reachable(roots))
+    return f"{PROTOCOL}-{hashlib.blake2b(chr(10).join(lines).encode(), digest_size=6).hexdigest()}"
+
+
+def _fields(kind: type) -> list[tuple[str, str]]:
+    return [(name, str(told)) for base in kind.__mro__[::-1] for name, told in inspect.get_annotations(base).items()]
+
+
+def client_protocol() -> str:
+    """What the server and its clients say to each other."""
+    return fingerprint((FROM_CLIENT, FROM_SERVER, REQUESTS, RESPONSES))

@@ -28,8 +28,7 @@ from tablepuppet.formatting import printable
 from tablepuppet.transport import certs
 from tablepuppet.transport import envelopes as e
 from tablepuppet.transport.connections import Guest, Stream, Watch
-from tablepuppet.transport.envelopes import LIMIT, Envelope, Room
-from tablepuppet.transport.schemas import client_protocol
+from tablepuppet.transport.envelopes import LIMIT, Assembler, Envelope, Room, client_protocol
 from tablepuppet.version import __version__
 
 log = logging.getLogger(__name__)
@@ -57,6 +56,15 @@ class Identity:
             return self.authority.read_bytes(), self.certificate.read_bytes(), self.key.read_bytes()
         except OSError as error:
             raise TransportError(f"cannot read {error.filename}: {error.strerror}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Party:
+    """Who dials; without an identity its name is believed."""
+
+    name: str
+    role: e.Role
+    identity: Identity | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +114,7 @@ class Listener(flight.FlightServerBase):  # type: ignore[misc]
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """One connection, from its first word to its end."""
-        stream = Stream(reader, writer, self._settings.types, _HELLO_LIMIT, room=self._settings.room)
+        stream = Stream(reader, writer, Assembler(self._settings.types, _HELLO_LIMIT, self._settings.room))
         seen = context.peer_identity().decode("utf-8", "replace") if self._authority is not None else ""
         who = f"{seen or 'somebody'} at {context.peer()}"
         slot = seen or context.peer()
@@ -181,26 +189,10 @@ class Listener(flight.FlightServerBase):  # type: ignore[misc]
         if serial in revoked:
             raise TransportError("the certificate was revoked; ask for a new one")
 
-    def list_flights(self, context: Any, criteria: Any) -> Any:
-        raise _nothing_else()
+    def _refuse(self, *asked: Any) -> Any:
+        raise flight.FlightUnauthorizedError("parties of a federation open an exchange, and nothing else")
 
-    def get_flight_info(self, context: Any, descriptor: Any) -> Any:
-        raise _nothing_else()
-
-    def get_schema(self, context: Any, descriptor: Any) -> Any:
-        raise _nothing_else()
-
-    def do_get(self, context: Any, ticket: Any) -> Any:
-        raise _nothing_else()
-
-    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> Any:
-        raise _nothing_else()
-
-    def do_action(self, context: Any, action: Any) -> Any:
-        raise _nothing_else()
-
-    def list_actions(self, context: Any) -> Any:
-        raise _nothing_else()
+    list_flights = get_flight_info = get_schema = do_get = do_put = do_action = list_actions = _refuse
 
     def _take(self, slot: str, most: int) -> bool:
         with self._lock:
@@ -220,41 +212,39 @@ class Listener(flight.FlightServerBase):  # type: ignore[misc]
 class Connection:
     """A party's end: one dialled exchange, greeted and welcomed."""
 
-    def __init__(
-        self, address: str, name: str, role: e.Role, identity: Identity | None, types: Any, protocol: str | None = None
-    ) -> None:
+    def __init__(self, address: str, party: Party, types: Any, protocol: str | None = None) -> None:
         self._protocol = protocol or client_protocol()
         options: dict[str, Any] = {}
         key = certificate = b""
-        if identity is None:
+        if party.identity is None:
             if not is_loopback(urlsplit(address).hostname or ""):
                 raise TransportError(f"without TLS a server is reached on this machine only, not at {address}")
         else:
-            authority, certificate, key = identity.read()
+            authority, certificate, key = party.identity.read()
             options = {"tls_root_certs": authority, "cert_chain": certificate, "private_key": key}
         # keepalive notices a dead peer even while nothing is to be said
         keepalive = [("grpc.keepalive_time_ms", 20_000), ("grpc.keepalive_timeout_ms", 20_000)]
         self._client = flight.FlightClient(address, generic_options=keepalive, **options)
         try:
-            self._writer, reader = self._client.do_exchange(flight.FlightDescriptor.for_command(role.encode()))
+            self._writer, reader = self._client.do_exchange(flight.FlightDescriptor.for_command(party.role.encode()))
         except (pa.ArrowException, OSError) as error:
             self._client.close()
             raise DisconnectedError(
                 f"no server answers at {address} ({_first_line(error)}); see that `tablepuppet serve` runs there"
             ) from None
-        self.stream = Stream(reader, self._writer, types, _HELLO_LIMIT, cancel=reader.cancel)
+        self.stream = Stream(reader, self._writer, Assembler(types, _HELLO_LIMIT), reader.cancel)
         alarm = threading.Timer(_GREETING, self.stream.cancel)
         alarm.daemon = True
         alarm.start()
         try:
-            self.welcome = self._greet(name, role, certificate, key)
+            self.welcome = self._greet(party, certificate, key)
         except BaseException:
             self.close()
             raise
         finally:
             alarm.cancel()
 
-    def _greet(self, name: str, role: e.Role, certificate: bytes, key: bytes) -> e.Welcome:
+    def _greet(self, party: Party, certificate: bytes, key: bytes) -> e.Welcome:
         challenge, _ = self.stream.receive()
         if isinstance(challenge, e.Challenge) and challenge.protocol != e.PROTOCOL:
             raise TransportError(
@@ -268,15 +258,15 @@ class Connection:
                 protocol=e.PROTOCOL,
                 version=__version__,
                 schemas=self._protocol,
-                name=name,
-                role=role,
+                name=party.name,
+                role=party.role,
                 certificate=certificate,
                 signature=certs.sign(key, challenge.nonce) if key else b"",
             )
         )
         answer, _ = self.stream.receive()
         if isinstance(answer, e.Refused):
-            raise TransportError(f"the server refuses {name}: {printable(answer.reason[:1000])}")
+            raise TransportError(f"the server refuses {party.name}: {printable(answer.reason[:1000])}")
         if not isinstance(answer, e.Welcome):
             raise TransportError("the server does not answer a greeting")
         return answer
@@ -306,10 +296,6 @@ def is_loopback(host: str) -> bool:
     except OSError:
         return False
     return bool(found) and all(ipaddress.ip_address(a).is_loopback for a in found)
-
-
-def _nothing_else() -> Any:
-    return flight.FlightUnauthorizedError("parties of a federation open an exchange, and nothing else")
 
 
 def _say(stream: Stream, last: Envelope) -> None:

@@ -57,7 +57,6 @@ class Link:
     def __init__(
         self,
         transport: Transport,
-        meter: Meter | None = None,
         wire: Wire = "float64",
         checks: AnswerChecks | None = None,
         asker: str = "this process",
@@ -66,7 +65,7 @@ class Link:
         self.transport = transport
         self.asker = asker  # in whose name contracts are proposed
         self.readers = list(readers)  # users who may have the result, too
-        self.meter = meter if meter is not None else Meter()
+        self.meter = Meter()
         self.wire: Wire = wire
         self.checks = checks if checks is not None else AnswerChecks()
 
@@ -74,7 +73,7 @@ class Link:
         """One round: every client's answers, in the order of its requests."""
         down = {client: [encode(m, self.wire) for m in ms] for client, ms in requests.items() if ms}
         up = self.transport.exchange(down)
-        answers = {client: self._decoded(client, frames) for client, frames in up.items()}
+        answers = {client: self._decode(client, frames) for client, frames in up.items()}
         self.checks.round(down, up, requests, answers)
         self.transport.accept()
         self.meter.count(phase, requests, down, answers, up)
@@ -88,7 +87,7 @@ class Link:
         """The answers of the clients that are there, refusals among them; nothing is counted."""
         down = {client: [encode(m, self.wire) for m in ms] for client, ms in requests.items() if ms}
         up = self.transport.exchange(down, wait=False)
-        answers = {client: self._decoded(client, frames) for client, frames in up.items()}
+        answers = {client: self._decode(client, frames) for client, frames in up.items()}
         self.checks.round(down, up, requests, answers)
         return answers
 
@@ -99,7 +98,7 @@ class Link:
                 self.checks.close(message.job)
         self.transport.exchange({c: [encode(m, self.wire) for m in ms] for c, ms in requests.items()}, wait=False)
 
-    def _decoded(self, client: str, frames: Sequence[Frame]) -> list[Message]:
+    def _decode(self, client: str, frames: Sequence[Frame]) -> list[Message]:
         try:
             return [decode(frame, RESPONSES, self.checks.unpacked) for frame in frames]
         except errors.TransportError as error:

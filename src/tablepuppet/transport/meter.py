@@ -133,7 +133,7 @@ class Traffic(Account):
     @property
     def all_told(self) -> dict[DisclosureKey, int]:
         """What every party was told in the whole run."""
-        return added(self.setup.told, self.told, self.evaluation.told)
+        return add_accounts(self.setup.told, self.told, self.evaluation.told)
 
     @property
     def total_bytes(self) -> int:
@@ -148,7 +148,7 @@ def all_of(runs: Sequence[Traffic]) -> Traffic:
         counts = ("by_message", "by_client", "told")
         return {
             **{name: sum(getattr(part, name) for part in parts) for name in numbers},
-            **{name: added(*(getattr(part, name) for part in parts)) for name in counts},
+            **{name: add_accounts(*(getattr(part, name) for part in parts)) for name in counts},
             "each_round": tuple(one for part in parts for one in part.each_round),
         }
 
@@ -160,7 +160,7 @@ def _largest_first(counts: Mapping[str, int]) -> list[list[str]]:
     return [[name, f"{count:,}"] for name, count in sorted(counts.items(), key=lambda entry: -entry[1])]
 
 
-def added(*accounts: Mapping[DisclosureKey, int]) -> dict[DisclosureKey, int]:
+def add_accounts(*accounts: Mapping[DisclosureKey, int]) -> dict[DisclosureKey, int]:
     """Disclosures of several accounts together."""
     total: dict[DisclosureKey, int] = {}
     for account in accounts:

@@ -31,6 +31,17 @@ OnPause = Callable[[Sequence[str]], None]  # nothing happened for a while; who h
 OnWaiting = Callable[[dict[str, float]], None]  # who is away, and for how many more seconds they are waited for
 
 
+@dataclass(frozen=True, slots=True)
+class WaitRules:
+    """How long answers are waited for, and who hears of it meanwhile."""
+
+    patience: float  # seconds that a client may be away; then the run ends, resumably
+    on_waiting: OnWaiting
+    on_pause: OnPause
+    is_cancelled: Callable[[], bool]
+    since: float | None = None  # when it was asked first, if it is asked again
+
+
 @dataclass(slots=True)
 class _Line:
     """One client's connection and the thread that writes to it."""
@@ -183,7 +194,7 @@ class Switchboard:
     def _count(self, client: str, asked: _Asked) -> None:
         self.waited[client] = self.waited.get(client, 0.0) + time.monotonic() - asked.asked
 
-    def connected(self) -> dict[str, str]:
+    def list_connected(self) -> dict[str, str]:
         """Who is connected, and the note of each one's last sign of life."""
         with self._changed:
             return {client: line.stream.note for client, line in self._lines.items()}
@@ -196,22 +207,9 @@ class Switchboard:
 
     # -- requests --------------------------------------------------------------------------
 
-    def ask(
-        self,
-        requests: Mapping[str, tuple[Request, Sequence[Frame]]],
-        *,
-        patience: float,
-        on_waiting: OnWaiting,
-        on_pause: OnPause,
-        is_cancelled: Callable[[], bool],
-        since: float | None = None,
-    ) -> dict[str, list[Frame]]:
-        """Every client's reply; who is away longer than `patience` ends the run, resumably.
-
-        `since`: when it was asked first, if it is asked again.
-        """
+    def ask(self, requests: Mapping[str, tuple[Request, Sequence[Frame]]], rules: WaitRules) -> dict[str, list[Frame]]:
+        """Every client's reply."""
         now = time.monotonic()
-        began = now if since is None else since
         with self._changed:
             for client, (request, frames) in requests.items():
                 self._asked[client] = _Asked(request, frames, now)
@@ -222,7 +220,7 @@ class Switchboard:
             line.post(*requests[client])
         with self._changed:
             try:
-                return self._await(requests, began, patience, on_waiting, on_pause, is_cancelled)
+                return self._await(requests, rules, now if rules.since is None else rules.since)
             finally:
                 self._held = 0
                 for client in requests:
@@ -232,15 +230,7 @@ class Switchboard:
                     if asked is not None and asked.reply is None:
                         self._count(client, asked)
 
-    def _await(
-        self,
-        requests: Mapping[str, object],
-        began: float,
-        patience: float,
-        on_waiting: OnWaiting,
-        on_pause: OnPause,
-        is_cancelled: Callable[[], bool],
-    ) -> dict[str, list[Frame]]:
+    def _await(self, requests: Mapping[str, object], rules: WaitRules, began: float) -> dict[str, list[Frame]]:
         said: set[str] = set()
         pause = min(1.0, self.heartbeat)
         paused = time.monotonic()
@@ -258,27 +248,28 @@ class Switchboard:
             done = {c: r for c, r in replies.items() if r is not None}
             if len(done) == len(replies):
                 if said:
-                    on_waiting({})
+                    rules.on_waiting({})
                 return done
-            if self._is_closed or is_cancelled():
+            if self._is_closed or rules.is_cancelled():
                 raise RunInterruptedError("the run was stopped; it can be resumed")
             now = time.monotonic()
             self._drop_silent(now)
             away = {c: now - max(self._gone[c], began) for c in replies if c not in done and c not in self._lines}
             for client, seconds in away.items():
-                if seconds > patience:
+                if seconds > rules.patience:
                     raise RunInterruptedError(
                         f"client {client} has been away for {seconds:.0f} s, longer than this run waits "
-                        f"({patience:.0f} s); when it is back, train the same job again with --resume (resume=True)"
+                        f"({rules.patience:.0f} s); when it is back, train the same job again with --resume "
+                        "(resume=True)"
                     )
             if set(away) != said:
                 said = set(away)
-                on_waiting({c: patience - s for c, s in away.items()})
+                rules.on_waiting({c: rules.patience - s for c, s in away.items()})
             self._changed.wait(pause)
             now = time.monotonic()
             if now - paused >= pause:  # whoever comes and goes meanwhile wakes us, too
                 paused = now
-                on_pause([client for client in replies if self._asked[client].reply is None])
+                rules.on_pause([client for client in replies if self._asked[client].reply is None])
 
     def _drop_silent(self, now: float) -> None:
         """Ends lines without a sign of life, whatever TCP still believes, and lines that nobody reads.

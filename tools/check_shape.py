@@ -21,8 +21,8 @@ CEILINGS = {
 _MAX_PARAMETERS = 5
 _PARTICIPLE = re.compile(r"_?[a-z]+(ed|en|wn|ne|ld|und|ught|ade|ept)")
 _ALLOWED = re.compile(
-    "_?(bound|build|combine|define|embed|engine|feed|field|fine|fold|found|grade|hidden|hold|indexed|line|masked|need|one|"
-    "open|round|screen|seed|seen|speed|then|threshold|token|when)"
+    "_?(accept|bound|build|combine|define|embed|engine|feed|field|fine|fold|found|grade|hidden|hold|indexed|line|masked|need|one|"
+    "open|round|screen|seed|seen|shutdown|speed|then|threshold|token|when)"
 )
 
 

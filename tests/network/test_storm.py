@@ -32,6 +32,7 @@ from tablepuppet.protocol.codec import Frame
 from tablepuppet.sources.source import open_source
 from tablepuppet.transport.envelopes import Request
 from tablepuppet.transport.link import Link
+from tablepuppet.transport.switchboard import WaitRules
 
 RUN = "0123456789abcdef"
 TABLES = {"orders": ("store-eu", "store-us"), "items": ("supplier",)}
@@ -59,10 +60,10 @@ class BadNetwork:
         client = Client(name, ClientTables({OWNERS[name]: source}), key=SECRET)
         return IdempotentClient(client, self.folder / name)
 
-    def connected(self) -> dict[str, str]:
+    def list_connected(self) -> dict[str, str]:
         return dict.fromkeys(self.keepers, "")
 
-    def ask(self, requests: Mapping[str, tuple[Request, Sequence[Frame]]], **_: Any) -> dict[str, list[Frame]]:
+    def ask(self, requests: Mapping[str, tuple[Request, Sequence[Frame]]], rules: WaitRules) -> dict[str, list[Frame]]:
         kinds = ["none", "before", "after", "twice", "full disk", "server before", "server after"]
         fault, victim = "none", ""
         if self.chance is not None:

@@ -124,7 +124,7 @@ def _enter(namespace: str) -> None:
 
 
 def _stutter(twice: Path) -> None:
-    send, send_now = Stream.send, Stream.send_now
+    send = Stream.send
 
     def again(stream: Stream, envelope: Any, frames: Any) -> None:
         if isinstance(envelope, Request | Reply) and twice.exists():
@@ -135,11 +135,4 @@ def _stutter(twice: Path) -> None:
         send(self, envelope, frames)
         again(self, envelope, frames)
 
-    def stuttering_now(self: Stream, envelope: Any, frames: Any = ()) -> bool:
-        is_sent = send_now(self, envelope, frames)
-        if is_sent:
-            again(self, envelope, frames)
-        return is_sent
-
     Stream.send = stuttering  # type: ignore[method-assign]
-    Stream.send_now = stuttering_now  # type: ignore[method-assign]

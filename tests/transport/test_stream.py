@@ -8,7 +8,6 @@ import time
 import pytest
 
 from tablepuppet.errors import DisconnectedError
-from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport import envelopes as e
 from tablepuppet.transport.connections import Stream
 from tablepuppet.transport.flight import Connection, Listener, ListenerSettings, Party
@@ -31,21 +30,8 @@ def test_whoever_writes_after_the_end_is_told_so() -> None:
     while not stream._is_over:
         assert time.monotonic() < until
         time.sleep(0.01)
-    for send in (stream.send, stream.send_now):
-        with pytest.raises(DisconnectedError):
-            send(e.Forget(run=""))
+    with pytest.raises(DisconnectedError):
+        stream.send(e.Forget(run=""))
     with pytest.raises(DisconnectedError):
         stream.beat()
     server.shutdown()
-
-
-def test_only_a_small_parcel_is_sent_now() -> None:
-    class Nothing:
-        def write_metadata(self, piece: object) -> None:
-            """Takes everything."""
-
-    stream = Stream(None, Nothing(), e.Assembler(e.FROM_CLIENT))
-    assert stream.send_now(e.Forget(run=""), [Frame(b"h", [bytes(1000)])])
-    assert not stream.send_now(e.Forget(run=""), [Frame(b"h", [bytes(1 << 20)])])
-    with stream._whole:
-        assert not stream.send_now(e.Forget(run=""))

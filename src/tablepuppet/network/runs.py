@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tablepuppet.errors import TransportError
 from tablepuppet.formatting import printable
 from tablepuppet.network.control import Failed, Finished, Kind, News, Round, State, Waiting, run_protocol
@@ -209,17 +211,7 @@ class Run:
             self.journal.unlink(missing_ok=True)
 
     def _card(self) -> Card:
-        return Card(
-            kind=self.kind,
-            state=self.state,
-            submitted=self.submitted,
-            message=self.message,
-            owner=self.owner,
-            readers=self.readers,
-            deaths=self.deaths,
-            version=self.version,
-            protocol=self.protocol,
-        )
+        return Card(**{name: getattr(self, name) for name in Card.__struct_fields__})
 
     def _frames(self) -> list[Frame]:
         return [self.asked, *([] if self.result is None else [self.result])]
@@ -227,11 +219,8 @@ class Run:
     @classmethod
     def load(cls, folder: Path) -> Run:
         card, frames = load_record(folder / "run", Card)
-        run = cls(folder.name, card.kind, frames[0], folder, card.state, card.submitted, card.message)
-        run.owner, run.readers, run.deaths = card.owner, card.readers, card.deaths
-        run.version, run.protocol = card.version, card.protocol
-        run.result = frames[1] if len(frames) > 1 else None
-        return run
+        result = frames[1] if len(frames) > 1 else None
+        return cls(folder.name, asked=frames[0], folder=folder, result=result, **msgspec.structs.asdict(card))
 
     def remove(self) -> None:
         if self.folder is not None:

@@ -40,7 +40,6 @@ OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 _REVOKED_PERIOD = 2.0  # seconds between two looks at the list of revoked certificates
 _BEAT = b"H"
 _LARGEST_PIECE = 2 * PIECE + 1024
-_SMALL = 1 << 14  # bytes that fit into every window of flow control, so that no one has to read them first
 
 
 class Stream:
@@ -53,7 +52,6 @@ class Stream:
         self._whole, self._piece = threading.Lock(), threading.Lock()
         self._cancel = cancel
         self._is_over = False
-        self._unanswered = 0  # bytes that were sent since the other side answered a question
         self.heard = time.monotonic()
         self.note = ""  # of the other side's last heartbeat
 
@@ -71,27 +69,6 @@ class Stream:
         with self._whole:
             for piece in pack(envelope, frames):
                 self._write(piece)
-
-    def send_now(self, envelope: Envelope, frames: Sequence[Frame] = ()) -> bool:
-        """Sends a small parcel if that will not take long; whether it did: somebody who does not read keeps no one."""
-        size = sum(frame.size for frame in frames)
-        if self._unanswered + size > _SMALL or not self._whole.acquire(blocking=False):
-            return False
-        try:
-            if not self._piece.acquire(blocking=False):
-                return False
-            try:
-                for piece in pack(envelope, frames):
-                    self._write_piece(piece)
-            finally:
-                self._piece.release()
-        finally:
-            self._whole.release()
-        return True
-
-    def note_answer(self) -> None:
-        """The other side has read what was sent: it answers it."""
-        self._unanswered = 0
 
     def beat(self, note: str = "") -> None:
         """A sign of life."""
@@ -134,16 +111,12 @@ class Stream:
 
     def _write(self, piece: bytes) -> None:
         with self._piece:
-            self._write_piece(piece)
-
-    def _write_piece(self, piece: bytes) -> None:
-        if self._is_over:
-            raise DisconnectedError("the connection ended")
-        self._unanswered += len(piece)
-        try:
-            self._writer.write_metadata(pa.py_buffer(piece))
-        except (pa.ArrowException, OSError) as error:
-            raise DisconnectedError(f"the connection ended ({_why(error)})") from None
+            if self._is_over:
+                raise DisconnectedError("the connection ended")
+            try:
+                self._writer.write_metadata(pa.py_buffer(piece))
+            except (pa.ArrowException, OSError) as error:
+                raise DisconnectedError(f"the connection ended ({_why(error)})") from None
 
 
 def _why(error: BaseException) -> str:

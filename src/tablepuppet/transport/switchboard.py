@@ -59,14 +59,6 @@ class _Line:
         """Large parcels may come while there is a question, and only then."""
         self.stream.allow(self.limit if is_asked else min(self.limit, _UNASKED))
 
-    def post(self, envelope: Envelope, frames: Sequence[Frame]) -> None:
-        """Sends a parcel: at once if it is small, since to wake a thread takes longer than to send it."""
-        try:
-            if not self.stream.send_now(envelope, frames):
-                self.outbox.put((envelope, frames))
-        except DisconnectedError:
-            log.debug("a line broke; whoever reads from it notices")
-
     @property
     def is_stuck(self) -> bool:
         """Whether the other side does not read: what waits for it takes memory."""
@@ -181,7 +173,6 @@ class Switchboard:
                     raise TransportError(f"client {client} answers what nobody asked, {line.unasked} times over")
                 return
             line.unasked = 0
-            line.stream.note_answer()
             if asked.reply is None:
                 asked.reply = frames
                 if client in self._lines:
@@ -213,12 +204,9 @@ class Switchboard:
         with self._changed:
             for client, (request, frames) in requests.items():
                 self._asked[client] = _Asked(request, frames, now)
-            lines = {client: self._lines[client] for client in requests if client in self._lines}
-            for line in lines.values():
-                line.expect(True)
-        for client, line in lines.items():
-            line.post(*requests[client])
-        with self._changed:
+                if client in self._lines:
+                    self._lines[client].expect(True)
+                    self._lines[client].outbox.put((request, frames))
             try:
                 return self._await(requests, rules, now if rules.since is None else rules.since)
             finally:

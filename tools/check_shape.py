@@ -14,15 +14,15 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "src" / "tablepuppet"
 CEILINGS = {
-    "participle names": 60,
-    "functions with six or more parameters": 95,
+    "participle names": 51,
+    "functions with six or more parameters": 82,
     "private names of other libraries": 0,
 }
 _MAX_PARAMETERS = 5
 _PARTICIPLE = re.compile(r"_?[a-z]+(ed|en|wn|ne|ld|und|ught|ade|ept)")
 _ALLOWED = re.compile(
-    "_?(accept|bound|build|combine|define|embed|engine|feed|field|fine|fold|found|grade|hidden|hold|indexed|line|masked|need|one|"
-    "open|round|screen|seed|seen|shutdown|speed|then|threshold|token|when)"
+    "_?(accept|bound|build|combine|define|embed|engine|feed|field|fine|fold|found|grade|hidden|hold|indexed|line|masked|need|"
+    "one|open|round|screen|seed|seen|shutdown|speed|then|threshold|token|when)"
 )
 
 

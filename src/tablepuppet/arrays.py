@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.sizes import ROWS_IN_CACHE, ROWS_PER_LOOKUP
+
 Array = NDArray[np.float64]
 RowNumbers = NDArray[np.signedinteger[Any]]  # int32 where it fits, else int64
 Codes = NDArray[np.int32]  # of categories
 Integers = NDArray[np.int64]  # fixed point
 
-
-_PIECE = 1 << 15  # rows whose numbers follow at a time
 
 Numbers = TypeVar("Numbers", bound=np.generic)
 
@@ -31,7 +31,7 @@ def floats(array: NDArray[Any]) -> Array:
     return array.astype(np.float64, copy=False)
 
 
-def pieces(size: int, step: int = 1 << 16) -> Iterator[slice]:
+def pieces(size: int, step: int = ROWS_IN_CACHE) -> Iterator[slice]:
     """Views of a long array that stay in the cache: what NumPy makes of one on the way is as short."""
     return (slice(start, min(start + step, size)) for start in range(0, size, step))
 
@@ -88,7 +88,7 @@ class Following:
 
     def slices(self) -> Iterator[slice]:
         """All rows, so many at a time that they stay in the cache."""
-        return pieces(len(self), _PIECE)
+        return pieces(len(self), ROWS_PER_LOOKUP)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return self[:]

@@ -108,10 +108,10 @@ def _cache_bytes(folder: Path) -> int:
 
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # of malloc.h
-_LARGE = 12 << 20  # bytes from which an array is the system's
-_SPARE = 64 << 20  # bytes that may stay behind, unused, for the next small arrays: a page anew takes microseconds
+_MIN_MAPPED_BYTES = 12 << 20  # bytes from which an array is the system's
+_MAX_SPARE_BYTES = 64 << 20  # they stay behind, unused, for the next small arrays: a page anew takes microseconds
 
-_MANY = 1 << 22  # rows
+_MIN_ROWS_TO_TRIM = 1 << 22
 
 
 @cache
@@ -119,8 +119,8 @@ def fix_thresholds() -> None:
     """Once in a process."""
     mallopt = _of_glibc("mallopt")
     if mallopt is not None:
-        mallopt(_MMAP_THRESHOLD, _LARGE)
-        mallopt(_TRIM_THRESHOLD, _SPARE)
+        mallopt(_MMAP_THRESHOLD, _MIN_MAPPED_BYTES)
+        mallopt(_TRIM_THRESHOLD, _MAX_SPARE_BYTES)
         mallopt(_ARENA_MAX, 1)
 
 
@@ -131,7 +131,7 @@ def trim_heap(rows: int = 0) -> None:
     """
     pa.default_memory_pool().release_unused()
     trim = _of_glibc("malloc_trim")
-    if trim is not None and (rows >= _MANY or _unused_bytes() > _SPARE):
+    if trim is not None and (rows >= _MIN_ROWS_TO_TRIM or _unused_bytes() > _MAX_SPARE_BYTES):
         trim(0)
 
 

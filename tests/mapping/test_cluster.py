@@ -108,7 +108,7 @@ def test_a_cluster_that_lets_anybody_in_is_refused(mode: str, says: str) -> None
 def test_a_cluster_trains_the_same_model_and_survives_the_loss_of_a_node(
     nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(joined_module, "SHARD", 256)
+    monkeypatch.setattr(joined_module, "JOINED_ROWS_PER_SHARD", 256)
     nodes.fill(2)
     options: dict[str, Any] = {"model": "logistic", "algorithm": "admm", "epochs": 4}
     alone = trained("many", 3000, "local", **options)
@@ -129,7 +129,7 @@ def test_a_cluster_trains_the_same_model_and_survives_the_loss_of_a_node(
 def test_a_cluster_grows_the_same_trees(
     nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, label: str
 ) -> None:
-    monkeypatch.setattr(joined_module, "SHARD", 256)
+    monkeypatch.setattr(joined_module, "JOINED_ROWS_PER_SHARD", 256)
     nodes.fill(2)
     options: dict[str, Any] = {"model": "boosted", "trees": 4, "depth": 3, "validation_fraction": 0.1}
     options |= {"class_weight": "balanced"} if label == "binary" else {"loss": "squared"}
@@ -196,7 +196,7 @@ def test_a_folder_that_nodes_do_not_see_is_named(nodes: Nodes, monkeypatch: pyte
 def test_a_node_may_go_while_the_tables_are_joined(
     nodes: Nodes, when: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(joined_module, "SHARD", 256)
+    monkeypatch.setattr(joined_module, "JOINED_ROWS_PER_SHARD", 256)
     nodes.fill(2)
     ask = Cluster.ask
     lost: list[str] = []
@@ -218,7 +218,7 @@ def test_a_node_may_go_while_the_tables_are_joined(
 
 
 def test_a_join_that_is_no_tree_is_made_here_and_trained_there(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joined_module, "SHARD", 256)
+    monkeypatch.setattr(joined_module, "JOINED_ROWS_PER_SHARD", 256)
     nodes.fill(2)
     options: dict[str, Any] = {"model": "logistic", "algorithm": "newton", "privacy": {"keys": "plain"}}
     engine = tp.Ray(workers=2)

@@ -82,10 +82,10 @@ def mapped(federation: tp.Federation, query: str, cluster: Any = None) -> TableM
 def test_workers_write_the_pieces_of_one_machine(
     federation: tp.Federation, query: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(joined_module, "SHARD", 128)
+    monkeypatch.setattr(joined_module, "JOINED_ROWS_PER_SHARD", 128)
     for module in (tree_join, duckdb_join):
-        monkeypatch.setattr(module, "SLICE", 100)
-    monkeypatch.setattr(partitions, "NEAR", 20)  # so that rows are numbered anew in each partition
+        monkeypatch.setattr(module, "JOINED_ROWS_PER_PIECE", 100)
+    monkeypatch.setattr(partitions, "MAX_ROWS_TO_SEND", 20)  # so that rows are numbered anew in each partition
     spread = mapped(federation, query, Neighbours(workers, tmp_path / "spread"))
     whole = mapped(federation, query)
     other = cast(Cluster, Neighbours(workers, tmp_path / "cut"))
@@ -122,8 +122,8 @@ def assert_same_rows(found: ClusterRows, path: str, expected: ClusterRows, other
 def test_values_come_in_order_a_stretch_at_a_time(
     federation: tp.Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(joined_module, "SHARD", 128)
-    monkeypatch.setattr("tablepuppet.mapping.cluster.rows._CHUNK", 500)
+    monkeypatch.setattr(joined_module, "JOINED_ROWS_PER_SHARD", 128)
+    monkeypatch.setattr("tablepuppet.mapping.cluster.rows.VALUES_PER_CLUSTER_SORT", 500)
     query = QUERIES["many to many"]
     sides = mapped(federation, query, Neighbours(3, tmp_path / "spread")).train, mapped(federation, query).train
     found = []

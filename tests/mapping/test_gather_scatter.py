@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from tablepuppet.arrays import RowNumbers, Triangles
 from tablepuppet.mapping.rows.index import RowIndex, gather, scatter_add
-from tablepuppet.mapping.rows.joined import SHARD, JoinedRows
+from tablepuppet.mapping.rows.joined import JoinedRows
 from tablepuppet.mapping.rows.lane import Shard, Signal, Sums
+from tablepuppet.sizes import JOINED_ROWS_PER_SHARD
 
 
 def check(index: RowNumbers, rows: int, outputs: int, seed: int) -> None:
@@ -47,7 +48,7 @@ def test_gather_and_scatter_follow_their_definition(
 @pytest.mark.parametrize("rows", [1000, (1 << 18) - 1, 1 << 18])
 @pytest.mark.parametrize("kind", ["sorted", "shuffled", "partial"])
 def test_so_they_do_at_the_size_of_a_shard_and_of_large_blocks(kind: str, rows: int, outputs: int) -> None:
-    drawn = np.random.default_rng(rows).integers(-1 if kind == "partial" else 0, rows, SHARD)
+    drawn = np.random.default_rng(rows).integers(-1 if kind == "partial" else 0, rows, JOINED_ROWS_PER_SHARD)
     check(np.sort(drawn) if kind == "sorted" else drawn, rows, outputs, 1)
 
 

@@ -101,9 +101,9 @@ def _many_to_many(rows: int) -> tuple[Branch, list[ScanKeys]]:
 def test_slices_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     branch, keys = _many_to_many(60)
     whole = DuckJoin(branch, keys).rows()
-    monkeypatch.setattr(duckdb_join, "_SLICE", 1)
-    monkeypatch.setattr(tree_join, "SLICE", 5)
-    monkeypatch.setattr(duckdb_join, "SLICE", 5)
+    monkeypatch.setattr(duckdb_join, "JOINED_ROWS_PER_SORT", 1)
+    monkeypatch.setattr(tree_join, "JOINED_ROWS_PER_PIECE", 5)
+    monkeypatch.setattr(duckdb_join, "JOINED_ROWS_PER_PIECE", 5)
     counted = TreeJoin.of(branch, keys)
     assert counted is not None
     listed = ListedJoin(counted.sizes, 0, DuckJoin(branch, keys).rows())

@@ -14,6 +14,7 @@ from tests.mapping.counted import multiplicities
 
 from tablepuppet.mapping.rows import joined as module
 from tablepuppet.mapping.rows.joined import JoinedRows, RowIndex, by_label
+from tablepuppet.sizes import JOINED_ROWS_PER_SHARD
 
 
 @st.composite
@@ -82,7 +83,7 @@ def test_a_large_batch_in_order_is_known_to_be() -> None:
 
 def test_shard_borders_and_threads_do_not_show_in_the_result(monkeypatch: Any) -> None:
     rng = np.random.default_rng(0)
-    rows = 5 * module.SHARD + 77
+    rows = 5 * JOINED_ROWS_PER_SHARD + 77
     indices = (RowIndex.of(np.arange(rows), rows), RowIndex.of(rng.integers(-1, 77, rows), 77))
     joined = JoinedRows(rows, indices, indices[0], rng.normal(size=rows))
     values = [rng.normal(size=(p.rows, 1)) for p in indices]
@@ -96,7 +97,7 @@ def test_shard_borders_and_threads_do_not_show_in_the_result(monkeypatch: Any) -
 
 def test_rows_in_order_that_span_shards_and_lanes_are_summed_once() -> None:
     rng = np.random.default_rng(0)
-    rows, size = 6 * module.SHARD, 90
+    rows, size = 6 * JOINED_ROWS_PER_SHARD, 90
     numbers = np.sort(np.concatenate([rng.integers(0, size, rows // 2), np.full(rows // 2, 45)]))
     indices = (RowIndex.of(numbers, size), RowIndex.of(np.arange(rows), rows))
     joined = JoinedRows(rows, indices, indices[1], rng.normal(size=rows))

@@ -40,8 +40,8 @@ def add_up(shard: Any, *, factor: float) -> tuple[Sequence[Any], dict[str, Any]]
 
 @pytest.fixture(params=["plain", "partial", "scattered labels"])
 def joined(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> JoinedRows:
-    monkeypatch.setattr(module, "SHARD", 512)
-    monkeypatch.setattr(on_disk, "NEAR", 1000)  # so that the unsorted block is numbered anew
+    monkeypatch.setattr(module, "JOINED_ROWS_PER_SHARD", 512)
+    monkeypatch.setattr(on_disk, "MAX_ROWS_TO_SEND", 1000)  # so that the unsorted block is numbered anew
     return table(request.param)
 
 

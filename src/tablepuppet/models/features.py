@@ -12,7 +12,7 @@ if a training row lacked one; a string is one 0/1 column per category, then NULL
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,18 +21,17 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, Codes, Following, RowNumbers
 from tablepuppet.errors import TrainingError
+from tablepuppet.sizes import MIN_ROWS_PER_THREAD, NUMBERS_PER_WEIGHTED_COPY, ROWS_PER_LOOKUP
 from tablepuppet.threads import parallel_for, pool
 
-_PICKED = 1 << 15  # rows picked at a time: they stay in the cache
-_SHARE = 1 << 17  # rows, at the least, of which a thread predicts
 _MAX_COLUMNS_TO_COUNT = 3  # for more columns one sparse product is faster than a bincount for each
 
 
 def add_picked(out: Array, theta: Array, codes: Codes) -> None:
     """Adds X θ to `out` (n, k): the row of θ (size, k) that each code names."""
     padded = np.concatenate([theta, np.zeros((1, theta.shape[1]))])
-    for start in range(0, len(codes), _PICKED):
-        chunk = slice(start, start + _PICKED)
+    for start in range(0, len(codes), ROWS_PER_LOOKUP):
+        chunk = slice(start, start + ROWS_PER_LOOKUP)
         # "wrap" takes code −1 to the last row, the zeros; it is also faster than checking the bounds.
         out[chunk] += padded.take(codes[chunk], axis=0, mode="wrap")
 
@@ -72,9 +71,8 @@ def one_hot(codes: Codes, size: int, weights: Array | None = None) -> scipy.spar
 
 
 GRAM_LIMIT = 20_000  # columns: a dense d × d matrix of 3.2 GB
-_CHUNK = 1 << 19  # numbers in a weighted copy: it stays in the cache
-_NARROW, _MANY = 4, 4  # columns, of so few of which several chunks are weighted at once: threads wait less
-_SMALL, _AHEAD = 64, 8  # columns of small matrices, and how many of them may lie about
+_NARROW_COLUMNS = 4  # so few are weighted one after the other
+_SMALL_COLUMNS, _SMALL_RESULTS_AHEAD = 64, 8  # columns of small matrices, and how many of them may lie about
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +102,7 @@ class Features:
             for own_codes, columns in zip(codes, self.code_columns, strict=True):
                 add_picked(out[some], theta[columns], own_codes[some])
 
-        shares = len(dense) // _SHARE if theta.shape[1] == 1 else 1
+        shares = len(dense) // MIN_ROWS_PER_THREAD if theta.shape[1] == 1 else 1
         if shares > 1:
             parallel_for(write, len(dense), 64 * (len(dense) // (64 * shares) + 1))  # of equal length: the bits stay
         else:
@@ -208,7 +206,7 @@ def _size(columns: slice) -> int:
 
 def _chunks(dense: Array) -> Iterator[slice]:
     rows, columns = dense.shape
-    step = max(1, _CHUNK // max(1, columns))
+    step = max(1, NUMBERS_PER_WEIGHTED_COPY // max(1, columns))
     return (slice(start, start + step) for start in range(0, rows, step))
 
 
@@ -216,26 +214,21 @@ def _dense_gram(dense: Array, weights: Array | Following) -> Array:
     # AᵀA of one array with itself is symmetric and takes half the work of AᵀB.
     is_square = isinstance(weights, Following) or bool((weights >= 0).all())
 
-    def of_chunks(some: Sequence[slice]) -> list[Array]:
-        first, every = some[0].start, slice(some[0].start, some[-1].stop)
-        root = np.sqrt(weights[every]) if is_square else weights[every]
-        left = _weigh_rows(root, dense[every])
-        right = left if is_square else dense[every]
-        own = [slice(chunk.start - first, chunk.stop - first) for chunk in some]
-        return [np.asarray(left[chunk].T @ right[chunk]) for chunk in own]
+    def of_chunk(chunk: slice) -> Array:
+        root = np.sqrt(weights[chunk]) if is_square else weights[chunk]
+        left = _weigh_rows(root, dense[chunk])
+        return np.asarray(left.T @ (left if is_square else dense[chunk]))
 
     columns = dense.shape[1]
     chunks = list(weights.slices() if isinstance(weights, Following) else _chunks(dense))
-    many = _MANY if columns <= _NARROW and isinstance(weights, Following) else 1
-    groups = [chunks[i : i + many] for i in range(0, len(chunks), many)]
-    found = pool().map(of_chunks, groups, _AHEAD * (columns <= _SMALL)) if len(groups) > 1 else map(of_chunks, groups)
-    # added in order, whoever is first
-    return sum((matrix for matrices in found for matrix in matrices), np.zeros((columns, columns)))
+    ahead = _SMALL_RESULTS_AHEAD if columns <= _SMALL_COLUMNS else 0
+    found = pool().map(of_chunk, chunks, ahead) if len(chunks) > 1 else map(of_chunk, chunks)
+    return sum(found, np.zeros((columns, columns)))  # added in order, whoever is first
 
 
 def _weigh_rows(root: Array, dense: Array) -> Array:
     """diag(w) A; of few columns one after the other: NumPy goes over short rows slowly."""
-    if dense.shape[1] > _NARROW:
+    if dense.shape[1] > _NARROW_COLUMNS:
         return np.asarray(root[:, None] * dense)
     out = np.empty(dense.shape)
     for column in range(dense.shape[1]):

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tablepuppet.errors import TrainingError
 from tablepuppet.models.modules import need_torch
+from tablepuppet.sizes import NUMBERS_PER_ROW_GRADIENTS
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
-
-_NUMBERS = 1 << 22  # in the gradients of the rows that are looked at together
 
 
 def clipped_sums(
@@ -82,7 +81,7 @@ def _by_rows(module: Module, parameters: dict[str, Tensor], x: Tensor, signal: T
         return (out[0] * weight).sum()
 
     each = torch.func.vmap(torch.func.grad(score), in_dims=(None, 0, 0), randomness="different")
-    size = max(1, _NUMBERS // max(1, sum(p.numel() for p in held.values())))
+    size = max(1, NUMBERS_PER_ROW_GRADIENTS // max(1, sum(p.numel() for p in held.values())))
     totals = [torch.zeros_like(p) for p in held.values()]
     for start in range(0, len(x), size):
         try:

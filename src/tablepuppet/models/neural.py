@@ -24,13 +24,11 @@ from tablepuppet.models.ghost_clipping import clipped_sums
 from tablepuppet.models.inputs import Inputs
 from tablepuppet.models.modules import need_torch, one_torch_thread, torch_random
 from tablepuppet.models.spec import ModelSpec
+from tablepuppet.sizes import ROWS_PER_NETWORK_PASS
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
-
-
-MAX_ROWS_PER_PASS = 1 << 15
 
 
 class Kept(NamedTuple):
@@ -102,7 +100,7 @@ class NeuralModel:
         Of a batch, the pass is kept: its gradient is what is asked for next.
         """
         count = len(self.train) if rows is None else len(rows)
-        if draw is None or self._has_buffers or not 0 < count <= MAX_ROWS_PER_PASS:
+        if draw is None or self._has_buffers or not 0 < count <= ROWS_PER_NETWORK_PASS:
             return self._predict(self.train, theta, rows, draw)
         self._check_size(theta)
         self._load(theta)
@@ -201,7 +199,7 @@ class NeuralModel:
     def _chunks(self, inputs: Inputs, rows: RowNumbers | None) -> Iterator[tuple[slice, RowNumbers | slice]]:
         """Where each chunk lies in the answer, and its rows."""
         count = len(inputs) if rows is None else len(rows)
-        for place in pieces(count, MAX_ROWS_PER_PASS):
+        for place in pieces(count, ROWS_PER_NETWORK_PASS):
             yield place, place if rows is None else rows[place]
 
     @contextmanager

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array
 from tablepuppet.models.features import Features
-
-_CHUNK = 1 << 12  # rows, or columns, of K × K matrices at a time: they stay in the cache
+from tablepuppet.sizes import MATRICES_IN_CACHE
 
 
 def packed_width(size: int) -> int:
@@ -44,8 +43,8 @@ def products(features: Features, packed: Array, theta: Array) -> Array:
     """Σ_k x_k (M_k h_k)ᵀ with h = X θ: (d, K)."""
     h = features.dot(theta)
     pulled = np.empty_like(h)
-    for start in range(0, len(h), _CHUNK):
-        some = slice(start, start + _CHUNK)
+    for start in range(0, len(h), MATRICES_IN_CACHE):
+        some = slice(start, start + MATRICES_IN_CACHE)
         pulled[some] = multiply_triangles(packed[some], h[some])
     return features.transpose_dot(pulled)
 
@@ -78,8 +77,8 @@ def solved_blocks(blocks: Array, ridge: Array, right: Array) -> Array:
     """B_c⁻¹ r_c for each encoded column c, with B_c its diagonal block and the ridge."""
     size = right.shape[1]
     out = np.empty_like(right)
-    for start in range(0, len(right), _CHUNK):
-        some = slice(start, start + _CHUNK)
+    for start in range(0, len(right), MATRICES_IN_CACHE):
+        some = slice(start, start + MATRICES_IN_CACHE)
         whole = unpack_triangles(blocks[some], size)
         # A column that no row has, without a ridge: nothing is known of it, and it stays.
         scale = np.maximum(np.trace(whole, axis1=1, axis2=2) / size, 1.0)

@@ -19,9 +19,8 @@ from tablepuppet.algorithms.numerics.search import Derivatives, Objective, Subsp
 from tablepuppet.arrays import Array, Following, RowNumbers, freeze
 from tablepuppet.models.losses.logistic import curvature_of_slopes
 from tablepuppet.models.tally import tally
+from tablepuppet.sizes import ROWS_IN_CACHE
 from tablepuppet.threads import parallel_for
-
-_PIECE = 1 << 16  # rows that are added up at a time: they stay in the cache
 
 
 def best_intercept(problem: Problem, predictions: Sequence[Array]) -> Array:
@@ -86,7 +85,7 @@ def _added_up(every: RowNumbers, positive: Array, of_class: Array, out: Array) -
         found += positive[here] * of_class[1]
         out[here] = found
 
-    parallel_for(some, len(out), _PIECE)
+    parallel_for(some, len(out), ROWS_IN_CACHE)
     return freeze(out)
 
 

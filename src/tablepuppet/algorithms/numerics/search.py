@@ -25,13 +25,12 @@ from tablepuppet.models.losses import Loss
 from tablepuppet.models.losses.logistic import curvature_of_slopes
 from tablepuppet.models.tally import Tally, tally
 from tablepuppet.privacy.labels import Channel
+from tablepuppet.sizes import NUMBERS_PER_CLASS_PAIRS, ROWS_IN_CACHE
 from tablepuppet.threads import parallel_for
 
 _ITERATIONS = 12
 _HALVINGS = 30
-_PIECE = 1 << 16  # rows that are combined at a time
 _NO_LABELS = np.zeros(0)
-_PAIRS = 2**24  # numbers of an array over joined rows and pairs of classes
 _ENOUGH = 1e-3  # of what a round has gained: less than that is left to the next round
 
 
@@ -133,7 +132,8 @@ def hessian_step(shard: Any, *, loss: Loss, intercept: Array, is_known: bool) ->
     directions = [block.reshape(rows, -1, outputs) for block in shard.columns]
     new = loss.hessian_product(scores, labels, np.concatenate(directions, axis=1)) if directions else None
     totals = [] if new is None else [new.sum(axis=0)]
-    unit, few = np.eye(outputs), max(1, _PAIRS // (rows * outputs))  # with many classes, not all of them at once
+    # with many classes, not all of them at once
+    unit, few = np.eye(outputs), max(1, NUMBERS_PER_CLASS_PAIRS // (rows * outputs))
     for first in range(0, outputs, few):
         some = unit[first : first + few]
         vectors = np.ascontiguousarray(np.broadcast_to(some, (rows, *some.shape)))
@@ -257,11 +257,11 @@ def _write_out(moved: Moved, *, in_place: bool = False) -> Array:
     out = moved.values if in_place else np.empty_like(moved.values)
 
     def write(here: slice) -> None:
-        for start in range(here.start, here.stop, _PIECE):  # what is summed stays in the cache
-            some = slice(start, min(start + _PIECE, here.stop))
+        for start in range(here.start, here.stop, ROWS_IN_CACHE):  # what is summed stays in the cache
+            some = slice(start, min(start + ROWS_IN_CACHE, here.stop))
             np.add(moved.step(some), moved.values[some], out=out[some])
 
-    parallel_for(write, len(out), 4 * _PIECE)
+    parallel_for(write, len(out), 4 * ROWS_IN_CACHE)
     return out
 
 

@@ -74,7 +74,7 @@ def _whole(column: pa.ChunkedArray) -> NDArray[Any]:
     return np.asarray(array.to_numpy(zero_copy_only=False))
 
 
-NEAR = 1 << 17  # rows of a block that are sooner sent than numbered anew
+MAX_ROWS_TO_SEND = 1 << 17  # rows of a block that are sooner sent than numbered anew
 Used = slice | NDArray[np.int64]  # which of a block's rows a partition uses
 
 
@@ -167,7 +167,7 @@ def _compact(p: RowIndex, spec: PartitionSpec) -> tuple[Used, RowNumbers | None]
     """Which rows a partition uses, and p_i in terms of those; None: 0, 1, 2, …"""
     if p.index is None:
         return slice(spec.start, spec.stop), None
-    if p.is_sorted or p.rows <= NEAR:
+    if p.is_sorted or p.rows <= MAX_ROWS_TO_SEND:
         low, high = p.span(0, len(p.index))
         return slice(low, high), p.index - low if low else p.index
     occurs = np.zeros(p.rows + 1, np.bool_)

@@ -24,8 +24,7 @@ from tablepuppet.mapping.cluster.worker import Kept, Source, Walk
 from tablepuppet.mapping.rows.index import RowIndex
 from tablepuppet.mapping.rows.joined import JoinedRows, batch, by_label, weight_step
 from tablepuppet.mapping.rows.lane import JoinStep, LaneResult, Pass, Work, add_sums
-
-_CHUNK = 1 << 20  # values that are put in order here at a time
+from tablepuppet.sizes import VALUES_PER_CLUSTER_SORT
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +105,7 @@ class ClusterRows:
     def iterate_sorted(self, name: str) -> Iterator[Array]:
         """As JoinedRows.ordered: workers sort their own, and send what lies between some values at a time."""
         state = {name: self.state.pop(name)}
-        chunks = -(-self.rows // _CHUNK)
+        chunks = -(-self.rows // VALUES_PER_CLUSTER_SORT)
         sources = [(self._source(partition), name, state) for partition in self.partitions]
         sampled = np.sort(
             np.concatenate(list(self.cluster.ask("sample", [(*source, 8 * chunks) for source in sources])))

@@ -35,6 +35,7 @@ from tablepuppet.catalog.bound import BoundQuery, Branch, KeyPair
 from tablepuppet.mapping.keys.gather import ScanKeys
 from tablepuppet.mapping.rows.index import count_rows
 from tablepuppet.memory import free_memory
+from tablepuppet.sizes import JOINED_ROWS_PER_PIECE, JOINED_ROWS_PER_SORT, ROWS_PER_ARROW_BATCH
 from tablepuppet.sources.duckdb_source import silence
 
 log = logging.getLogger(__name__)
@@ -66,9 +67,7 @@ def remove_abandoned() -> None:
             log.info("removed %s, which a process that was killed had left", folder)
 
 
-_SLICE = 1 << 23  # joined rows that are sorted at a time, about
-_LEAST = 1 << 30  # bytes of memory that DuckDB may always take
-_BATCH = 1 << 18
+_MIN_DUCKDB_BYTES = 1 << 30  # bytes of memory that DuckDB may always take
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,7 +103,7 @@ class DuckJoin:
             for names in self._slices(total):
                 order = f"ORDER BY {', '.join(places)} NULLS FIRST"
                 sql = f"SELECT {columns} FROM {_from(self.branch, names, 'row')} {order}"
-                for batch in connection.sql(sql).to_arrow_reader(_BATCH):
+                for batch in connection.sql(sql).to_arrow_reader(ROWS_PER_ARROW_BATCH):
                     for i, column in enumerate(batch.columns):
                         out[i][written : written + len(batch)] = column.to_numpy()
                     written += len(batch)
@@ -117,7 +116,7 @@ class DuckJoin:
         rows = self.keys[self.branch.relations[label].scan].rows
         may_miss = any(join.kind == "left" and join.relation == label for join in self.branch.joins)
         others = sum(self.keys[r.scan].rows for r in self.branch.relations) - rows
-        pieces = 1 if may_miss else min(max(1, rows), -(-total // max(_SLICE, others)) or 1)
+        pieces = 1 if may_miss else min(max(1, rows), -(-total // max(JOINED_ROWS_PER_SORT, others)) or 1)
         borders = np.linspace(0, rows, pieces + 1).astype(np.int64).tolist()
         for first, last in itertools.pairwise(borders):
             piece = f"(SELECT * FROM {names[label]} WHERE place >= {first} AND place < {last})"
@@ -130,7 +129,7 @@ def connect(keys: Sequence[ScanKeys]) -> Iterator[duckdb.DuckDBPyConnection]:
     with scratch_folder() as folder:
         config: dict[str, str | bool | int | float | list[str]] = {
             "temp_directory": str(folder),
-            "memory_limit": f"{max(_LEAST, free_memory() // 2)}B",
+            "memory_limit": f"{max(_MIN_DUCKDB_BYTES, free_memory() // 2)}B",
         }
         with duckdb.connect(":memory:", config=config) as connection:
             silence(connection)
@@ -217,7 +216,6 @@ def _key_name(bound: BoundQuery, alias: str, scan: int, column: int) -> str:
 
 Marks = NDArray[np.bool_]  # rows of the label's relation
 Counts = NDArray[np.signedinteger[Any]]  # joined rows, per row of a relation
-SLICE = 1 << 18  # joined rows that are made at a time: they stay in the cache
 
 
 Use = Callable[[int, Mapping[int, RowNumbers]], None]
@@ -284,8 +282,8 @@ class ListedSide:
         return [count_rows(self.numbers(relation), size) for relation, size in enumerate(self.join.sizes)]
 
     def each(self, start: int, stop: int, use: Use) -> None:
-        for first in range(start, stop, SLICE):
-            inside = slice(first, min(first + SLICE, stop))
+        for first in range(start, stop, JOINED_ROWS_PER_PIECE):
+            inside = slice(first, min(first + JOINED_ROWS_PER_PIECE, stop))
             these = inside if self.chosen is None else self.chosen[inside]
             use(first - start, {relation: rows[these] for relation, rows in enumerate(self.join.numbers)})
 

@@ -21,12 +21,11 @@ import numpy as np
 
 from tablepuppet.arrays import Array, RowNumbers, pieces
 from tablepuppet.catalog.bound import Branch
-from tablepuppet.mapping.join.duckdb_join import SLICE, Counts, Marks, Use
+from tablepuppet.mapping.join.duckdb_join import Counts, Marks, Use
 from tablepuppet.mapping.keys.gather import ScanKeys
 from tablepuppet.mapping.rows.index import counts_up
+from tablepuppet.sizes import JOINED_ROWS_PER_PIECE, ROWS_IN_CACHE
 from tablepuppet.threads import parallel_for, pool
-
-_PIECE = 1 << 16  # rows that are counted at a time, at the least: NumPy makes wide numbers of them
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -291,9 +290,9 @@ class TreeSide:
         """Joined rows start ≤ j < stop, a slice of the roots at a time, by several threads at once."""
         ends = self.ends
         if ends is None:
-            borders = [*range(start, stop, SLICE), stop]
+            borders = [*range(start, stop, JOINED_ROWS_PER_PIECE), stop]
         else:
-            inner = np.searchsorted(ends, np.arange(start, stop, SLICE, dtype=ends.dtype), side="right")
+            inner = np.searchsorted(ends, np.arange(start, stop, JOINED_ROWS_PER_PIECE, dtype=ends.dtype), side="right")
             borders = [*inner.tolist(), int(np.searchsorted(ends, ends.dtype.type(stop))) + 1]
         spans = [(a, b) for a, b in itertools.pairwise(borders) if a < b]
 
@@ -313,7 +312,7 @@ class TreeSide:
 def _add_up(here: Counts, only: RowNumbers, rows: RowNumbers | None, above: Counts | None) -> None:
     """Each row has the joined rows of those that find it; None: of all rows, one of each. In pieces: NumPy copies what
     it counts."""
-    step = min(max(_PIECE, 4 * len(here)), max(1 << 20, len(here) // 8))
+    step = min(max(ROWS_IN_CACHE, 4 * len(here)), max(1 << 20, len(here) // 8))
     size = len(only) - 1 if rows is None else len(rows)
     for start in range(0, size, step):
         piece = slice(start, min(start + step, size)) if rows is None else rows[start : start + step]
@@ -328,7 +327,7 @@ def _share_out(here: Counts, edge: Edge, above: Counts, join: TreeJoin) -> None:
     """Rows of a group share what finds the group, each by the joined rows below it. All quotients are whole."""
     below = join.below[edge.relation]
     known = np.ones(len(here) + 1) if below is None else below
-    groups, step = np.zeros(len(edge.starts) - 1), max(_PIECE, 4 * len(edge.starts))
+    groups, step = np.zeros(len(edge.starts) - 1), max(ROWS_IN_CACHE, 4 * len(edge.starts))
     for piece in pieces(len(above), step):
         groups += np.bincount(edge.group[piece], above[piece], minlength=len(groups))
     weights = edge.per_group(known)

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, PerRow, RowNumbers, pieces
+from tablepuppet.sizes import ROWS_IN_CACHE
 
-_COUNTED_ROWS = 1 << 16  # row numbers that are counted at a time
 _SPARSE_ROWS = 1 << 18  # rows of a block, from which a shard's values are added one by one: few rows have any
 _DENSE_RATIO = 8  # rows of a block per row of a batch, up to which it is faster to mark rows than to sort them
 
@@ -147,8 +147,8 @@ def distinct(rows: RowNumbers, size: int) -> tuple[RowNumbers, RowNumbers]:
 def count_rows(rows: RowNumbers, size: int) -> RowNumbers:
     """How often each of `size` rows occurs; −1 is none."""
     counts: RowNumbers = np.zeros(size, np.int32 if len(rows) < 2**31 else np.int64)
-    ones = np.ones(_COUNTED_ROWS, counts.dtype)
-    for piece in pieces(len(rows), _COUNTED_ROWS):
+    ones = np.ones(ROWS_IN_CACHE, counts.dtype)
+    for piece in pieces(len(rows), ROWS_IN_CACHE):
         here = rows[piece]
         here = (here[here >= 0] if int(here.min()) < 0 else here).astype(np.intp, copy=False)
         np.add.at(counts, here, ones[: len(here)])

@@ -36,17 +36,16 @@ from tablepuppet.mapping.rows.lane import (
     add_sums,
     walk_lane,
 )
+from tablepuppet.sizes import JOINED_ROWS_PER_SHARD, VALUES_PER_SORTED_PIECE
 from tablepuppet.threads import one_blas_thread, pool
 
 __all__ = ["JoinStep", "JoinedRows", "LaneResult", "Pass", "RowIndex", "Shard", "Sums", "Work", "add_sums", "batch"]
 
-SHARD = 1 << 16
 LANES = 16
-_LANE = 1 << 24  # joined rows beyond which 16 lanes would be too few: a lane lies on one machine
-_SORTED_VALUES = 1 << 17  # values in order that are looked at together
-_KEPT_LABELS = 1 << 10  # different labels that stay counted
-_SORTED_BATCH = 1 << 17  # rows of a batch from which it is worth a look whether they come in order
-_LONGEST = 1 << 26  # joined rows of a lane, even where blocks are large
+_JOINED_ROWS_PER_LANE = 1 << 24  # joined rows beyond which 16 lanes would be too few: a lane lies on one machine
+_MAX_LABELS_KEPT = 1 << 10  # different labels that stay counted
+_MIN_BATCH_TO_CHECK_ORDER = 1 << 17  # rows of a batch from which it is worth a look whether they come in order
+_MAX_JOINED_ROWS_PER_LANE = 1 << 26  # joined rows of a lane, even where blocks are large
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +161,7 @@ class JoinedRows:
     def by_label(self) -> JoinedRows:
         """The different labels, each as heavy as all joined rows that have it; few of them are counted once."""
         found = self._by_label
-        if found.rows > _KEPT_LABELS:
+        if found.rows > _MAX_LABELS_KEPT:
             del self.__dict__["_by_label"]
         return found
 
@@ -196,9 +195,9 @@ def _in_memory(p: RowIndex, values: PerRow) -> PerRow:
 
 def lanes_of(rows: int, scattered: int) -> list[Lane]:
     """The lanes of so many joined rows; `scattered`: rows of the blocks that are not sorted."""
-    borders = [*list(range(0, rows, SHARD)), rows]
+    borders = [*list(range(0, rows, JOINED_ROWS_PER_SHARD)), rows]
     shards = list(itertools.pairwise(borders))
-    most, least = max(LANES, rows // _LANE), max(2, rows // _LONGEST)
+    most, least = max(LANES, rows // _JOINED_ROWS_PER_LANE), max(2, rows // _MAX_JOINED_ROWS_PER_LANE)
     lanes = min(most, max(least, rows // max(1, scattered)))
     size = max(1, -(-len(shards) // lanes))
     return [shards[i : i + size] for i in range(0, len(shards), size)]
@@ -244,7 +243,7 @@ def _are_classes(labels: NDArray[Any]) -> bool:
 def ascending(values: Array) -> Iterator[Array]:
     """The values in ascending order, some at a time; nobody else may use `values` any more."""
     values.sort()
-    return (values[here] for here in pieces(max(1, len(values)), _SORTED_VALUES))
+    return (values[here] for here in pieces(max(1, len(values)), VALUES_PER_SORTED_PIECE))
 
 
 def weight_step(shard: Shard) -> tuple[Sequence[Array], Sums]:
@@ -271,7 +270,7 @@ def batch(
         missing = int(len(unique) > 0 and unique[0] < 0)
         occurring.append(unique[missing:].astype(np.int32 if len(unique) == 0 or unique[-1] < 2**31 else np.int64))
         if (
-            len(numbers) >= _SORTED_BATCH and rises(numbers) and not missing
+            len(numbers) >= _MIN_BATCH_TO_CHECK_ORDER and rises(numbers) and not missing
         ):  # a sample in order, of a table that is large itself
             is_each = len(unique) == len(numbers)
             indices.append(RowIndex(len(unique), None if is_each else inverse, is_sorted=True))

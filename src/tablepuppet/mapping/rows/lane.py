@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import Array, Moved, PerRow, Triangles, floats
 from tablepuppet.mapping.rows.index import Place, gather, scatter_add
 from tablepuppet.models.losses.weighted import Weighted
+from tablepuppet.sizes import NUMBERS_PER_TRIANGLES
 
 if TYPE_CHECKING:
     from tablepuppet.mapping.rows.joined import JoinedRows
-
-_TRIANGLE_NUMBERS = 1 << 20  # numbers of Triangles that are written out at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +156,7 @@ def _collapse(out: Array, base: int, columns: tuple[Column, ...], place: Place |
         scatter_add(out, base, cast(tuple[Array, ...], columns), place)
         return
     whole = tuple(c for c in columns if isinstance(c, np.ndarray))
-    count, step = len(last.z), max(1, _TRIANGLE_NUMBERS // max(1, last.shape[1]))
+    count, step = len(last.z), max(1, NUMBERS_PER_TRIANGLES // max(1, last.shape[1]))
     for first in range(0, count, step):
         some = slice(first, min(first + step, count))
         scatter_add(out, base, (*(c[some] for c in whole), last[some].written_out()), _part(place, some))

@@ -130,7 +130,7 @@ def _wide_step(
 
 
 def _basis_step(setup: PartSetup, state: NewtonState, message: BasisUpdate) -> tuple[NewtonState, Answer]:
-    """A direction for each of several models, where they stand in the space of the directions so far (together.py)."""
+    """A direction for each of several models, as they stand in the space of the directions (multi_ridge.py)."""
     assert isinstance(setup.model, LinearModel)
     basis = state.basis
     if basis is None:

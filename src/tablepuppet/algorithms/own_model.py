@@ -43,5 +43,20 @@ class OwnModel(Protocol):
     def ask_rows(self, model: Any, parts: Sequence[Any], sizes: Sequence[int], link: Any, job: str) -> list[Any]:
         """What owners say of their rows, by block (prediction/predict.py)."""
 
+    def check_columns(self, block: Any, columns: Sequence[Any]) -> None:
+        """Refuses columns of other types than those a block was trained on (prediction/predict.py)."""
+
     def scores(self, model: Any, told: Sequence[Any], numbers: Sequence[Any], rows: int) -> Array:
         """The score of every joined row, from what owners said (prediction/predict.py)."""
+
+    def importance(self, model: Any) -> Any:
+        """How far each feature moves the score, as a data frame (prediction/coefficients.py)."""
+
+    def set_feature(self, model: Any, block: int, told: Array, feature: int, value: Any) -> Array:
+        """What owners of a block say once a feature has one value in all rows (engine/inspection.py)."""
+
+    def shuffle_feature(self, model: Any, block: int, told: Array, feature: int | None, rng: Any) -> Array:
+        """The same once a feature, or the block, is shuffled among rows (engine/inspection.py)."""
+
+    def usual_values(self, model: Any, block: int, feature: int, points: int) -> Sequence[Any]:
+        """Values at which to look at a feature; none: the model knows none (engine/inspection.py)."""

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pyarrow as pa
 
-from tablepuppet.algorithms.boosting.messages import SplitRule
 from tablepuppet.algorithms.registry import own_model
 from tablepuppet.arrays import Array
 from tablepuppet.engine.evaluate import Scored
@@ -115,12 +114,9 @@ def _names(model: Model) -> list[str]:
 
 def _set(scored: Scored, given: Varied, value: Value) -> Array:
     """What a block says once a feature of it has one value in all rows."""
-    if own_model(scored.model.spec) is not None:
-        own = scored.blocks[given.block].copy()
-        for number, rule in enumerate(scored.model.blocks[given.block].splits):
-            if rule.feature == given.feature:
-                own[number, :-1] = _goes_right(rule, value)  # the last: no row at all
-        return own
+    own = own_model(scored.model.spec)
+    if own is not None:
+        return own.set_feature(scored.model, given.block, scored.blocks[given.block], given.feature, value)
     return _score_again(scored, given.block, fixed=given.feature, value=value)
 
 
@@ -134,34 +130,15 @@ def _score_again(scored: Scored, block: int, **change: Any) -> Array:
     return own
 
 
-def _goes_right(rule: SplitRule, value: Value) -> bool:
-    if isinstance(value, str) if rule.is_number else isinstance(value, float):
-        raise JobError(f"the feature is a {'number' if rule.is_number else 'text'}, and values have another type")
-    if rule.is_number:
-        return value is None if rule.border is None else value is None or cast("float", value) > rule.border
-    if value is None:
-        return not rule.null_left
-    return not (value in rule.left or (rule.other_left and value not in rule.known))
-
-
 def _usual(model: Model, block: int, feature: int, points: int) -> Sequence[Value]:
     """Of a number: from two deviations below its mean to two above, or between the borders of trees; of a text: the
     categories that the model knows."""
     held = model.blocks[block]
     name = held.features[feature]
-    if own_model(model.spec) is not None:
-        rules = [rule for rule in held.splits if rule.feature == feature]
-        if not rules:
-            raise ModelError(f"no tree asks for {name}, so predictions do not depend on it")
-        if not rules[0].is_number:
-            return sorted({text for rule in rules for text in (*rule.left, *rule.known)})[:points]
-        borders = np.unique([rule.border for rule in rules if rule.border is not None])
-        if len(borders):
-            steps = np.diff(borders)
-            beyond = float(steps.mean()) if len(steps) else max(1.0, abs(float(borders[0])))
-            between = [borders[0] - beyond / 2, *(borders[:-1] + steps / 2), borders[-1] + beyond / 2]
-            kept = np.unique(np.linspace(0, len(between) - 1, min(points, len(between))).round().astype(int))
-            return [float(between[k]) for k in kept]
+    own = own_model(model.spec)
+    if own is not None:
+        if values := own.usual_values(model, block, feature, points):
+            return values
     elif isinstance(encoder := held.encoders[feature], CategoryEncoder) and encoder.categories:
         return encoder.categories[:points]
     elif isinstance(encoder, NumberEncoder) and len(encoder.mean) == 1 and encoder.scale[0] > 0:
@@ -205,16 +182,9 @@ def _units(scored: Scored, by: str) -> Iterator[tuple[int, int | None, str | Non
 
 def _shuffle(scored: Scored, block: int, feature: int | None, rng: np.random.Generator) -> Array:
     """What a block says once a feature of it, or all of them, are shuffled."""
-    own = scored.blocks[block]
-    if own_model(scored.model.spec) is not None:
-        order = np.append(rng.permutation(own.shape[1] - 1), own.shape[1] - 1)  # the last: no row at all
-        held = scored.model.blocks[block]
-        if feature is not None and held.is_held:
-            raise ModelError(f'the splits of {held.name} stay with their owners; ask for importance by="table"')
-        moved = own.copy()
-        rules = slice(None) if feature is None else [k for k, rule in enumerate(held.splits) if rule.feature == feature]
-        moved[rules] = own[rules][:, order]
-        return moved
+    said, own = scored.blocks[block], own_model(scored.model.spec)
+    if own is not None:
+        return own.shuffle_feature(scored.model, block, said, feature, rng)
     if feature is None:
-        return own[rng.permutation(len(own))]
+        return said[rng.permutation(len(said))]
     return _score_again(scored, block, shuffled=[feature])

@@ -2,8 +2,7 @@
 
 In: the blocks' encoders and θ, the encoded intercept, the classes. Out: a table of weights, the intercept that goes
 with them, and how far each feature moves the score. An encoded column is (x − mean) / scale, so the weight of x is
-θ / scale, and the intercept absorbs −θ · mean / scale. Of trees: the gain of each feature's splits, and how many they
-are; of a block whose owners hold its splits only totals are known here.
+θ / scale, and the intercept absorbs −θ · mean / scale.
 """
 
 from __future__ import annotations
@@ -148,26 +147,3 @@ def _original_scale(encoders: tuple[Encoder, ...]) -> tuple[Array, Array]:
             scale.append(np.ones(width))
             shift.append(np.zeros(width))
     return np.concatenate(scale), np.concatenate(shift)
-
-
-def tree_importance(model: Model) -> pd.DataFrame:
-    """Columns table, feature, importance (Σ gain), splits (how many); NaN where splits stay with their owner."""
-    import pandas as pd  # here, not above: most runs never need it, and it takes 40 MB and a third of a second
-
-    gain = [np.zeros(len(block.features)) for block in model.blocks]
-    count = [np.zeros(len(block.features)) for block in model.blocks]
-    for tree in (t for group in model.trees for t in group):
-        for node in tree.splits:
-            block = model.blocks[tree.block[node]]
-            if not block.is_held:
-                feature = block.splits[tree.key[node]].feature
-                gain[tree.block[node]][feature] += tree.gain[node]
-                count[tree.block[node]][feature] += 1
-    rows = []
-    for number, block in enumerate(model.blocks):
-        for place, feature_name in enumerate(block.features):
-            held = np.nan if block.is_held else 0.0
-            figures = (gain[number][place] + held, count[number][place] + held)
-            rows.append((block.table, feature_name, *figures))
-    frame = pd.DataFrame(rows, columns=["table", "feature", "importance", "splits"])
-    return frame.sort_values("importance", ascending=False, kind="stable", ignore_index=True)

@@ -145,10 +145,9 @@ class Model:
         standardize=False: what one unit of a number adds). NaN where the weights stay with their owner. Of boosted
         trees: how much all splits of the feature gained, and in a further column how many splits there are.
         """
-        if own_model(self.spec) is not None:
-            from tablepuppet.prediction.coefficients import tree_importance
-
-            return tree_importance(self)
+        own = own_model(self.spec)
+        if own is not None:
+            return own.importance(self)
         from tablepuppet.prediction.coefficients import importance
 
         return importance(self)

@@ -25,7 +25,7 @@ from tablepuppet.mapping.mapping import Part
 from tablepuppet.mapping.new_rows import NewRows, map_new_rows
 from tablepuppet.models.heads.base import TrainedHead
 from tablepuppet.models.heads.kinds import trained_head
-from tablepuppet.owner.part_store import check_splits, check_types
+from tablepuppet.owner.part_store import check_types
 from tablepuppet.prediction.missing_owners import Reachable
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.output import answer
@@ -64,9 +64,10 @@ def predict_rows(
     )
     servable = bind_features(read_query(query, tables, link), wanted, tables=tables, link=link, job=job)
     here = [(b, s) for b, s in zip(model.blocks, servable.bound.blocks, strict=True) if not b.is_held]
-    if own_model(model.spec) is not None:
+    own_kind = own_model(model.spec)
+    if own_kind is not None:
         for block, bound in here:
-            check_splits(block.features, bound.columns, block.splits)
+            own_kind.check_columns(block, bound.columns)
     else:
         check_types(  # owners look at the parts that they hold
             [f for b, _ in here for f in b.features],

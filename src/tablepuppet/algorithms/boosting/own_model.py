@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tablepuppet.algorithms.boosting import plan, prediction
+from tablepuppet.algorithms.boosting import inspection, plan, prediction
 from tablepuppet.algorithms.shape import Shape
 from tablepuppet.arrays import Array
+from tablepuppet.owner.part_store import check_splits
 
 
 class TreesModel:
@@ -42,8 +43,23 @@ class TreesModel:
     def ask_rows(self, model: Any, parts: Sequence[Any], sizes: Sequence[int], link: Any, job: str) -> list[Any]:
         return list(prediction.ask_bits(model, parts, sizes, link, job))
 
+    def check_columns(self, block: Any, columns: Sequence[Any]) -> None:
+        check_splits(block.features, columns, block.splits)
+
     def scores(self, model: Any, told: Sequence[Any], numbers: Sequence[Any], rows: int) -> Array:
         return prediction.tree_scores(model, told, numbers, rows)
+
+    def importance(self, model: Any) -> Any:
+        return inspection.tree_importance(model)
+
+    def set_feature(self, model: Any, block: int, told: Any, feature: int, value: Any) -> Any:
+        return inspection.set_feature(model, block, told, feature, value)
+
+    def shuffle_feature(self, model: Any, block: int, told: Any, feature: int | None, rng: Any) -> Any:
+        return inspection.shuffle_feature(model, block, told, feature, rng)
+
+    def usual_values(self, model: Any, block: int, feature: int, points: int) -> Sequence[Any]:
+        return inspection.usual_values(model, block, feature, points)
 
 
 OWN_MODEL = TreesModel()

@@ -38,7 +38,7 @@ from tablepuppet.models.spec import l2_of
 from tablepuppet.plan.prepare import Prepared
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.sources.duckdb_source import silence
-from tablepuppet.train import prepare_job, train
+from tablepuppet.train import Session, prepare_job, train
 from tablepuppet.transport.link import Link, Transport
 
 _TIMES = 3
@@ -152,7 +152,7 @@ def measure_federated(case: Case, algorithm: str, model: str, epochs: int) -> Fi
         total, cpu = time.perf_counter() - began, time.process_time() - cpu
         highest = peak()
         began = time.perf_counter()
-        prepared = prepare_job(job, federation._tables, Link(federation._transport), "bench")
+        prepared = prepare_job(job, Session(federation._tables, Link(federation._transport), "bench"))
         mapping = time.perf_counter() - began
     steps = max(1, len(marks) - 1)
     epoch, clients = ((marks[-1][k] - marks[0][k]) / steps for k in (0, 1))

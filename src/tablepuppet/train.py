@@ -58,18 +58,27 @@ Tables = Mapping[str, tuple[str, ...]]  # table name → its clients
 Question = Literal["profile", "evaluate", "compare", "importance", "partial_dependence", "drift"]
 
 
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A job among the clients: which of them hold each table, the link to them, and the job's name there."""
+
+    tables: Tables
+    link: Link
+    job_id: str
+
+
 def train(job: Job, tables: Tables, link: Link, on_round: OnRound | None = None, job_id: str | None = None) -> Any:
     """Trains a job's model on tables that stay with their clients; a resumed run has the id it had."""
     if job.probe:
         raise JobError("probe belongs to explain: it says which model would gain; leave it out of train")
-    with _session(tables, link, job_id) as job_id, at_work(job.engine) as cluster:
+    with _session(tables, link, job_id) as session, at_work(job.engine) as cluster:
         find_blas()  # while clients answer
-        prepared = prepare_job(job, tables, link, job_id, "train", cluster)
+        prepared = prepare_job(job, session, "train", cluster)
         shown = RoundedResults.of(prepared.rounding, prepared.mapping, prepared.plan.loss)
         if shown is None:
-            found = _run(prepared, link, job_id, on_round)
+            found = _run(prepared, link, session.job_id, on_round)
             return replace(found, notes=(*found.notes, *find_copy(found))) if isinstance(found, Result) else found
-        found = _run(prepared, link, job_id, shown.following(on_round))
+        found = _run(prepared, link, session.job_id, shown.following(on_round))
         return shown.result(found) if isinstance(found, Result) else shown.search(found)
 
 
@@ -91,15 +100,15 @@ def explain(job: Job, tables: Tables, link: Link, job_id: str | None = None) -> 
     """What training would do and cost."""
     if job.probe:
         probe_job(job)  # what it refuses is refused before anything is read
-    with _session(tables, link, job_id) as job_id, at_work(job.engine) as cluster:
-        prepared = prepare_job(job, tables, link, job_id, "explain", cluster)
+    with _session(tables, link, job_id) as session, at_work(job.engine) as cluster:
+        prepared = prepare_job(job, session, "explain", cluster)
         plan = prepared.plan
         _ = plan.private  # what training would refuse is refused here
         own = own_model(job.spec)
         if own is not None:
             own.check_exposure(plan.shape, plan.job)
             return plan if not job.probe else replace(plan, gains=_gains(plan, tables, link))
-        plan = with_statistics(prepared, link, job_id)
+        plan = with_statistics(prepared, link, session.job_id)
         check_exposure(plan.shape, plan.job, plan.loss)
         return plan if not job.probe else replace(plan, gains=_gains(plan, tables, link))
 
@@ -107,9 +116,9 @@ def explain(job: Job, tables: Tables, link: Link, job_id: str | None = None) -> 
 def _gains(plan: Plan, tables: Tables, link: Link) -> tuple[Gain, ...]:
     """What models that are no sum would add: a sum is trained for it, under a contract of its own."""
     job = probe_job(plan.job)
-    with _session(tables, link) as job_id, one_blas_thread:
-        prepared = prepare_job(job, tables, link, job_id, "train")
-        pairs = find_interactions(prepared, link, job_id)
+    with _session(tables, link) as session, one_blas_thread:
+        prepared = prepare_job(job, session, "train")
+        pairs = find_interactions(prepared, link, session.job_id)
     if not pairs:
         raise JobError(
             "a probe needs two tables with features, 2,000 joined rows to train on, and a label that differs and is a "
@@ -121,10 +130,10 @@ def _gains(plan: Plan, tables: Tables, link: Link) -> tuple[Gain, ...]:
 def profile(query: str, label: str | None, privacy: dict[str, Any], tables: Tables, link: Link) -> Profile:
     """How the keys of a query's tables meet; `privacy`: as what they leave."""
     asked = privacy_of(privacy)
-    with _session(tables, link) as job_id:
-        bound = bind(read_query(query, tables, link), label=label, tables=tables, link=link, job=job_id)
-        rounding = agree(key_contracts(bound, "profile", link.asker, asked), link, job_id)
-        keys, _ = gather_keys(bound, link, job_id, asked)
+    with _session(tables, link) as session:
+        bound = bind(read_query(query, tables, link), label=label, tables=tables, link=link, job=session.job_id)
+        rounding = agree(key_contracts(bound, "profile", link.asker, asked), link, session.job_id)
+        keys, _ = gather_keys(bound, link, session.job_id, asked)
         found = profile_keys(bound, keys)
         check_meetings(found, rounding.least)
         return found
@@ -153,19 +162,19 @@ def predict(
 
         return cache.answer(model, query, tables, link, rows, key=key, only=only, limit=limit)
     if missing == "error":
-        with _session(tables, link) as job_id, one_blas_thread:
-            return predict_rows(model, query, tables, link, job_id, **options)
+        with _session(tables, link) as session, one_blas_thread:
+            return predict_rows(model, query, tables, link, session.job_id, **options)
     there = reachable(model, tables, link)
-    with _session(there.tables, there.link) as job_id, one_blas_thread:
-        return predict_rows(model, query, there.tables, there.link, job_id, there=there, **options)
+    with _session(there.tables, there.link) as session, one_blas_thread:
+        return predict_rows(model, query, there.tables, there.link, session.job_id, there=there, **options)
 
 
 def evaluate(model: Model, job: Job, tables: Tables, link: Link, *, rows: str = "test") -> Evaluation:
     """A model's metrics on labelled rows of a job's query."""
     measured = Measurement((model,), RowSelection.of(rows, (model,)))
-    with _session(tables, link) as job_id:
-        prepared = prepare_job(job, tables, link, job_id, "evaluate", measured=measured)
-        found = score_labelled(model, prepared, link, job_id).measure()
+    with _session(tables, link) as session:
+        prepared = prepare_job(job, session, "evaluate", measured=measured)
+        found = score_labelled(model, prepared, link, session.job_id).measure()
         shown = _round_for(prepared, model)
         metrics = found.metrics if shown is None else shown.round_measured(found).metrics
         return Evaluation(metrics, measured.rows.count(prepared.mapping))
@@ -174,9 +183,9 @@ def evaluate(model: Model, job: Job, tables: Tables, link: Link, *, rows: str = 
 def compare(model: Model, other: Model, job: Job, tables: Tables, link: Link, *, rows: str = "test") -> Comparison:
     """Two models on the same labelled rows, each asked for as an evaluation is."""
     measured = Measurement((model, other), RowSelection.of(rows, (model, other)))
-    with _session(tables, link) as job_id, one_blas_thread:
-        prepared = prepare_job(job, tables, link, job_id, "evaluate", measured=measured)
-        first, second = (score_labelled(one, prepared, link, job_id) for one in (model, other))
+    with _session(tables, link) as session, one_blas_thread:
+        prepared = prepare_job(job, session, "evaluate", measured=measured)
+        first, second = (score_labelled(one, prepared, link, session.job_id) for one in (model, other))
         found = compare_models(first, second, measured.rows.count(prepared.mapping))
         shown = _round_for(prepared, model)
         return found if shown is None else shown.comparison(found, first.measure(), second.measure())
@@ -190,9 +199,9 @@ def importance(
         raise JobError('importance is by="feature" or by="table", repeated 1 to 100 times')
     shuffles = repeats if by == "feature" and own_model(model.spec) is None else 0
     measured = Measurement((model,), RowSelection.of(rows, (model,)), shuffles=shuffles)
-    with _session(tables, link) as job_id, one_blas_thread:
-        prepared = prepare_job(job, tables, link, job_id, "evaluate", measured=measured)
-        scored = score_labelled(model, prepared, link, job_id)
+    with _session(tables, link) as session, one_blas_thread:
+        prepared = prepare_job(job, session, "evaluate", measured=measured)
+        scored = score_labelled(model, prepared, link, session.job_id)
         found, shown = permutation_importance(scored, by=by, repeats=repeats, seed=seed), _round_for(prepared, model)
         found = found if shown is None else shown.rises(found, scored.measure().loss)
         return Inspection(found, measured.rows.count(prepared.mapping))
@@ -219,18 +228,18 @@ def partial_dependence(
     name = model.blocks[given.block].name
     fixed = (name, given.feature, len(given.values)) if own_model(model.spec) is None else None
     measured = Measurement((model,), RowSelection.of(rows, (model,)), fixed=fixed)
-    with _session(tables, link) as job_id, one_blas_thread:
-        mapping = map_features(job, tables, link, job_id, "evaluate", measured)
-        union = UnionOperator(link, job_id, mapping, model.widths)
+    with _session(tables, link) as session, one_blas_thread:
+        mapping = map_features(job, session, "evaluate", measured)
+        union = UnionOperator(link, session.job_id, mapping, model.widths)
         return Inspection(dependence(score_rows(model, mapping.train, union), given), measured.rows.count(mapping))
 
 
 def drift(model: Model, job: Job, tables: Tables, link: Link) -> Drift:
     """How a query's rows differ from those that a model was trained on; no label is read."""
     measured = Measurement((model,), RowSelection.of("all", (model,)))
-    with _session(tables, link) as job_id:
-        mapping = map_features(job, tables, link, job_id, "explain", measured)
-        union = UnionOperator(link, job_id, mapping, 1, job.privacy)
+    with _session(tables, link) as session:
+        mapping = map_features(job, session, "explain", measured)
+        union = UnionOperator(link, session.job_id, mapping, 1, job.privacy)
         return measure_drift(model, gather_statistics(union, mapping, job), summarise(mapping))
 
 
@@ -261,14 +270,13 @@ class Measurement:
 
 def prepare_job(
     job: Job,
-    tables: Tables,
-    link: Link,
-    job_id: str,
+    session: Session,
     purpose: Purpose = "train",
     cluster: Cluster | None = None,
     measured: Measurement | None = None,
 ) -> Prepared:
     """Text → Ucq → BoundQuery → Contracts → TableMapping → Prepared; joined rows lie on the cluster, if any."""
+    tables, link, job_id = session.tables, session.link, session.job_id
     ucq = read_query(job.query, tables, link)
     where = job.test_where if measured is None else measured.rows.condition
     folds = None if job.search is None else job.search.folds
@@ -293,10 +301,9 @@ def prepare_job(
     return replace(prepare(mapping, job), rounding=rounding)
 
 
-def map_features(
-    job: Job, tables: Tables, link: Link, job_id: str, purpose: Purpose, measured: Measurement
-) -> TableMapping:
+def map_features(job: Job, session: Session, purpose: Purpose, measured: Measurement) -> TableMapping:
     """The rows of a query with the features of a model, whether or not they have labels."""
+    tables, link, job_id = session.tables, session.link, session.job_id
     model, selection = measured.models[0], measured.rows
     wanted = Wanted(
         blocks=tuple((block.name, block.features) for block in model.blocks),
@@ -323,11 +330,11 @@ def new_job_id() -> str:
 
 
 @contextmanager
-def _session(tables: Tables, link: Link, given: str | None = None) -> Iterator[str]:
+def _session(tables: Tables, link: Link, given: str | None = None) -> Iterator[Session]:
     """A job's name among the clients; they forget it afterwards, unless it is to be resumed."""
     job_id = given or new_job_id()
     try:
-        yield job_id
+        yield Session(tables, link, job_id)
     except RunInterruptedError:
         raise
     except BaseException:

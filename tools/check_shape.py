@@ -15,7 +15,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "src" / "tablepuppet"
 CEILINGS = {
     "participle names": 51,
-    "functions with six or more parameters": 78,
+    "functions with six or more parameters": 76,
     "private names of other libraries": 0,
 }
 _MAX_PARAMETERS = 5

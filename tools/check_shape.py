@@ -14,7 +14,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "src" / "tablepuppet"
 CEILINGS = {
-    "participle names": 51,
+    "participle names": 43,
     "functions with six or more parameters": 76,
     "private names of other libraries": 0,
 }

@@ -74,7 +74,7 @@ class Draws:
         found: list[dict[Key, int]] = [{} for _ in layouts]
         for place in np.flatnonzero(is_drawn).tolist():
             block, key = self._keys[place]
-            for one in _needed(layouts[block], missing[block], key):
+            for one in _list_needed_keys(layouts[block], missing[block], key):
                 found[block].setdefault(one, len(found[block]))
             self._number[place] = found[block][key]
         return [list(keys) for keys in found]
@@ -105,7 +105,7 @@ class Draws:
         )
 
 
-def _needed(layout: Columns, has_missing: NDArray[np.bool_], key: Key) -> list[Key]:
+def _list_needed_keys(layout: Columns, has_missing: NDArray[np.bool_], key: Key) -> list[Key]:
     """A key, after the one that says which numbers of its column are missing, where some are."""
     if layout.kinds[key.column] != NUMBER or not has_missing[key.column] or layout.is_missing(key):
         return [key]
@@ -121,7 +121,7 @@ def _pool(number: int, block: Drawable, first: int, seed: int) -> dict[int, list
     kept: set[Key] = set()
     order = np.argsort(uniform(seed + _ORDER, number, np.arange(len(every), dtype=np.uint64)), kind="stable")
     for place in order.tolist():
-        wanted = set(_needed(layout, missing, every[place])) - kept
+        wanted = set(_list_needed_keys(layout, missing, every[place])) - kept
         if len(kept) + len(wanted) <= limit:
             kept |= wanted
     found: dict[int, list[Key]] = {}
@@ -171,7 +171,7 @@ class DrawnServer(BoostingServer):
             least, l2 = options.min_child_weight, options.l2
             if self.noise is not None:  # which splits there are must not depend on rows
                 least, l2 = -inf, options.l2 + self.noise.shrinkage
-            tree, numbers = _finished(shape, sums, least, l2, options.rate)
+            tree, numbers = _finish_tree(shape, sums, least, l2, options.rate)
             leaves = [k for k, left in enumerate(tree.left) if left < 0]
             values = [tree.value[k] for k in leaves]
             add_leaves(order, [segments[numbers[k]] for k in leaves], values, self.scores[:, output])
@@ -226,7 +226,9 @@ def _added_up(leaves: NDArray[Any]) -> NDArray[Any]:
     return np.concatenate(levels)
 
 
-def _finished(shape: Tree, sums: NDArray[np.float64], least: float, l2: float, rate: float) -> tuple[Tree, list[int]]:
+def _finish_tree(
+    shape: Tree, sums: NDArray[np.float64], least: float, l2: float, rate: float
+) -> tuple[Tree, list[int]]:
     """The tree without splits of which one side is too light, and the numbers of its nodes in the whole one."""
     g, h = sums.T.tolist()
     heavy = [weight >= least and (weight > 0 or least < 0) for weight in h]

@@ -293,7 +293,7 @@ class _Training:
                     is_outer=self.rounds.is_outer[number],
                     mean=np.zeros(len(self.start)),
                     is_held=held[number],
-                    splits=() if held[number] else (*_known(before, number), *_rules(answers, parts)),
+                    splits=() if held[number] else (*_find_known_rules(before, number), *_rules(answers, parts)),
                     absent=tuple(column.absent for column in block.columns),
                 )
             )
@@ -339,7 +339,7 @@ class _Training:
         )
 
 
-def _known(before: GrownTrees | None, block: int) -> list[SplitRule]:
+def _find_known_rules(before: GrownTrees | None, block: int) -> list[SplitRule]:
     """What the splits of earlier trees mean."""
     return [] if before is None else before.blocks[block].rules
 

@@ -31,11 +31,11 @@ def uniform(seed: int, tree: int, numbers: NDArray[np.uint64]) -> Array:
     """Numbers in [0, 1) that follow from their arguments (splitmix64)."""
     with np.errstate(over="ignore"):
         start = np.array([seed], np.uint64) * _ODD + np.uint64(tree) + np.uint64(1)
-        x = _mixed(start) + numbers * _ODD
-        return np.asarray((_mixed(x) >> np.uint64(11)).astype(np.float64) / 2.0**53)
+        x = _mix(start) + numbers * _ODD
+        return np.asarray((_mix(x) >> np.uint64(11)).astype(np.float64) / 2.0**53)
 
 
-def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

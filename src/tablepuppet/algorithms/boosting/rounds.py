@@ -119,7 +119,7 @@ class TreeRounds:
         count = 0 if self.before is None or not block else self.before.blocks[number].splits
         if any(len(own) != count for own in told_):
             raise TransportError(f"{clients_of(block)} do not answer every split of the model")
-        every = [_joined(block, [NewKey(0, False, own[k]) for own in told_]) for k in range(count)]
+        every = [_join_codes(block, [NewKey(0, False, own[k]) for own in told_]) for k in range(count)]
         return [NewKey(0, False, np.packbits(own)) for own in every]
 
     def tell(self, keys: Sequence[list[Key]]) -> list[list[NewKey | NewColumn]]:
@@ -233,12 +233,12 @@ class TreeRounds:
         for number, own in keys.items():
             block = self.union.blocks[number]
             told_ = [cast("RevealedKeys", answers[p.number][0]).keys for p in block] if own else []
-            sides = [_joined(block, [keys_[k] for keys_ in told_]) for k in range(len(own))]
+            sides = [_join_codes(block, [keys_[k] for keys_ in told_]) for k in range(len(own))]
             found[number] = [self._told_as(number, key, side) for key, side in zip(own, sides, strict=True)]
         return found
 
 
-def _joined(block: Sequence[Part], told_: Sequence[NewKey | NewColumn]) -> Codes:
+def _join_codes(block: Sequence[Part], told_: Sequence[NewKey | NewColumn]) -> Codes:
     """Where the rows of a block go, from what its parts tell: training rows, the missed one, held-out rows."""
     train, held = [], []
     missed = np.zeros(1, np.uint8)

@@ -118,7 +118,7 @@ class BoostingServer:
             for block in (number for number, answer in enumerate(answers) if answer.keys or answer.complete):
                 for tree in growing:
                     tree.forget_sums(block)
-            roots = [_mended(tree, better) for tree, better in zip(growing, found, strict=True)]
+            roots = [_mend_nodes(tree, better) for tree, better in zip(growing, found, strict=True)]
 
     def _checks(self, growing: Sequence[GrowingTree], plans: Sequence[Plan], columns: Columns) -> list[list[Check]]:
         """What every part of every block is asked; nothing of a block that can have nothing against the trees."""
@@ -229,7 +229,7 @@ class BoostingServer:
             level = below
 
 
-def _mended(tree: GrowingTree, better: dict[int, _Better]) -> list[int]:
+def _mend_nodes(tree: GrowingTree, better: dict[int, _Better]) -> list[int]:
     """Gives the topmost nodes that were objected to their better splits and grows what is below; what to check next."""
     forced: dict[int, Choice] = {}
     again = []

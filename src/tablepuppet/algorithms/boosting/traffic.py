@@ -81,10 +81,10 @@ def tree_seconds(shape: Shape, options: Boosting, tree: int) -> float:
     )
     leaves = min(options.most_leaves, sampled / _ROWS_OF_LEAF)
     grown = shape.outputs * (_READ * read + _LEAF * leaves)
-    return binned + rows + grown + sum(_checked(shape, options, one) for one in _rounds(shape, options, tree))
+    return binned + rows + grown + sum(_check_seconds(shape, options, one) for one in _rounds(shape, options, tree))
 
 
-def _checked(shape: Shape, options: Boosting, one: _Round) -> float:
+def _check_seconds(shape: Shape, options: Boosting, one: _Round) -> float:
     """CPU seconds of a round, for the server and all who are asked."""
     seconds = 0.0
     for block, is_asked in zip(shape.blocks, one.asked, strict=True):
@@ -101,7 +101,7 @@ def _rounds(shape: Shape, options: Boosting, tree: int) -> list[_Round]:
     """The rounds of a tree whose splits are searched."""
     if tree == 0:
         return _first_tree(shape, options)
-    asked = [_asked(block, options, shape.outputs, tree) for block in shape.blocks]
+    asked = [_ask_chance(block, options, shape.outputs, tree) for block in shape.blocks]
     is_asked = 1 - math.prod(1 - a for a in asked)
     chance = tree * _DITHER % 1
     if is_asked < (chance if options.reveals_columns else 0.5):
@@ -191,7 +191,7 @@ def _told(block: BlockShape, options: Boosting, outputs: int, checked: int) -> f
     return told if options.max_splits is None else min(told, options.max_splits)
 
 
-def _asked(block: BlockShape, options: Boosting, outputs: int, checked: int) -> float:
+def _ask_chance(block: BlockShape, options: Boosting, outputs: int, checked: int) -> float:
     """How likely it is that a block is still asked."""
     things, wishes = _things(block, options), _wishes(options, outputs, checked)
     if options.reveals_columns:

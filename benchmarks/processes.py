@@ -36,8 +36,8 @@ from benchmarks.cases import Case, Trial, make_case
 from benchmarks.figures import L2, memory
 from tablepuppet.algorithms.registry import FEDERATED
 from tablepuppet.api import ConnectedFederation, Federation
-from tablepuppet.engine.result import Result
 from tablepuppet.errors import JobError, TablePuppetError, TransportError
+from tablepuppet.training.result import Result
 from tablepuppet.transport import certs
 
 SECRET = b"the clients of a benchmark share no data worth hiding"

@@ -14,8 +14,8 @@ import pandas as pd
 
 import tablepuppet as tp
 from evaluation.tables import WorkloadTable
-from tablepuppet.engine.result import RoundEvent
 from tablepuppet.errors import TrainingError
+from tablepuppet.training.result import RoundEvent
 
 QUERY = """
     SELECT s.c1, s.x1, s.x2, l.c2, l.x3, l.x4, r.c3, r.x5, r.x6, s.y

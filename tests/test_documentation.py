@@ -12,7 +12,7 @@ import pytest
 import tablepuppet as tp
 from tablepuppet.algorithms.registry import ALGORITHMS
 from tablepuppet.job import Job
-from tablepuppet.query import parse
+from tablepuppet.sql import parse
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])

@@ -11,8 +11,8 @@ from tests.algorithms.neural_join import JOINS, federation
 
 import tablepuppet as tp
 from tablepuppet import progress
-from tablepuppet.engine.result import EpochRecord, RoundEvent
 from tablepuppet.progress import show_progress
+from tablepuppet.training.result import EpochRecord, RoundEvent
 
 QUERY = JOINS["one-to-many"].format(y="number")
 

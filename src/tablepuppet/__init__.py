@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from tablepuppet.api.estimators import RelationalClassifier, RelationalRegressor
     from tablepuppet.api.recommend import ranking_metrics
     from tablepuppet.api.search import cross_validate, path, search
-    from tablepuppet.engine.curves import Curves
-    from tablepuppet.engine.result import Result
-    from tablepuppet.engine.search import SearchResult
     from tablepuppet.errors import TablePuppetError
     from tablepuppet.job.job import Ray
     from tablepuppet.plan.plan import Plan
@@ -30,6 +27,9 @@ if TYPE_CHECKING:
     from tablepuppet.prediction.saved import load
     from tablepuppet.sources.embedding import embed
     from tablepuppet.sources.source import source
+    from tablepuppet.training.curves import Curves
+    from tablepuppet.training.result import Result
+    from tablepuppet.training.search import SearchResult
     from tablepuppet.transport.meter import Network
 
 __all__ = [

@@ -13,7 +13,6 @@ from typing import Any, cast
 import msgspec
 
 from tablepuppet.algorithms.registry import algorithm_of
-from tablepuppet.catalog.bound import Block, BoundQuery
 from tablepuppet.errors import ApprovalError, JobError
 from tablepuppet.exchanges.contract import Agreement, ProposeContract
 from tablepuppet.formatting import printable
@@ -32,6 +31,7 @@ from tablepuppet.protocol.contract import (
     Training,
 )
 from tablepuppet.sources.columns import STRING_KINDS
+from tablepuppet.sql.bound import Block, BoundQuery
 from tablepuppet.transport.link import Link
 
 Place = tuple[int, int]  # scan, expression

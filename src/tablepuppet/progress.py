@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-    from tablepuppet.engine.result import RoundEvent
+    from tablepuppet.training.result import RoundEvent
 
 _PATIENCE = 2.0  # seconds before anything is shown, unless it was asked for
 _LOG_INTERVAL = 10.0  # seconds between two lines of a log

@@ -11,36 +11,18 @@ from typing import Any, Literal, cast
 import pyarrow as pa
 
 from tablepuppet.algorithms.registry import own_model
-from tablepuppet.catalog import LabelColumns, bind
-from tablepuppet.catalog.across_owners import read_query
-from tablepuppet.catalog.binding import Key, Wanted, bind_features
-from tablepuppet.catalog.bound import BoundQuery
 from tablepuppet.contract import ModelUse, agree, job_contracts, key_contracts
-from tablepuppet.engine.convergence import find_copy
-from tablepuppet.engine.drift import Drift, measure_drift
-from tablepuppet.engine.encoders import gather_statistics, with_statistics
-from tablepuppet.engine.evaluate import Comparison, Evaluation, score_labelled, score_rows
-from tablepuppet.engine.evaluate import compare as compare_models
-from tablepuppet.engine.inspection import Inspection, permutation_importance, vary_feature
-from tablepuppet.engine.inspection import partial_dependence as dependence
-from tablepuppet.engine.interactions import gains_of
-from tablepuppet.engine.measured_rows import RowSelection
-from tablepuppet.engine.pooled import run_pooled
-from tablepuppet.engine.result import Result
-from tablepuppet.engine.rounding import RoundedResults
-from tablepuppet.engine.run import OnRound, find_interactions, run
-from tablepuppet.engine.search import SearchResult, run_search
 from tablepuppet.errors import JobError, RunInterruptedError
 from tablepuppet.exchanges.schema import CloseJob
 from tablepuppet.job import Job
 from tablepuppet.job.make import probe_job
-from tablepuppet.mapping.build import default_limit, map_tables
-from tablepuppet.mapping.cluster.cluster import Cluster, at_work
-from tablepuppet.mapping.join.profile import Profile, check_meetings, profile_keys
-from tablepuppet.mapping.keys.gather import gather_keys
-from tablepuppet.mapping.keys.labels import MappingRequest
-from tablepuppet.mapping.mapping import TableMapping, summarise
-from tablepuppet.mapping.negatives import with_negatives
+from tablepuppet.join.build import default_limit, map_tables
+from tablepuppet.join.cluster.cluster import Cluster, at_work
+from tablepuppet.join.keys.gather import gather_keys
+from tablepuppet.join.keys.labels import MappingRequest
+from tablepuppet.join.mapping import TableMapping, summarise
+from tablepuppet.join.negatives import with_negatives
+from tablepuppet.join.profile import Profile, check_meetings, profile_keys
 from tablepuppet.plan.knowledge import check_exposure
 from tablepuppet.plan.plan import Gain, Plan
 from tablepuppet.plan.prepare import Prepared, prepare, task_of
@@ -50,8 +32,26 @@ from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.predict import block_fingerprints, predict_rows
 from tablepuppet.privacy.options import privacy_of
 from tablepuppet.protocol.contract import Purpose
-from tablepuppet.server import UnionOperator
+from tablepuppet.sql import LabelColumns, bind
+from tablepuppet.sql.across_owners import read_query
+from tablepuppet.sql.binding import Key, Wanted, bind_features
+from tablepuppet.sql.bound import BoundQuery
 from tablepuppet.threads import find_blas, one_blas_thread
+from tablepuppet.training.convergence import find_copy
+from tablepuppet.training.drift import Drift, measure_drift
+from tablepuppet.training.encoders import gather_statistics, with_statistics
+from tablepuppet.training.evaluate import Comparison, Evaluation, score_labelled, score_rows
+from tablepuppet.training.evaluate import compare as compare_models
+from tablepuppet.training.inspection import Inspection, permutation_importance, vary_feature
+from tablepuppet.training.inspection import partial_dependence as dependence
+from tablepuppet.training.interactions import gains_of
+from tablepuppet.training.measured_rows import RowSelection
+from tablepuppet.training.pooled import run_pooled
+from tablepuppet.training.result import Result
+from tablepuppet.training.rounding import RoundedResults
+from tablepuppet.training.run import OnRound, find_interactions, run
+from tablepuppet.training.search import SearchResult, run_search
+from tablepuppet.training.server import UnionOperator
 from tablepuppet.transport.link import Link
 
 Tables = Mapping[str, tuple[str, ...]]  # table name → its clients

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tests.joined_rows import joined_rows
 
 import tablepuppet as tp
-from tablepuppet.mapping.mapping import rows_here
+from tablepuppet.join.mapping import rows_here
 from tablepuppet.owner.row_ids import order_bits
 
 JOINS = {

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.algorithms.neural_join import JOINS, federation
 
-from tablepuppet.mapping.rows import joined
+from tablepuppet.join.rows import joined
 from tablepuppet.threads import Pool
 from tablepuppet.transport.link import LocalTransport
 

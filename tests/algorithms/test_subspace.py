@@ -11,7 +11,7 @@ import pytest
 from benchmarks.cases import many
 from numpy.typing import NDArray
 from tests.algorithms.test_exactness import with_labels
-from tests.mapping.counted import multiplicities
+from tests.join.counted import multiplicities
 from tests.scenarios import Scenario, scenarios
 
 import tablepuppet as tp
@@ -23,7 +23,7 @@ from tablepuppet.algorithms.numerics import hessian_sample
 from tablepuppet.algorithms.numerics.initialisation import best_intercept, counted_derivatives
 from tablepuppet.algorithms.numerics.search import derivatives
 from tablepuppet.algorithms.numerics.subspace import Tracker
-from tablepuppet.mapping.rows.joined import JoinedRows, RowIndex
+from tablepuppet.join.rows.joined import JoinedRows, RowIndex
 from tablepuppet.models.features import Features
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.losses import Logistic, Loss, Softmax, Squared

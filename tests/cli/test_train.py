@@ -13,7 +13,7 @@ from tests.cli.mistakes import QUERY, job, right, write
 import tablepuppet as tp
 from tablepuppet.cli.main import main
 from tablepuppet.cli.screen import Screen
-from tablepuppet.engine.result import RoundEvent
+from tablepuppet.training.result import RoundEvent
 
 
 def test_a_job_file_trains_the_model_that_python_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

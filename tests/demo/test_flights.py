@@ -7,7 +7,7 @@ import pytest
 
 from tablepuppet import demo
 from tablepuppet.cli.main import main
-from tablepuppet.query import parse
+from tablepuppet.sql import parse
 
 
 def test_each_airline_has_its_own_flights_and_none_is_lost() -> None:

@@ -22,8 +22,8 @@ from tests.network.relay import Relay
 
 import tablepuppet as tp
 from tablepuppet.api import ConnectedFederation
-from tablepuppet.engine.result import Result
 from tablepuppet.network.control import user_protocol
+from tablepuppet.training.result import Result
 from tablepuppet.transport import certs
 from tablepuppet.transport.envelopes import Role, client_protocol
 

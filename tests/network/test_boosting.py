@@ -12,7 +12,7 @@ import pytest
 from tests.network.parties import QUERY, in_process, running, tables
 from tests.network.test_faults import train_with_faults
 
-from tablepuppet.engine.result import Result
+from tablepuppet.training.result import Result
 
 JOB: dict[str, Any] = {"label": "y", "model": "boosted", "trees": 30, "depth": 3, "min_child_weight": 2.0}
 

@@ -25,7 +25,6 @@ from tests.network.test_storm import RUN, TABLES, BadNetwork, OpenLink, transpor
 import tablepuppet as tp
 from tablepuppet import memory
 from tablepuppet import train as story
-from tablepuppet.engine.evaluate import Comparison
 from tablepuppet.errors import JobError, TransportError
 from tablepuppet.exchanges.registry import RESPONSES
 from tablepuppet.job import make_job
@@ -39,6 +38,7 @@ from tablepuppet.protocol.base import Failure
 from tablepuppet.protocol.codec import Frame, decode
 from tablepuppet.protocol.columns import ColumnInfo, NumberEncoder
 from tablepuppet.protocol.contract import Folds
+from tablepuppet.training.evaluate import Comparison
 from tablepuppet.transport import certs
 from tablepuppet.transport import envelopes as e
 from tablepuppet.transport.envelopes import Request, pack
@@ -191,7 +191,7 @@ def test_a_users_frame_imports_nothing_and_makes_nothing_but_jobs(module: str) -
 
 def test_what_waits_on_the_disk_since_before_a_class_moved_is_read() -> None:
     assert _class("tablepuppet.job.engines", "Local", None) is Local
-    assert _class("tablepuppet.engine.comparison", "Comparison", None) is Comparison
+    assert _class("tablepuppet.training.comparison", "Comparison", None) is Comparison
     assert _class("tablepuppet.protocol.features", "NumberEncoder", None) is NumberEncoder
     assert _class("tablepuppet.protocol.setup", "ColumnInfo", None) is ColumnInfo
     assert _class("tablepuppet.protocol.setup", "Folds", None) is Folds

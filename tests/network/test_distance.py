@@ -17,7 +17,7 @@ from tests.network.namespaces import has_netem, hosts, needs_root
 from tests.network.parties import OWNERS, QUERY, Parties, free_port, running, tables
 from tests.network.relay import Relay
 
-from tablepuppet.engine.result import Result
+from tablepuppet.training.result import Result
 from tablepuppet.transport.meter import NETWORKS
 
 US_UK = NETWORKS["us-uk"]

@@ -14,8 +14,8 @@ from tests.network.parties import LASTING, OWNERS, QUERY, Parties, assert_same, 
 from tests.network.weather import bad_weather
 
 import tablepuppet as tp
-from tablepuppet.engine.result import Result
 from tablepuppet.errors import RunInterruptedError
+from tablepuppet.training.result import Result
 
 JOB: dict[str, Any] = {"label": "y", "algorithm": "sgd", "batch_size": 25, "epochs": 20, "learning_rate": 0.1}
 

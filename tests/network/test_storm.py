@@ -21,7 +21,6 @@ from tests.network.parties import OWNERS, QUERY, SECRET, assert_same, in_process
 
 from tablepuppet import train as story
 from tablepuppet.client import Client
-from tablepuppet.engine.result import Result
 from tablepuppet.errors import RunInterruptedError, TrainingError, TransportError
 from tablepuppet.job import make_job
 from tablepuppet.network import records
@@ -30,6 +29,7 @@ from tablepuppet.network.journal import Journal, RunHooks, RunTransport
 from tablepuppet.owner.store import ClientTables
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.sources.source import open_source
+from tablepuppet.training.result import Result
 from tablepuppet.transport.envelopes import Request
 from tablepuppet.transport.link import Link
 from tablepuppet.transport.switchboard import WaitRules

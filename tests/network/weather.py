@@ -22,8 +22,8 @@ import pyarrow as pa
 from tests.network.parties import OWNERS, QUERY, Parties, free_port, running
 from tests.network.relay import Relay
 
-from tablepuppet.engine.result import Result
 from tablepuppet.errors import TablePuppetError
+from tablepuppet.training.result import Result
 
 _DELAY = 0.01
 _HEARTBEAT = 0.5

@@ -25,7 +25,7 @@ from tablepuppet.protocol.base import Message
 from tablepuppet.protocol.codec import decode
 from tablepuppet.protocol.columns import IdStatistics, NumberEncoder, NumberStatistics
 from tablepuppet.protocol.steps import Masked, Partial
-from tablepuppet.server import is_settled, sum_parts
+from tablepuppet.training.server import is_settled, sum_parts
 
 QUERY = "SELECT a.x, a.c, b.z, a.y FROM a JOIN b ON a.k = b.k"
 OFF: dict[str, Any] = {"secure_aggregation": False}

@@ -15,10 +15,10 @@ from benchmarks.cases import Case, chain, many, star
 import tablepuppet as tp
 import tablepuppet.train
 from tablepuppet.algorithms.registry import BY_NAME
-from tablepuppet.engine.pooled import run_pooled
-from tablepuppet.engine.result import RoundEvent
 from tablepuppet.plan.plan import Plan
 from tablepuppet.sources.encoding import encoded_width
+from tablepuppet.training.pooled import run_pooled
+from tablepuppet.training.result import RoundEvent
 
 ROWS, TREE_ROWS, TIMED_ROWS = 3_000, 30_000, 150_000
 

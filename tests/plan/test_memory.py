@@ -11,7 +11,7 @@ import pytest
 from tests.plan.jobs import LABELS, shop
 
 import tablepuppet as tp
-from tablepuppet.mapping.mapping import Placement
+from tablepuppet.join.mapping import Placement
 from tablepuppet.plan.costs import client_memory, server_memory
 
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.engine.result import Result
+from tablepuppet.training.result import Result
 
 QUERY = "SELECT f.x, u.a, f.y FROM facts f JOIN users u ON f.u = u.u"
 

@@ -20,7 +20,7 @@ class OwnModel(Protocol):
     unmatched: str  # what LEFT JOIN leaves of a row without a partner
 
     def run(self, prepared: Any, link: Any, job_id: str, on_round: Any) -> Any:
-        """Trains the model (engine/run.py)."""
+        """Trains the model (training/run.py)."""
 
     def check_exposure(self, shape: Shape, job: Any) -> None:
         """Refuses a private job that lets the server reconstruct rows (plan/knowledge.py)."""
@@ -53,10 +53,10 @@ class OwnModel(Protocol):
         """How far each feature moves the score, as a data frame (prediction/coefficients.py)."""
 
     def set_feature(self, model: Any, block: int, told: Array, feature: int, value: Any) -> Array:
-        """What owners of a block say once a feature has one value in all rows (engine/inspection.py)."""
+        """What owners of a block say once a feature has one value in all rows (training/inspection.py)."""
 
     def shuffle_feature(self, model: Any, block: int, told: Array, feature: int | None, rng: Any) -> Array:
-        """The same once a feature, or the block, is shuffled among rows (engine/inspection.py)."""
+        """The same once a feature, or the block, is shuffled among rows (training/inspection.py)."""
 
     def usual_values(self, model: Any, block: int, feature: int, points: int) -> Sequence[Any]:
-        """Values at which to look at a feature; none: the model knows none (engine/inspection.py)."""
+        """Values at which to look at a feature; none: the model knows none (training/inspection.py)."""

@@ -12,12 +12,12 @@ import pyarrow as pa
 from tablepuppet import train as story
 from tablepuppet.api.federation import Federation
 from tablepuppet.api.models import with_start
-from tablepuppet.engine.result import Result, RoundEvent
 from tablepuppet.errors import JobError
 from tablepuppet.job import Job, make_job
 from tablepuppet.models.modules import Builder
 from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.model import Model
+from tablepuppet.training.result import Result, RoundEvent
 
 
 class ConnectedFederation(Federation):

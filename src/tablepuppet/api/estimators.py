@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.registry import BY_NAME
 from tablepuppet.api import Federation
-from tablepuppet.engine.measured_rows import RowsWanted
-from tablepuppet.engine.result import Result
 from tablepuppet.errors import JobError, ModelError, TablePuppetError
 from tablepuppet.job import BatchSize, Job, loss_options
+from tablepuppet.training.measured_rows import RowsWanted
+from tablepuppet.training.result import Result
 
 _KINDS: list[type[msgspec.Struct]] = [Job, *(a.options for a in BY_NAME.values())]
 _OPTIONS = {*(name for kind in _KINDS for name in kind.__struct_fields__), *loss_options()} - {

@@ -16,16 +16,10 @@ from tablepuppet.algorithms.registry import own_model
 from tablepuppet.api.models import labelled_job, model_of, own_head, with_start
 from tablepuppet.api.owners import federation_from_toml, make_clients, name_owners, read_toml
 from tablepuppet.api.recommend import best, candidates
-from tablepuppet.engine.drift import Drift
-from tablepuppet.engine.evaluate import Comparison, Evaluation
-from tablepuppet.engine.inspection import Inspection
-from tablepuppet.engine.measured_rows import RowsWanted
-from tablepuppet.engine.result import Result, RoundEvent
-from tablepuppet.engine.search import SearchResult, check_apart, search_apart
 from tablepuppet.errors import JobError
 from tablepuppet.formatting import fragment, table
 from tablepuppet.job import BatchSize, Job, make_job, search_job
-from tablepuppet.mapping.join.profile import Profile
+from tablepuppet.join.profile import Profile
 from tablepuppet.models.heads.kinds import known_head
 from tablepuppet.models.modules import Builder
 from tablepuppet.output_files import check_place
@@ -38,7 +32,13 @@ from tablepuppet.prediction.predict import as_keys
 from tablepuppet.privacy.options import privacy_of
 from tablepuppet.progress import show_progress
 from tablepuppet.protocol.contract import FoldBy, Folds
-from tablepuppet.query.grammar import open_parser_early
+from tablepuppet.sql.grammar import open_parser_early
+from tablepuppet.training.drift import Drift
+from tablepuppet.training.evaluate import Comparison, Evaluation
+from tablepuppet.training.inspection import Inspection
+from tablepuppet.training.measured_rows import RowsWanted
+from tablepuppet.training.result import Result, RoundEvent
+from tablepuppet.training.search import SearchResult, check_apart, search_apart
 from tablepuppet.transport.link import Link, LocalTransport
 
 if TYPE_CHECKING:

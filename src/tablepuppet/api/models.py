@@ -12,13 +12,13 @@ from typing import Any
 
 from tablepuppet.algorithms.boosting.prediction import grown
 from tablepuppet.algorithms.registry import DEFAULT, own_model
-from tablepuppet.engine.result import Result
 from tablepuppet.errors import ModelError
 from tablepuppet.job import Job, make_job
 from tablepuppet.models.heads.kinds import offered_head
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.saved import load
 from tablepuppet.protocol.columns import NumberEncoder
+from tablepuppet.training.result import Result
 
 
 def own_head(model: Model, head: Any) -> AbstractContextManager[None]:

@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from tablepuppet.catalog.bound import Holders
 from tablepuppet.client import Client
 from tablepuppet.errors import JobError, TablePuppetError, did_you_mean, hint, unreadable
 from tablepuppet.output_files import as_path
@@ -38,6 +37,7 @@ from tablepuppet.owner.part_store import PartStore
 from tablepuppet.owner.policy import Policy, read_policy
 from tablepuppet.owner.store import ClientTables
 from tablepuppet.sources.source import Source, open_source, source
+from tablepuppet.sql.bound import Holders
 
 Owners = dict[str, tuple[str, ...]]  # table name → its clients
 

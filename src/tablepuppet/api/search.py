@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tablepuppet.api.federation import Federation
-from tablepuppet.engine.result import Result
-from tablepuppet.engine.search import SearchResult
 from tablepuppet.errors import JobError
+from tablepuppet.training.result import Result
+from tablepuppet.training.search import SearchResult
 
 if TYPE_CHECKING:
     import pandas as pd

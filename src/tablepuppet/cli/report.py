@@ -15,11 +15,11 @@ from rich.table import Table
 from tablepuppet.algorithms.registry import ALGORITHMS, DEFAULT
 from tablepuppet.cli.screen import JsonOption, Screen, table
 from tablepuppet.demo import LABEL, QUERY, open_flights
-from tablepuppet.engine.result import Result
 from tablepuppet.errors import JobError
 from tablepuppet.formatting import size
 from tablepuppet.output_files import check_place, write_whole
 from tablepuppet.report import model_card, read_dependence, read_record, write_report
+from tablepuppet.training.result import Result
 from tablepuppet.transport.meter import Network
 
 RunsArgument = Annotated[

@@ -19,10 +19,10 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tablepuppet.engine.result import RoundEvent
 from tablepuppet.errors import JobError
 from tablepuppet.output_files import reason
 from tablepuppet.progress import show_rounds
+from tablepuppet.training.result import RoundEvent
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Write one JSON document for machines, no progress.")]
 

@@ -16,12 +16,12 @@ from tablepuppet.api import ConnectedFederation
 from tablepuppet.api.search import search as search_settings
 from tablepuppet.cli.job_file import FederationOption, JobArgument, read_job
 from tablepuppet.cli.screen import JsonOption, Screen, table
-from tablepuppet.engine.result import Result
 from tablepuppet.errors import JobError
 from tablepuppet.formatting import seconds, size
 from tablepuppet.output_files import check_place
 from tablepuppet.prediction.saved import check_target
 from tablepuppet.report import record_of
+from tablepuppet.training.result import Result
 
 ResumeOption = Annotated[
     bool,

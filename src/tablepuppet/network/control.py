@@ -17,12 +17,12 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from tablepuppet.engine.result import Result
 from tablepuppet.errors import TransportError
 from tablepuppet.job import Job
 from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.model import Model
 from tablepuppet.protocol.codec import Buffer, Frame, check_stream
+from tablepuppet.training.result import Result
 from tablepuppet.transport.envelopes import (
     FROM_CLIENT,
     Challenge,

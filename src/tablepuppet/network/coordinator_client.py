@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tablepuppet import errors
-from tablepuppet.engine.result import RoundEvent
 from tablepuppet.errors import DisconnectedError, TransportError
 from tablepuppet.formatting import printable
 from tablepuppet.network import control as c
 from tablepuppet.network.control import from_frame, to_frame
 from tablepuppet.network.settings import FederationSettings
 from tablepuppet.protocol.codec import Frame
+from tablepuppet.training.result import RoundEvent
 from tablepuppet.transport.envelopes import Goodbye
 from tablepuppet.transport.flight import TOO_MANY, Connection, Party
 

@@ -20,13 +20,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from tablepuppet import errors
-from tablepuppet.catalog.bound import partitions_of
 from tablepuppet.errors import DisconnectedError, RunInterruptedError, TablePuppetError
 from tablepuppet.network import run_worker as w
 from tablepuppet.network.journal import RunTransport
 from tablepuppet.network.run_worker import Pipe
 from tablepuppet.network.runs import Run
 from tablepuppet.protocol.codec import Frame
+from tablepuppet.sql.bound import partitions_of
 
 log = logging.getLogger(__name__)
 _PROGRAM = "import sys; from tablepuppet.network.run_worker import main; main(*map(int, sys.argv[1:]))"

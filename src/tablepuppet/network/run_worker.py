@@ -26,8 +26,6 @@ import msgspec
 import numpy as np
 
 from tablepuppet import train as story
-from tablepuppet.catalog.bound import Holders
-from tablepuppet.engine.result import RoundEvent
 from tablepuppet.errors import DisconnectedError, JobError, PrivacyError, RunInterruptedError, TablePuppetError
 from tablepuppet.job import Job, check_job
 from tablepuppet.job.job import Ray
@@ -36,6 +34,8 @@ from tablepuppet.network.control import Kind, from_frame, to_frame
 from tablepuppet.prediction.cache import PredictionCache
 from tablepuppet.prediction.model import Model
 from tablepuppet.protocol.codec import Buffer, Frame
+from tablepuppet.sql.bound import Holders
+from tablepuppet.training.result import RoundEvent
 from tablepuppet.transport.envelopes import Envelope, Parcel
 from tablepuppet.transport.link import AnswerChecks, Link
 

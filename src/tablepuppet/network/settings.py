@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from tablepuppet.catalog.bound import Holders
 from tablepuppet.errors import JobError, unreadable
+from tablepuppet.sql.bound import Holders
 from tablepuppet.transport.certs import warn_of_loose
 from tablepuppet.transport.envelopes import LIMIT
 from tablepuppet.transport.flight import Identity

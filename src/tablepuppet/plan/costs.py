@@ -23,8 +23,8 @@ from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.algorithms.registry import BY_NAME, FEDERATED, is_expanded
 from tablepuppet.algorithms.shape import BlockShape, PartShape, RoundTraffic, Shape, agreement
 from tablepuppet.formatting import seconds
-from tablepuppet.mapping.join.join import BYTES_PER_JOINED_ROW
-from tablepuppet.mapping.mapping import MappingSummary, Placement
+from tablepuppet.join.join import BYTES_PER_JOINED_ROW
+from tablepuppet.join.mapping import MappingSummary, Placement
 from tablepuppet.models.features import GRAM_LIMIT
 from tablepuppet.models.heads.base import HeadSpec
 from tablepuppet.models.heads.kinds import traits_of

@@ -14,9 +14,9 @@ from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.algorithms.shape import Exchanges, RunShape, Shape
 from tablepuppet.errors import PolicyError
 from tablepuppet.job import Job
-from tablepuppet.mapping.keys.gather import key_domains
-from tablepuppet.mapping.keys.merge import MergedGroups
-from tablepuppet.mapping.mapping import MappingSummary, PartSummary
+from tablepuppet.join.keys.gather import key_domains
+from tablepuppet.join.keys.merge import MergedGroups
+from tablepuppet.join.mapping import MappingSummary, PartSummary
 from tablepuppet.models.losses import Loss
 from tablepuppet.privacy.options import KeyMode
 from tablepuppet.transport.meter import DisclosureKey

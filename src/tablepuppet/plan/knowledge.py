@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.algorithms.shape import BlockShape, Shape
-from tablepuppet.catalog.bound import Scan
 from tablepuppet.errors import PrivacyError
 from tablepuppet.formatting import plural
 from tablepuppet.job import Job
-from tablepuppet.mapping.keys.merge import MergedGroups
-from tablepuppet.mapping.mapping import MappingSummary
+from tablepuppet.join.keys.merge import MergedGroups
+from tablepuppet.join.mapping import MappingSummary
 from tablepuppet.models.losses import Loss
 from tablepuppet.plan.disclosure import Ids, exchanges_of, held_blocks
 from tablepuppet.privacy.options import KeyMode
 from tablepuppet.sources.columns import STRING_KINDS
+from tablepuppet.sql.bound import Scan
 
 _QUOTED = re.compile(r'"(\w+)"')  # a quoted name that needs no quotes
 _NAMED = 6  # features of a block that are listed by name

@@ -26,7 +26,7 @@ from typing import Any
 from tablepuppet.algorithms.algorithm import PrivateForm
 from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.job import Job
-from tablepuppet.mapping.mapping import MappingSummary
+from tablepuppet.join.mapping import MappingSummary
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import l2_of
 from tablepuppet.privacy.accounting import Mechanism, composed_epsilon, composed_noise, rough_noise

@@ -14,7 +14,7 @@ from tablepuppet.algorithms.boosting.plan import trees_beside
 from tablepuppet.algorithms.registry import BY_NAME, algorithm_of, is_expanded, own_model
 from tablepuppet.algorithms.shape import Shape
 from tablepuppet.job import Job
-from tablepuppet.mapping.mapping import MappingSummary
+from tablepuppet.join.mapping import MappingSummary
 from tablepuppet.models.heads.base import HeadSpec
 from tablepuppet.models.heads.kinds import head_spec
 from tablepuppet.models.losses import Loss

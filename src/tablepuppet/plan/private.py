@@ -25,7 +25,7 @@ from tablepuppet.algorithms.boosting.leaf_privacy import (
 from tablepuppet.algorithms.registry import EXPANDED, FEDERATED, algorithm_of, name_algorithms, own_model
 from tablepuppet.errors import PrivacyError
 from tablepuppet.job import Job
-from tablepuppet.mapping.mapping import MappingSummary
+from tablepuppet.join.mapping import MappingSummary
 from tablepuppet.models.losses import Loss
 from tablepuppet.plan.disclosure import exchanges_of
 from tablepuppet.plan.noise import NoisyBlock, WholeModel, outer_rounds, tables_of

@@ -23,14 +23,14 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from tablepuppet.catalog.across_owners import read_query
-from tablepuppet.catalog.binding import Key
 from tablepuppet.errors import MappingError, ModelError
 from tablepuppet.exchanges.schema import DescribeTable, TableSchema
 from tablepuppet.prediction.model import Model
 from tablepuppet.protocol.base import Message
-from tablepuppet.query.derived import base_tables
-from tablepuppet.query.ucq import matches
+from tablepuppet.sql.across_owners import read_query
+from tablepuppet.sql.binding import Key
+from tablepuppet.sql.derived import base_tables
+from tablepuppet.sql.ucq import matches
 from tablepuppet.transport.link import Link
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tablepuppet.algorithms.registry import own_model
 from tablepuppet.arrays import Array
 from tablepuppet.errors import ModelError
-from tablepuppet.mapping.mapping import Class
+from tablepuppet.join.mapping import Class
 from tablepuppet.prediction.model import BlockModel, Model
 from tablepuppet.protocol.columns import Encoder, NumberEncoder
 from tablepuppet.sources.encoding import encoded_names, encoded_width, start_weights

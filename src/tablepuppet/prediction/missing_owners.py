@@ -22,7 +22,7 @@ from tablepuppet.owner.tokens import tokens
 from tablepuppet.prediction.model import Model, TableUse
 from tablepuppet.protocol.base import Failure, Message
 from tablepuppet.protocol.columns import ColumnInfo
-from tablepuppet.query.parsing import syntax_tree
+from tablepuppet.sql.parsing import syntax_tree
 from tablepuppet.transport.link import Link
 from tablepuppet.transport.meter import Phase
 

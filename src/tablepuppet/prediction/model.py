@@ -18,10 +18,9 @@ from tablepuppet.algorithms.boosting.messages import SplitRule
 from tablepuppet.algorithms.boosting.model import Tree
 from tablepuppet.algorithms.registry import own_model
 from tablepuppet.arrays import Array
-from tablepuppet.catalog.bound import BoundQuery, Scan
 from tablepuppet.errors import ModelError
 from tablepuppet.formatting import fragment, table
-from tablepuppet.mapping.mapping import Class
+from tablepuppet.join.mapping import Class
 from tablepuppet.models.heads.base import HeadModel
 from tablepuppet.models.losses import LabelFacts, Loss, loss_named, usual_loss
 from tablepuppet.models.modules import Builder
@@ -29,6 +28,7 @@ from tablepuppet.models.spec import ModelSpec
 from tablepuppet.output_files import as_path, write_whole
 from tablepuppet.protocol.columns import ColumnInfo, Encoder
 from tablepuppet.sources.guard import columns_of
+from tablepuppet.sql.bound import BoundQuery, Scan
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array
 from tablepuppet.errors import ModelError
-from tablepuppet.mapping.mapping import Class
+from tablepuppet.join.mapping import Class
 from tablepuppet.output_files import as_path, write_whole
 from tablepuppet.prediction.model import Model
 

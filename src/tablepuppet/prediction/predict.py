@@ -15,14 +15,11 @@ import pyarrow as pa
 
 from tablepuppet.algorithms.registry import own_model
 from tablepuppet.arrays import Array, RowNumbers
-from tablepuppet.catalog.across_owners import read_query
-from tablepuppet.catalog.binding import Key, Servable, Wanted, bind_features
-from tablepuppet.catalog.checks import NOTHING, LabelColumns
 from tablepuppet.contract import ModelUse, agree, score_contracts
 from tablepuppet.errors import JobError, ModelError
 from tablepuppet.exchanges.prediction import Identifiers, ScoreOwnRows, ScoreRows, Scores, SendIdentifiers
-from tablepuppet.mapping.mapping import Part
-from tablepuppet.mapping.new_rows import NewRows, map_new_rows
+from tablepuppet.join.mapping import Part
+from tablepuppet.join.new_rows import NewRows, map_new_rows
 from tablepuppet.models.heads.base import TrainedHead
 from tablepuppet.models.heads.kinds import trained_head
 from tablepuppet.owner.part_store import check_types
@@ -33,6 +30,9 @@ from tablepuppet.prediction.split import AskedSides, split_record
 from tablepuppet.privacy.options import privacy_of
 from tablepuppet.protocol.base import Message
 from tablepuppet.protocol.contract import fingerprint
+from tablepuppet.sql.across_owners import read_query
+from tablepuppet.sql.binding import Key, Servable, Wanted, bind_features
+from tablepuppet.sql.checks import NOTHING, LabelColumns
 from tablepuppet.transport.link import Link
 
 

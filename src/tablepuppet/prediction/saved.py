@@ -21,7 +21,7 @@ import numpy as np
 
 from tablepuppet.algorithms.boosting.model import Tree
 from tablepuppet.errors import ModelError
-from tablepuppet.mapping.mapping import in_label_type
+from tablepuppet.join.mapping import in_label_type
 from tablepuppet.models.heads.base import HeadModel, HeadSpec
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.output_files import as_path, reason

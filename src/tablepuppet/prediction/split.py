@@ -16,15 +16,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tablepuppet.catalog.bound import BoundQuery
 from tablepuppet.errors import ModelError
 from tablepuppet.exchanges.labels import SendSides, Sides
 from tablepuppet.job import Job
-from tablepuppet.mapping.mapping import MappingSummary
-from tablepuppet.mapping.new_rows import NewRows
+from tablepuppet.join.mapping import MappingSummary
+from tablepuppet.join.new_rows import NewRows
 from tablepuppet.prediction.model import Model
 from tablepuppet.protocol.base import Message
 from tablepuppet.protocol.contract import SideTerms
+from tablepuppet.sql.bound import BoundQuery
 from tablepuppet.transport.link import Link
 
 _NAMES = ["train", "validation", "test"]

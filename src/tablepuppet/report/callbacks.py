@@ -23,8 +23,8 @@ from tablepuppet.errors import JobError
 from tablepuppet.report.recording import figures
 
 if TYPE_CHECKING:
-    from tablepuppet.engine.result import RoundEvent
     from tablepuppet.job import Job
+    from tablepuppet.training.result import RoundEvent
 
 _LONGEST = 6000  # characters of a parameter that MLflow takes
 

@@ -41,9 +41,9 @@ from tablepuppet.sources.encoding import encoded_width
 if TYPE_CHECKING:
     import pandas as pd
 
-    from tablepuppet.engine.curves import Curves
-    from tablepuppet.engine.result import EpochRecord, Result
     from tablepuppet.prediction.model import BlockModel
+    from tablepuppet.training.curves import Curves
+    from tablepuppet.training.result import EpochRecord, Result
     from tablepuppet.transport.meter import Account
 
 

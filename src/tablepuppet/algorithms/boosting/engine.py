@@ -30,16 +30,10 @@ from tablepuppet.algorithms.boosting.server import BoostingServer, HeldRows
 from tablepuppet.algorithms.boosting.tree_checks import SETS, NewKey
 from tablepuppet.algorithms.numerics.initialisation import best_intercept
 from tablepuppet.arrays import Array, floats
-from tablepuppet.engine.convergence import Patience, judge
-from tablepuppet.engine.curves import Curves
-from tablepuppet.engine.encoders import open_parts
-from tablepuppet.engine.metrics import Criterion, Measured, Metrics, by_side, measure_scores
-from tablepuppet.engine.result import EpochRecord, Result, RoundEvent
-from tablepuppet.engine.run import OnRound
 from tablepuppet.errors import JobError, TransportError
-from tablepuppet.mapping.mapping import Part, fetch_rows
-from tablepuppet.mapping.rows.index import RowIndex
-from tablepuppet.mapping.rows.joined import JoinedRows
+from tablepuppet.join.mapping import Part, fetch_rows
+from tablepuppet.join.rows.index import RowIndex
+from tablepuppet.join.rows.joined import JoinedRows
 from tablepuppet.memory import trim_heap
 from tablepuppet.models.metrics import Moment
 from tablepuppet.plan.disclosure import held_blocks
@@ -48,7 +42,13 @@ from tablepuppet.plan.plan import Plan
 from tablepuppet.plan.prepare import Prepared
 from tablepuppet.prediction.model import BlockModel
 from tablepuppet.protocol.base import Message
-from tablepuppet.server import UnionOperator, clients_of
+from tablepuppet.training.convergence import Patience, judge
+from tablepuppet.training.curves import Curves
+from tablepuppet.training.encoders import open_parts
+from tablepuppet.training.metrics import Criterion, Measured, Metrics, by_side, measure_scores
+from tablepuppet.training.result import EpochRecord, Result, RoundEvent
+from tablepuppet.training.run import OnRound
+from tablepuppet.training.server import UnionOperator, clients_of
 from tablepuppet.transport.link import Link
 
 _RECORDS = 10  # of a run, where nothing waits for each of them

@@ -14,7 +14,7 @@ import numpy as np
 from tablepuppet.algorithms.boosting.leaf_noise import LeafNoise
 from tablepuppet.errors import PrivacyError
 from tablepuppet.job import Job
-from tablepuppet.mapping.mapping import MappingSummary
+from tablepuppet.join.mapping import MappingSummary
 from tablepuppet.models.losses import Loss
 from tablepuppet.plan.noise import tables_of
 from tablepuppet.privacy.accounting import Mechanism, composed_noise

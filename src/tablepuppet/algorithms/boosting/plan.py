@@ -16,7 +16,7 @@ from tablepuppet.algorithms.shape import BlockShape, Shape
 from tablepuppet.errors import PrivacyError
 from tablepuppet.formatting import plural
 from tablepuppet.job import Job
-from tablepuppet.mapping.mapping import MappingSummary
+from tablepuppet.join.mapping import MappingSummary
 from tablepuppet.plan.costs import Advice, Cost, cost, time_of
 from tablepuppet.plan.disclosure import Account, held_blocks, setup_disclosures
 from tablepuppet.plan.knowledge import Exposure, Insight, common_insights, merging_insights, owners_of

@@ -17,7 +17,7 @@ from tablepuppet.algorithms.boosting.messages import AskOwnRows, AskRows, GrownB
 from tablepuppet.algorithms.boosting.model import Tree
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import ModelError
-from tablepuppet.mapping.mapping import Part
+from tablepuppet.join.mapping import Part
 from tablepuppet.prediction.model import Model
 from tablepuppet.protocol.base import Message
 from tablepuppet.transport.link import Link

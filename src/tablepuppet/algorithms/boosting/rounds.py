@@ -44,11 +44,11 @@ from tablepuppet.algorithms.boosting.tree_checks import (
     Objections,
 )
 from tablepuppet.errors import TransportError
-from tablepuppet.mapping.mapping import Part
+from tablepuppet.join.mapping import Part
 from tablepuppet.plan.private import PrivatePlan
 from tablepuppet.protocol.base import Message
-from tablepuppet.server import UnionOperator, clients_of
 from tablepuppet.sources.binning import merged_bins, merged_public_bins
+from tablepuppet.training.server import UnionOperator, clients_of
 
 _BITS = 1 << 29  # of an answer, that is 64 MB; more are told in further rounds
 

@@ -1,0 +1,354 @@
+"""BoundQuery → TableMapping: gather keys, join them, split, and keep only rows that matter.
+
+Three rounds: keys; label summaries; labels. A client's rows that no joined training (or test) row
+comes from take no part in training (or testing): they are neither sent nor computed. All that is counted per row of
+the tables; the joined rows themselves are made last, those of each side apart.
+
+Under a cap on multiplicity at most κ joined rows per base row take part in training: of a base row with more, a seeded
+choice stays. Blocks are capped one after the other, and dropping a joined row never raises another's multiplicity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.arrays import RowNumbers, freeze, pieces
+from tablepuppet.errors import MappingError, PrivacyError
+from tablepuppet.join.cluster.cluster import Cluster
+from tablepuppet.join.cluster.rows import ClusterRows
+from tablepuppet.join.duckdb_join import BranchSide, Counts, ListedSide, Marks, why_empty
+from tablepuppet.join.join import BYTES_PER_JOINED_ROW, BranchJoin, Span, join_branch
+from tablepuppet.join.keys.gather import gather_keys
+from tablepuppet.join.keys.labels import LabelSpace, MappingRequest, no_labels, read_labels
+from tablepuppet.join.mapping import LabelRows, Part, Placement, RelationStats, TableMapping
+from tablepuppet.join.rows.materialize import Writer, can_build_on_workers
+from tablepuppet.memory import free_memory, trim_heap
+from tablepuppet.sql.bound import Block, BoundQuery
+from tablepuppet.transport.link import Link
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one client's rows lie in a block."""
+
+    client: str
+    scan: int
+    columns: tuple[int, ...]
+    end: int
+    has_absent: bool = False  # whether the last of them stands for what a LEFT JOIN did not find
+
+
+def block_span(
+    bound: BoundQuery, block: Block, client_rows: Sequence[dict[str, int]], assumed: Sequence[Collection[int]] = ()
+) -> tuple[Span, list[Place]]:
+    """Where each branch's rows lie in the block, and where each client's.
+
+    Members of different branches that read the same columns of the same scan share their rows. Where one of the columns
+    has a value although a LEFT JOIN finds no row, as COALESCE(x, 0) has, the last client has one more row for it; not
+    so where rows are `assumed`, as those of a missing owner: by branch, the relations.
+    """
+    offsets: dict[tuple[int, tuple[int, ...]], int] = {}
+    places: list[Place] = []
+    total = 0
+    starts, absent = [], []
+    for number, (branch, member) in enumerate(zip(bound.branches, block.members, strict=True)):
+        scan = branch.relations[member.relation].scan
+        key = (scan, member.columns)
+        has_absent = any(bound.scans[scan].columns[c].absent is not None for c in member.columns)
+        has_absent &= not assumed or member.relation not in assumed[number]
+        if key not in offsets:
+            offsets[key] = total
+            *others, last = bound.scans[scan].clients
+            for client in (*others, last):
+                total += client_rows[scan][client] + (has_absent and client == last)
+                places.append(Place(client, scan, member.columns, total, has_absent and client == last))
+        starts.append(offsets[key])
+        absent.append(has_absent)
+    return Span(tuple(member.relation for member in block.members), tuple(starts), total, tuple(absent)), places
+
+
+def parts_of_block(block: int, places: Sequence[Place], train: RowNumbers, test: RowNumbers, number: int) -> list[Part]:
+    """The clients' shares of a block; a client none of whose rows are used takes no part, unless it is the only one: a
+    LEFT JOIN may find nobody, and what the features are is known all the same."""
+    parts: list[Part] = []
+    start = 0
+    for place in places:
+        stop = place.end
+        ends = np.array([start, stop], dtype=train.dtype)  # of another type, NumPy would make wide numbers of all rows
+        inside = [slice(*np.searchsorted(rows, ends).tolist()) for rows in (train, test)]
+        is_last = place is places[-1] and not parts
+        if is_last or any(s.stop > s.start for s in inside):
+            dtype = np.int32 if stop - start < 2**31 else np.int64
+            sides = zip((train, test), inside, strict=True)
+            only, held = (np.subtract(rows[own], start, dtype=dtype) for rows, own in sides)
+            if place.has_absent:
+                only, held = (np.where(rows == stop - start - 1, dtype(-1), rows) for rows in (only, held))
+            is_whole = len(only) == stop - start and not place.has_absent  # they ascend
+            given = (number + len(parts), block, place.client, place.scan, place.columns)
+            parts.append(Part(*given, None if is_whole else freeze(only), freeze(held), *inside))
+        start = stop
+    return parts
+
+
+_STREAM = 0x6B61707061
+
+
+def within_cap(blocks: Sequence[RowNumbers], caps: Sequence[int | None], seed: int) -> NDArray[np.int64]:
+    """The joined rows that stay, ascending; `blocks[i]` is p_i, −1 where there is no row.
+
+    >>> within_cap([np.array([0, 0, 0, 1, -1, -1])], [2], seed=0).tolist()
+    [0, 1, 3, 4, 5]
+    """
+    kept: NDArray[np.int64] = np.random.default_rng((seed, _STREAM)).permutation(len(blocks[0]))
+    for rows, cap in zip(blocks, caps, strict=True):
+        if cap is None:
+            continue
+        base = rows[kept]
+        order = np.argsort(base, kind="stable")
+        grouped = base[order]
+        first = np.flatnonzero(np.concatenate([[True], grouped[1:] != grouped[:-1]])) if len(grouped) else grouped
+        rank = np.arange(len(grouped)) - np.repeat(first, np.diff(np.append(first, len(grouped))))
+        stays = np.zeros(len(kept), np.bool_)
+        stays[order[(rank < cap) | (grouped < 0)]] = True
+        kept = kept[stays]
+    return np.sort(kept)
+
+
+@dataclass(frozen=True, slots=True)
+class RowChoice:
+    """Which rows of the label space are mapped, all as training rows: those that a model is measured on."""
+
+    marks: Callable[[LabelSpace, Sequence[dict[str, int]]], NDArray[np.bool_]]
+    nothing_left: str  # what is said where no joined row has a marked one
+
+
+def map_tables(
+    bound: BoundQuery,
+    link: Link,
+    request: MappingRequest,
+    *,
+    cluster: Cluster | None = None,
+    choice: RowChoice | None = None,
+) -> TableMapping:
+    """The table mapping of a bound query; with a cluster, its joined rows lie there."""
+    seed, test_fraction, privacy = request.seed, request.test_fraction, request.privacy
+    max_joined_rows = request.max_joined_rows
+    caps = [None if privacy.features is None else privacy.features.cap_of(block.table) for block in bound.blocks]
+    limits = (
+        [max_joined_rows] * 2 if max_joined_rows else [default_limit(None if any(caps) else cluster), default_limit()]
+    )
+    keys, client_rows = gather_keys(bound, link, request.job, privacy, seed)
+    trim_heap(max(sum(own.values()) for own in client_rows))  # in one process, what owners freed while others worked
+    merged = tuple(scan.merged for scan in keys)
+    joins: list[BranchJoin] = []
+    for branch in bound.branches:
+        joins.append(join_branch(bound, branch, keys, limits[0], max_here=limits[1]))
+        limits = [limit - joins[-1].count() for limit in limits]
+    if not any(join.count() for join in joins):  # one branch of UNION ALL may be empty, and not all of them
+        raise MappingError(why_empty(bound, bound.branches[0], keys))
+    del keys
+    if bound.branches[0].label_column < 0:
+        labels = no_labels(bound, client_rows)
+    else:
+        labels = read_labels(bound, link, request, client_rows)
+
+    of_labels = _label_span(bound, labels)
+    is_held = labels.is_test | labels.is_validation
+    if choice is None:
+        _check_test_rows(bound, labels)
+        is_trained = ~is_held
+    else:
+        is_trained, is_held = choice.marks(labels, client_rows), np.zeros_like(is_held)
+    train, held = (_side(joins, of_labels, marks) for marks in (is_trained, is_held))
+    counts = [_counts(train), _counts(held)]
+    fits = _fits(bound, counts, client_rows)
+    _check_labels(bound, labels, [of_labels.total(own) for own in counts])
+    if choice is not None and not _rows(train):
+        raise MappingError(choice.nothing_left)
+    if test_fraction < 1 and not _rows(train):
+        is_tested = not bool(labels.is_validation[of_labels.total(counts[1]) > 0].any())
+        raise MappingError(_nothing_left(_rows(held), is_tested))
+    spans = [block_span(bound, block, client_rows) for block in bound.blocks]
+    if privacy.features is not None and any(any(span.has_absent) for span, _ in spans):
+        raise PrivacyError(
+            "a feature has a value where a LEFT JOIN finds no row (COALESCE, IS NULL, CASE), and one row more or less "
+            "moves its joined rows to that value, which privacy.features does not account for; select the plain column"
+        )
+    dropped = _rows(train)
+    if any(caps):
+        train = _within_caps(train, joins, [span for span, _ in spans], caps, seed)
+        counts[0] = _counts(train)
+    dropped -= _rows(train)
+
+    columns = [span for span, _ in spans]
+    label = _label_column(columns, of_labels)
+    columns += [of_labels] if label == len(spans) else []
+    occurring = [[span.occurring(count) for span in columns] for count in counts]
+    multiplicity = tuple(
+        _count_occurrences(span.total(counts[0]), rows) for (span, _), rows in zip(spans, occurring[0], strict=False)
+    )
+    del counts
+    trim_heap()
+    parts: list[Part] = []
+    for number, (_, places) in enumerate(spans):
+        parts += parts_of_block(number, places, occurring[0][number], occurring[1][number], len(parts))
+    writer = Writer(len(spans), columns, label, [join.sizes for join in joins], labels, cluster)
+    joined = writer.write("train", train, occurring[0], multiplicity[label] if label < len(spans) else None)
+    mapping = TableMapping(
+        bound=bound,
+        label=labels.info,
+        fits=fits,
+        parts=tuple(parts),
+        multiplicity=multiplicity,
+        train=joined,
+        test=writer.write("test", _side(joins, of_labels, is_held & ~labels.is_validation), occurring[1]),
+        validation=writer.write("validation", _side(joins, of_labels, labels.is_validation), occurring[1]),
+        dropped=dropped,
+        placement=Placement(len(joined.partitions), can_build_on_workers(train))
+        if isinstance(joined, ClusterRows)
+        else None,
+        folds=None if labels.folds is None else labels.folds[occurring[0][label]],
+        label_rows=tuple(
+            LabelRows(labels.offsets[branch.label_place], dict(client_rows[branch.label_place.scan]))
+            for branch in bound.branches
+        ),
+        merged=merged,
+    )
+    trim_heap()
+    return mapping
+
+
+def _check_test_rows(bound: BoundQuery, labels: LabelSpace) -> None:
+    if any(branch.test_column >= 0 for branch in bound.branches) and not labels.is_test.any():
+        raise MappingError("test_where matches no rows left by WHERE; change the condition, or leave it out")
+
+
+def _label_column(spans: Sequence[Span], of_labels: Span) -> int:
+    """The block whose rows are the label's; as many as there are blocks if none is."""
+    same = [span.relations == of_labels.relations and len(span.relations) == 1 for span in spans]
+    return same.index(True) if True in same else len(spans)
+
+
+def _label_span(bound: BoundQuery, labels: LabelSpace) -> Span:
+    """The rows of the label space that joined rows have their labels from."""
+    relations = tuple(branch.label_relation for branch in bound.branches)
+    offsets = tuple(labels.offsets[branch.label_place] for branch in bound.branches)
+    return Span(relations, offsets, len(labels.values))
+
+
+def _side(joins: Sequence[BranchJoin], of_labels: Span, marks: Marks) -> list[BranchSide]:
+    """The joined rows whose rows of the label space are marked."""
+    found: list[BranchSide] = []
+    for join, relation, offset in zip(joins, of_labels.relations, of_labels.offsets, strict=True):
+        found.append(join.side(marks[offset : offset + join.sizes[relation]]))
+    return found
+
+
+def _rows(side: Sequence[BranchSide]) -> int:
+    return sum(branch.rows for branch in side)
+
+
+def _counts(side: Sequence[BranchSide]) -> list[list[Counts]]:
+    """Joined rows per row of each relation of each branch."""
+    return [branch.counts() for branch in side]
+
+
+def _count_occurrences(counts: Counts, rows: RowNumbers) -> RowNumbers:
+    """How often some rows occur; where all of them do once, a number that takes no room."""
+    found = counts if len(rows) == len(counts) else counts[rows]  # all of them: they come ascending
+    return np.broadcast_to(found.dtype.type(1), found.shape) if bool((found == 1).all()) else found
+
+
+def _within_caps(
+    train: Sequence[BranchSide],
+    joins: Sequence[BranchJoin],
+    spans: Sequence[Span],
+    caps: Sequence[int | None],
+    seed: int,
+) -> list[BranchSide]:
+    """The joined training rows that the caps on multiplicity leave."""
+    listed = [ListedSide.of(side, join.sizes) for side, join in zip(train, joins, strict=True)]
+    kept = within_cap([span.numbers(listed) for span in spans], caps, seed)
+    ends = np.cumsum([0, *(side.rows for side in listed)])
+    inside = np.split(kept, np.searchsorted(kept, ends[1:-1]))
+    return [side.only(own - end) for side, own, end in zip(listed, inside, ends[:-1].tolist(), strict=True)]
+
+
+def _check_labels(bound: BoundQuery, labels: LabelSpace, counts: Sequence[Counts]) -> None:
+    """Every joined row has a label, and a weight where the job has any; `counts`: of both sides, joined rows per label
+    row."""
+
+    def without(values: NDArray[Any] | None) -> int:
+        if values is None or values.dtype == np.int8:
+            return 0
+        rows = np.flatnonzero(np.isnan(values))
+        return sum(int(own[rows].sum()) for own in counts)
+
+    missing = without(labels.values)
+    if missing:
+        total = sum(int(own.sum()) for own in counts)
+        raise MappingError(
+            f"label {bound.label} is NULL or NaN in {missing:,} of {total:,} joined rows; add WHERE {bound.label} "
+            f"IS NOT NULL, and of floats AND NOT isnan({bound.label}) (on the table's own column)"
+        )
+    missing = without(labels.weights)
+    if missing:
+        total = sum(int(own.sum()) for own in counts)
+        raise MappingError(
+            f"the weight is NULL in {missing:,} of {total:,} joined rows; "
+            'leave such rows out by WHERE, or give them one: weight = "coalesce(w, 1)"'
+        )
+
+
+def _nothing_left(rows: int, is_tested: bool) -> str:
+    where = "test side" if is_tested else "test and the validation side"
+    return (
+        f"all {rows} joined rows fell on the {where}; lower test_fraction, keep fewer rows out by "
+        "test_where or validation_where, or bring more rows"
+    )
+
+
+def _fits(
+    bound: BoundQuery, counts: Sequence[Sequence[Sequence[Counts]]], client_rows: Sequence[dict[str, int]]
+) -> tuple[RelationStats, ...]:
+    """How the relations met, from joined rows per row on both sides."""
+    fits = []
+    for number, branch in enumerate(bound.branches):
+        outer = {join.relation for join in branch.joins if join.kind == "left"}
+        anti = {join.relation for join in branch.joins if join.is_anti}
+        for i, relation in enumerate(branch.relations):
+            scan = bound.scans[relation.scan]
+            sides = [counts[0][number][i], counts[1][number][i]]
+            rows = len(sides[0])
+            if i in anti:  # no joined row has a row of it
+                rows, sides = sum(client_rows[relation.scan].values()), [own[:0] for own in sides]
+            matched = most = total = 0
+            for here in pieces(len(sides[0])):
+                joined = sides[0][here] + sides[1][here]
+                matched, total = matched + int(np.count_nonzero(joined)), total + int(joined.sum())
+                most = max(most, int(joined.max()))
+            fits.append(
+                RelationStats(
+                    alias=relation.alias,
+                    table=scan.table,
+                    clients=len(scan.clients),
+                    rows=rows,
+                    matched=matched,
+                    max_fan_out=most,
+                    mean_fan_out=total / matched if matched else 0.0,
+                    is_outer=i in outer,
+                    is_anti=i in anti,
+                )
+            )
+    return tuple(fits)
+
+
+def default_limit(cluster: Cluster | None = None) -> int:
+    """As many joined rows as three quarters of the free memory hold, here or of the cluster."""
+    memory = free_memory() if cluster is None else max(cluster.memory, free_memory())
+    return max(1_000_000, int(0.75 * memory / BYTES_PER_JOINED_ROW))

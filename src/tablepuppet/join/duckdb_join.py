@@ -1,0 +1,301 @@
+"""The join of keys by DuckDB: any equalities, any mix of inner, outer and cross joins.
+
+In: keys of any type. Out: the row number of every joined row in each relation, in order. DuckDB works within a limit
+of memory and spills to a folder of its own, which is gone afterwards. The label's relation is taken a slice at a
+time, so that what is sorted stays small and row numbers stream straight into compact arrays.
+
+A process holds a lock on its folder, which the system takes away when the process dies, however it dies. So a folder
+whose lock nobody holds belongs to the dead; it may lie in a /tmp that several containers share.
+
+`ListedRows`: joined rows that were all written down, by DuckDB or because a cap has chosen from them, to be counted and
+read.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import logging
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tablepuppet.arrays import RowNumbers
+from tablepuppet.join.keys.gather import ScanKeys
+from tablepuppet.join.rows.index import count_rows
+from tablepuppet.memory import free_memory
+from tablepuppet.sizes import JOINED_ROWS_PER_PIECE, JOINED_ROWS_PER_SORT, ROWS_PER_ARROW_BATCH
+from tablepuppet.sources.duckdb_source import silence
+from tablepuppet.sql.bound import BoundQuery, Branch, KeyPair
+
+log = logging.getLogger(__name__)
+_PREFIX = "tablepuppet-join-"
+_YOUNG = 60.0  # seconds in which a folder may not have its lock yet
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A new folder, once those of the dead are removed."""
+    remove_abandoned()
+    with tempfile.TemporaryDirectory(prefix=_PREFIX) as name, (Path(name) / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield Path(name)
+
+
+def remove_abandoned() -> None:
+    """Removes folders of processes that were killed; those of other users stay theirs."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        try:
+            if time.time() - folder.stat().st_mtime < _YOUNG:
+                continue
+            with (folder / "lock").open("r+") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
+        except OSError as error:
+            log.debug("%s stays: %s", folder, error.strerror)
+        else:
+            log.info("removed %s, which a process that was killed had left", folder)
+
+
+_MIN_DUCKDB_BYTES = 1 << 30  # bytes of memory that DuckDB may always take
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DuckJoin:
+    """A branch, to be joined by DuckDB."""
+
+    branch: Branch
+    keys: Sequence[ScanKeys]
+
+    def count(self) -> int:
+        """N, without the join where the joins form a tree: each relation is reduced to its keys and their counts."""
+        used = _key_columns(self.branch)
+        names = []
+        for i, relation in enumerate(self.branch.relations):
+            columns = ", ".join(f"k{c}" for c in sorted(used[i]))
+            group = f" GROUP BY {columns}" if columns else ""
+            names.append(f"(SELECT {columns}{', ' if columns else ''}count(*) AS n FROM s{relation.scan}{group})")
+        product = " * ".join(f"coalesce(r{i}.n, 1)::HUGEINT" for i in range(len(names)))
+        with connect(self.keys) as connection:
+            sql = f"SELECT coalesce(sum({product}), 0)::VARCHAR FROM {_from(self.branch, names, 'n')}"
+            ((count,),) = connection.execute(sql).fetchall()
+        return int(count)
+
+    def rows(self) -> list[RowNumbers]:
+        """The row number of each joined row in each relation; −1 where there is none."""
+        total = self.count()
+        relations, label = self.branch.relations, self.branch.label_relation
+        out: list[RowNumbers] = [np.empty(total, self.keys[r.scan].numbers.dtype) for r in relations]
+        columns = ", ".join(f"coalesce(r{i}.row, -1)" for i in range(len(relations)))
+        places = [f"r{i}.place" for i in (label, *(i for i in range(len(relations)) if i != label))]
+        written = 0
+        with connect(self.keys) as connection:
+            for names in self._slices(total):
+                order = f"ORDER BY {', '.join(places)} NULLS FIRST"
+                sql = f"SELECT {columns} FROM {_from(self.branch, names, 'row')} {order}"
+                for batch in connection.sql(sql).to_arrow_reader(ROWS_PER_ARROW_BATCH):
+                    for i, column in enumerate(batch.columns):
+                        out[i][written : written + len(batch)] = column.to_numpy()
+                    written += len(batch)
+        return out
+
+    def _slices(self, total: int) -> Iterator[list[str]]:
+        """The relations, that of the label cut into pieces of its order; whole where it may be missing."""
+        names = [f"s{relation.scan}" for relation in self.branch.relations]
+        label = self.branch.label_relation
+        rows = self.keys[self.branch.relations[label].scan].rows
+        may_miss = any(join.kind == "left" and join.relation == label for join in self.branch.joins)
+        others = sum(self.keys[r.scan].rows for r in self.branch.relations) - rows
+        pieces = 1 if may_miss else min(max(1, rows), -(-total // max(JOINED_ROWS_PER_SORT, others)) or 1)
+        borders = np.linspace(0, rows, pieces + 1).astype(np.int64).tolist()
+        for first, last in itertools.pairwise(borders):
+            piece = f"(SELECT * FROM {names[label]} WHERE place >= {first} AND place < {last})"
+            yield [piece if i == label and pieces > 1 else name for i, name in enumerate(names)]
+
+
+@contextmanager
+def connect(keys: Sequence[ScanKeys]) -> Iterator[duckdb.DuckDBPyConnection]:
+    """DuckDB with the keys of scan i as s<i>, within half of the free memory; what it spills is deleted."""
+    with scratch_folder() as folder:
+        config: dict[str, str | bool | int | float | list[str]] = {
+            "temp_directory": str(folder),
+            "memory_limit": f"{max(_MIN_DUCKDB_BYTES, free_memory() // 2)}B",
+        }
+        with duckdb.connect(":memory:", config=config) as connection:
+            silence(connection)
+            for number, scan in enumerate(keys):
+                columns = dict(zip(scan.table.column_names, scan.table.columns, strict=True))
+                rows = pa.array(scan.numbers)
+                place = rows if scan.place is None else pa.array(scan.place)
+                connection.register(f"s{number}", pa.table({**columns, "row": rows, "place": place}))
+            yield connection
+
+
+def why_empty(bound: BoundQuery, branch: Branch, keys: Sequence[ScanKeys]) -> str:
+    """Which relation has no rows, or which pair of keys has no value in common."""
+    anti = {join.relation: join for join in branch.joins if join.is_anti}
+    for number, relation in enumerate(branch.relations):
+        scan = bound.scans[relation.scan]
+        if not keys[relation.scan].rows and number not in anti:
+            after = f" after the filter {scan.filter}" if scan.filter else ""
+            return f"the join is empty: table {scan.table} ({relation.alias}) has no rows{after}"
+    with connect(keys) as connection:
+        for join in anti.values():
+            listed = branch.relations[join.relation].scan
+            column = join.on[0].right_column
+            has_null = connection.execute(f"SELECT 1 FROM s{listed} WHERE k{column} IS NULL LIMIT 1").fetchall()
+            if join.kind == "not in" and has_null:
+                return (
+                    f"the join is empty: the list of NOT IN, from table {bound.scans[listed].table}, has a NULL, and "
+                    "SQL then lets no row pass; add WHERE … IS NOT NULL inside it, or write NOT EXISTS"
+                )
+        for pair in (*(p for join in branch.joins if not join.is_anti for p in join.on), *branch.where):
+            left, right = branch.relations[pair.left], branch.relations[pair.right]
+            on = f"l.k{pair.left_column} = r.k{pair.right_column}"
+            sql = f"SELECT 1 FROM s{left.scan} l JOIN s{right.scan} r ON {on} LIMIT 1"
+            if not connection.execute(sql).fetchall():
+                return (
+                    f"the join is empty: {_key_name(bound, left.alias, left.scan, pair.left_column)} and "
+                    f"{_key_name(bound, right.alias, right.scan, pair.right_column)} have no value in common; "
+                    "check that both hold the same kind of id, written the same way"
+                )
+    if anti:
+        tables = ", ".join(bound.scans[branch.relations[number].scan].table for number in anti)
+        return f"the join is empty: no row is left once those with a match in {tables} are out"
+    return "the join is empty: no combination of rows satisfies all join conditions at once"
+
+
+def _from(branch: Branch, names: Sequence[str], present: str) -> str:
+    """The FROM clause; `present`: a column that no row of any relation lacks."""
+    parts = [f"{names[0]} r0"]
+    for join in branch.joins:
+        name = f"{names[join.relation]} r{join.relation}"
+        if join.on:
+            word = "JOIN" if join.kind == "inner" else "LEFT JOIN"
+            parts.append(f"{word} {name} ON {' AND '.join(map(_equality, join.on))}")
+        else:
+            parts.append(f"CROSS JOIN {name}")
+    conditions = [_equality(pair) for pair in branch.where]
+    for join in branch.joins:
+        if join.is_anti:
+            conditions.append(f"r{join.relation}.{present} IS NULL")
+        if join.kind == "not in":
+            [pair] = join.on
+            scan = f"s{branch.relations[join.relation].scan}"
+            conditions.append(f"NOT EXISTS (SELECT 1 FROM {scan} WHERE k{pair.right_column} IS NULL)")
+            known = f"r{pair.left}.k{pair.left_column} IS NOT NULL"
+            conditions.append(f"({known} OR NOT EXISTS (SELECT 1 FROM {scan}))")
+    return " ".join(parts) + (f" WHERE {' AND '.join(conditions)}" if conditions else "")
+
+
+def _equality(pair: KeyPair) -> str:
+    return f"r{pair.left}.k{pair.left_column} = r{pair.right}.k{pair.right_column}"
+
+
+def _key_columns(branch: Branch) -> list[set[int]]:
+    used: list[set[int]] = [set() for _ in branch.relations]
+    for pair in (*(p for join in branch.joins for p in join.on), *branch.where):
+        used[pair.left].add(pair.left_column)
+        used[pair.right].add(pair.right_column)
+    return used
+
+
+def _key_name(bound: BoundQuery, alias: str, scan: int, column: int) -> str:
+    return f"{alias}.{bound.scans[scan].expressions[column]}"
+
+
+Marks = NDArray[np.bool_]  # rows of the label's relation
+Counts = NDArray[np.signedinteger[Any]]  # joined rows, per row of a relation
+
+
+Use = Callable[[int, Mapping[int, RowNumbers]], None]
+
+
+class BranchSide(Protocol):
+    """Some joined rows of a branch, in order."""
+
+    @property
+    def rows(self) -> int: ...
+
+    def counts(self) -> list[Counts]:
+        """For each relation: how many of these joined rows each of its rows is in."""
+
+    def each(self, start: int, stop: int, use: Use) -> None:
+        """Row numbers in each relation of joined rows start ≤ j < stop, a slice at a time; −1 where there is none.
+
+        `use` gets each slice, and how many joined rows come before it; in no order, and by several threads at once."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ListedJoin:
+    """All joined rows of a branch."""
+
+    sizes: tuple[int, ...]  # rows of each relation
+    label: int  # the label's relation
+    numbers: Sequence[RowNumbers]  # in each relation
+
+    def count(self) -> int:
+        """N."""
+        return len(self.numbers[0])
+
+    def side(self, marks: Marks | None) -> ListedSide:
+        """The joined rows whose label's row is marked; None: all."""
+        if marks is None or bool(marks.all()):
+            return ListedSide(self, None)
+        return ListedSide(self, _compact(np.flatnonzero(marks[self.numbers[self.label]])))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ListedSide:
+    """Some of the joined rows; None: all."""
+
+    join: ListedJoin
+    chosen: RowNumbers | None
+
+    @classmethod
+    def of(cls, side: BranchSide, sizes: tuple[int, ...]) -> ListedSide:
+        """Joined rows, written down."""
+        numbers: list[RowNumbers] = [np.empty(side.rows, np.int32 if n < 2**31 else np.int64) for n in sizes]
+
+        def write(begin: int, found: Mapping[int, RowNumbers]) -> None:
+            for relation, rows in found.items():
+                numbers[relation][begin : begin + len(rows)] = rows
+
+        side.each(0, side.rows, write)
+        return cls(ListedJoin(sizes, 0, numbers), None)
+
+    @property
+    def rows(self) -> int:
+        return self.join.count() if self.chosen is None else len(self.chosen)
+
+    def counts(self) -> list[Counts]:
+        return [count_rows(self.numbers(relation), size) for relation, size in enumerate(self.join.sizes)]
+
+    def each(self, start: int, stop: int, use: Use) -> None:
+        for first in range(start, stop, JOINED_ROWS_PER_PIECE):
+            inside = slice(first, min(first + JOINED_ROWS_PER_PIECE, stop))
+            these = inside if self.chosen is None else self.chosen[inside]
+            use(first - start, {relation: rows[these] for relation, rows in enumerate(self.join.numbers)})
+
+    def numbers(self, relation: int) -> RowNumbers:
+        """The row of every joined row in one relation."""
+        rows = self.join.numbers[relation]
+        return rows if self.chosen is None else rows[self.chosen]
+
+    def only(self, kept: NDArray[np.int64]) -> ListedSide:
+        """Some of these joined rows, by their numbers here."""
+        return ListedSide(self.join, _compact(kept if self.chosen is None else self.chosen[kept]))
+
+
+def _compact(numbers: RowNumbers) -> RowNumbers:
+    return numbers.astype(np.int32) if len(numbers) == 0 or numbers[-1] < 2**31 else numbers

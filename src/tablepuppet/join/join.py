@@ -1,0 +1,182 @@
+"""Keys → joined rows: the join of what the clients sent of their key columns.
+
+In: the keys of every scan. Out: the joined rows of a branch, to be counted and read. They are ordered by the label's
+row first, then by those of the other relations in the order of the query, so that the same keys always give the same
+order. Joins that form a tree are counted out (tree_join.py); all others are DuckDB's (duckdb_join.py).
+
+`JoinedSide`: one side of the joined table (training, validation or test rows) before it is written down. In: for each
+branch the joined rows of the side, and for each block the new numbers of its rows. Out: p_i of any view of joined rows.
+The branches' joined rows follow each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from tablepuppet.arrays import RowNumbers
+from tablepuppet.errors import MappingError
+from tablepuppet.join.duckdb_join import BranchSide, Counts, DuckJoin, ListedJoin, ListedSide, Marks
+from tablepuppet.join.keys.gather import ScanKeys
+from tablepuppet.join.tree_join import TreeJoin, TreeSide
+from tablepuppet.sql.bound import BoundQuery, Branch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Span:
+    """Where the rows of the branches' relations lie among the rows of a block, or among label rows."""
+
+    relations: tuple[int, ...]  # one of each branch
+    offsets: tuple[int, ...]  # of its rows
+    rows: int  # of all
+    has_absent: tuple[bool, ...] = ()  # whether one more row follows its own: what a LEFT JOIN did not find
+
+    def total(self, counts: Sequence[Sequence[Counts]]) -> Counts:
+        """What is counted for each branch and relation, per row here; relations of several branches may share rows."""
+        own = [counts[branch][relation] for branch, relation in enumerate(self.relations)]
+        for branch, has_absent in enumerate(self.has_absent):
+            if has_absent:
+                joined = max(int(count.sum()) for count in counts[branch])  # some relation has a row in all of them
+                own[branch] = np.append(own[branch], joined - int(own[branch].sum()))
+        if len(own) == 1:
+            return own[0]
+        total: Counts = np.zeros(self.rows, np.int64)
+        for offset, count in zip(self.offsets, own, strict=True):
+            total[offset : offset + len(count)] += count
+        return total
+
+    def occurring(self, counts: Sequence[Sequence[Counts]]) -> RowNumbers:
+        """The rows that some of the counted joined rows come from, ascending."""
+        total, dtype = self.total(counts), np.int32 if self.rows < 2**31 else np.int64
+        if total.all():
+            return np.arange(len(total), dtype=dtype)
+        return np.flatnonzero(total).astype(dtype, copy=False)
+
+    def numbers(self, branches: Sequence[ListedSide]) -> RowNumbers:
+        """The row here of every joined row, branch after branch; −1 where there is none."""
+        found = []
+        for side, relation, offset in zip(branches, self.relations, self.offsets, strict=True):
+            rows = side.numbers(relation)
+            found.append(np.where(rows >= 0, rows.astype(np.int64) + offset, -1) if offset else rows)
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Column:
+    """p_i: where a block's row numbers come from, and what each becomes."""
+
+    rows: int  # that occur: joined rows have numbers below this, or −1
+    relations: tuple[int, ...]  # one of each branch
+    becomes: tuple[RowNumbers | None, ...]  # for each branch: the number of each row, and of row −1; None: its own
+
+    @classmethod
+    def of(cls, span: Span, rows: RowNumbers, sizes: Sequence[Sequence[int]]) -> Column:
+        """The rows that occur (ascending) numbered in order; `sizes` are those of each branch's relations."""
+        if len(rows) == span.rows and not any(span.offsets) and not any(span.has_absent):
+            return cls(len(rows), span.relations, (None,) * len(span.relations))
+        number: RowNumbers = np.full(span.rows + 1, -1, np.int32 if span.rows < 2**31 else np.int64)
+        number[rows] = np.arange(len(rows), dtype=number.dtype)
+        becomes = []
+        for branch, (relation, offset) in enumerate(zip(span.relations, span.offsets, strict=True)):
+            end = offset + sizes[branch][relation]
+            if any(span.has_absent[branch : branch + 1]):
+                becomes.append(number[offset : end + 1])
+                continue
+            becomes.append(number[offset:] if end == span.rows else np.append(number[offset:end], number[-1:]))
+        return cls(len(rows), span.relations, tuple(becomes))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JoinedSide:
+    """The joined rows of one side."""
+
+    branches: tuple[BranchSide, ...]
+    columns: tuple[Column, ...]  # of the blocks, then that of the labels, if it is none of theirs
+    blocks: int
+    label: int  # which column is the labels'
+
+    @property
+    def rows(self) -> int:
+        return sum(branch.rows for branch in self.branches)
+
+    def numbers(self, start: int, stop: int) -> list[RowNumbers]:
+        """p_i of joined rows start ≤ j < stop, for each column."""
+        out: list[RowNumbers] = [
+            np.empty(stop - start, np.int32 if column.rows < 2**31 else np.int64) for column in self.columns
+        ]
+        begin = 0
+        for number, branch in enumerate(self.branches):
+            inside = [min(max(j - begin, 0), branch.rows) for j in (start, stop)]
+            before = begin + inside[0] - start
+
+            def write(first: int, found: Mapping[int, RowNumbers], number: int = number, before: int = before) -> None:
+                for into, column in zip(out, self.columns, strict=True):
+                    rows, becomes = found[column.relations[number]], column.becomes[number]
+                    place = slice(before + first, before + first + len(rows))
+                    into[place] = rows if becomes is None else becomes.take(rows, mode="wrap")
+
+            branch.each(inside[0], inside[1], write)
+            begin += branch.rows
+        return out
+
+    def view_rows(self) -> list[RowNumbers] | None:
+        """p_i of all joined rows, not to be changed: a tree may hold them as they are; None: it does not."""
+        [branch, *others] = self.branches
+        if others or not isinstance(branch, TreeSide) or any(column.becomes[0] is not None for column in self.columns):
+            return None
+        found = branch.whole()
+        return None if found is None else [found[column.relations[0]] for column in self.columns]
+
+    def label_counts(self) -> RowNumbers:
+        """How many joined rows have their label from each label row."""
+        column = self.columns[self.label]
+        total: RowNumbers = np.zeros(column.rows, np.int32 if self.rows < 2**31 else np.int64)
+        for branch, relation, becomes in zip(self.branches, column.relations, column.becomes, strict=True):
+            counts = branch.counts()[relation]
+            rows = np.flatnonzero(counts)
+            total[rows if becomes is None else becomes[rows]] += counts[rows]
+        return total
+
+
+BYTES_PER_JOINED_ROW = 40
+
+
+class BranchJoin(Protocol):
+    """The joined rows of a branch."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Rows of each relation."""
+
+    def count(self) -> int:
+        """N."""
+
+    def side(self, marks: Marks | None) -> BranchSide:
+        """The joined rows whose label's row is marked; None: all."""
+
+
+def join_branch(
+    bound: BoundQuery,
+    branch: Branch,
+    keys: Sequence[ScanKeys],
+    max_rows: int,
+    *,
+    max_here: int | None = None,
+) -> BranchJoin:
+    """The joined rows of a branch, if they are not too many; `max_here`: where they must be made by this machine."""
+    join = TreeJoin.of(branch, keys) or DuckJoin(branch, keys)
+    count = join.count()
+    if isinstance(join, DuckJoin) and max_here is not None:
+        max_rows = min(max_rows, max_here)
+    if count > max_rows:
+        raise MappingError(
+            f"the query joins to {count:,} rows, more than the limit of {max_rows:,}; "
+            "add a WHERE, join on more keys, or raise max_joined_rows"
+        )
+    if isinstance(join, TreeJoin):
+        return join
+    sizes = tuple(keys[relation.scan].rows for relation in branch.relations)
+    return ListedJoin(sizes, branch.label_relation, join.rows())

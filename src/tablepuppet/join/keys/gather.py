@@ -1,0 +1,333 @@
+"""Keys, gathered: a table of comparable key columns for every scan.
+
+In: which columns of which scans the query compares. Out: `ScanKeys`, the clients of a table one after the other. Keys
+come as tokens; a token is only good for being compared, so each is replaced by a small number that is equal where the
+tokens are, and DuckDB joins those.
+
+Two rounds: how many rows each client has, then their keys, the rows in an order that only the clients know; under
+`dh` one more for every further owner of keys that are compared: each owner's distinct keys, blinded by itself, go round
+to all other owners of such keys until everyone has blinded them. With Q owners these are Q − 1 rounds; in each of them
+every owner blinds the keys of another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from tablepuppet.arrays import RowNumbers
+from tablepuppet.errors import MappingError, TransportError
+from tablepuppet.exchanges.keys import BlindedKeys, BlindKeys, Keys, RowOrder, SendKeys
+from tablepuppet.exchanges.schema import CountRows, RowCount
+from tablepuppet.join.keys.merge import MergedGroups, merge_groups
+from tablepuppet.owner.tokens import POINT_SIZE, SIZE, Points, to_array, to_points
+from tablepuppet.privacy.options import KeyMode, Privacy
+from tablepuppet.sources.columns import in_one_piece, numpy_of
+from tablepuppet.sql.bound import BoundQuery
+from tablepuppet.transport.link import Link
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScanKeys:
+    """The keys of one scan, a row per row number: column `k<expression number>` for each key expression."""
+
+    rows: int
+    table: pa.Table
+    place: NDArray[np.int64] | None = None  # of each row, in the order of the whole table; None: rows are in order
+    is_numbered: bool = False  # keys are small numbers from 0, equal where the tokens they stand for are
+    merged: MergedGroups | None = None  # where rows are groups of several clients
+
+    @property
+    def numbers(self) -> RowNumbers:
+        """0, 1, 2, …, as small as they fit."""
+        return np.arange(self.rows, dtype=np.int32 if self.rows < 2**31 else np.int64)
+
+    def column(self, expression: int) -> RowNumbers:
+        """A column of numbered keys; −1 where it is NULL."""
+        return numpy_of(self.table.column(f"k{expression}"), missing=-1)
+
+
+Place = tuple[int, int]  # scan, column
+
+
+def gather_keys(
+    bound: BoundQuery, link: Link, job: str, privacy: Privacy | None = None, seed: int | None = None
+) -> tuple[list[ScanKeys], list[dict[str, int]]]:
+    """The keys of every scan, and how many rows each of its clients has."""
+    privacy = privacy or Privacy()
+    tokens, domains = privacy.keys, key_domains(bound)
+    wanted = [sorted(column for scan, column in domains if scan == number) for number in range(len(bound.scans))]
+    merged = merge_groups(bound, link, job, tokens)
+    offsets = None if seed is None else _offsets(bound, link, job)
+    requests: dict[str, list[SendKeys]] = {}
+    for number, scan in enumerate(bound.scans):
+        names = [str(domains[number, column]) for column in wanted[number]]
+        for client in scan.clients:
+            order = None
+            if seed is not None and offsets is not None:
+                order = RowOrder(seed, offsets[number][client], is_shared=len(scan.clients) > 1)
+            requests.setdefault(client, []).append(
+                SendKeys(job=job, scan=number, columns=wanted[number], tokens=tokens, domains=names, order=order)
+            )
+    answers = {client: iter(messages) for client, messages in link.ask(requests).items()}
+    received = [[cast("Keys", next(answers[client])) for client in scan.clients] for scan in bound.scans]
+    _check_keys(bound, received)
+    if tokens == "dh":
+        by_client = [
+            dict(zip(scan.clients, given, strict=True)) for scan, given in zip(bound.scans, received, strict=True)
+        ]
+        received = [list(given.values()) for given in blinded_by_all(by_client, domains, link, job, privacy.max_keys)]
+    tables = _plain(received, wanted) if tokens == "plain" else _number_tokens(received, wanted, domains)
+    _check_groups(bound, received, tables, tokens)
+    keys = [
+        ScanKeys(
+            sum(k.rows for k in given),
+            table,
+            _merge_orders([k.order for k in given]),
+            is_numbered=tokens != "plain",
+            merged=merged.get(number),
+        )
+        for number, (given, table) in enumerate(zip(received, tables, strict=True))
+    ]
+    rows = [
+        {c: k.rows for c, k in zip(scan.clients, given, strict=True)}
+        for scan, given in zip(bound.scans, received, strict=True)
+    ]
+    return keys, rows
+
+
+def _check_keys(bound: BoundQuery, received: Sequence[Sequence[Keys]]) -> None:
+    """With different secrets clients have no key in common: rows would be missing, and nobody would know."""
+    clients: dict[bytes, set[str]] = {}
+    for scan, given in zip(bound.scans, received, strict=True):
+        for client, keys in zip(scan.clients, given, strict=True):
+            if keys.check:
+                clients.setdefault(keys.check, set()).add(client)
+    if len(clients) > 1:
+        *others, most = sorted((sorted(names) for names in clients.values()), key=lambda names: (len(names), names))
+        strangers = sorted(name for names in others for name in names)
+        raise MappingError(
+            f"the clients do not share one secret: {', '.join(strangers)} has another than {', '.join(most)}, so that "
+            "their keys never meet; give all clients the same secret, and start them again"
+        )
+
+
+def _check_groups(
+    bound: BoundQuery, received: Sequence[Sequence[Keys]], tables: Sequence[pa.Table], mode: KeyMode
+) -> None:
+    """Groups that clients computed each by itself are whole: one of their columns has no value at two clients."""
+    columns: dict[int, list[int]] = {}
+    is_whole: set[int] = set()
+    for scan, given, table in zip(bound.scans, received, tables, strict=True):
+        holder = np.repeat(np.arange(len(given)), [keys.rows for keys in given])
+        lies_apart = bool(scan.witness_of) and _lies_apart(table.column(0), holder)
+        for number, column in scan.witness_of:
+            columns.setdefault(number, []).append(column)
+            is_whole |= {number} if lies_apart else set()
+    for number, scan in enumerate(bound.scans):
+        if scan.groups is None or bound.merges(number, mode):
+            continue
+        if number not in is_whole:
+            by_hand = 'under keys = "dh" they are not merged; use keys = "hmac"' if scan.merges else scan.unmerged
+            why = f"{by_hand}; " if by_hand else ""
+            names = [scan.expressions[c].strip('"') for c in columns.get(number, ())] or scan.groups
+            joined = " or ".join(dict.fromkeys(names))
+            raise MappingError(
+                f"some groups of {joined} have rows of {scan.table} with several of its clients "
+                f"({', '.join(scan.clients)}), and each computed the subquery over its own rows only; {why}let one of "
+                "them offer the summed-up table, or select the column itself"
+            )
+
+
+def _lies_apart(keys: pa.ChunkedArray, holder: NDArray[np.int64]) -> bool:
+    """Whether no key lies with two holders, nor NULL."""
+    pairs = pa.table({"key": keys, "holder": holder})
+    holders = pairs.group_by("key").aggregate([("holder", "min"), ("holder", "max")])
+    return bool(pc.all(pc.equal(holders["holder_min"], holders["holder_max"])).as_py() in (True, None))
+
+
+def _offsets(bound: BoundQuery, link: Link, job: str) -> list[dict[str, int]]:
+    """Where each client's rows begin in the tables: one round."""
+    requests: dict[str, list[CountRows]] = {}
+    for number, scan in enumerate(bound.scans):
+        for client in scan.clients:
+            requests.setdefault(client, []).append(CountRows(job=job, scan=number))
+    answers = {client: iter(messages) for client, messages in link.ask(requests).items()}
+    offsets = []
+    for scan in bound.scans:
+        rows = [cast("RowCount", next(answers[client])).rows for client in scan.clients]
+        starts = np.cumsum([0, *rows[:-1]]).tolist()
+        offsets.append(dict(zip(scan.clients, starts, strict=True)))
+    return offsets
+
+
+def _merge_orders(orders: Sequence[NDArray[np.int64] | None]) -> NDArray[np.int64] | None:
+    """The place of each row in the order of all clients together; None: the rows are in order."""
+    shared = [order for order in orders if order is not None]
+    if not shared:
+        return None
+    if len(shared) < len(orders):
+        raise TransportError("some clients of a table keep its rows in order, and others do not")
+    place = np.empty(sum(map(len, shared)), np.int64)
+    place[np.argsort(np.concatenate(shared), kind="stable")] = np.arange(len(place))
+    return place
+
+
+def key_domains(bound: BoundQuery) -> dict[Place, int]:
+    """Every key column and the number of its domain: columns that are compared, however indirectly, share it."""
+    root: dict[Place, Place] = {}
+
+    def find(place: Place) -> Place:
+        while root.setdefault(place, place) != place:
+            place = root[place]
+        return place
+
+    for branch in bound.branches:
+        for pair in (*(p for join in branch.joins for p in join.on), *branch.where):
+            left = find((branch.relations[pair.left].scan, pair.left_column))
+            right = find((branch.relations[pair.right].scan, pair.right_column))
+            root[max(left, right)] = min(left, right)
+    for number, scan in enumerate(bound.scans):
+        for place in scan.witness_of:
+            root[find((number, 0))] = find(place)
+    numbers = {place: i for i, place in enumerate(sorted({find(p) for p in root}))}
+    return {place: numbers[find(place)] for place in sorted(root)}
+
+
+def _number_tokens(
+    received: Sequence[Sequence[Keys]], wanted: Sequence[Sequence[int]], domains: dict[Place, int]
+) -> list[pa.Table]:
+    """Tokens as numbers that are equal where the tokens are, over all tables of a domain."""
+    places = [(scan, column) for scan, columns in enumerate(wanted) for column in columns]
+    numbered: dict[Place, pa.ChunkedArray] = {}
+    for domain in sorted(set(domains.values())):
+        members = [place for place in places if domains[place] == domain]
+        chunks = [chunk for place in members for chunk in _tokens_of(received, wanted, place)]
+        unified: Iterator[pa.Array] = iter(_indices(chunks))
+        for scan, column in members:
+            numbered[scan, column] = pa.chunked_array([next(unified) for _ in received[scan]])
+    return [
+        pa.table({f"k{column}": numbered[scan, column] for column in columns}) for scan, columns in enumerate(wanted)
+    ]
+
+
+def _indices(chunks: Sequence[pa.DictionaryArray]) -> list[pa.Array]:
+    """For each row a number that is equal where tokens are, in all chunks. Dictionaries are compared, and hashed once
+    where they are not the same: a key and what refers to it often have the same tokens, and need no other numbers."""
+    different: list[pa.Array] = []
+    places: dict[int, int] = {}
+    for i in sorted(range(len(chunks)), key=lambda i: -len(chunks[i].dictionary)):
+        tokens = chunks[i].dictionary
+        places[i] = next((k for k, known in enumerate(different) if known.equals(tokens)), len(different))
+        different += [tokens] if places[i] == len(different) else []
+    if len(different) == 1 and _ascends(different[0]):
+        return [chunk.indices for chunk in chunks]
+    shown = [pa.DictionaryArray.from_arrays(pa.array(np.arange(len(d), dtype=np.int32)), d) for d in different]
+    numbers = [chunk.indices for chunk in pa.chunked_array(shown).unify_dictionaries().chunks]
+    return [numbers[places[i]].take(chunk.indices) for i, chunk in enumerate(chunks)]
+
+
+def _ascends(tokens: pa.Array) -> bool:
+    """Whether no token is there twice, by the first bytes of each; False: there is no telling."""
+    if not len(tokens) or tokens.null_count:
+        return not len(tokens)
+    words = to_points(tokens)[:, :8].copy().view(">u8")[:, 0]
+    return bool((words[1:] > words[:-1]).all())
+
+
+def _tokens_of(
+    received: Sequence[Sequence[Keys]], wanted: Sequence[Sequence[int]], place: Place
+) -> Iterator[pa.DictionaryArray]:
+    """The tokens of one key column, one array per client."""
+    scan, column = place
+    for keys in received[scan]:
+        if keys.columns.num_columns != len(wanted[scan]):
+            raise TransportError("a client did not send the key columns that it was asked for")
+        given = in_one_piece(keys.columns.column(list(wanted[scan]).index(column)))
+        if not pa.types.is_dictionary(given.type) or given.type.value_type != pa.binary(16) or len(given) != keys.rows:
+            raise TransportError("a client sent keys that are not tokens; install the same version everywhere")
+        yield given
+
+
+def _plain(received: Sequence[Sequence[Keys]], wanted: Sequence[Sequence[int]]) -> list[pa.Table]:
+    tables = []
+    for given, columns in zip(received, wanted, strict=True):
+        named = [_decode(k.columns).rename_columns([f"k{c}" for c in columns]) for k in given]
+        tables.append(pa.concat_tables(named, promote_options="permissive") if columns else pa.table({}))
+    return tables
+
+
+def _decode(table: pa.Table) -> pa.Table:
+    """The table without dictionary encoding, so that clients' columns can be put together."""
+    for i, column in enumerate(table.schema):
+        if pa.types.is_dictionary(column.type):
+            decoded = pc.cast(table.column(i), column.type.value_type)
+            table = table.set_column(i, column.name, decoded)
+    return table
+
+
+Owned = tuple[str, int]  # client, domain
+
+
+def blinded_by_all(
+    received: Sequence[Mapping[str, Keys]], domains: Mapping[Place, int], link: Link, job: str, most: int
+) -> list[dict[str, Keys]]:
+    """`received`: of each scan, by client; `most`: keys of others that an owner may be asked to blind."""
+    columns: dict[Owned, list[tuple[Place, pa.DictionaryArray]]] = {}
+    for (scan, column), domain in sorted(domains.items()):
+        for client, keys in received[scan].items():
+            given = keys.columns.column(f"c{column}").combine_chunks()
+            columns.setdefault((client, domain), []).append(((scan, column), given))
+    unified = {owned: pa.chunked_array([c for _, c in own]).unify_dictionaries() for owned, own in columns.items()}
+    points = {owned: to_points(own.chunk(0).dictionary) for owned, own in unified.items()}
+    points = _round_trip(points, link, job, most)
+    found = [dict(by_client) for by_client in received]
+    for (client, domain), own in columns.items():
+        tokens = to_array(np.ascontiguousarray(points[client, domain][:, :SIZE]))
+        for ((scan, column), _), chunk in zip(own, unified[client, domain].chunks, strict=True):
+            keys = found[scan][client]
+            place = keys.columns.column_names.index(f"c{column}")
+            blinded = pa.DictionaryArray.from_arrays(chunk.indices, tokens)
+            found[scan][client] = replace(keys, columns=keys.columns.set_column(place, f"c{column}", blinded))
+    return found
+
+
+def _round_trip(points: dict[Owned, Points], link: Link, job: str, most: int) -> dict[Owned, Points]:
+    """Every owner's keys, blinded by all owners of their domain, in the order that they had."""
+    owners: dict[int, list[str]] = {}
+    for client, domain in sorted(owned for owned, p in points.items() if len(p)):  # who has none need not help
+        owners.setdefault(domain, []).append(client)
+    for client in {client for client, _ in points}:
+        asked = sum(len(p) for (c, d), p in points.items() if c != client and client in owners.get(d, ()))
+        if asked > most:
+            raise MappingError(
+                f'keys = "dh" asks client {client} to blind {asked:,} keys of others, and privacy.max_keys lets it '
+                f'blind {most:,}; set max_keys to at least {asked:,} if its owner agrees, or use keys = "hmac"'
+            )
+    orders = {owned: pc.sort_indices(to_array(p)) for owned, p in points.items()}  # which tells a blinder nothing
+    going = {owned: p[orders[owned]] for owned, p in points.items()}
+    for step in range(1, max(map(len, owners.values()), default=1)):
+        requests: dict[str, list[BlindKeys]] = {}
+        sent: dict[str, list[Owned]] = {}
+        for (client, domain), own in going.items():
+            others = owners.get(domain, [])
+            if step < len(others) and len(own):
+                other = others[(others.index(client) + step) % len(others)]
+                requests.setdefault(other, []).append(BlindKeys(job=job, domain=str(domain), points=own))
+                sent.setdefault(other, []).append((client, domain))
+        answers = link.ask(requests) if requests else {}
+        for other, places in sent.items():
+            for place, answer in zip(places, answers[other], strict=True):
+                going[place] = cast("BlindedKeys", answer).points
+    found = {}
+    for owned, order in orders.items():
+        found[owned] = np.empty((len(order), POINT_SIZE), np.uint8)
+        found[owned][order] = going[owned]
+    return found

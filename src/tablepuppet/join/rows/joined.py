@@ -1,0 +1,280 @@
+"""Joined rows as row numbers: expand and collapse, shard by shard.
+
+The joined table exists only as p_i, one row number per block and joined row (docs/notation.md).
+`expand` carries per-row values to joined rows, `collapse` sums joined values back to rows; they
+are adjoint, which is the one law that every algorithm rests on.
+
+All work over joined rows runs in shards small enough for a core's cache. Shards are grouped in
+lanes; a lane is walked by one thread, and lanes are summed in order. Borders depend on N alone,
+so the number of threads, or of the machines that lanes lie on (cluster.py), never changes a bit of
+the result.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.arrays import Array, Moved, PerRow, RowNumbers, floats, pieces
+from tablepuppet.join.rows.index import RowIndex, count_rows, distinct, gather, rises
+from tablepuppet.join.rows.lane import (
+    BlockValues,
+    Collapsed,
+    JoinStep,
+    Lane,
+    LaneResult,
+    Pass,
+    Shard,
+    Sums,
+    Work,
+    add_sums,
+    walk_lane,
+)
+from tablepuppet.sizes import JOINED_ROWS_PER_SHARD, VALUES_PER_SORTED_PIECE
+from tablepuppet.threads import one_blas_thread, pool
+
+__all__ = ["JoinStep", "JoinedRows", "LaneResult", "Pass", "RowIndex", "Shard", "Sums", "Work", "add_sums", "batch"]
+
+LANES = 16
+_JOINED_ROWS_PER_LANE = 1 << 24  # joined rows beyond which 16 lanes would be too few: a lane lies on one machine
+_MAX_LABELS_KEPT = 1 << 10  # different labels that stay counted
+_MIN_BATCH_TO_CHECK_ORDER = 1 << 17  # rows of a batch from which it is worth a look whether they come in order
+_MAX_JOINED_ROWS_PER_LANE = 1 << 26  # joined rows of a lane, even where blocks are large
+
+
+@dataclass(frozen=True, eq=False)
+class JoinedRows:
+    """Some joined rows (all training rows, all test rows, one batch) and their labels."""
+
+    rows: int
+    indices: tuple[RowIndex, ...]  # one per block
+    label_index: RowIndex
+    labels: NDArray[Any]  # per row of the label table: float64, or bytes, where those are classes in order
+    state: dict[str, Array] = field(default_factory=dict)
+    weights: Array | None = None  # of the rows' losses, per row of the label table; None: all one
+    counts: RowNumbers | None = None  # joined rows per row of the label table, where they were counted already
+    lanes: Sequence[Lane] | None = None  # a partition's own lanes; None: as many as N asks for
+
+    def allocate(self, name: str, outputs: int, dtype: type[np.floating[Any]] = np.float64) -> None:
+        """A value per joined row and output, kept between passes and seen by join steps."""
+        self.state[name] = np.zeros((self.rows, outputs), dtype)
+
+    def run(
+        self,
+        step: JoinStep,
+        per_row: Sequence[PerRow],
+        *,
+        columns: Sequence[Array] = (),
+        signals: int = 0,
+        writes: Collection[str] = (),
+        own: float = 0.0,
+        **given: Any,
+    ) -> Pass:
+        """Walk over all joined rows: expand, `step`, collapse its signals, add up its sums.
+
+        `per_row` is summed over blocks; `columns`, one array per block, are not. `writes` names the state that the
+        step overwrites. What a block's rows get is the signal less `own` times the block's own values. A step that is
+        given a loss gets it with the rows' weights, where they have any.
+        A signal (arrays side by side) is collapsed to every block; a list says what is collapsed to each of them.
+        """
+        work = Work(step, signals, tuple(writes), given, own)
+        each = pool().map if len(self.lanes_of_shards) > 1 else map
+        results = self.walk(work, per_row, columns, each)
+        merged: list[list[Array]] = []
+        sums: list[Sums] = []
+        for collapsed, of_lane in results:  # as they come: a lane's arrays can be as large as the tables
+            sums.append(of_lane)
+            merged = merged or self._totals(collapsed)
+            _add(merged, collapsed)
+            del collapsed  # before the next lane's come
+        zeros = [[np.zeros((p.rows, per_row[0].shape[1])) for p in self.indices] for _ in range(signals)]
+        return Pass(merged or zeros, add_sums(sums))
+
+    def walk(
+        self,
+        work: Work,
+        per_row: Sequence[PerRow],
+        columns: Sequence[Array],
+        each: Callable[[Callable[[Lane], LaneResult], Sequence[Lane]], Iterable[LaneResult]] = map,
+    ) -> Iterator[LaneResult]:
+        """What every lane gives, in order, as it comes."""
+        given = BlockValues([_in_memory(p, v) for p, v in zip(self.indices, per_row, strict=True)], columns)
+
+        def one(lane: Lane) -> LaneResult:
+            with np.errstate(over="ignore", invalid="ignore"):  # divergence is the engine's to notice
+                return walk_lane(self, lane, work, given)
+
+        with one_blas_thread:  # lanes already keep all cores busy
+            yield from each(one, self.lanes_of_shards)
+
+    def collect(self, name: str) -> Array:
+        """A value per joined row that a walk left in the state, which gives it up."""
+        return self.state.pop(name)
+
+    def take(self, joined: NDArray[np.int64]) -> tuple[JoinedRows, list[RowNumbers]]:
+        """A batch of joined rows, and for each block the rows that occur in it (ascending)."""
+        return batch(*self.look_up(joined), [p.rows for p in self.indices])
+
+    def look_up(self, joined: NDArray[np.int64]) -> tuple[list[RowNumbers], Array, Array | None]:
+        """p_i of some joined rows, for each block, and their labels and weights."""
+        rows = self.label_index.take(joined)
+        weights = None if self.weights is None else self.weights[rows]
+        return [p.take(joined) for p in self.indices], floats(self.labels[rows]), weights
+
+    def expand(self, block: int, values: Array) -> Array:
+        """expand_i of one block's values: (n_i, k) → (N, k). The centralised baseline alone wants them all at once."""
+        return gather(values, self.indices[block].place(0, self.rows))
+
+    def joined_labels(self) -> Array:
+        """The label of every joined row."""
+        index = self.label_index.index
+        return floats(self.labels if index is None else self.labels[index])
+
+    def joined_weights(self) -> Array | None:
+        """The weight of every joined row; None: all one."""
+        index = self.label_index.index
+        return self.weights if self.weights is None or index is None else self.weights[index]
+
+    def collapsed_weights(self) -> list[Array] | None:
+        """collapse_i of the rows' weights; None: they are the multiplicities."""
+        if self.weights is None:
+            return None
+        return self.run(weight_step, [np.zeros((p.rows, 1)) for p in self.indices], signals=1).signals[0]
+
+    def with_weights(self, weights: Array | None) -> JoinedRows:
+        """The same joined rows with other weights, per row of the label table."""
+        return replace(self, weights=weights, state={})
+
+    def label_counts(self) -> RowNumbers:
+        """How many joined rows have their label from each label row."""
+        if self.counts is not None:
+            return self.counts
+        p = self.label_index
+        return np.broadcast_to(np.int32(1), p.rows) if p.index is None else count_rows(p.index, p.rows)
+
+    def by_label(self) -> JoinedRows:
+        """The different labels, each as heavy as all joined rows that have it; few of them are counted once."""
+        found = self._by_label
+        if found.rows > _MAX_LABELS_KEPT:
+            del self.__dict__["_by_label"]
+        return found
+
+    @cached_property
+    def _by_label(self) -> JoinedRows:
+        return by_label(self.labels, self.label_counts(), self.weights)
+
+    def iterate_sorted(self, name: str) -> Iterator[Array]:
+        """The values that a walk left in the state, which gives them up, in ascending order, some at a time."""
+        return ascending(self.state.pop(name).reshape(-1))
+
+    @cached_property
+    def lanes_of_shards(self) -> Sequence[Lane]:
+        """The lanes: fewer where blocks are large, for each lane sums an unsorted block on its own."""
+        if self.lanes is not None:
+            return self.lanes
+        return lanes_of(self.rows, sum(p.rows for p in self.indices if not p.is_sorted))
+
+    def _totals(self, collapsed: Collapsed) -> list[list[Array]]:
+        """By signal and block, zeros that lanes are added to."""
+        return [
+            [np.zeros((p.rows, out.shape[1])) for p, (_, out) in zip(self.indices, own, strict=True)]
+            for own in collapsed
+        ]
+
+
+def _in_memory(p: RowIndex, values: PerRow) -> PerRow:
+    """Values that are computed as they are asked for stay so where joined rows have them in order."""
+    return values if p.is_identity and isinstance(values, Moved) else np.ascontiguousarray(values)
+
+
+def lanes_of(rows: int, scattered: int) -> list[Lane]:
+    """The lanes of so many joined rows; `scattered`: rows of the blocks that are not sorted."""
+    borders = [*list(range(0, rows, JOINED_ROWS_PER_SHARD)), rows]
+    shards = list(itertools.pairwise(borders))
+    most, least = max(LANES, rows // _JOINED_ROWS_PER_LANE), max(2, rows // _MAX_JOINED_ROWS_PER_LANE)
+    lanes = min(most, max(least, rows // max(1, scattered)))
+    size = max(1, -(-len(shards) // lanes))
+    return [shards[i : i + size] for i in range(0, len(shards), size)]
+
+
+def by_label(labels: NDArray[Any], counts: RowNumbers, weights: Array | None) -> JoinedRows:
+    """The different labels, each as heavy as all joined rows that have it, in one block: while nothing is
+    predicted, sums over them are sums over all joined rows. `counts`: joined rows per label row."""
+    if weights is None and _are_classes(labels):
+        every = np.zeros((2, int(labels.max()) + 1))  # rows that have each class, and joined rows
+        is_once = counts.strides == (0,) and int(counts[0]) == 1
+        for here in pieces(len(labels)):
+            numbers = labels[here].astype(np.intp)
+            every[0] += np.bincount(numbers, minlength=every.shape[1])
+            if not is_once:
+                every[1] += np.bincount(numbers, counts[here], every.shape[1])
+        found = np.flatnonzero(every[0]).astype(np.float64)
+        heavy: Array = every[0 if is_once else 1, every[0] > 0]
+    elif weights is None and len(found := np.unique(labels)) < len(labels):
+        heavy = np.zeros(len(found))
+        for here in pieces(len(labels)):
+            heavy += np.bincount(np.searchsorted(found, labels[here]), counts[here], len(found))
+    else:
+        heavy = np.asarray(counts * (1.0 if weights is None else weights), np.float64)
+        found = np.unique(labels)
+        if len(found) == len(labels):
+            found = labels
+        else:
+            heavy = np.asarray(np.bincount(np.searchsorted(found, labels), heavy, len(found)), np.float64)
+    identity = RowIndex(len(found), None, is_sorted=True)
+    return JoinedRows(len(found), (identity,), identity, floats(found), weights=heavy)
+
+
+def _are_classes(labels: NDArray[Any]) -> bool:
+    """Whether labels are 0, 1, 2, … and far fewer than the rows that have them: they are then counted, not sorted."""
+    if not len(labels) or not 0.0 <= labels.min() <= labels.max() < len(labels) / 8:
+        return False
+    if labels.dtype == np.int8:
+        return True
+    return all(bool((labels[here] == np.floor(labels[here])).all()) for here in pieces(len(labels)))
+
+
+def ascending(values: Array) -> Iterator[Array]:
+    """The values in ascending order, some at a time; nobody else may use `values` any more."""
+    values.sort()
+    return (values[here] for here in pieces(max(1, len(values)), VALUES_PER_SORTED_PIECE))
+
+
+def weight_step(shard: Shard) -> tuple[Sequence[Array], Sums]:
+    """The rows' weights."""
+    assert shard.weights is not None
+    return (shard.weights[:, None],), {}
+
+
+def _add(totals: Sequence[Sequence[Array]], collapsed: Collapsed) -> None:
+    """What one lane has collapsed, to what all have."""
+    for into, own in zip(totals, collapsed, strict=True):
+        for total, (base, out) in zip(into, own, strict=True):
+            total[base : base + len(out)] += out
+
+
+def batch(
+    row_numbers: Sequence[RowNumbers], labels: Array, weights: Array | None, sizes: Sequence[int]
+) -> tuple[JoinedRows, list[RowNumbers]]:
+    """Joined rows from p_i, labels and weights; blocks have just the rows that occur, which are returned ascending."""
+    indices: list[RowIndex] = []
+    occurring: list[RowNumbers] = []
+    for numbers, size in zip(row_numbers, sizes, strict=True):
+        unique, inverse = distinct(numbers, size)
+        missing = int(len(unique) > 0 and unique[0] < 0)
+        occurring.append(unique[missing:].astype(np.int32 if len(unique) == 0 or unique[-1] < 2**31 else np.int64))
+        if (
+            len(numbers) >= _MIN_BATCH_TO_CHECK_ORDER and rises(numbers) and not missing
+        ):  # a sample in order, of a table that is large itself
+            is_each = len(unique) == len(numbers)
+            indices.append(RowIndex(len(unique), None if is_each else inverse, is_sorted=True))
+            continue
+        indices.append(RowIndex(len(unique) - missing, inverse - missing, is_partial=bool(missing)))
+    identity = RowIndex(len(labels), None, is_sorted=True)
+    return JoinedRows(len(labels), tuple(indices), identity, labels, weights=weights), occurring

@@ -1,0 +1,168 @@
+"""A walk over one lane of joined rows, shard by shard: expand, an algorithm's step, collapse.
+
+In: joined rows, the borders of the lane's shards, and each block's values. Out: for each signal and block the sums that
+the lane collapsed, (rows, k) from some row of the block on, and the sums that its steps gave. A lane sums the rows that
+it can meet: all of an unsorted block, a range of a block in order. Lanes are added up in order (joined.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.arrays import Array, Moved, PerRow, Triangles, floats
+from tablepuppet.join.rows.index import Place, gather, scatter_add
+from tablepuppet.models.losses.weighted import Weighted
+from tablepuppet.sizes import NUMBERS_PER_TRIANGLES
+
+if TYPE_CHECKING:
+    from tablepuppet.join.rows.joined import JoinedRows
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """What an algorithm's join step sees of some joined rows."""
+
+    scores: Array  # Σ_i expand_i(v_i), the step's to overwrite
+    columns: Sequence[Array]  # expand_i of each block's further columns
+    state: Mapping[str, Array]  # the algorithm's own joined values, writable where the walk says so
+    read_labels: Callable[[], Array]
+    weights: Array | None = None  # of the rows; None: all one
+
+    @cached_property
+    def labels(self) -> Array:
+        """Looked up when a step asks for them."""
+        return self.read_labels()
+
+
+Sums = dict[str, Any]
+Lane = Sequence[tuple[int, int]]  # the borders of its shards
+Collapsed = list[list[tuple[int, Array]]]  # by signal and block: from which row on something is to be added
+LaneResult = tuple[Collapsed, Sums]
+Column = Array | Triangles
+Columns = Array | tuple[Column, ...]  # (rows, k), whole or as arrays side by side
+Signal = Columns | list[Columns]  # to be collapsed to every block, or what each of them gets
+JoinStep = Callable[..., tuple[Sequence[Signal], Sums]]
+Places = Sequence[Place | slice]  # of each block
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Work:
+    """What is done to joined rows in a walk."""
+
+    step: JoinStep
+    signals: int = 0  # that are collapsed
+    writes: tuple[str, ...] = ()  # state that is overwritten
+    given: Mapping[str, Any] = field(default_factory=dict)  # to the step
+    own: float = 0.0  # times a block's own values is taken off what its rows get
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockValues:
+    """What a walk expands, of each block: values are summed over blocks, columns are not."""
+
+    values: Sequence[PerRow]
+    columns: Sequence[Array] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pass:
+    """The outcome of one walk over all joined rows."""
+
+    signals: list[list[Array]]  # signals[s][i]: the s-th signal, collapsed to block i
+    sums: Sums
+
+
+def add_sums(parts: Sequence[Sums]) -> Sums:
+    """Sums of the same names, added in order."""
+    total: Sums = {}
+    for part in parts:
+        for name, value in part.items():
+            total[name] = total[name] + value if name in total else value
+    return total
+
+
+def walk_lane(rows: JoinedRows, lane: Lane, work: Work, given: BlockValues) -> LaneResult:
+    """What one lane collapses, and the sums of its steps."""
+    collapsed: Collapsed = []
+    sums: list[Sums] = []
+    spans = [p.span(lane[0][0], lane[-1][1]) for p in rows.indices]
+    for start, stop in lane:
+        places = [p.place(start, stop) for p in rows.indices]
+        shard = _shard(rows, given, places, (start, stop), work)
+        outcome, of_shard = work.step(shard, **_with_weights(shard, work.given))
+        sums.append(of_shard)
+        signals = [_by_block(signal, work.own, given, places) for signal in outcome[: work.signals]]
+        collapsed = collapsed or [
+            [(low, np.zeros((high - low, _width(own)))) for (low, high), own in zip(spans, signal, strict=True)]
+            for signal in signals
+        ]
+        for signal, targets in zip(signals, collapsed, strict=True):
+            for columns, (base, out), place in zip(signal, targets, places, strict=True):
+                _collapse(out, base, columns, place)
+    return collapsed, add_sums(sums)
+
+
+def _shard(rows: JoinedRows, given: BlockValues, places: Places, borders: tuple[int, int], work: Work) -> Shard:
+    owner = rows.label_index
+    state = {name: kept[slice(*borders)] for name, kept in rows.state.items()}
+    for name, kept in state.items():
+        kept.flags.writeable = name in work.writes
+    first = gather(given.values[0], places[0])
+    is_view = isinstance(places[0], slice) and not isinstance(given.values[0], Moved)
+    scores = first.copy() if is_view else first  # the step's to overwrite
+    for values, place in zip(given.values[1:], places[1:], strict=True):
+        scores += gather(values, place)
+    columns = [gather(values, place) for values, place in zip(given.columns, places, strict=bool(given.columns))]
+    known = [place for p, place in zip(rows.indices, places, strict=True) if p is owner]
+
+    def of_label_rows(per_row: NDArray[Any]) -> Array:
+        return floats(gather(per_row, known[0] if known else owner.place(*borders)))
+
+    weights = None if rows.weights is None else of_label_rows(rows.weights)
+    return Shard(scores, columns, state, partial(of_label_rows, rows.labels), weights)
+
+
+def _with_weights(shard: Shard, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    if shard.weights is None or "loss" not in given:
+        return given
+    return {**given, "loss": Weighted(given["loss"], shard.weights)}
+
+
+def _by_block(signal: Signal, own: float, given: BlockValues, places: Places) -> list[tuple[Column, ...]]:
+    """What each block gets of a signal: less `own` times its own values, where that is asked for."""
+    if own:
+        assert isinstance(signal, np.ndarray)
+        signal = [signal - own * gather(v, place) for v, place in zip(given.values, places, strict=True)]
+    each = signal if isinstance(signal, list) else [signal] * len(places)
+    return [columns if isinstance(columns, tuple) else (columns,) for columns in each]
+
+
+def _width(columns: tuple[Column, ...]) -> int:
+    return sum(column.shape[1] for column in columns)
+
+
+def _collapse(out: Array, base: int, columns: tuple[Column, ...], place: Place | slice) -> None:
+    """Adds the columns of a shard; triangles behind them as they are made."""
+    if not columns:  # this block gets nothing of the signal
+        return
+    last = columns[-1]
+    if not isinstance(last, Triangles):
+        scatter_add(out, base, cast(tuple[Array, ...], columns), place)
+        return
+    whole = tuple(c for c in columns if isinstance(c, np.ndarray))
+    count, step = len(last.z), max(1, NUMBERS_PER_TRIANGLES // max(1, last.shape[1]))
+    for first in range(0, count, step):
+        some = slice(first, min(first + step, count))
+        scatter_add(out, base, (*(c[some] for c in whole), last[some].written_out()), _part(place, some))
+
+
+def _part(place: Place | slice, some: slice) -> Place | slice:
+    if isinstance(place, slice):
+        return slice(place.start + some.start, place.start + some.stop)
+    return Place(place.rows[some], None if place.is_there is None else place.is_there[some])

@@ -1,0 +1,126 @@
+"""JoinedSide → joined rows, written down: here, or in partitions with the workers of a cluster.
+
+Joined rows of a tree are made where they will lie, by the workers: the keys go to every node once. Workers go over the
+joined rows twice, each over a range of its own: first to see what p_i is like as a whole, for that decides on lanes;
+then to write partitions of whole lanes. The partitions are those of one machine's joined
+rows, bit for bit; the server knows their sizes, and which rows of the tables each of them uses. Joined rows that one
+machine had to make, because DuckDB joined them or a cap has chosen among them, are made here and cut into the same
+partitions.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.arrays import Array, RowNumbers, floats
+from tablepuppet.join.cluster.cluster import Cluster
+from tablepuppet.join.cluster.partitions import (
+    IndexFacts,
+    Partition,
+    PartitionSpec,
+    Storage,
+    partition_specs,
+    write_partition,
+)
+from tablepuppet.join.cluster.rows import ClusterRows
+from tablepuppet.join.cluster.worker import Layout, merge
+from tablepuppet.join.duckdb_join import BranchSide
+from tablepuppet.join.join import Column, JoinedSide, Span
+from tablepuppet.join.keys.labels import LabelSpace
+from tablepuppet.join.mapping import Joined
+from tablepuppet.join.rows.index import RowIndex
+from tablepuppet.join.rows.joined import JoinedRows, lanes_of
+from tablepuppet.join.tree_join import TreeSide
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Writer:
+    """Writes the sides of one joined table."""
+
+    blocks: int
+    spans: Sequence[Span]  # of the blocks, then that of the labels, if it is none of theirs
+    label: int  # which of them is the labels'
+    sizes: Sequence[Sequence[int]]  # of each branch's relations
+    labels: LabelSpace
+    cluster: Cluster | None
+
+    def write(
+        self,
+        name: str,
+        side: Sequence[BranchSide],
+        occurring: Sequence[RowNumbers],
+        counts: RowNumbers | None = None,
+    ) -> Joined:
+        """The joined rows of a side, in which these rows occur of each block; `counts`: how often those of the labels,
+        if it is known."""
+        columns = tuple(Column.of(*given, self.sizes) for given in zip(self.spans, occurring, strict=True))
+        joined = JoinedSide(tuple(side), columns, self.blocks, self.label)
+        own = occurring[self.label]
+        labels, weights = self.labels.values, self.labels.weights
+        if len(own) < len(labels):  # not all of them, ascending
+            labels, weights = labels[own], None if weights is None else weights[own]
+        if self.cluster is None or not joined.rows:
+            return replace(materialize(joined, labels, weights), counts=counts)
+        labels = floats(labels)
+        if can_build_on_workers(side):
+            return build_on_cluster(joined, labels, weights, self.cluster, name)
+        return distribute_rows(materialize(joined, labels, weights), self.cluster, name)
+
+
+def can_build_on_workers(side: Sequence[BranchSide]) -> bool:
+    """Whether the workers of a cluster can make these joined rows."""
+    return all(isinstance(branch, TreeSide) for branch in side)
+
+
+def materialize(side: JoinedSide, labels: NDArray[Any], weights: Array | None) -> JoinedRows:
+    """Joined rows in memory; labels and weights are those of the label rows that occur."""
+    numbers = side.view_rows() or side.numbers(0, side.rows)
+    indices = [RowIndex.of(numbers.pop(0), column.rows) for column in side.columns]
+    own = indices[side.label]
+    known = labels if own.is_identity else floats(labels)  # only what is as long as the joined rows is worth it
+    return JoinedRows(side.rows, tuple(indices[: side.blocks]), own, known, weights=weights)
+
+
+def build_on_cluster(
+    side: JoinedSide, labels: Array, weights: Array | None, cluster: Cluster, name: str
+) -> ClusterRows:
+    """Joined rows, made by the workers; all is as in `write_rows`."""
+    given, blocks = cluster.put(side), side.blocks
+    parts = min(cluster.size, side.rows)
+    borders = np.linspace(0, side.rows, parts + 1).astype(np.int64).tolist()
+    calls = [(given, a, b) for a, b in itertools.pairwise(borders)]
+    seen = list(cluster.ask("collect", calls))
+    facts = [merge(column.rows, [own[i] for own in seen]) for i, column in enumerate(side.columns)]
+    layout = cluster.put(Layout(facts, blocks, side.label))
+    lanes = lanes_of(side.rows, sum(of.rows for of in facts[:blocks] if not of.is_sorted))
+    partitions = list(
+        cluster.ask("write", [(given, layout, spec) for spec in partition_specs(lanes, cluster.size, name)])
+    )
+    return ClusterRows(side.rows, tuple(facts[:blocks]), partitions, cluster, labels, weights, side.label_counts())
+
+
+def distribute_rows(joined: JoinedRows, cluster: Cluster, name: str) -> ClusterRows:
+    """Joined rows that are here already, for the workers to load."""
+    partitions = [
+        make_partition(joined, cluster.storage, spec)
+        for spec in partition_specs(joined.lanes_of_shards, cluster.size, name)
+    ]
+    facts = tuple(IndexFacts(p.rows, p.is_identity, p.is_sorted, p.is_partial) for p in joined.indices)
+    return ClusterRows(joined.rows, facts, partitions, cluster, joined.labels, joined.weights, joined.label_counts())
+
+
+def make_partition(joined: JoinedRows, storage: Storage, spec: PartitionSpec) -> Partition:
+    """Writes some lanes of joined rows."""
+    indices = (*joined.indices, joined.label_index)
+    blocks = len(joined.indices)
+    return write_partition(storage, spec, [_inside(p, spec) for p in indices], blocks, blocks)
+
+
+def _inside(p: RowIndex, spec: PartitionSpec) -> RowIndex:
+    return p if p.index is None else replace(p, index=p.index[spec.start : spec.stop])

@@ -1,0 +1,336 @@
+"""The join of numbered keys by counting: for queries whose joins form a tree, which are nearly all.
+
+In: numbered keys (keys/gather.py). Out: for any rows of the label's relation the row numbers of their joined rows in
+each relation, ordered by the label's row, then by the other relations' rows in the order of the query. Nothing is
+sorted or hashed but the tables themselves: a relation's rows are grouped by key once, the number of joined rows below
+each row is summed from the leaves to the label's relation, and so every joined row's place is known before it is made.
+
+Some joined rows of a tree are those of some rows of the label's relation, made where and when they are wanted: how many
+joined rows each row of each relation is in is counted from the root to the leaves, without making one.
+
+An anti-joined relation is here one row, which those rows of its parent find that have no match.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tablepuppet.arrays import Array, RowNumbers, pieces
+from tablepuppet.join.duckdb_join import Counts, Marks, Use
+from tablepuppet.join.keys.gather import ScanKeys
+from tablepuppet.join.rows.index import counts_up
+from tablepuppet.sizes import JOINED_ROWS_PER_PIECE, ROWS_IN_CACHE
+from tablepuppet.sql.bound import Branch
+from tablepuppet.threads import parallel_for, pool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Edge:
+    """A relation, and how its parent's rows find rows in it; the parent's row −1 finds none."""
+
+    parent: int
+    relation: int
+    is_outer: bool
+    only: RowNumbers | None  # for each row of the parent (and −1) its one row here, or −1; None: there may be several
+    group: RowNumbers  # where there may be several: the group that each row of the parent (and −1) finds
+    starts: RowNumbers  # of each group in `grouped`, and the end; the last group is empty
+    grouped: RowNumbers  # rows here, group by group, in order within a group; then −1
+
+    def per_group(self, values: Array) -> Array:
+        """The sum over the rows of each group."""
+        running = np.concatenate([[0.0], np.cumsum(values[self.grouped[:-1]])])
+        return np.diff(running[self.starts])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TreeJoin:
+    """A branch whose joins form a tree that can be walked from the label's relation in the order of the query."""
+
+    sizes: tuple[int, ...]  # rows of each relation
+    root: int
+    order: RowNumbers  # the root's rows
+    edges: tuple[Edge, ...]  # parents first
+    below: tuple[Array | None, ...]  # for each row of each relation (and −1) the joined rows below it; None: one each
+
+    @classmethod
+    def of(cls, branch: Branch, keys: Sequence[ScanKeys]) -> TreeJoin | None:
+        """The join of a branch; None if DuckDB must do it."""
+        own = [keys[relation.scan] for relation in branch.relations]
+        tree = _tree(branch)
+        if tree is None or not all(scan.is_numbered for scan in own):
+            return None
+        edges = tuple(
+            _anti_edge(parent, relation, kind == "not in", columns, own)
+            if kind in ("anti", "not in")
+            else _edge(parent, relation, kind == "left", columns, own)
+            for relation, (parent, kind, columns) in tree.items()
+        )
+        root = branch.label_relation
+        anti = {join.relation for join in branch.joins if join.is_anti}
+        sizes = tuple(1 if relation in anti else scan.rows for relation, scan in enumerate(own))
+        return cls(sizes, root, _in_order(own[root]), edges, _below(root, edges, sizes))
+
+    def count(self) -> int:
+        """N."""
+        below = self.below[self.root]
+        return len(self.order) if below is None else int(below[:-1].sum())
+
+    def is_all_in_order(self, rows: RowNumbers) -> bool:
+        """Whether these are the root's rows 0, 1, 2, …, all of them."""
+        inside = pieces(len(rows))
+        return len(rows) == self.sizes[self.root] and all(counts_up(rows[piece], piece.start) for piece in inside)
+
+    def side(self, marks: Marks | None) -> TreeSide:
+        """The joined rows whose row of the root is marked; None: all."""
+        if marks is None or bool(marks.all()):
+            return TreeSide.of(self, self.order)
+        return TreeSide.of(self, self.order[marks[self.order]] if marks.any() else self.order[:0])
+
+    def expand(self, rows: RowNumbers) -> dict[int, RowNumbers]:
+        """All joined rows of some rows of the root."""
+        found = {self.root: rows}
+        for edge in self.edges:
+            if edge.only is not None:
+                here = edge.only.take(found[edge.parent], mode="wrap")  # unlike brackets, for several threads at once
+                if not edge.is_outer and len(here) and int(here.min()) < 0:
+                    is_there = here >= 0
+                    found = {i: known[is_there] for i, known in found.items()}
+                    here = here[is_there]
+                found[edge.relation] = here
+                continue
+            group = edge.group.take(found[edge.parent], mode="wrap")
+            starts = edge.starts.take(group)
+            counts = edge.starts.take(group + 1) - starts
+            copies = np.maximum(counts, 1) if edge.is_outer else counts
+            above = np.repeat(np.arange(len(copies)), copies)
+            found = {i: known.take(above) for i, known in found.items()}
+            place = (starts - np.cumsum(copies) + copies).take(above)
+            place += np.arange(len(place))
+            if edge.is_outer:
+                place[(counts == 0).take(above)] = -1
+            found[edge.relation] = edge.grouped.take(place, mode="wrap")
+        return found
+
+
+def _tree(branch: Branch) -> dict[int, tuple[int, str, list[tuple[int, int]]]] | None:
+    """For each relation but the label's: its parent, how it is joined, and the pairs of columns; parents first.
+
+    None where the joins form no tree, where an outer join would have to be walked from its optional side, or where
+    a relation comes before the one through which it is found: the order of joined rows is then not that of the walk.
+    """
+    root = branch.label_relation
+    given: dict[int, dict[int, tuple[str, list[tuple[int, int]]]]] = {i: {} for i in range(len(branch.relations))}
+    for join in branch.joins:
+        others = {pair.left if pair.right == join.relation else pair.right for pair in join.on}
+        if len(others) != 1:
+            return None
+        [other] = others
+        columns = [
+            (p.left_column, p.right_column) if p.left == other else (p.right_column, p.left_column) for p in join.on
+        ]
+        given[other][join.relation] = (join.kind, columns)
+        if join.kind == "inner":
+            given[join.relation][other] = (join.kind, [(b, a) for a, b in columns])
+    if branch.where:
+        return None
+    tree: dict[int, tuple[int, str, list[tuple[int, int]]]] = {}
+    for relation in (i for i in range(len(branch.relations)) if i != root):
+        parents = [p for p in (root, *range(relation)) if relation in given[p] and (p == root or p in tree)]
+        if len(parents) == 0:
+            return None
+        tree[relation] = (parents[0], *given[parents[0]][relation])
+    return tree
+
+
+def _edge(parent: int, relation: int, is_outer: bool, columns: list[tuple[int, int]], own: Sequence[ScanKeys]) -> Edge:
+    above, here = _common([own[parent].column(a) for a, _ in columns], [own[relation].column(b) for _, b in columns])
+    groups = int(max(above.max(initial=-1), here.max(initial=-1))) + 1
+    order = _in_order(own[relation])
+    here = here[order]
+    counts = np.bincount(here + 1, minlength=groups + 1)  # those without a key come first
+    if counts[1:].max(initial=0) <= 1:
+        row_of = np.full(groups + 1, -1, order.dtype)  # the last is for keys that are NULL
+        row_of[here] = order
+        row_of[-1] = -1
+        only = np.empty(len(above) + 1, order.dtype)  # the last is for row −1
+
+        def find(rows: slice) -> None:
+            for piece in pieces(rows.stop - rows.start):  # NumPy makes wide numbers of those that it takes by
+                here = slice(rows.start + piece.start, rows.start + piece.stop)
+                only[here] = row_of.take(above[here], mode="wrap")
+
+        parallel_for(find, len(above), 1 << 20)
+        only[-1] = -1
+        return Edge(parent, relation, is_outer, only, only[:0], np.zeros(0, np.int64), only[:0])
+    starts = np.concatenate([[0], np.cumsum(counts[1:]), [len(here) - counts[0]]]).astype(order.dtype)
+    grouped = order[np.argsort(here, kind="stable")][counts[0] :]
+    group = np.empty(len(above) + 1, order.dtype)
+    group[:-1], group[-1] = above, groups
+    np.copyto(group, groups, where=group < 0)
+    return Edge(parent, relation, is_outer, None, group, starts, np.append(grouped, grouped.dtype.type(-1)))
+
+
+def _anti_edge(
+    parent: int, relation: int, is_not_in: bool, columns: list[tuple[int, int]], own: Sequence[ScanKeys]
+) -> Edge:
+    """Rows of the parent find row 0 if they have no match. NOT IN a list with a NULL is true of nothing, and a NULL is
+    not known to be outside of any list but an empty one."""
+    above, here = _common([own[parent].column(a) for a, _ in columns], [own[relation].column(b) for _, b in columns])
+    has = np.zeros(int(max(above.max(initial=-1), here.max(initial=-1))) + 2, np.bool_)  # the last is for NULL
+    has[here] = True
+    is_there, has[-1] = bool(has[-1]), is_not_in and len(here) > 0
+    is_left_out = np.append(has.take(above, mode="wrap"), has[-1]) | (is_not_in and is_there)
+    only = np.where(is_left_out, np.int32(-1), np.int32(0))
+    return Edge(parent, relation, False, only, only[:0], np.zeros(0, np.int64), only[:0])
+
+
+def _common(above: list[RowNumbers], below: list[RowNumbers]) -> tuple[RowNumbers, RowNumbers]:
+    """Keys of several columns as one number, equal where all columns are; −1 where one is NULL."""
+    if len(above) == 1:
+        return above[0], below[0]
+    both = [np.concatenate(pair).astype(np.int64) for pair in zip(above, below, strict=True)]
+    is_null = np.logical_or.reduce([column < 0 for column in both])
+    joint = both[0]
+    for column in both[1:]:
+        _, joint = np.unique(joint * (int(column.max(initial=0)) + 1) + column, return_inverse=True)
+    joint = np.where(is_null, -1, joint)
+    return joint[: len(above[0])], joint[len(above[0]) :]
+
+
+def _below(root: int, edges: Sequence[Edge], sizes: Sequence[int]) -> tuple[Array | None, ...]:
+    """How many joined rows each row makes with the relations below it. As float64, so that no count overflows."""
+    below: list[Array | None] = [None] * len(sizes)
+    for edge in reversed(edges):
+        here, above = below[edge.relation], below[edge.parent]
+        if here is None and edge.parent == root and _finds_one(edge):
+            continue
+        known = np.ones(sizes[edge.relation] + 1) if here is None else here
+        if edge.only is not None:
+            found = known[edge.only] if edge.is_outer else np.where(edge.only < 0, 0.0, known[edge.only])
+        else:
+            found = edge.per_group(known)
+            if edge.is_outer:
+                found = np.where(np.diff(edge.starts) == 0, known[-1], found)
+            found = found[edge.group]
+        below[edge.parent] = found if above is None else above * found
+    return tuple(below)
+
+
+def _finds_one(edge: Edge) -> bool:
+    """Whether every row of the parent makes exactly one joined row with this relation."""
+    return edge.only is not None and (edge.is_outer or int(edge.only[:-1].min(initial=0)) >= 0)
+
+
+def _in_order(scan: ScanKeys) -> RowNumbers:
+    """The rows of a scan in the order of the whole table."""
+    return scan.numbers if scan.place is None else np.argsort(scan.place).astype(scan.numbers.dtype)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TreeSide:
+    """The joined rows of some rows of the root."""
+
+    join: TreeJoin
+    roots: RowNumbers
+    ends: RowNumbers | None  # where each root's joined rows end; None: it has one
+
+    @classmethod
+    def of(cls, join: TreeJoin, roots: RowNumbers) -> TreeSide:
+        below = join.below[join.root]
+        if below is None:
+            return cls(join, roots, None)
+        found = below[:-1] if join.is_all_in_order(roots) else below[roots]
+        return cls(join, roots, np.cumsum(found, dtype=np.int32 if found.sum() < 2**31 else np.int64))
+
+    @property
+    def rows(self) -> int:
+        if self.ends is None:
+            return len(self.roots)
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    def counts(self) -> list[Counts]:
+        """From the root to the leaves: what is known of a row's joined rows is shared out among those that it finds."""
+        join = self.join
+        counts: list[Counts] = [np.zeros(size, np.int32 if self.rows < 2**31 else np.int64) for size in join.sizes]
+        if not len(self.roots):
+            return counts
+        below = join.below[join.root]
+        if below is None and len(self.roots) == len(counts[join.root]):
+            counts[join.root] = np.broadcast_to(counts[join.root].dtype.type(1), len(self.roots))
+        elif below is not None and join.is_all_in_order(self.roots):
+            counts[join.root][:] = below[:-1]
+        else:
+            counts[join.root][self.roots] = 1 if below is None else below[self.roots]
+        for edge in join.edges:
+            above, here = counts[edge.parent], counts[edge.relation]
+            if edge.only is None:
+                _share_out(here, edge, above, join)
+            elif edge.parent == join.root and below is None:
+                _add_up(here, edge.only, None if len(self.roots) == len(above) else self.roots, None)
+            else:
+                _add_up(here, edge.only, None if above.all() else np.flatnonzero(above), above)
+        return counts
+
+    def whole(self) -> dict[int, RowNumbers] | None:
+        """All joined rows at once, as they are held already; None: they must be made."""
+        join = self.join
+        is_every = self.ends is None and self.roots is join.order
+        if not is_every or not all(_finds_one(edge) and edge.parent == join.root for edge in join.edges):
+            return None
+        if not join.is_all_in_order(self.roots):
+            return None
+        found = {edge.relation: edge.only[:-1] for edge in join.edges if edge.only is not None}
+        return {join.root: self.roots, **found}
+
+    def each(self, start: int, stop: int, use: Use) -> None:
+        """Joined rows start ≤ j < stop, a slice of the roots at a time, by several threads at once."""
+        ends = self.ends
+        if ends is None:
+            borders = [*range(start, stop, JOINED_ROWS_PER_PIECE), stop]
+        else:
+            inner = np.searchsorted(ends, np.arange(start, stop, JOINED_ROWS_PER_PIECE, dtype=ends.dtype), side="right")
+            borders = [*inner.tolist(), int(np.searchsorted(ends, ends.dtype.type(stop))) + 1]
+        spans = [(a, b) for a, b in itertools.pairwise(borders) if a < b]
+
+        def one(span: tuple[int, int]) -> None:
+            first, last = span
+            found = self.join.expand(self.roots[first:last])
+            begin, end = (first, last) if ends is None else (int(ends[first - 1]) if first else 0, int(ends[last - 1]))
+            if begin < start or end > stop:
+                inside = slice(max(start - begin, 0), min(stop, end) - begin)
+                found = {relation: rows[inside] for relation, rows in found.items()}
+            use(max(begin, start) - start, found)
+
+        for _ in pool().map(one, spans, len(spans)) if len(spans) > 1 else map(one, spans):
+            pass
+
+
+def _add_up(here: Counts, only: RowNumbers, rows: RowNumbers | None, above: Counts | None) -> None:
+    """Each row has the joined rows of those that find it; None: of all rows, one of each. In pieces: NumPy copies what
+    it counts."""
+    step = min(max(ROWS_IN_CACHE, 4 * len(here)), max(1 << 20, len(here) // 8))
+    size = len(only) - 1 if rows is None else len(rows)
+    for start in range(0, size, step):
+        piece = slice(start, min(start + step, size)) if rows is None else rows[start : start + step]
+        found, joined = only[piece], None if above is None else above[piece]
+        if int(found.min()) < 0:
+            is_there = found >= 0
+            found, joined = found[is_there], None if joined is None else joined[is_there]
+        here += np.bincount(found, joined, minlength=len(here)).astype(here.dtype)
+
+
+def _share_out(here: Counts, edge: Edge, above: Counts, join: TreeJoin) -> None:
+    """Rows of a group share what finds the group, each by the joined rows below it. All quotients are whole."""
+    below = join.below[edge.relation]
+    known = np.ones(len(here) + 1) if below is None else below
+    groups, step = np.zeros(len(edge.starts) - 1), max(ROWS_IN_CACHE, 4 * len(edge.starts))
+    for piece in pieces(len(above), step):
+        groups += np.bincount(edge.group[piece], above[piece], minlength=len(groups))
+    weights = edge.per_group(known)
+    each = np.divide(groups, weights, out=np.zeros(len(weights)), where=weights > 0)
+    grouped = edge.grouped[:-1]
+    here[grouped] = np.repeat(each, np.diff(edge.starts)) * known[grouped]

@@ -1,0 +1,429 @@
+"""join_owners: subqueries that read several owners' tables → joins of the main query that mean the same.
+
+In: a Ucq and who holds which table. Out: the same query, in which every subquery reads one owner's tables, or a refusal
+that says what to write. Two rewritings, each exact:
+
+    FROM (SELECT a.x, b.y AS z FROM a JOIN b ON … WHERE …) t …    →    FROM a JOIN b ON … …      t.x is a.x, t.z is b.y
+    … WHERE a.k IN (SELECT k FROM b WHERE …)                      →    … JOIN (SELECT DISTINCT k FROM b WHERE …) s
+    … WHERE EXISTS (SELECT 1 FROM b WHERE b.k = a.k AND …)              ON s.k = a.k
+
+NOT IN and NOT EXISTS become an anti-join with the same keys. Groups, windows and the like over several owners' rows
+cannot be had this way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+
+from sqlglot import exp
+
+from tablepuppet.errors import QueryError
+from tablepuppet.exchanges.schema import DescribeTable, TableSchema
+from tablepuppet.sql import parse
+from tablepuppet.sql.bound import refuse
+from tablepuppet.sql.conditions import conjuncts_of
+from tablepuppet.sql.derived import add_condition, base_tables, derive, has_subquery, needed_ctes
+from tablepuppet.sql.groups import has_aggregate
+from tablepuppet.sql.inlining import inline_source, inner_join
+from tablepuppet.sql.parsing import syntax_tree, unqualified_columns
+from tablepuppet.sql.schemas import find_table
+from tablepuppet.sql.ucq import Conjunctive, Item, JoinKind, Source, Star, Ucq, matches
+from tablepuppet.transport.link import Link
+
+Tables = Mapping[str, tuple[str, ...]]
+
+
+def read_query(text: str, tables: Tables, link: Link) -> Ucq:
+    """What a text means: joins of owners' tables, or, if it cannot be that, a query that one owner runs as a whole.
+
+    One round, only where columns of a subquery do not say whose they are.
+    """
+    try:
+        return parse(text, _columns(text, tables, link))
+    except QueryError:
+        whole = at_one_owner(text, tables)
+        if whole is None:
+            raise
+        return whole
+
+
+def _columns(text: str, tables: Tables, link: Link) -> dict[str, list[str]] | None:
+    """The columns of the tables that a text names; None where it needs none."""
+    try:
+        tree = syntax_tree(text)
+    except QueryError:
+        return None
+    if not unqualified_columns(tree):
+        return None
+    known = list(tables)
+    named = [matches(base.this, known) for base in base_tables(tree)]
+    clients = {known[found[0]]: tables[known[found[0]]] for found in named if len(found) == 1}
+    asked: dict[str, list[str]] = {}
+    for table, holders in clients.items():
+        for client in holders[:1]:
+            asked.setdefault(client, []).append(table)
+    if not asked:
+        return None
+    answers = link.ask({client: [DescribeTable(table=table) for table in own] for client, own in asked.items()})
+    return {
+        table.lower(): [column.name for column in answer.columns]
+        for client, own in asked.items()
+        for table, answer in zip(own, answers[client], strict=True)
+        if isinstance(answer, TableSchema)
+    }
+
+
+def at_one_owner(text: str, tables: Tables) -> Ucq | None:
+    """SELECT * FROM (text), where one client has all tables that the text reads: groups, windows, LIMIT and all."""
+    try:
+        query = syntax_tree(text)
+        derived = derive(text, query, {})
+    except QueryError:
+        return None
+    known = {name.lower(): clients for name, clients in tables.items()}
+    held = {known.get(base.name.lower(), ()) for base in base_tables(derived)}
+    if len(held) != 1 or len(held.pop()) != 1:
+        return None
+    star = Star(None, exp.Star())
+    source = Source(base_tables(derived)[0].this, exp.to_identifier("query"), derived)
+    return Ucq(text, (Conjunctive((star,), (source,), ()),))
+
+
+def join_owners(ucq: Ucq, tables: Tables) -> Ucq:
+    """The query with every subquery at one owner, as far as joins can say the same."""
+    return replace(ucq, branches=tuple(_Branch(ucq, tables).rewrite(branch) for branch in ucq.branches))
+
+
+@dataclass(frozen=True, slots=True)
+class _Branch:
+    ucq: Ucq
+    tables: Tables
+
+    def rewrite(self, branch: Conjunctive) -> Conjunctive:
+        """One rewriting after the other, until no subquery spans owners or nothing can be done about it."""
+        only = branch.sources[0].derived if len(branch.sources) == 1 else None
+        if only is not None and self._spans(only):
+            branch = _of_one(branch)
+        while True:
+            for at, source in enumerate(branch.sources):
+                if source.derived is not None and self._spans(source.derived):
+                    changed = self._with_keys(branch, at) or self._inline_join(branch, at)
+                    if changed is not None:
+                        branch = changed
+                        break
+                    self._check_items(source, _free_alias([s.alias.name for s in branch.sources]))
+            else:
+                return branch
+
+    def _spans(self, query: exp.Expr) -> bool:
+        return len({self._owners(base) for base in base_tables(query)}) > 1
+
+    def _owners(self, table: exp.Table) -> tuple[str, ...]:
+        return self.tables[find_table(self.ucq, table.this, self.tables)]
+
+    def _with_keys(self, branch: Conjunctive, at: int) -> Conjunctive | None:
+        """A table read under conditions on other owners' keys, joined to those keys instead."""
+        table, conditions, ctes = _read_under(branch.sources[at])
+        own = self._owners(exp.Table(this=table.table))
+        abroad = [c for c in conditions if any(self._owners(base) != own for base in base_tables(_whole(c, ctes)))]
+        if not abroad:
+            return None
+        kept = [table]
+        for condition in conditions:
+            if condition not in abroad:
+                kept = [*add_condition(self.ucq.text, kept, condition, ctes)]
+        sources = [*branch.sources[:at], *kept, *branch.sources[at + 1 :]]
+        where = list(branch.where)
+        for condition in abroad:
+            kind, test = _test(condition)
+            outer, keys = self._keys(table, condition, test, own)
+            if kind == "not in" and len(outer) > 1:
+                raise self._refusal(table, condition, own)
+            derived = derive(self.ucq.text, keys, ctes)
+            if kind != "inner" and any(len(self._owners(base)) > 1 for base in base_tables(derived)):
+                derived.set("distinct", None)  # a key that two clients have leaves the same rows out
+            name = _unused_alias(f"keys of {base_tables(derived)[0].name}", sources)
+            tree = max(source.tree for source in sources) + 1
+            equalities = [
+                exp.EQ(this=value.copy(), expression=exp.Column(this=exp.to_identifier(f"key{k}"), table=name.copy()))
+                for k, value in enumerate(outer)
+            ]
+            on = () if kind == "inner" else tuple(equalities)
+            where += equalities if kind == "inner" else ()
+            sources.append(Source(base_tables(derived)[0].this, name, derived, join=kind, on=on, tree=tree))
+        return replace(branch, sources=tuple(sources), where=tuple(where))
+
+    def _keys(
+        self, table: Source, condition: exp.Expr, test: exp.Expr, own: tuple[str, ...]
+    ) -> tuple[list[exp.Expr], exp.Select]:
+        """What of a table is looked up by IN or EXISTS, and the query for the keys among which it is."""
+        if isinstance(test, exp.In) and isinstance(test.args.get("query"), exp.Expr):
+            query = test.args["query"].unnest()
+            subject = test.this.unnest()
+            outer = list(subject.expressions) if isinstance(subject, exp.Tuple) else [subject]
+            is_plain = isinstance(query, exp.Select) and not _outer_columns(query)
+            if is_plain and len(query.expressions) == len(outer):
+                rows = exp.Subquery(this=_alias_items(query, "c"), alias=exp.TableAlias(this=exp.to_identifier("q")))
+                wanted = [exp.column(f"c{k}", "q") for k in range(len(outer))]
+                return outer, _alias_items(exp.select(*wanted).from_(rows), "key").distinct()
+        elif isinstance(test, exp.Exists) and isinstance(test.this, exp.Select):
+            self._check_exists(test.this)
+            found = _split_exists(test.this)
+            if found is not None:
+                return found
+        raise self._refusal(table, condition, own)
+
+    def _check_exists(self, query: exp.Select) -> None:
+        """EXISTS that does not depend on what is looked up."""
+        inner = base_tables(query)[0]
+        limit = query.args.get("limit")
+        if isinstance(limit, exp.Limit) and limit.expression == exp.Literal.number(0):
+            raise refuse(self.ucq, "LIMIT 0 leaves no row, so that this EXISTS is never true; leave LIMIT out", inner)
+        if query.args.get("group") is None and has_aggregate(query):
+            raise refuse(
+                self.ucq,
+                "an aggregate without GROUP BY gives one row whatever there is, so that this EXISTS is always true; "
+                "write EXISTS (SELECT 1 FROM …), or leave the condition out",
+                inner,
+            )
+
+    def _refusal(self, table: Source, condition: exp.Expr, own: tuple[str, ...]) -> QueryError:
+        inner = next(base for base in base_tables(condition) if self._owners(base) != own)
+        written = inner.this.sql("duckdb")
+        begin = f"this condition on {table.alias.name} looks rows up in {inner.name}, which lies with another owner"
+        name = _free_alias([table.alias.name])
+        keys = f"JOIN (SELECT DISTINCT key FROM {written} WHERE …) {name} ON {name}.key = {table.alias.name}.key"
+        if isinstance(condition, exp.Not):
+            return refuse(
+                self.ucq,
+                f"{begin}, and rows without a match are found by equal keys only: WHERE NOT EXISTS (SELECT 1 FROM "
+                f"{written} {name} WHERE {name}.key = {table.alias.name}.key AND …), every other condition there about "
+                f"{name} alone",
+                inner,
+            )
+        return refuse(self.ucq, f"{begin}. Join its keys instead: {keys}", inner)
+
+    def _check_items(self, source: Source, name: str) -> None:
+        """An item that looks another owner's rows up is refused with the join that says the same, called `name`."""
+        own = self._owners(exp.Table(this=source.table))
+        assert source.derived is not None
+        for item in source.derived.selects:
+            for test in item.find_all(exp.Exists, exp.In):
+                self._check_test(test, own, name)
+            scalar = item.find(exp.Subquery)
+            abroad = [] if scalar is None else [base for base in base_tables(scalar) if self._owners(base) != own]
+            if abroad and isinstance(scalar, exp.Subquery):
+                raise refuse(
+                    self.ucq,
+                    f"this item looks rows up in {abroad[0].name}, which lies with another owner. "
+                    f"Join them instead: {_as_join(scalar.this, name)}",
+                    abroad[0],
+                )
+
+    def _check_test(self, test: exp.Expr, own: tuple[str, ...], name: str) -> None:
+        """Whether a row has a match with another owner is joined as 1 or NULL."""
+        inner = test.this if isinstance(test, exp.Exists) else test.args.get("query")
+        abroad = [] if inner is None else [base for base in base_tables(inner) if self._owners(base) != own]
+        if abroad:
+            found = _split_exists(inner) if isinstance(inner, exp.Select) else None
+            keys = "SELECT DISTINCT key, 'yes' AS found FROM …"
+            on = f"{name}.key = …"
+            if inner is not None and self._spans(inner):
+                raise refuse(
+                    self.ucq,
+                    f"this item looks rows up in tables of several owners ({', '.join(b.name for b in abroad)}). Join "
+                    "them one after the other in the main query, and let the last say that it is there: LEFT JOIN b ON "
+                    f"b.key = … LEFT JOIN (SELECT DISTINCT key, 'yes' AS found FROM c WHERE …) {name} ON {name}.key = "
+                    f"b.key, and select {name}.found",
+                    abroad[0],
+                )
+            if isinstance(test, exp.In) and isinstance(inner, exp.Subquery) and len(inner.this.selects) == 1:
+                found = [test.this], _alias_items(inner.this, "key").distinct()
+                found[1].set("expressions", [item.unalias().copy() for item in inner.this.selects])
+            if found is not None:
+                outer, rows = found
+                columns = [key.unalias().name for key in rows.expressions]
+                listed = [
+                    *(key.unalias().copy() for key in rows.expressions),
+                    exp.alias_(exp.Literal.string("yes"), "found"),
+                ]
+                rows.set("expressions", listed)
+                keys = rows.sql("duckdb")
+                on = _equal(name, columns, outer)
+            raise refuse(
+                self.ucq,
+                f"this item looks rows up in {abroad[0].name}, which lies with another owner. Join them instead: "
+                f"LEFT JOIN ({keys}) {name} ON {on}, and select {name}.found, which is missing where there is no match",
+                abroad[0],
+            )
+
+    def _inline_join(self, branch: Conjunctive, at: int) -> Conjunctive | None:
+        """The tables and conditions of a plain join in the place of the subquery that joins them."""
+        inner = inner_join(self.ucq.text, branch, at)
+        if inner is None:
+            return None
+        if len(inner.sources) == 1 and inner.sources[0].derived is not None and self._spans(inner.sources[0].derived):
+            return None  # a single table under a condition that no join can say
+        return inline_source(branch, at, inner)
+
+
+def _test(condition: exp.Expr) -> tuple[JoinKind, exp.Expr]:
+    """How the keys of IN or EXISTS are joined, and that IN or EXISTS: x = ANY (…) is IN, x <> ALL (…) is NOT IN."""
+    kind: JoinKind = "inner"
+    while isinstance(condition, exp.Not | exp.Paren):
+        if isinstance(condition, exp.Not):
+            kind = "anti" if kind == "inner" else "inner"
+        condition = condition.this
+    for compared, word in ((exp.EQ, exp.Any), (exp.NEQ, exp.All)):
+        if isinstance(condition, compared) and isinstance(condition.expression, word):
+            if word is exp.All:
+                kind = "anti" if kind == "inner" else "inner"
+            rows = exp.Subquery(this=condition.expression.this.unnest())
+            condition = exp.In(this=condition.this.copy(), query=rows)
+    return "not in" if kind == "anti" and isinstance(condition, exp.In) else kind, condition
+
+
+def _of_one(branch: Conjunctive) -> Conjunctive:
+    """A query over one source, with every column and * of that source by name."""
+    alias = branch.sources[0].alias
+
+    def qualify(expression: exp.Expr) -> exp.Expr:
+        for column in expression.find_all(exp.Column):
+            if column.args.get("table") is None:
+                column.set("table", alias.copy())
+        return expression
+
+    items = tuple(
+        replace(item, alias=item.alias or alias.copy())
+        if isinstance(item, Star)
+        else replace(item, expression=qualify(item.expression.copy()), name=item.name or _name_of(item))
+        for item in branch.items
+    )
+    return replace(branch, items=items, where=tuple(qualify(condition.copy()) for condition in branch.where))
+
+
+def _name_of(item: Item) -> exp.Identifier | None:
+    return item.expression.this.copy() if isinstance(item.expression, exp.Column) else None
+
+
+def _read_under(source: Source) -> tuple[Source, list[exp.Expr], dict[str, exp.CTE]]:
+    """The table below SELECT * FROM table WHERE condition, as sql/derived.py nests them; and all the conditions."""
+    conditions: list[exp.Expr] = []
+    ctes: dict[str, exp.CTE] = {}
+    while isinstance(source.derived, exp.Select) and _is_narrowing(source.derived):
+        query = source.derived
+        clause = query.args.get("with_")
+        ctes |= {cte.alias.lower(): cte for cte in clause.expressions} if clause is not None else {}
+        below = query.args["from_"].this
+        inner = below.this if isinstance(below, exp.Subquery) else None
+        table = base_tables(inner)[0].this if inner is not None else below.this
+        conditions.insert(0, query.args["where"].this)
+        source = replace(source, table=table, derived=inner)
+    return source, conditions, ctes
+
+
+def _is_narrowing(query: exp.Select) -> bool:
+    given = {key for key, value in query.args.items() if value}
+    is_star = len(query.expressions) == 1 and type(query.expressions[0]) is exp.Star
+    return is_star and given <= {"kind", "expressions", "from_", "where", "with_"} and _looks_up(query)
+
+
+def _looks_up(query: exp.Select) -> bool:
+    """Whether WHERE looks rows up in a subquery."""
+    where = query.args.get("where")
+    return where is not None and has_subquery(where.this)
+
+
+def _whole(condition: exp.Expr, ctes: Mapping[str, exp.CTE]) -> exp.Expr:
+    """A condition with the queries of WITH that it uses, so that base_tables sees through them."""
+    query = exp.select("1").where(condition.copy())
+    used = [ctes[name].copy() for name in needed_ctes(query, ctes)]
+    if used:
+        query.set("with_", exp.With(expressions=used))
+    return query
+
+
+def _unused_alias(name: str, sources: Sequence[Source]) -> exp.Identifier:
+    """A quoted alias that no table of FROM has."""
+    taken = {source.alias.name for source in sources}
+    return exp.Identifier(
+        this=next(n for k in count(1) if (n := name if k == 1 else f"{name} {k}") not in taken), quoted=True
+    )
+
+
+def _split_exists(query: exp.Select) -> tuple[list[exp.Expr], exp.Select] | None:
+    """What an EXISTS compares with columns of its own, and the query for those; None if it does more than compare."""
+    outer, inner, rest = [], [], []
+    where = query.args.get("where")
+    for conjunct in conjuncts_of(where.this) if where is not None else ():
+        sides = [conjunct.left, conjunct.right] if isinstance(conjunct, exp.EQ) else []
+        abroad = [side for side in sides if _outer_columns(query, side)]
+        if len(abroad) == 1 and len(_outer_columns(query, abroad[0])) == len(list(abroad[0].find_all(exp.Column))):
+            outer.append(abroad[0])
+            inner.append(sides[1 - sides.index(abroad[0])])
+        elif _outer_columns(query, conjunct):
+            return None
+        else:
+            rest.append(conjunct)
+    if not outer or any(query.args.get(clause) for clause in ("group", "having", "offset", "qualify")):
+        return None
+    if query.args.get("limit") is not None and not _is_positive(query.args["limit"]):
+        return None
+    kept = query.copy()
+    for clause in ("limit", "order", "distinct"):
+        kept.set(clause, None)
+    kept.set("expressions", [side.copy() for side in inner])
+    kept.set("where", exp.Where(this=exp.and_(*(r.copy() for r in rest))) if rest else None)
+    return outer, _alias_items(kept, "key").distinct()
+
+
+def _is_positive(limit: exp.Expr) -> bool:
+    """LIMIT 1, LIMIT 2, …, which leave a row where there is one."""
+    count = limit.expression if isinstance(limit, exp.Limit) else None
+    return isinstance(count, exp.Literal) and count.name.isdigit() and int(count.name) > 0
+
+
+def _free_alias(taken: Sequence[str]) -> str:
+    """An alias to write a join with."""
+    known = {name.lower() for name in taken}
+    return "t" if "t" not in known else next(name for k in count(2) if (name := f"t{k}") not in known)
+
+
+def _equal(name: str, columns: Sequence[str], outer: Sequence[exp.Expr]) -> str:
+    """The ON of a join with columns of `name`, as text."""
+    return " AND ".join(f"{name}.{own} = {side.sql('duckdb')}" for own, side in zip(columns, outer, strict=True))
+
+
+def _as_join(query: exp.Expr, name: str) -> str:
+    """The LEFT JOIN that gives what a scalar subquery looks up, as text."""
+    found = _split_exists(query) if isinstance(query, exp.Select) else None
+    if found is None or len(query.expressions) != 1:
+        return f"LEFT JOIN (SELECT key, avg(x) AS x FROM … GROUP BY key) {name} ON {name}.key = …, and select {name}.x"
+    outer, keys = found
+    inner = [key.unalias() for key in keys.expressions]
+    rows = keys.copy()
+    rows.set("distinct", None)
+    rows.set("expressions", [*(key.copy() for key in inner), exp.alias_(query.expressions[0].unalias().copy(), "x")])
+    grouped = rows.group_by(*(key.copy() for key in inner))
+    columns = [key.name if isinstance(key, exp.Column) else "…" for key in inner]
+    return f"LEFT JOIN ({grouped.sql('duckdb')}) {name} ON {_equal(name, columns, outer)}, and select {name}.x"
+
+
+def _outer_columns(query: exp.Expr, expression: exp.Expr | None = None) -> list[exp.Column]:
+    """The columns that name a table outside of the query."""
+    local = [source.alias_or_name for source in query.find_all(exp.Table, exp.Subquery)]
+    return [
+        column
+        for column in (expression or query).find_all(exp.Column)
+        if column.args.get("table") is not None and not matches(column.args["table"], local)
+    ]
+
+
+def _alias_items(select: exp.Select, prefix: str) -> exp.Select:
+    """The query with its items called prefix0, prefix1, …"""
+    named = select.copy()
+    items = [item.unalias().copy() for item in named.expressions]
+    named.set("expressions", [exp.alias_(item, f"{prefix}{k}") for k, item in enumerate(items)])
+    return named

@@ -1,0 +1,321 @@
+"""Ucq → BoundQuery. Who owns what, what everything is called, and whether the types fit.
+
+`bind`: a query to train on. Two rounds: one asks the owners for the columns of their tables, one opens the scans and
+learns the type of every expression. Nothing is read from a table.
+
+Features that come from the same alias in every branch are one block (docs/notation.md, T_i). With one SELECT there is a
+block for each alias that has features. With UNION ALL the blocks are the common refinement of the branches' aliases, so
+that no combination of branches has to be refused.
+
+`bind_features`: a query to predict on, whose blocks are those of a trained model. It may be the model's own or another
+with the same features by name (alias.column), under any WHERE. Its label, if it still selects one, is not read: rows to
+predict on need not have it. One relation is the *base*: the one that held the label. The answer is ordered by its rows
+and carries its key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sqlglot import exp
+
+from tablepuppet.errors import CatalogError, QueryError, TablePuppetError, did_you_mean
+from tablepuppet.sql.across_owners import at_one_owner, join_owners
+from tablepuppet.sql.bound import Block, BoundQuery, Scan, format_expression, refuse
+from tablepuppet.sql.checks import (
+    NOTHING,
+    LabelColumns,
+    check_arity,
+    check_beside,
+    check_features,
+    check_keys,
+    check_label,
+    find_label,
+    place_beside,
+    union_of,
+    weight_position,
+)
+from tablepuppet.sql.grammar import TOO_DEEP
+from tablepuppet.sql.names import ResolvedBranch, resolve
+from tablepuppet.sql.scans import PlacedBranch, Scans, place
+from tablepuppet.sql.schemas import describe
+from tablepuppet.sql.ucq import Conjunctive, Item, Star, Ucq, matches
+from tablepuppet.transport.link import Link
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The feature positions of one block, and the relation that they come from in each branch."""
+
+    relations: tuple[int, ...]
+    positions: tuple[int, ...]
+
+
+def group_features(relations: Sequence[Sequence[int]]) -> list[Group]:
+    """Groups positions that share their relation in every branch, in the order of the first FROM clause.
+
+    `relations[b][p]` is the relation of feature position p in branch b.
+
+    >>> [group.positions for group in group_features([[0, 0, 1, 1], [0, 1, 1, 1]])]
+    [(0,), (1,), (2, 3)]
+    """
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for position, signature in enumerate(zip(*relations, strict=True)):
+        groups.setdefault(signature, []).append(position)
+    ordered = sorted(groups.items(), key=lambda group: (group[0][0], group[1][0]))
+    return [Group(signature, tuple(positions)) for signature, positions in ordered]
+
+
+def unique_names(names: Sequence[str]) -> list[str]:
+    """The names, with a number after each that was there before.
+
+    >>> unique_names(["o", "i", "o"])
+    ['o', 'i', 'o_2']
+    """
+    given: list[str] = []
+    for name in names:
+        number, unique = 2, name
+        while unique in given:
+            unique, number = f"{name}_{number}", number + 1
+        given.append(unique)
+    return given
+
+
+def bind(
+    ucq: Ucq,
+    *,
+    label: str | None,
+    tables: Mapping[str, tuple[str, ...]],
+    link: Link,
+    job: str,
+    beside: LabelColumns = NOTHING,
+) -> BoundQuery:
+    """What the query means for a federation, whose `tables` map a name to the clients that hold its rows.
+
+    Without a label, every item is a feature, and the rows are those of the first table of FROM.
+    """
+    try:
+        ucq, resolved = _resolve_names(ucq, tables, link)
+        check_arity(ucq, resolved)
+        label_position = None if label is None else find_label(ucq, resolved, label)
+        weight = None if label_position is None else weight_position(resolved[0], label_position, beside.weight)
+        features = [p for p in range(len(resolved[0].outputs)) if p not in (label_position, weight)]
+        check_features(ucq, resolved[0], features)
+        scans = Scans()
+        placed = [place(branch, scans) for branch in resolved]
+        outputs = [branch.outputs[label_position or 0] for branch in resolved]
+        relations = [0 if label_position is None else output.relation for output in outputs]
+        read = place_beside(zip(placed, relations, strict=True), beside, scans, outputs[0].at, weight)
+        requests = scans.requests(job)
+    except RecursionError:
+        raise QueryError(TOO_DEEP) from None
+    opened = scans.add_types(ucq, link.ask(requests))
+    check_keys(ucq, placed, opened)
+    if label_position is not None:
+        check_label(ucq, placed, opened, label_position)
+    branches = tuple(
+        replace(
+            branch.bind_branch(0) if label_position is None else branch.branch(label_position),
+            weight_column=columns.get("weight", -1),
+            test_column=columns.get("test_where", -1),
+            validation_column=columns.get("validation_where", -1),
+            fold_column=columns.get("folds", -1),
+        )
+        for branch, columns in zip(placed, read, strict=True)
+    )
+    check_beside(branches, opened)
+    return BoundQuery(
+        text=ucq.text,
+        label="" if label_position is None else outputs[0].name,
+        scans=opened,
+        branches=branches,
+        blocks=_blocks(ucq, placed, opened, features),
+    )
+
+
+def _resolve_names(ucq: Ucq, tables: Mapping[str, tuple[str, ...]], link: Link) -> tuple[Ucq, list[ResolvedBranch]]:
+    """The query with its names resolved; where its tables cannot be joined so, its rows at the owner of them all."""
+    joined = join_owners(ucq, tables)
+    shapes = describe(joined, tables, link)
+    try:
+        return joined, [resolve(joined, branch, shapes) for branch in joined.branches]
+    except QueryError as refused:
+        whole = None if isinstance(refused, CatalogError) else at_one_owner(ucq.text, tables)
+        if whole is None:
+            raise
+        try:
+            shapes = describe(whole, tables, link)
+            return whole, [resolve(whole, branch, shapes) for branch in whole.branches]
+        except TablePuppetError:
+            raise refused from None
+
+
+def _blocks(
+    ucq: Ucq, placed: Sequence[PlacedBranch], scans: Sequence[Scan], features: Sequence[int]
+) -> tuple[Block, ...]:
+    """The blocks of the query, named after the first branch."""
+    first = placed[0].resolved
+    groups = group_features([[b.resolved.outputs[p].relation for p in features] for b in placed])
+    names = unique_names([first.aliases[g.relations[0]] for g in groups])
+    blocks = []
+    for group, name in zip(groups, names, strict=True):
+        positions = [features[k] for k in group.positions]
+        columns = tuple(union_of(ucq, placed, scans, p) for p in positions)
+        members = tuple(b.member(r, positions) for b, r in zip(placed, group.relations, strict=True))
+        table = first.shapes[group.relations[0]].name
+        blocks.append(Block(name, table, tuple(c.name for c in columns), columns, members))
+    return tuple(blocks)
+
+
+Key = Sequence[Any]  # one value for each key column
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a prediction needs of a query."""
+
+    blocks: tuple[tuple[str, tuple[str, ...]], ...]  # name and features of each block
+    label: str
+    bases: tuple[str, ...]  # the alias that held the label, in each branch of the model's query
+    key: tuple[str, ...] | None = None  # columns of the base that name a row; None: those that it is joined on
+    only: tuple[Key, ...] | None = None  # just the rows with these keys
+    beside: LabelColumns = NOTHING  # predicates of the split that the model was trained with
+
+
+@dataclass(frozen=True, slots=True)
+class Servable:
+    """A bound query without a label, and the base's key: its names, and its columns in each branch's base scan."""
+
+    bound: BoundQuery
+    key: tuple[str, ...]
+    key_columns: tuple[tuple[int, ...], ...]
+
+
+def bind_features(ucq: Ucq, wanted: Wanted, *, tables: Mapping[str, tuple[str, ...]], link: Link, job: str) -> Servable:
+    """What the query means for a federation and a model."""
+    ucq, resolved = _resolve_names(_without_label(ucq, wanted.label), tables, link)
+    check_arity(ucq, resolved)
+    bases = [_base(branch, wanted.bases, number) for number, branch in enumerate(resolved)]
+    positions = _positions(ucq, resolved[0], [f for _, features in wanted.blocks for f in features])
+    resolved = [replace(branch, outputs=tuple(branch.outputs[p] for p in positions)) for branch in resolved]
+    keys = _same_keys([_key(ucq, branch, base, wanted.key) for branch, base in zip(resolved, bases, strict=True)])
+    if wanted.only is not None:
+        resolved = [_restrict_rows(b, base, k, wanted.only) for b, base, k in zip(resolved, bases, keys, strict=True)]
+    scans = Scans()
+    placed = [place(branch, scans) for branch in resolved]
+    key_columns = [
+        tuple(scans.column(branch.scans[base], column, column) for column in key)
+        for branch, base, key in zip(placed, bases, keys, strict=True)
+    ]
+    read = place_beside(zip(placed, bases, strict=True), wanted.beside, scans, exp.to_identifier(wanted.label))
+    opened = scans.add_types(ucq, link.ask(scans.requests(job)))
+    check_keys(ucq, placed, opened)
+    blocks, start = [], 0
+    for name, features in wanted.blocks:
+        own = range(start, start + len(features))
+        start = own.stop
+        relations = [_one_relation(ucq, branch.resolved, own, name) for branch in placed]
+        columns = tuple(union_of(ucq, placed, opened, p) for p in own)
+        members = tuple(b.member(r, own) for b, r in zip(placed, relations, strict=True))
+        blocks.append(Block(name, resolved[0].shapes[relations[0]].name, features, columns, members))
+    branches = tuple(
+        replace(
+            branch.bind_branch(base),
+            test_column=columns.get("test_where", -1),
+            validation_column=columns.get("validation_where", -1),
+        )
+        for branch, base, columns in zip(placed, bases, read, strict=True)
+    )
+    check_beside(branches, opened)
+    bound = BoundQuery(ucq.text, wanted.label, opened, branches, tuple(blocks))
+    return Servable(bound, tuple(format_expression(column) for column in keys[0]), tuple(key_columns))
+
+
+def _without_label(ucq: Ucq, label: str) -> Ucq:
+    """The query without the item that is the label, for new rows may lack that column altogether."""
+
+    def name(item: Item | Star) -> str | None:
+        if isinstance(item, Star):
+            return None
+        return (item.name.name if item.name is not None else item.expression.name).lower()
+
+    first = [name(item) for item in ucq.branches[0].items]
+    if label.lower() not in first:
+        return ucq
+    at = first.index(label.lower())
+    if any(len(b.items) <= at or Star in map(type, b.items[: at + 1]) for b in ucq.branches):
+        return ucq
+    kept = [Conjunctive((*b.items[:at], *b.items[at + 1 :]), b.sources, b.where) for b in ucq.branches]
+    return Ucq(ucq.text, tuple(kept))
+
+
+def _base(branch: ResolvedBranch, aliases: Sequence[str], number: int) -> int:
+    """The relation that held the label in training, or else the first of FROM."""
+    alias = aliases[min(number, len(aliases) - 1)]
+    found = matches(exp.to_identifier(alias, quoted=True), branch.aliases)
+    return found[0] if found and found[0] not in branch.tree.nullable else 0
+
+
+def _positions(ucq: Ucq, branch: ResolvedBranch, features: Sequence[str]) -> list[int]:
+    """Where the SELECT list has each of the model's features."""
+    names = [f"{branch.aliases[output.relation]}.{output.name}" for output in branch.outputs]
+    lower = [name.lower() for name in names]
+    for feature in features:
+        if lower.count(feature.lower()) != 1:
+            known = did_you_mean(feature, names)
+            raise refuse(
+                ucq, f"the model needs the feature {feature}, which the SELECT list does not have. {known}", None
+            )
+    return [lower.index(feature.lower()) for feature in features]
+
+
+def _key(ucq: Ucq, branch: ResolvedBranch, base: int, key: Sequence[str] | None) -> list[exp.Column]:
+    """The base's columns that name a row in the answer."""
+    shape, alias = branch.shapes[base], branch.aliases[base]
+    if key is None:
+        sides = [s for j in branch.tree.joins for e in j.on for s in ((e.left, e.left_key), (e.right, e.right_key))]
+        joined = [k for relation, k in sides if relation == base and isinstance(k, exp.Column)]
+        return list({column.name: column for column in joined}.values())
+    columns = []
+    for name in key:
+        short = name.removeprefix(f"{alias}.")
+        found = matches(exp.to_identifier(short, quoted=False), shape.columns)
+        if len(found) != 1:
+            hint = did_you_mean(short, shape.columns)
+            raise refuse(ucq, f"the key {name} is not a column of {alias} (table {shape.name}). {hint}", None)
+        columns.append(exp.column(shape.columns[found[0]], table=alias, quoted=True))
+    return columns
+
+
+def _same_keys(keys: Sequence[list[exp.Column]]) -> list[list[exp.Column]]:
+    """The keys, if all branches have as many columns for them; or none: a branch without a join has no key."""
+    return list(keys) if len({len(key) for key in keys}) == 1 else [[] for _ in keys]
+
+
+def _restrict_rows(branch: ResolvedBranch, base: int, key: Sequence[exp.Column], only: Sequence[Key]) -> ResolvedBranch:
+    """The branch with one more condition on its base: the key is one of these."""
+    if any(len(row) != len(key) for row in only):
+        names = ", ".join(column.name for column in key) or "of no column"
+        raise QueryError(f"the key is ({names}), and keys has an entry of another number of values; give one each")
+    if len(key) == 1:
+        condition: exp.Expr = exp.In(this=key[0].copy(), expressions=[exp.convert(value) for (value,) in only])
+    else:
+        rows = [exp.and_(*(c.copy().eq(exp.convert(v)) for c, v in zip(key, row, strict=True))) for row in only]
+        condition = exp.or_(*rows) if rows else exp.false()
+    filters = list(branch.tree.filters)
+    filters[base] = (*filters[base], condition)
+    return replace(branch, tree=replace(branch.tree, filters=tuple(filters)))
+
+
+def _one_relation(ucq: Ucq, branch: ResolvedBranch, positions: Sequence[int], block: str) -> int:
+    relations = {branch.outputs[p].relation for p in positions}
+    if len(relations) != 1:
+        names = " and ".join(sorted(branch.aliases[r] for r in relations))
+        raise QueryError(
+            f"the model's block {block} needs all its features from one table, and the query takes them from {names}; "
+            "select them as the model's own query does",
+            text=ucq.text,
+        )
+    return relations.pop()

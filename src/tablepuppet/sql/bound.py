@@ -1,0 +1,211 @@
+"""BoundQuery: what the query means for this federation, every name resolved and typed.
+
+This is what binding returns and what the mapping takes. A *scan* is one table under one
+filter, read once by each of the table's clients; every use of the table in the query
+(several aliases, several branches) shares it. A *block* is one position of the join that
+contributes features: T_i of docs/notation.md. With UNION ALL, block i has one member per
+branch, and their rows are simply concatenated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sqlglot import exp
+from sqlglot.expressions import SAFE_IDENTIFIER_RE
+
+from tablepuppet.errors import CatalogError, QueryError
+from tablepuppet.privacy.options import KeyMode
+from tablepuppet.protocol.columns import ColumnInfo, Merges
+from tablepuppet.sql.grammar import At, refusal
+from tablepuppet.sql.ucq import JoinKind, Ucq
+
+
+class Holders(tuple[str, ...]):
+    """The clients of a table, in the order of their rows, and the columns that say whose a row is.
+
+    Rows that are equal in one of `partitioned_by` all lie with one client, and so do rows of other tables of the same
+    clients that are equal to them in theirs. A federation that says so is believed until keys meet (join/keys).
+    """
+
+    partitioned_by: tuple[str, ...]
+
+    def __new__(cls, clients: Iterable[str], partitioned_by: Iterable[str] = ()) -> Holders:
+        made = super().__new__(cls, clients)
+        made.partitioned_by = tuple(partitioned_by)
+        return made
+
+
+def partitions_of(tables: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """Of each table that is partitioned by columns: these, in lower case."""
+    return {
+        name: tuple(column.lower() for column in clients.partitioned_by)
+        for name, clients in tables.items()
+        if isinstance(clients, Holders) and clients.partitioned_by
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """One table under one filter: what each of its clients reads, once."""
+
+    table: str
+    clients: tuple[str, ...]
+    filter: str | None  # SQL predicate over the table's own column names, or None
+    expressions: tuple[str, ...]  # SQL over the table's own column names; keys, features, label
+    columns: tuple[ColumnInfo, ...]  # the type of each expression, as its clients report it
+    withholding: tuple[str, ...] = ()  # clients that keep the parameters trained on their rows
+    query: str | None = None  # over the clients' tables, `table` among them, whose rows are read instead of a table's
+    groups: tuple[str, ...] | None = None  # of such a query: columns of one of which each value lies with one client
+    merges: Merges = ""  # such groups are merged over the clients, and may lie with several
+    unmerged: str = ""  # why they are not, and what to do about it
+    spelled: tuple[ScanTexts, ...] = ()  # per client: the expressions and the filter as it was sent them
+    witness_of: tuple[tuple[int, int], ...] = ()  # scans and columns whose groups this one lists before any is dropped
+
+
+class ScanTexts(NamedTuple):
+    """A scan in one client's spelling of its columns."""
+
+    columns: tuple[str, ...]
+    filter: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """One alias in the FROM clause of one branch."""
+
+    alias: str
+    scan: int  # index into BoundQuery.scans
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """left.expressions[left_column] = right.expressions[right_column] of two relations of a branch."""
+
+    left: int  # index into Branch.relations
+    left_column: int  # index into that relation's scan's expressions
+    right: int
+    right_column: int
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """How relation `relation` is joined to the relations before it."""
+
+    kind: JoinKind
+    relation: int
+    on: tuple[KeyPair, ...]
+
+    @property
+    def is_anti(self) -> bool:
+        """Whether rows that have a match in the relation are left out, so that it has none in any joined row."""
+        return self.kind in ("anti", "not in")
+
+
+class LabelPlace(NamedTuple):
+    """Where the label and what is read beside it lie: a scan, and expressions of it (−1: not asked for)."""
+
+    scan: int
+    label: int
+    weight: int
+    test: int
+    validation: int
+    fold: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One conjunctive query: relations[0], then one join for each further relation, in order.
+
+    `where` holds key equalities of the WHERE clause that no join could absorb.
+    """
+
+    relations: tuple[Relation, ...]
+    joins: tuple[Join, ...]
+    label_relation: int
+    label_column: int  # index into the label relation's scan's expressions; −1: rows to predict on have none
+    where: tuple[KeyPair, ...] = ()
+    weight_column: int = -1  # likewise: sample weights, and who is a test or a validation row; −1: not asked for
+    test_column: int = -1
+    validation_column: int = -1
+    fold_column: int = -1  # of cross-validation: groups or a time
+
+    @property
+    def label_place(self) -> LabelPlace:
+        scan = self.relations[self.label_relation].scan
+        beside = (self.weight_column, self.test_column, self.validation_column, self.fold_column)
+        return LabelPlace(scan, self.label_column, *beside)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A block's place in one branch: which relation, and which of its scan's expressions."""
+
+    relation: int
+    columns: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One position of the join that contributes features."""
+
+    name: str  # the alias (made unique)
+    table: str
+    features: tuple[str, ...]  # names as the user knows them: alias.column, or alias.name for AS
+    columns: tuple[ColumnInfo, ...]  # kind of each feature
+    members: tuple[Member, ...]  # one per branch
+
+
+@dataclass(frozen=True, slots=True)
+class BoundQuery:
+    """A union of conjunctive queries over the federation's tables."""
+
+    text: str
+    label: str
+    scans: tuple[Scan, ...]
+    branches: tuple[Branch, ...]
+    blocks: tuple[Block, ...]
+
+    def merges(self, scan: int, keys: KeyMode) -> Merges:
+        """Which figures of a scan's groups are merged over its clients; tokens that only blind owners compare, cannot
+        be compared for it."""
+        return "" if keys == "dh" else self.scans[scan].merges
+
+    def texts_for(self, scan: int, client: str) -> ScanTexts:
+        """What a client was asked to open."""
+        found = self.scans[scan]
+        if not found.spelled:
+            return ScanTexts(found.expressions, found.filter)
+        return found.spelled[found.clients.index(client)]
+
+
+def render(expression: exp.Expr, spelling: Mapping[str, str]) -> str:
+    """The SQL of an expression over its table's own columns, each spelt as one client spells it."""
+
+    def bare(part: exp.Expr) -> exp.Expr:
+        return exp.column(spelling[part.name], quoted=True) if isinstance(part, exp.Column) else part
+
+    return expression.transform(bare).sql("duckdb", comments=False)
+
+
+def format_expression(expression: exp.Expr, alias: str | None = None) -> str:
+    """The expression for a reader: quotes only where they are needed, and `alias` before each column."""
+
+    def plain(part: exp.Expr) -> exp.Expr:
+        if not isinstance(part, exp.Column):
+            return part
+        table = None if alias is None else _identifier(alias)
+        return exp.Column(this=_identifier(part.name), table=table)
+
+    return expression.transform(plain).sql("duckdb", comments=False)
+
+
+def _identifier(name: str) -> exp.Identifier:
+    return exp.Identifier(this=name, quoted=SAFE_IDENTIFIER_RE.match(name) is None)
+
+
+def refuse(ucq: Ucq, message: str, at: At) -> QueryError:
+    """What is wrong with a name or a type, with a caret below it."""
+    return refusal(ucq.text, message, at, CatalogError)

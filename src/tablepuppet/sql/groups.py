@@ -1,0 +1,303 @@
+"""Groups over a table that several clients share: by what a query divides its rows, and how to see that no group is
+divided among clients.
+
+In: a query that each client of a shared table runs over its own rows. Out: the output columns by which its groups,
+windows, DISTINCT and joins divide all rows. If rows that are equal in one of them all lie with one client, then what
+clients compute, put together, is the query over all rows. Each such column comes with its *witness*: a query for the
+column's values before anything that looks at several rows can drop one (HAVING, QUALIFY, an outer WHERE). Clients send
+the witness's values as key tokens, and join/keys/gather.py sees whether two of them have the same.
+
+Names of WITH are unique here (sql/parsing.py renames those that are not).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sqlglot import exp
+
+from tablepuppet.protocol.columns import Merges
+from tablepuppet.sources.grouped_queries import UnmergeableError, grouped_select, split_groups
+from tablepuppet.sources.guard import AGGREGATES
+from tablepuppet.sql.conditions import conjuncts_of
+
+Partitions = Mapping[str, Sequence[str]]  # table → the columns that it is partitioned by, both in lower case
+Witnesses = tuple[exp.Select, ...]  # each a query of one column
+Divided = Mapping[str, Witnesses]  # by output column, in lower case; empty: the rows of several clients are needed
+_Place = tuple[str, str]  # alias and column, in lower case
+WITNESS = "key"  # the column of a witness
+
+
+class GroupColumn(NamedTuple):
+    """A column whose values must each lie with one client, and the query for all of them."""
+
+    name: str  # in lower case
+    witness: str
+
+
+def group_columns(query: exp.Query, partitions: Partitions | None = None) -> tuple[GroupColumn, ...] | None:
+    """What must hold for a query over a shared table; None: it looks at one row at a time, and nothing must hold."""
+    divided = _reader(query, partitions or {}).read_query(query)
+    if divided is None:
+        return None
+    return tuple(GroupColumn(name, _text(query, witnesses)) for name, witnesses in sorted(divided.items()))
+
+
+def mergeable(query: exp.Query, partitions: Partitions) -> tuple[Merges, str]:
+    """What of a query's groups must be merged where they lie with several clients; or what in it is in the way."""
+    try:
+        split = split_groups(query)
+        select, _, _ = grouped_select(query)
+    except UnmergeableError as error:
+        return "", str(error)
+    reader = _reader(query, partitions)
+    sources = [select.args["from_"].this, *(join.this for join in select.args.get("joins") or ())]
+    is_by_row = all(reader.read_source(source) is None for source in sources)
+    if not is_by_row or (len(sources) > 1 and not reader.read_join(select)):
+        return "", "groups of what looks at several rows itself"
+    return ("extremes" if split.has_extremes else "sums"), ""
+
+
+def _reader(query: exp.Query, partitions: Partitions) -> _Reader:
+    return _Reader({cte.alias.lower(): cte for cte in query.find_all(exp.CTE)}, partitions)
+
+
+def _text(query: exp.Query, witnesses: Witnesses) -> str:
+    """The distinct values of all witnesses; they may read what WITH names in the query."""
+    rows: exp.Query = witnesses[0]
+    for witness in dict.fromkeys(witnesses[1:]):
+        rows = exp.union(rows, witness, distinct=False)
+    whole = exp.select(exp.to_identifier(WITNESS, quoted=True)).distinct().from_(rows.subquery("witnesses"))
+    for cte in _in_order(query, rows):
+        whole = whole.with_(cte.args["alias"].copy(), cte.this.copy(), copy=False)
+    return whole.sql("duckdb", identify=True, comments=False)
+
+
+def _in_order(query: exp.Query, rows: exp.Expr) -> list[exp.CTE]:
+    """The queries of WITH that rows come from, each after those that it reads."""
+    ctes = {cte.alias.lower(): cte for cte in query.find_all(exp.CTE)}
+    found: dict[str, exp.CTE] = {}
+
+    def add(node: exp.Expr) -> None:
+        for table in node.find_all(exp.Table):
+            name = table.name.lower()
+            if name in ctes and name not in found:
+                add(ctes[name].this)
+                found[name] = ctes[name]
+
+    add(rows)
+    return list(found.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads queries from the inside out."""
+
+    ctes: Mapping[str, exp.CTE]
+    partitions: Partitions
+
+    def read_query(self, query: exp.Expr) -> Divided | None:
+        """By what a query's rows are divided; None: it looks at one row at a time."""
+        if not isinstance(query, exp.Select) or query.args.get("from_") is None or any(inner_queries(query)):
+            return {}
+        divisions = _divisions(query)
+        places = self.read_join(query) if query.args.get("joins") else self._places(query, divisions)
+        if places is None:
+            return None
+        for columns in divisions:
+            kept = {_find(column, places) for column in columns}
+            places = {place: witnesses for place, witnesses in places.items() if place in kept}
+        return _outputs(query, places)
+
+    def _places(self, select: exp.Select, divisions: Sequence[Sequence[exp.Column]]) -> dict[_Place, Witnesses] | None:
+        """The same of a single source, before the SELECT's own divisions."""
+        source = select.args["from_"].this
+        below, alias = self.read_source(source), source.alias_or_name.lower()
+        if below is not None:
+            return {(alias, name): witnesses for name, witnesses in below.items()}
+        if not divisions:
+            return None
+        rows = exp.select("*")
+        for clause in ("from_", "where"):
+            rows.set(clause, part.copy() if (part := select.args.get(clause)) is not None else None)
+        return {(alias, c.name.lower()): (_witness(rows, c),) for columns in divisions for c in columns}
+
+    def read_source(self, source: exp.Expr) -> Divided | None:
+        """What must hold of a table or query in FROM; None: nothing."""
+        if any(value for key, value in source.args.items() if key not in ("this", "alias")):
+            return {}
+        query, renamed = source.this, source.args.get("alias")
+        if isinstance(source, exp.Table):
+            cte = self.ctes.get(source.name.lower())
+            if cte is None:
+                return None
+            query = cte.this
+            renamed = renamed if renamed is not None and renamed.columns else cte.args["alias"]
+        elif not isinstance(source, exp.Subquery):
+            return {}
+        divided = self.read_query(query)
+        if divided is None or renamed is None or not renamed.columns:
+            return divided
+        names = query.named_selects
+        if "*" in names:
+            return {}
+        pairs = zip([name.lower() for name in names], renamed.columns, strict=False)
+        return {new.name.lower(): divided[old] for old, new in pairs if old in divided}
+
+    def read_join(self, select: exp.Select) -> dict[_Place, Witnesses]:
+        """The columns that all tables of a join are divided by, if each is joined to one before it on such a column.
+
+        What is joined may lie with other clients: the witnesses of all tables count.
+        """
+        first = select.args["from_"].this
+        known = {first.alias_or_name.lower(): self._whole(first)}
+        families: list[list[_Place]] = [[(alias, name)] for alias, whole in known.items() for name in whole]
+        missing: set[str] = set()  # aliases whose columns are NULL in some rows
+        for join in select.args["joins"]:
+            alias = join.this.alias_or_name.lower()
+            if join.side in ("RIGHT", "FULL") or join.method or alias in known:
+                return {}
+            known[alias] = self._whole(join.this)
+            if join.side == "LEFT":
+                missing.add(alias)
+            pairs = [(left, right) for left, right in _equalities(join, alias, known) if right[1] in known[alias]]
+            families = [
+                [*family, *own]
+                for family in families
+                if (own := [right for left, right in pairs if left in family and left[0] not in missing])
+            ]
+        return {
+            (alias, name): tuple(w for a, n in family for w in known[a][n])
+            for family in families
+            for alias, name in family
+            if alias not in missing
+        }
+
+    def _whole(self, source: exp.Expr) -> Divided:
+        """The columns of a table, or of a query, whose values each lie with one client."""
+        divided = self.read_source(source)
+        if divided is not None:
+            return divided
+        rows = exp.select("*").from_(source.copy())
+        return {name: (_witness(rows, exp.column(name, quoted=True)),) for name in self._partitioned_by(source)}
+
+    def _partitioned_by(self, source: exp.Expr) -> list[str]:
+        """The columns that a table, or a query that goes row by row, is partitioned by."""
+        alias = source.args.get("alias")
+        if alias is not None and alias.columns:
+            return []
+        cte = self.ctes.get(source.name.lower()) if isinstance(source, exp.Table) else None
+        if isinstance(source, exp.Table) and cte is None:
+            return list(self.partitions.get(source.name.lower(), ()))
+        if cte is not None and cte.args["alias"].columns:
+            return []
+        query = source.this if cte is None else cte.this
+        below = query.args["from_"].this
+        names = {(below.alias_or_name.lower(), name): () for name in self._partitioned_by(below)}
+        return list(_outputs(query, names))
+
+
+def inner_queries(query: exp.Expr) -> Iterator[exp.Query]:
+    """The queries that stand elsewhere than in FROM or WITH: in an item, in a condition."""
+    for inner in query.find_all(exp.Query):
+        outer: exp.Expr = inner
+        while isinstance(outer.parent, exp.Subquery):
+            outer = outer.parent
+        is_source = isinstance(outer.parent, exp.From | exp.Join | exp.CTE | exp.SetOperation | None)
+        if inner is not query and not (is_source and outer.arg_key != "on"):
+            yield inner
+
+
+def _witness(rows: exp.Select, column: exp.Column) -> exp.Select:
+    return rows.select(exp.alias_(column.copy(), WITNESS, quoted=True), append=False)
+
+
+def _find(column: exp.Column, places: Mapping[_Place, Witnesses]) -> _Place | None:
+    """The column that a name means: one of two tables' columns says whose it is, where both have it."""
+    name, table = column.name.lower(), column.table.lower()
+    return next((place for place in places if place[1] == name and table in ("", place[0])), None)
+
+
+def _equalities(join: exp.Join, alias: str, known: Mapping[str, Divided]) -> Iterator[tuple[_Place, _Place]]:
+    """What a join compares: a column of a table before it, and one of its own."""
+    for named in join.args.get("using") or ():
+        name = named.name.lower()
+        yield from (((other, name), (alias, name)) for other in known if other != alias)
+    on = join.args.get("on")
+    for equality in conjuncts_of(on) if on is not None else ():
+        sides = [equality.left.unnest(), equality.right.unnest()] if isinstance(equality, exp.EQ) else []
+        if sides and all(isinstance(side, exp.Column) for side in sides):
+            left, right = ((side.text("table").lower(), side.name.lower()) for side in sides)
+            yield from (pair for pair in ((left, right), (right, left)) if pair[1][0] == alias)
+
+
+def _divisions(select: exp.Select) -> list[list[exp.Column]]:
+    """The plain columns by which each clause of a SELECT divides its rows."""
+    found: list[Sequence[exp.Expr]] = []
+    if select.args.get("limit") or select.args.get("offset"):
+        found.append(())
+    group = select.args.get("group")
+    if group is not None:
+        found.append(_group_expressions(select, group))
+    own = [window for window in select.find_all(exp.Window) if window.find_ancestor(exp.Select) is select]
+    named = {window.name.lower(): window for window in select.args.get("windows") or ()}
+    for window in own:
+        meant = named.get(window.alias.lower(), window) if window.alias else window
+        found.append(meant.args.get("partition_by") or ())
+    if group is None and (select.args.get("having") or has_aggregate(select)):
+        found.append(())  # one group of all rows
+    distinct = select.args.get("distinct")
+    if distinct is not None:
+        on = distinct.args.get("on")
+        found.append(on.expressions if on is not None else select.expressions)
+    given = {item.alias.lower(): item.this for item in select.expressions if isinstance(item, exp.Alias)}
+    return [[c for e in columns if isinstance(c := e.unalias(), exp.Column) and _is_own(c, given)] for columns in found]
+
+
+def _is_own(column: exp.Column, given: Mapping[str, exp.Expr]) -> bool:
+    """Whether a name is surely a column of FROM, and not a name that SELECT gives to something else."""
+    value = given.get(column.name.lower(), column)
+    return not isinstance(column.this, exp.Star) and (
+        bool(column.table) or (isinstance(value, exp.Column) and value.name.lower() == column.name.lower())
+    )
+
+
+def has_aggregate(select: exp.Select) -> bool:
+    """Whether a SELECT has an aggregate of its own that no window computes."""
+    own = (node for node in select.find_all(*AGGREGATES) if node.find_ancestor(exp.Select) is select)
+    return any(node.find_ancestor(exp.Window, exp.Select) is select for node in own)
+
+
+def _group_expressions(select: exp.Select, group: exp.Group) -> list[exp.Expr]:
+    """What GROUP BY names: expressions, positions in the SELECT list, or ALL of it that is no aggregate."""
+    if group.args.get("grouping_sets") or group.args.get("cube") or group.args.get("rollup"):
+        return []
+    if group.args.get("all"):
+        return [item for item in select.expressions if not item.find(*AGGREGATES)]
+    by_number = {str(k + 1): item for k, item in enumerate(select.expressions)}
+    return [by_number.get(e.name, e) if isinstance(e, exp.Literal) else e for e in group.expressions]
+
+
+def _outputs(select: exp.Select, places: Mapping[_Place, Witnesses]) -> dict[str, Witnesses]:
+    """What the SELECT list calls these columns; of two outputs with one name, the first has it."""
+    first = select.args["from_"].this.alias_or_name.lower()
+    found: dict[str, Witnesses] = {}
+    taken: set[str] = set()
+    for item in select.expressions:
+        value = item.unalias()
+        star = value.this if isinstance(value, exp.Column) else value
+        if isinstance(star, exp.Star):
+            of = value.table.lower() if isinstance(value, exp.Column) else first
+            gone = {c.name.lower() for c in star.args.get("except_") or ()}
+            shown = {name: w for (alias, name), w in places.items() if alias == of and name not in gone}
+            found |= {name: w for name, w in shown.items() if name not in taken}
+            taken |= shown.keys()
+            continue
+        name = item.alias_or_name.lower()
+        place = _find(value, places) if isinstance(value, exp.Column) else None
+        if place is not None and name not in taken:
+            found[name] = places[place]
+        taken.add(name)
+    return found

@@ -1,0 +1,210 @@
+"""inline: a subquery of FROM that only joins and filters → its tables and conditions in the query around it.
+
+In: a branch of a query, and which of its sources is such a subquery. Out: the branch without the subquery, t.x being
+whatever the subquery calls x; None where the text alone does not say which table a column comes from, or where the
+subquery does more than join.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from sqlglot import exp
+
+from tablepuppet.errors import QueryError
+from tablepuppet.sql.select import read_select
+from tablepuppet.sql.ucq import Conjunctive, Item, Source, Star, is_resolved, matches
+
+
+def inner_join(text: str, branch: Conjunctive, at: int) -> Conjunctive | None:
+    """The subquery as a query of its own, if it can stand in the one around it."""
+    source = branch.sources[at]
+    select, ctes = _plain(source)
+    if select is None or source.join != "inner" or not _names_all(branch):
+        return None
+    try:
+        inner = read_select(text, select, ctes)
+    except QueryError:
+        return None
+    return inner if all(map(is_resolved, _expressions(inner))) else None
+
+
+def inline_source(branch: Conjunctive, at: int, inner: Conjunctive) -> Conjunctive | None:
+    """The branch with the tables of `inner` in the place of its source."""
+    taken = [source.alias.name for k, source in enumerate(branch.sources) if k != at]
+    return _Inlining(branch, at, _rename_aliases(inner, taken)).run()
+
+
+@dataclass(frozen=True, slots=True)
+class _Inlining:
+    """One plain subquery put into the query around it."""
+
+    branch: Conjunctive
+    at: int
+    inner: Conjunctive
+
+    def run(self) -> Conjunctive | None:
+        source = self.branch.sources[self.at]
+        try:
+            items = tuple(new for item in self.branch.items for new in self._item(item))
+            where = tuple(map(self._substitute, self.branch.where))
+            others = [replace(s, on=tuple(map(self._substitute, s.on))) for s in self.branch.sources]
+            others = [*others[: self.at + 1], *(self._without_using(s, source) for s in others[self.at + 1 :])]
+            on = (*map(self._substitute, source.on), *self._using(source))
+        except _NotThereError:
+            return None
+        first, *rest = self.inner.sources
+        placed = [replace(s, tree=source.tree) for s in (first, *rest)]
+        sources = (*others[: self.at], *placed, *others[self.at + 1 :])
+        return Conjunctive(items, sources, (*where, *on, *self.inner.where))
+
+    def _using(self, source: Source) -> Iterator[exp.Expr]:
+        """The subquery's own USING, where one table before it can be meant."""
+        before = [s for s in self.branch.sources[: self.at] if s.tree == source.tree]
+        if source.using and len(before) != 1:
+            raise _NotThereError
+        for name in source.using:
+            theirs = exp.Column(this=name.copy(), table=before[0].alias.copy())
+            yield exp.EQ(this=theirs, expression=self._value(name))
+
+    def _without_using(self, later: Source, source: Source) -> Source:
+        """USING looks its columns up among the tables before: those of the subquery's SELECT list are meant."""
+        if not later.using or later.tree != source.tree:
+            return later
+        equal = []
+        for name in later.using:
+            mine = self._value(name)
+            equal.append(exp.EQ(this=mine, expression=exp.Column(this=name.copy(), table=later.alias.copy())))
+        return replace(later, on=(*later.on, *equal), using=())
+
+    def _item(self, item: Item | Star) -> Iterator[Item | Star]:
+        alias = self.branch.sources[self.at].alias
+        if isinstance(item, Star):
+            if item.alias is None or not matches(item.alias, [alias.name]):
+                yield item
+                return
+            for mine in self.inner.items:
+                if isinstance(mine, Star):
+                    yield replace(mine, excluded=(*mine.excluded, *item.excluded))
+                elif not any(matches(gone, [_name(mine)]) for gone in item.excluded):
+                    yield Item(mine.expression, exp.Identifier(this=_name(mine), quoted=True))
+            return
+        name = item.name
+        if name is None and isinstance(item.expression, exp.Column):
+            name = item.expression.this.copy()
+        yield Item(self._substitute(item.expression), name)
+
+    def _substitute(self, expression: exp.Expr) -> exp.Expr:
+        """An expression with the subquery's columns as the subquery computes them."""
+        alias = self.branch.sources[self.at].alias
+
+        def swap(node: exp.Expr) -> exp.Expr:
+            if isinstance(node, exp.Column) and matches(node.args["table"], [alias.name]):
+                value = self._value(node.this)
+                return value if isinstance(value, exp.Column) else exp.Paren(this=value)
+            return node
+
+        return expression.copy().transform(swap)
+
+    def _value(self, name: exp.Identifier) -> exp.Expr:
+        named = [item for item in self.inner.items if isinstance(item, Item)]
+        found = matches(name, [_name(item) for item in named])
+        if found:
+            return named[found[0]].expression.copy()
+        stars = [item for item in self.inner.items if isinstance(item, Star)]
+        if len(stars) == 1 and stars[0].alias is not None and not matches(name, [x.name for x in stars[0].excluded]):
+            return exp.Column(this=name.copy(), table=stars[0].alias.copy())
+        raise _NotThereError
+
+
+class _NotThereError(Exception):
+    """A column of which the text alone does not tell where it comes from."""
+
+
+def _name(item: Item) -> str:
+    if item.name is not None:
+        return item.name.name
+    return item.expression.name if isinstance(item.expression, exp.Column) else ""
+
+
+def _plain(source: Source) -> tuple[exp.Select | None, dict[str, exp.CTE]]:
+    """The SELECT behind a subquery or a name of WITH, and what WITH names for it."""
+    query = source.derived
+    if not isinstance(query, exp.Select):
+        return None, {}
+    clause = query.args.get("with_")
+    ctes = {cte.alias.lower(): cte for cte in clause.expressions} if clause is not None else {}
+    select = query.copy()
+    select.set("with_", None)
+    while _is_star_of(select, ctes):
+        behind = ctes[select.args["from_"].this.name.lower()].this
+        if not isinstance(behind, exp.Select):
+            return None, {}
+        select = behind.copy()
+    return select, ctes
+
+
+def _is_star_of(select: exp.Select, ctes: Mapping[str, exp.CTE]) -> bool:
+    """SELECT * FROM name, and nothing else."""
+    only = [key for key, value in select.args.items() if value and key not in ("expressions", "from_", "kind")]
+    source = select.args["from_"].this
+    star = len(select.expressions) == 1 and type(select.expressions[0]) is exp.Star
+    return not only and star and isinstance(source, exp.Table) and source.name.lower() in ctes
+
+
+def _names_all(branch: Conjunctive) -> bool:
+    """Every column of the outer query says its table, and no bare * would show what the subquery leaves out."""
+    bare = any(isinstance(item, Star) and item.alias is None for item in branch.items)
+    return not bare and all(map(is_resolved, _expressions(branch)))
+
+
+def _expressions(query: Conjunctive) -> Iterator[exp.Expr]:
+    yield from (item.expression for item in query.items if isinstance(item, Item))
+    yield from (condition for source in query.sources for condition in source.on)
+    yield from query.where
+
+
+def _rename_aliases(inner: Conjunctive, taken: Sequence[str]) -> Conjunctive:
+    """The inner query with aliases that the outer one does not use."""
+    used = {name.lower() for name in taken}
+    renamed: dict[str, str] = {}
+    for source in inner.sources:
+        name = source.alias.name
+        while name.lower() in used:
+            name += "_"
+        used.add(name.lower())
+        renamed[source.alias.name] = name
+
+    def swap(node: exp.Expr) -> exp.Expr:
+        if isinstance(node, exp.Column):
+            found = matches(node.args["table"], list(renamed))
+            if found:
+                node.set("table", _rename(node.args["table"], list(renamed.values())[found[0]]))
+        return node
+
+    def rename_columns(expression: exp.Expr) -> exp.Expr:
+        return expression.copy().transform(swap)
+
+    items = tuple(
+        Item(rename_columns(item.expression), item.name or _own_name(item))
+        if isinstance(item, Item)
+        else replace(item, alias=None if item.alias is None else _rename(item.alias, renamed[item.alias.name]))
+        for item in inner.items
+    )
+    sources = tuple(
+        replace(s, alias=_rename(s.alias, renamed[s.alias.name]), on=tuple(map(rename_columns, s.on)))
+        for s in inner.sources
+    )
+    return Conjunctive(items, sources, tuple(map(rename_columns, inner.where)))
+
+
+def _own_name(item: Item) -> exp.Identifier | None:
+    return item.expression.this.copy() if isinstance(item.expression, exp.Column) else None
+
+
+def _rename(old: exp.Identifier, name: str) -> exp.Identifier:
+    """A new name at the old one's place in the text."""
+    new = old.copy()
+    new.set("this", name)
+    return new

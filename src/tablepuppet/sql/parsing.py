@@ -1,0 +1,279 @@
+"""parse: SQL text → Ucq, or a QueryError that points at the text and says what to write instead.
+
+sqlglot makes the tree of one SELECT statement. No text whatever makes anything else than a QueryError, however long or
+deep or strange.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from sqlglot import Token, TokenType, exp
+from sqlglot.errors import ParseError
+
+from tablepuppet.errors import QueryError
+from tablepuppet.sql.conditions import conjuncts_of
+from tablepuppet.sql.derived import has_subquery, read_with
+from tablepuppet.sql.grammar import (
+    DIALECT,
+    INVALID,
+    PARAMETER,
+    TOO_DEEP,
+    check_clauses,
+    check_grammar,
+    is_parameter,
+    refusal,
+    word_before,
+    words,
+)
+from tablepuppet.sql.select import read_select
+from tablepuppet.sql.ucq import Ucq
+
+Columns = Mapping[str, Sequence[str]]  # by the name of a table in lower case
+MAX_CHARACTERS = 100_000
+MAX_DEPTH = 100  # sqlglot recurses, and the Python stack must hold our caller too
+_EMPTY = "the query is empty; write SELECT features, label FROM tables"
+_OPENING = (TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE, TokenType.CASE)
+_CLOSING = (TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE, TokenType.END)
+_UNKNOWN = (
+    "this SQL has a construct that is not known here; "
+    "write SELECT … FROM … JOIN … ON … WHERE with plain expressions over columns"
+)
+_BACKTICK = 'names are quoted by double quotes here, as in o."unit price", not by backticks'
+_CONTEXT = 100  # characters that sqlglot gives before the place of an error
+
+
+def syntax_tree(text: str) -> exp.Expr:
+    """The tree of a text that is one SELECT, or several with a set operation between them."""
+    if not isinstance(text, str):
+        raise QueryError(f"the query must be SQL text, and it is a {type(text).__name__}; pass a string")
+    if len(text) > MAX_CHARACTERS:
+        raise QueryError(f"the query has {len(text):,} characters; at most {MAX_CHARACTERS:,} are read. Shorten it")
+    if not text.isprintable() and any("\ud800" <= c <= "\udfff" or c == "\0" for c in text):
+        raise QueryError("the query holds characters that are not text; check how it was read or typed")
+    check_grammar(text, _words(text))
+    tree = _without_schemas(_tree(text))
+    _rename_ctes(tree)
+    return tree
+
+
+def _words(text: str) -> Sequence[Token]:
+    """The words of the text, which must be exactly one statement, a SELECT, not nested too deeply."""
+    try:
+        tokens = words(text)
+    # The tokenizer meets arbitrary text here: whatever it raises means that the text is not SQL.
+    except Exception as error:
+        check_grammar(text)
+        raise QueryError(f"{INVALID}: a word, a number or a quote in it cannot be read") from error
+    if not tokens:
+        raise QueryError(_EMPTY)
+    first = next((t for t in tokens if t.token_type != TokenType.L_PAREN), tokens[0])
+    if first.token_type not in (TokenType.SELECT, TokenType.WITH):
+        raise refusal(
+            text,
+            f"a query begins with SELECT or WITH, and this text begins with {first.text[:40]}. "
+            "Nothing else is ever sent to an owner",
+            first.start,
+        )
+    semicolon = next((t for t in tokens if t.token_type == TokenType.SEMICOLON), None)
+    if semicolon is not None:
+        raise refusal(text, "the text holds several statements; pass one SELECT", semicolon.start)
+    depth = 0
+    for token in tokens:
+        depth += (token.token_type in _OPENING) - (token.token_type in _CLOSING)
+        if depth > MAX_DEPTH:
+            raise refusal(text, TOO_DEEP, token.start)
+    return tokens
+
+
+def _place(error: Exception) -> int | None:
+    """Where sqlglot stopped, if it says so: it gives the text up to there."""
+    found = error.errors[0] if isinstance(error, ParseError) and error.errors else {}
+    start = found.get("start_context")
+    # The context is cut to its last hundred characters; a longer one does not tell the place.
+    return len(start) if isinstance(start, str) and len(start) < _CONTEXT else None
+
+
+def _tree(text: str) -> exp.Expr:
+    """sqlglot's tree, not too deep."""
+    try:
+        (tree,) = DIALECT.parser().parse(list(words(text)), text)
+    except RecursionError:
+        raise
+    # DuckDB has read this text, so that it is SQL; sqlglot, which fails in many ways, does not know it.
+    except Exception as error:
+        at = _place(error)
+        if "`" in re.sub("'[^']*'", "", text):
+            raise refusal(text, _BACKTICK, text.index("`")) from error
+        # sqlglot reads %s as "modulo s", and stops at the s.
+        known = at is not None and is_parameter(text, at - 1)
+        raise refusal(text, PARAMETER if known else _UNKNOWN, at) from error
+    if tree is None:
+        raise QueryError(_EMPTY)
+    waiting = [(tree, 0)]
+    while waiting:
+        node, depth = waiting.pop()
+        if depth > MAX_DEPTH:
+            raise refusal(text, TOO_DEEP, node)
+        # Chains of AND and UNION ALL are taken apart link by link, however long.
+        deeper = 0 if isinstance(node, (exp.And, exp.Union)) else 1
+        waiting += [(child, depth + deeper) for child in node.iter_expressions()]
+    return tree
+
+
+_UNION = frozenset({"this", "expression", "distinct", "with_"})
+
+
+def parse(text: str, columns: Columns | None = None) -> Ucq:
+    """The union of conjunctive queries that a text describes; `columns`: of its tables, where the text needs them.
+
+    >>> query = parse("SELECT o.quantity, o.returned FROM orders AS o")
+    >>> query.branches[0].sources[0].alias.name
+    'o'
+    """
+    try:
+        tree = syntax_tree(text)
+        if columns is not None:
+            qualify(tree, columns)
+        ctes = read_with(text, tree)
+        selects = list(_selects(text, tree))
+        return Ucq(text, tuple(read_select(text, s, ctes, is_branch=len(selects) > 1) for s in selects))
+    except RecursionError:
+        raise QueryError(TOO_DEEP) from None
+
+
+_DEFAULT_SCHEMAS = ("main", "public", "dbo")  # DuckDB's and SQLite's, PostgreSQL's, SQL Server's
+
+
+def _without_schemas(tree: exp.Expr) -> exp.Expr:
+    """The tree with main.orders as orders: a default schema says nothing about a table."""
+    for node in list(tree.find_all(exp.Table, exp.Column)):
+        schema = node.args.get("db")
+        if schema is not None and schema.name.lower() in _DEFAULT_SCHEMAS and not node.args.get("catalog"):
+            node.set("db", None)
+    return tree
+
+
+def _rename_ctes(tree: exp.Expr) -> None:
+    """Gives a name of WITH that hides a table or another name one of its own, in place: WITH b AS (SELECT … FROM b)."""
+    tables = [(table, _cte_of(table)) for table in tree.find_all(exp.Table)]
+    ctes = list(tree.find_all(exp.CTE))
+    names = [cte.alias.lower() for cte in ctes]
+    outside = {table.name.lower() for table, cte in tables if cte is None}
+    for number, cte in enumerate(ctes):
+        if names[number] not in outside and names.count(names[number]) == 1:
+            continue
+        own = exp.Identifier(this=f"{cte.alias} (WITH {number + 1})", quoted=True)
+        own.meta.update(cte.args["alias"].this.meta)
+        cte.args["alias"].set("this", own)
+        for table in (table for table, found in tables if found is cte):
+            if table.args.get("alias") is None:
+                table.set("alias", exp.TableAlias(this=table.this.copy()))
+            table.set("this", own.copy())
+
+
+def _cte_of(table: exp.Table) -> exp.CTE | None:
+    """The query of WITH that a name in FROM means: of the nearest WITH around it, and written before it."""
+    inside: exp.Expr | None = None
+    node: exp.Expr | None = table
+    while node is not None:
+        clause = node.args.get("with_")
+        known: list[exp.CTE] = clause.expressions if clause is not None else []
+        if inside in known:
+            known = known[: known.index(inside)]  # type: ignore[arg-type]
+        found = [cte for cte in known if cte.alias.lower() == table.name.lower()]
+        if found:
+            return found[-1]
+        inside = node if isinstance(node, exp.CTE) else inside
+        node = node.parent
+    return None
+
+
+def _selects(text: str, tree: exp.Expr) -> Iterator[exp.Select]:
+    """The branches of a UNION ALL from left to right, out of their parentheses."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, exp.Select):
+            yield node
+        elif isinstance(node, exp.Subquery):
+            check_clauses(text, node, frozenset({"this"}))
+            waiting.append(node.this)
+        elif isinstance(node, exp.SetOperation):
+            _check_union(text, node)
+            waiting += [node.expression, node.this]
+        else:
+            raise refusal(text, "a query is a SELECT, or several with UNION ALL between them", node)
+
+
+def _check_union(text: str, node: exp.SetOperation) -> None:
+    """Only UNION ALL, which keeps every row."""
+    at = word_before(text, node.expression, TokenType.UNION, TokenType.INTERSECT, TokenType.EXCEPT)
+    if not isinstance(node, exp.Union):
+        word = node.key.upper()
+        raise refusal(text, f"{word} is not supported; write conditions in WHERE, and UNION ALL to add rows", at)
+    if node.args.get("distinct"):
+        raise refusal(text, "UNION drops rows that occur twice; write UNION ALL, which keeps every row", at)
+    if node.args.get("by_name"):
+        raise refusal(text, "UNION ALL BY NAME is not supported; list the columns in the same order instead", at)
+    check_clauses(text, node, _UNION)
+
+
+def unqualified_columns(tree: exp.Expr) -> list[exp.Column]:
+    """The columns that do not say which of two queries they belong to."""
+    found: dict[int, exp.Column] = {}
+    for select in tree.find_all(exp.Select):
+        where = select.args.get("where")
+        for node in [*(conjuncts_of(where.this) if where is not None else ()), *select.expressions]:
+            if has_subquery(node):
+                columns = (c for c in node.find_all(exp.Column) if not c.args.get("table"))
+                found.update((id(c), c) for c in columns if not isinstance(c.this, exp.Star))
+    return list(found.values())
+
+
+def qualify(tree: exp.Expr, columns: Columns) -> None:
+    """Names the table of each such column, in place: TPC's o_custkey = c_custkey does not say whose they are.
+
+    A column is looked up as SQL does: in the FROM clause around it, then in the one around that. What two tables have,
+    or may have, stays as it was written.
+    """
+    ctes = {cte.alias.lower(): cte for cte in tree.find_all(exp.CTE)}
+    for column in unqualified_columns(tree):
+        scope = column.find_ancestor(exp.Select)
+        while scope is not None:
+            sources = [(alias, _names(source, columns, ctes)) for alias, source in _sources(scope)]
+            holders = [alias for alias, names in sources if names is not None and column.name.lower() in names]
+            if len(holders) == 1:
+                column.set("table", holders[0].copy())
+            if holders or any(names is None for _, names in sources):
+                break
+            scope = scope.find_ancestor(exp.Select)
+
+
+def _sources(select: exp.Select) -> Iterator[tuple[exp.Identifier, exp.Expr]]:
+    """What a FROM clause names, by alias."""
+    first = select.args.get("from_")
+    for node in [*([first.this] if first is not None else []), *(j.this for j in select.args.get("joins") or ())]:
+        alias = node.args.get("alias")
+        named = alias.this if alias is not None else node.this
+        yield named if isinstance(named, exp.Identifier) else exp.to_identifier(""), node
+
+
+def _names(source: exp.Expr, columns: Columns, ctes: Mapping[str, exp.CTE]) -> set[str] | None:
+    """The columns of a source in lower case; None: they cannot be told."""
+    if isinstance(source, exp.Table) and not source.args.get("joins"):
+        cte = ctes.get(source.name.lower())
+        if cte is None:
+            known = columns.get(source.name.lower())
+            return None if known is None else {name.lower() for name in known}
+        renamed = cte.args["alias"].columns
+        return {c.name.lower() for c in renamed} if renamed else _selected_names(cte.this)
+    return _selected_names(source.this) if isinstance(source, exp.Subquery) else None
+
+
+def _selected_names(query: exp.Expr) -> set[str] | None:
+    if not isinstance(query, exp.Query):
+        return None
+    names = query.named_selects
+    return None if "*" in names else {name.lower() for name in names}

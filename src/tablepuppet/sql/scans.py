@@ -1,0 +1,261 @@
+"""Scans: every table under every filter, with all expressions that the query needs of it; opened at its clients.
+
+In: resolved branches ask for expressions. Out: one `Scan` for each table and filter, typed by its clients. One round.
+
+place: a resolved branch → where each of its expressions lies among the scans, and the bound branch. A resolved branch
+numbers its relations in the order of the FROM clause; a bound branch in the order of joining, so that every join meets
+a relation that is already there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from sqlglot import exp
+
+from tablepuppet.errors import TransportError
+from tablepuppet.exchanges.schema import OpenScan, ScanSchema
+from tablepuppet.protocol.base import Message
+from tablepuppet.protocol.columns import ColumnInfo
+from tablepuppet.sql.bound import (
+    Branch,
+    Join,
+    KeyPair,
+    Member,
+    Relation,
+    Scan,
+    ScanTexts,
+    format_expression,
+    refuse,
+    render,
+)
+from tablepuppet.sql.groups import WITNESS, GroupColumn
+from tablepuppet.sql.names import ResolvedBranch
+from tablepuppet.sql.schemas import TableShape
+from tablepuppet.sql.types import common_cast, merged_column, type_name
+from tablepuppet.sql.ucq import Ucq
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A scan while it is being put together."""
+
+    shape: TableShape
+    filters: tuple[exp.Expr, ...]
+    expressions: dict[str, exp.Expr] = field(default_factory=dict)  # by text, as the first client spells it
+    places: list[exp.Expr] = field(default_factory=list)  # where the query uses each for the first time
+    witness_of: dict[tuple[int, int], None] = field(default_factory=dict)
+    is_outer: bool = False  # whether some use of it is by LEFT JOIN
+
+    def texts(self, client: str) -> list[str]:
+        return [render(e, self.shape.spelling[client]) for e in self.expressions.values()]
+
+    def predicate(self, client: str) -> str | None:
+        texts = [render(f, self.shape.spelling[client]) for f in self.filters]
+        if len(texts) <= 1:
+            return texts[0] if texts else None
+        return " AND ".join(f"({t})" for t in texts)
+
+
+class Scans:
+    """Collects what the branches of a query read."""
+
+    def __init__(self) -> None:
+        self._drafts: list[_Draft] = []
+        self._numbers: dict[tuple[str, str | None, frozenset[str]], int] = {}
+
+    def scan(self, shape: TableShape, filters: Sequence[exp.Expr], *, is_outer: bool) -> int:
+        """The number of the scan of a table under a filter; uses with the same filter share it."""
+        own = shape.spelling[shape.clients[0]]
+        by_text = {render(f, own): f for f in filters}
+        key = (shape.name, shape.query, frozenset(by_text))
+        if key not in self._numbers:
+            self._numbers[key] = len(self._drafts)
+            self._drafts.append(_Draft(shape, tuple(by_text.values())))
+        number = self._numbers[key]
+        self._drafts[number].is_outer |= is_outer
+        return number
+
+    def column(self, scan: int, expression: exp.Expr, at: exp.Expr) -> int:
+        """The number of an expression in a scan."""
+        draft = self._drafts[scan]
+        text = render(expression, draft.shape.spelling[draft.shape.clients[0]])
+        if text not in draft.expressions:
+            draft.expressions[text] = expression
+            draft.places.append(at)
+        return list(draft.expressions).index(text)
+
+    def witness(self, scan: int, group: GroupColumn, column: int, *, null_matters: bool) -> None:
+        """Asks for the values of a group column of a scan, before groups are dropped.
+
+        Filters on this column alone are kept: they drop groups at all clients alike. So are NULLs left out where no
+        row with such a key can be in the join.
+        """
+        draft = self._drafts[scan]
+        named = {client: {WITNESS: WITNESS} for client in draft.shape.clients}
+        shape = replace(draft.shape, columns=(WITNESS,), spelling=named, query=group.witness, groups=None)
+        key = exp.column(WITNESS, quoted=True)
+        filters = [
+            condition.transform(lambda node: key.copy() if isinstance(node, exp.Column) else node)
+            for condition in draft.filters
+            if {c.name.lower() for c in condition.find_all(exp.Column)} == {group.name}
+        ]
+        if not null_matters:
+            filters.append(exp.Not(this=exp.Is(this=key.copy(), expression=exp.Null())))
+        number = self.scan(shape, filters, is_outer=False)
+        self.column(number, key, draft.places[column])
+        self._drafts[number].witness_of[scan, column] = None
+
+    def requests(self, job: str) -> dict[str, list[Message]]:
+        """What to ask each client: to open every scan of its tables."""
+        requests: dict[str, list[Message]] = {}
+        for number, draft in enumerate(self._drafts):
+            for client in draft.shape.clients:
+                columns = draft.texts(client)
+                request = OpenScan(
+                    job=job,
+                    scan=number,
+                    table=draft.shape.name,
+                    columns=columns,
+                    filter=draft.predicate(client),
+                    query=draft.shape.query,
+                    is_outer=draft.is_outer,
+                )
+                requests.setdefault(client, []).append(request)
+        return requests
+
+    def add_types(self, ucq: Ucq, answers: Mapping[str, Sequence[Message]]) -> tuple[Scan, ...]:
+        """The scans with the types that their clients answered."""
+        remaining = {client: iter(given) for client, given in answers.items()}
+        scans = []
+        for draft in self._drafts:
+            reported: dict[str, list[ColumnInfo]] = {}
+            for client in draft.shape.clients:
+                answer = next(remaining[client])
+                if not isinstance(answer, ScanSchema) or len(answer.columns) != len(draft.expressions):
+                    raise TransportError(
+                        f"client {client} did not give a type for each expression of table {draft.shape.name}; "
+                        "install the same version of tablepuppet everywhere"
+                    )
+                reported[client] = answer.columns
+            scans.append(_add_types(ucq, draft, reported))
+        return tuple(scans)
+
+
+def _add_types(ucq: Ucq, draft: _Draft, reported: Mapping[str, list[ColumnInfo]]) -> Scan:
+    """The scan with the types that all its clients agree on."""
+    columns = []
+    for number, text in enumerate(draft.expressions):
+        by_client = {client: infos[number] for client, infos in reported.items()}
+        column = merged_column(text, by_client)
+        if column is None:
+            given = "; ".join(f"{client}: {type_name(info)}" for client, info in by_client.items())
+            readable = format_expression(draft.expressions[text])
+            raise refuse(
+                ucq,
+                f"the clients of table {draft.shape.name} give {readable} different types ({given}). "
+                f"Write a cast that brings them together, for example CAST({readable} AS {common_cast(by_client)})."
+                f"{draft.shape.differences()}".rstrip("."),
+                draft.places[number],
+            )
+        columns.append(column)
+    shape = draft.shape
+    predicate = draft.predicate(shape.clients[0])
+    spelled = tuple(ScanTexts(tuple(draft.texts(client)), draft.predicate(client)) for client in shape.clients)
+    return Scan(
+        shape.name,
+        shape.clients,
+        predicate,
+        tuple(draft.expressions),
+        tuple(columns),
+        shape.withholding,
+        shape.query,
+        None if shape.groups is None else tuple(group.name for group in shape.groups),
+        shape.merges,
+        shape.unmerged,
+        spelled,
+        tuple(draft.witness_of),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedBranch:
+    """A branch and the places of its expressions. Relations and outputs are numbered as in the text."""
+
+    resolved: ResolvedBranch
+    scans: tuple[int, ...]  # of each relation
+    output_columns: tuple[int, ...]  # of each output, in its relation's scan
+    key_columns: tuple[tuple[tuple[int, int], ...], ...]  # left and right, of each equality of each join
+
+    def output(self, position: int, scans: Sequence[Scan]) -> ColumnInfo:
+        """The type of an output."""
+        relation = self.resolved.outputs[position].relation
+        return scans[self.scans[relation]].columns[self.output_columns[position]]
+
+    def output_name(self, position: int) -> str:
+        """alias.column, or alias.name for AS."""
+        output = self.resolved.outputs[position]
+        return f"{self.resolved.aliases[output.relation]}.{output.name}"
+
+    def branch(self, label: int) -> Branch:
+        """The bound branch with the label at an output, its relations in the order of joining."""
+        return self.bind_branch(self.resolved.outputs[label].relation, self.output_columns[label])
+
+    def bind_branch(self, base: int, label_column: int = -1) -> Branch:
+        """The bound branch whose joined rows are ordered by relation `base`; −1: there is no label in it."""
+        order, number = self._order(), self._numbers()
+        joins = []
+        for join, columns in zip(self.resolved.tree.joins, self.key_columns, strict=True):
+            pairs = (
+                KeyPair(number[key.left], left, number[key.right], right)
+                for key, (left, right) in zip(join.on, columns, strict=True)
+            )
+            joins.append(Join(join.kind, number[join.relation], tuple(dict.fromkeys(pairs))))
+        relations = tuple(Relation(self.resolved.aliases[r], self.scans[r]) for r in order)
+        return Branch(relations, tuple(joins), number[base], label_column)
+
+    def member(self, relation: int, positions: Sequence[int]) -> Member:
+        """A block's place in this branch: these outputs of one relation."""
+        return Member(self._numbers()[relation], tuple(self.output_columns[p] for p in positions))
+
+    def _order(self) -> list[int]:
+        return [0, *(join.relation for join in self.resolved.tree.joins)]
+
+    def _numbers(self) -> dict[int, int]:
+        return {relation: number for number, relation in enumerate(self._order())}
+
+
+def place(resolved: ResolvedBranch, scans: Scans) -> PlacedBranch:
+    """Asks the scans for every expression that a branch needs."""
+    tables = enumerate(zip(resolved.shapes, resolved.tree.filters, strict=True))
+    outer = resolved.tree.nullable
+    own = tuple(scans.scan(*table, is_outer=relation in outer) for relation, table in tables)
+    keys = tuple(
+        tuple(
+            (
+                scans.column(own[key.left], key.left_key, key.node),
+                scans.column(own[key.right], key.right_key, key.node),
+            )
+            for key in join.on
+        )
+        for join in resolved.tree.joins
+    )
+    outputs = tuple(scans.column(own[o.relation], o.expression, o.at) for o in resolved.outputs)
+    _place_witnesses(resolved, own, keys, scans)
+    return PlacedBranch(resolved, own, outputs, keys)
+
+
+def _place_witnesses(
+    resolved: ResolvedBranch, own: Sequence[int], keys: Sequence[Sequence[tuple[int, int]]], scans: Scans
+) -> None:
+    """Asks for all groups of every key that divides a subquery of several clients."""
+    for join, columns in zip(resolved.tree.joins, keys, strict=True):
+        for key, (left, right) in zip(join.on, columns, strict=True):
+            sides = ((key.left, key.left_key, left), (key.right, key.right_key, right))
+            for relation, expression, column in sides:
+                shape = resolved.shapes[relation]
+                groups = () if shape.merges or not isinstance(expression, exp.Column) else shape.groups or ()
+                is_dropped = join.kind == "inner" or (join.kind != "not in" and relation == join.relation)
+                for group in (group for group in groups if group.name == expression.name.lower()):
+                    scans.witness(own[relation], group, column, null_matters=not is_dropped)

@@ -1,0 +1,267 @@
+"""describe: the tables that a query names → their columns, as every owner spells them. One round.
+
+A table's clients must offer the same columns for whatever the query uses. Upper and lower case may differ from client
+to client: the first client's spelling stands for the column everywhere, and `spelling` gives each client its own back.
+Where they differ, an error lists all differences at once (a column that some lack, a type or nullability that differs),
+so that owners can mend their tables in one go.
+
+owned_query: a subquery of FROM → the text that the owner of its tables runs, or why nobody can.
+Every table of a subquery must lie with the same client. A table that several clients share can be read row by row at
+each of them; what looks at several rows at once (groups, windows, DISTINCT, LIMIT, joins) would miss the others' rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from sqlglot import exp
+
+from tablepuppet.errors import QueryError, TransportError, did_you_mean
+from tablepuppet.exchanges.schema import DescribeTable, TableSchema
+from tablepuppet.protocol.base import Message
+from tablepuppet.protocol.columns import ColumnInfo, Merges
+from tablepuppet.sources.guard import AGGREGATES
+from tablepuppet.sql.bound import partitions_of, refuse
+from tablepuppet.sql.derived import base_tables
+from tablepuppet.sql.groups import GroupColumn, group_columns, inner_queries, mergeable
+from tablepuppet.sql.types import merged_column, type_name
+from tablepuppet.sql.ucq import Ucq, matches
+from tablepuppet.transport.link import Link
+
+_SHOWN = 12
+
+Columns = Mapping[str, ColumnInfo]  # common name → what one client has
+
+
+def differences(columns: Sequence[str], by_client: Mapping[str, Columns]) -> list[str]:
+    """One clause for each way in which the clients differ."""
+    found = []
+    for column in columns:
+        having = {client: own[column] for client, own in by_client.items() if column in own}
+        lacking = [client for client in by_client if client not in having]
+        if lacking:
+            found.append(f"{column} is missing at {_list_clients(lacking)}")
+        if len(having) > 1 and merged_column(column, having) is None:
+            found.append(f"{column} is {_by_client(having, type_name)}")
+        if len({info.nullable for info in having.values()}) > 1:
+            found.append(f"{column} is {_by_client(having, lambda i: 'nullable' if i.nullable else 'NOT NULL')}")
+    return found
+
+
+def all_differences(table: str, columns: Sequence[str], by_client: Mapping[str, Columns]) -> str:
+    """A sentence that lists every difference, or nothing where an error has already named the only one."""
+    found = differences(columns, by_client)
+    if len(found) < 2:
+        return ""
+    more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return f" All differences between the clients of {table}: {'; '.join(found[:_SHOWN])}{more}."
+
+
+def _by_client(having: Columns, what: Callable[[ColumnInfo], str]) -> str:
+    groups: dict[str, list[str]] = {}
+    for client, info in having.items():
+        groups.setdefault(what(info), []).append(client)
+    return " and ".join(f"{kind} at {_list_clients(clients)}" for kind, clients in groups.items())
+
+
+def _list_clients(clients: Sequence[str]) -> str:
+    return ", ".join(clients) if len(clients) <= 4 else f"{', '.join(clients[:3])} and {len(clients) - 3} others"
+
+
+_OVER_ROWS = (exp.Group, exp.Window, exp.Distinct, exp.Limit, exp.Offset, exp.SetOperation, exp.Join, exp.Having)
+
+
+def find_table(ucq: Ucq, name: exp.Identifier, tables: Mapping[str, tuple[str, ...]]) -> str:
+    """The table of the federation that a name means."""
+    known = list(tables)
+    found = matches(name, known)
+    if len(found) != 1:
+        many = f"{' and '.join(known[k] for k in found)} differ only in case; quote the one you mean"
+        hint = many if found else did_you_mean(name.name, known)
+        raise refuse(ucq, f"the federation has no table {name.name}. {hint}", name)
+    table = known[found[0]]
+    if not tables[table]:
+        raise refuse(ucq, f"no client holds the table {table}; add one to the federation", name)
+    return table
+
+
+def owned_query(ucq: Ucq, query: exp.Query, tables: Mapping[str, tuple[str, ...]]) -> _Read:
+    """The first table of a derived query, the query's text with every table as its owner calls it, and its groups."""
+    own = query.copy()
+    bases = base_tables(own)
+    names = [find_table(ucq, base.this, tables) for base in bases]
+    first = names[0]
+    for base, name in zip(bases, names, strict=True):
+        if tables[name] != tables[first]:
+            test = base.find_ancestor(exp.In, exp.Exists)
+            advice = (
+                f"Which rows of {first} are summed up would follow from {name}, and nobody has both: leave the "
+                f"condition out of the subquery; or read {first} row by row in the main query, and join the keys "
+                f"there: JOIN (SELECT DISTINCT key FROM {name} WHERE …) t ON t.key = …; if one owner holds both, say "
+                "so to the federation (owners=)"
+                if test is not None
+                else "Join the two in the main query, each summed up in a subquery of its own where that is needed; "
+                "if one owner holds both, say so to the federation (owners=)"
+            )
+            owners = f"{', '.join(tables[first])}; {', '.join(tables[name])}"
+            message = f"this subquery reads {first} and {name}, which lie with different owners ({owners}). {advice}"
+            raise refuse(ucq, message, base)
+    for base, name in zip(bases, names, strict=True):
+        if base.args.get("alias") is None:
+            base.set("alias", exp.TableAlias(this=base.this.copy()))
+        base.set("this", exp.Identifier(this=name, quoted=True))
+    read = _Read(first, own.sql("duckdb", identify=True, comments=False))
+    if len(tables[first]) == 1:
+        return read
+    partitions = {name.lower(): by for name, by in partitions_of(tables).items()}
+    groups = group_columns(own, partitions)
+    if groups is None:
+        return read
+    merging, why_not = mergeable(own, partitions)
+    if not groups and not merging:
+        raise _over_rows(ucq, query, first, tables)
+    return read._replace(groups=groups, merging=merging, why_not=why_not)
+
+
+def _over_rows(
+    ucq: Ucq, query: exp.Query, table: str, tables: Mapping[str, tuple[str, ...]], unmerged: str = ""
+) -> QueryError:
+    """Why clients that share a table cannot compute a query each by itself."""
+    over = next(inner_queries(query), None) or query.find(*_OVER_ROWS, *AGGREGATES) or query
+    joined = (
+        "Join tables here on columns that the federation says they are partitioned by ([partitioned_by] in its "
+        f'file, or partitioned_by={{"{table}": ["key"]}}). '
+        if isinstance(over, exp.Join)
+        else "A subquery in a condition or an item would need the rows of all of them. "
+        if isinstance(over, exp.Query)
+        else ""
+    )
+    return refuse(
+        ucq,
+        f"the rows of {table} lie with {len(tables[table])} clients, and each would compute this over its own rows "
+        f"only. {joined}{unmerged}Group by a key of the join, each value of which lies with one client; or let one of "
+        "them offer the summed-up table, or select the column itself",
+        over,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TableShape:
+    """A table: its clients, its columns, and each client's spelling of them (column → spelling)."""
+
+    name: str
+    clients: tuple[str, ...]
+    columns: tuple[str, ...]
+    spelling: Mapping[str, Mapping[str, str]]
+    infos: Mapping[str, Mapping[str, ColumnInfo]]  # what each client says of them
+    withholding: tuple[str, ...] = ()  # clients that keep the parameters trained on their rows
+    query: str | None = None  # over one owner's tables, `name` among them, whose rows are meant instead of a table's
+    groups: tuple[GroupColumn, ...] | None = None  # of such a query: what a value must lie with one client of
+    merges: Merges = ""  # such groups are merged over the clients
+    unmerged: str = ""  # why they are not
+
+    def differences(self) -> str:
+        """A sentence about everything in which the clients differ, where it is more than one thing."""
+        return all_differences(self.name, self.columns, self.infos)
+
+    def lacking(self, column: str) -> list[str]:
+        """The clients that do not have a column that others have."""
+        return [client for client in self.clients if column not in self.spelling[client]]
+
+
+Origin = tuple[exp.Identifier, exp.Query | None]  # what a source of FROM names
+
+
+class _Read(NamedTuple):
+    """What an origin is in the federation: a table, or a query over tables that the same clients hold."""
+
+    table: str
+    query: str | None
+    groups: tuple[GroupColumn, ...] | None = None  # see TableShape
+    merging: Merges = ""  # what must be merged where groups lie with several clients; "": they cannot be
+    why_not: str = ""
+
+
+def describe(ucq: Ucq, tables: Mapping[str, tuple[str, ...]], link: Link) -> dict[Origin, TableShape]:
+    """The shape of everything that the query's FROM clauses name."""
+    named: dict[Origin, _Read] = {}
+    for branch in ucq.branches:
+        for source in branch.sources:
+            if source.derived is None:
+                named[source.origin] = _Read(find_table(ucq, source.table, tables), None)
+            else:
+                named[source.origin] = owned_query(ucq, source.derived, tables)
+    used = list(dict.fromkeys(named.values()))
+    asked: dict[str, list[_Read]] = {}
+    for read in used:
+        for client in tables[read.table]:
+            asked.setdefault(client, []).append(read)
+    requests: dict[str, list[Message]] = {
+        client: [DescribeTable(table=read.table, query=read.query) for read in reads] for client, reads in asked.items()
+    }
+    answers = link.ask(requests)
+    columns: dict[tuple[_Read, str], list[ColumnInfo]] = {}
+    withholding: dict[_Read, list[str]] = {}
+    closed: dict[_Read, list[str]] = {}
+    for client, reads in asked.items():
+        for read, answer in zip(reads, answers[client], strict=True):
+            if not isinstance(answer, TableSchema):
+                raise TransportError(
+                    f"client {client} did not describe its table {read.table}; install the same version everywhere"
+                )
+            columns[read, client] = answer.columns
+            if answer.withholds:
+                withholding.setdefault(read, []).append(client)
+            if read.merging not in ("", answer.merges) and (read.merging, answer.merges) != ("sums", "extremes"):
+                closed.setdefault(read, []).append(client)
+    for branch in ucq.branches:
+        for source in branch.sources:
+            read = named[source.origin]
+            if source.derived is not None and read.groups == () and read in closed:
+                said = _why_unmerged(read, closed[read])
+                raise _over_rows(ucq, source.derived, read.table, tables, f"{said[0].upper()}{said[1:]}. ")
+    shapes = {
+        read: replace(
+            _shape(read.table, tables[read.table], {c: columns[read, c] for c in tables[read.table]}),
+            withholding=tuple(withholding.get(read, ())),
+            query=read.query,
+            groups=read.groups,
+            merges="" if read in closed else read.merging,
+            unmerged=_why_unmerged(read, closed.get(read, ())),
+        )
+        for read in used
+    }
+    return {origin: shapes[read] for origin, read in named.items()}
+
+
+def _why_unmerged(read: _Read, closed: Sequence[str]) -> str:
+    """Why groups are not merged, and what would help."""
+    if read.why_not:
+        return (
+            f"{read.why_not} cannot be merged over clients (count, sum, avg, stddev, min, max and what is made of them "
+            "can)"
+        )
+    if not closed:
+        return ""
+    word = 'merge_groups = "extremes"' if read.merging == "extremes" else "merge_groups = true"
+    return f"they are merged where the policy of every client says {word}, and that of {_list_clients(closed)} does not"
+
+
+def _shape(table: str, clients: tuple[str, ...], columns: Mapping[str, list[ColumnInfo]]) -> TableShape:
+    """Brings the clients' spellings of each column together."""
+    common: list[str] = []
+    spelling: dict[str, dict[str, str]] = {}
+    for client in clients:
+        spelling[client] = {}
+        for name in (info.name for info in columns[client]):
+            same = matches(exp.to_identifier(name, quoted=False), common)
+            column = common[same[0]] if len(same) == 1 and common[same[0]] not in spelling[client] else name
+            if column not in common:
+                common.append(column)
+            spelling[client][column] = name
+    infos = {
+        client: dict(zip(spelling[client], columns[client], strict=True)) for client in clients
+    }  # in the order in which the client lists them
+    return TableShape(table, clients, tuple(common), spelling, infos)

@@ -1,0 +1,223 @@
+"""When a run stops early, and what its figures say: has it converged, is it better than a constant, and how to go on.
+
+In: the plan with its labels, the history and the metrics of a run. Out: a Verdict: a flag, and a sentence for each
+thing that is amiss. Nothing here asks a client, or walks over joined rows: the best constant follows from the labels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tablepuppet.algorithms.registry import DEFAULT
+from tablepuppet.arrays import Array
+from tablepuppet.errors import TrainingError
+from tablepuppet.join.mapping import Joined
+from tablepuppet.join.rows.joined import by_label
+from tablepuppet.models.losses import Loss, metrics_by_name
+from tablepuppet.plan.plan import Plan
+from tablepuppet.plan.prepare import Prepared
+from tablepuppet.protocol.columns import CategoryEncoder, Encoder
+from tablepuppet.training.metrics import Metrics
+
+if TYPE_CHECKING:
+    from tablepuppet.training.result import Result
+
+_STILL = 0.01  # of all that the objective has fallen below a constant's: what the last fifth of the epochs may bring
+_FLAT = 1e-3  # of the objective: likewise, where it has not fallen below a constant's
+_AT_OPTIMUM = 1e-6  # of the objective: likewise, of an algorithm that would have ended by itself at its optimum
+_NEGLIGIBLE = 1e-3  # of a constant's loss: to be worse by less is to be as good
+_PERFECT, _FEW_ROWS = 0.9995, 30  # R² or accuracy that only a copy of the label has, in no fewer test rows
+_FEW_NAMES = 20  # that a text column may have in any table
+_CONSTANT = "the label is the same in all training rows, and so is what the model predicts; choose another label"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a run has converged, and what its user should know."""
+
+    converged: bool
+    notes: tuple[str, ...] = ()
+
+
+def judge(
+    prepared: Prepared,
+    objectives: Sequence[float],
+    metrics: dict[str, Metrics],
+    encoders: Sequence[Sequence[Encoder]],
+    *,
+    is_settled: bool,
+) -> Verdict:
+    """The verdict on a run; `is_settled`: what its algorithm says of its own end."""
+    plan, train = prepared.plan, prepared.mapping.train
+    seen = seen_labels(train, train.weights)
+    different = seen[0] if train.weights is None else seen_labels(train, None)[0]
+    if different.min() == different.max():
+        return Verdict(converged=True, notes=(_CONSTANT,))
+    constant = plan.loss.best_constant(*seen)
+    start = _mean_loss(*seen, plan.loss, constant)
+    converged = is_settled or _is_still(plan, start, objectives)
+    notes = [] if converged else [_describe_unfinished(plan, _last_change(start, objectives), len(objectives))]
+    if metrics.get("test"):
+        notes += _worse(prepared, constant, metrics)
+    elif plan.job.test_fraction:
+        notes.append("no joined row fell on the test side, and figures are of training rows; raise test_fraction")
+    notes += _names_of_rows(prepared, encoders)
+    return Verdict(converged, tuple(notes))
+
+
+def constant_loss(rows: Joined, loss: Loss, constant: Array, weights: Array | None = None) -> float:
+    """The mean loss of a constant on joined rows, from how many there are of each label."""
+    return _mean_loss(*seen_labels(rows, weights), loss, constant)
+
+
+def _mean_loss(labels: Array, counts: Array, loss: Loss, constant: Array) -> float:
+    scores = np.tile(constant, (len(labels), 1))
+    return float(counts @ loss.value(scores, labels) / max(float(counts.sum()), 1e-300))
+
+
+def seen_labels(rows: Joined, weights: Array | None) -> tuple[Array, Array]:
+    """The labels that joined rows have, and how many of them have each."""
+    is_own = weights is rows.weights
+    found = rows.by_label() if is_own else by_label(rows.labels, rows.label_counts(), weights)
+    assert found.weights is not None
+    occurs = found.weights > 0
+    return found.labels[occurs], found.weights[occurs]
+
+
+def _is_still(plan: Plan, start: float, objectives: Sequence[float]) -> bool:
+    """Whether the last fifth of the epochs brought little, where all of them ran."""
+    change, last = _last_change(start, objectives), objectives[-1]
+    if getattr(plan.job.options, "tolerance", 0.0) > 0 and not plan.job.is_private:
+        return change <= _AT_OPTIMUM
+    fallen = start - last
+    if fallen <= 1e-12 * abs(start):
+        return change <= _FLAT
+    return abs(_before_last(start, objectives) - last) <= _STILL * fallen
+
+
+def _before_last(start: float, objectives: Sequence[float]) -> float:
+    """The objective before the last fifth of the epochs."""
+    return [start, *objectives][-1 - max(1, len(objectives) // 5)]
+
+
+def _last_change(start: float, objectives: Sequence[float]) -> float:
+    """How much the objective changed in the last fifth of the epochs, as a share of itself."""
+    before, last = _before_last(start, objectives), objectives[-1]
+    return abs(before - last) / max(abs(before), abs(last), 1e-300)
+
+
+def _describe_unfinished(plan: Plan, change: float, epochs: int) -> str:
+    name = plan.job.algorithm
+    last = max(1, epochs // 5)
+    when = "the last epoch" if last == 1 else f"the last {last} epochs"
+    how = f"train longer, with epochs={2 * plan.job.epochs}"
+    if plan.algorithm.takes_many_rounds and plan.job.is_convex and plan.job.privacy.features is None:
+        how += f', or by algorithm="{DEFAULT}", which needs few rounds'
+    return f"{name} did not converge: the objective changed by {100 * change:.2g} % in {when}; {how}"
+
+
+def _worse(prepared: Prepared, constant: Array, metrics: dict[str, Metrics]) -> list[str]:
+    """A sentence where test rows are predicted no better than by a constant."""
+    plan, test, train = prepared.plan, metrics["test"], metrics["train"]
+    own = next((metric for metric in plan.loss.metrics if metric.of_loss and metric.name in test), None)
+    if plan.loss.is_quadratic:
+        if test["r2"] >= -_NEGLIGIBLE:
+            return []
+        figures, fits = f"R² {test['r2']:.3g}", train["r2"] > 0.0
+    elif own is None:
+        return []
+    else:
+        alone = own.of_loss * constant_loss(prepared.mapping.test, plan.loss, constant)
+        if test[own.name] <= (1.0 + _NEGLIGIBLE) * alone:
+            return []
+        base = own.of_loss * constant_loss(prepared.mapping.train, plan.loss, constant)
+        figures, fits = f"{own.title.lower()} {test[own.name]:.4g} against {alone:.4g}", train[own.name] < base
+    ways = ["raise l2, or select fewer features: the model fits training rows and not others"] if fits else []
+    if plan.algorithm.own_model:
+        ways.append("grow fewer or smaller trees, or stop early (validation_fraction, patience)")
+    if not plan.job.spec.is_linear:
+        ways.append(f'compare model="auto", a linear model by {DEFAULT}')
+    elif not plan.job.is_sum:
+        ways.append(f"leave head out: {DEFAULT} then trains the sum of tables")
+    elif plan.algorithm.untuned:
+        ways.append(f'{plan.algorithm.untuned}, or train by algorithm="{DEFAULT}"')
+    if plan.job.privacy.features is not None:
+        ways.append("more noise than signal may have come through: allow a larger ε, or bring more rows")
+    what = "; ".join(ways) if ways else "the features may say nothing about the label"
+    shown = "" if prepared.rounding.is_on else f" ({figures})"
+    return [f"the model predicts test rows worse than a constant would{shown}; {what}"]
+
+
+def _names_of_rows(prepared: Prepared, encoders: Sequence[Sequence[Encoder]]) -> list[str]:
+    """A sentence for each text column whose values hardly come twice: dates, numbers and names, written as text."""
+    joined, notes = prepared.mapping.train.rows, []
+    for block, of_block in zip(prepared.mapping.bound.blocks, encoders, strict=True):
+        for name, encoder in zip(block.features, of_block, strict=False):  # a block without rows has none
+            count = len(encoder.categories) if isinstance(encoder, CategoryEncoder) else 0
+            if count > _FEW_NAMES and 2 * count > joined:
+                notes.append(
+                    f"{name} has {count:,} different texts in {joined:,} joined rows, which say nothing of other rows; "
+                    "if they are dates or numbers, write CAST(… AS DATE) or CAST(… AS DOUBLE), else leave them out or "
+                    "set max_categories"
+                )
+    return notes
+
+
+def find_copy(result: Result) -> list[str]:
+    """A sentence where test rows are predicted perfectly: a feature may be the label itself."""
+    held, plan = result.metrics.get("test", {}), result.plan
+    is_perfect = held.get("accuracy", 0.0) == 1.0 or held.get("r2", 0.0) > _PERFECT
+    if not is_perfect or plan.mapping.test_rows < _FEW_ROWS:
+        return []
+    weighs = ""
+    if plan.job.is_convex or result.trees:
+        weighs = f", and {result.importance()['feature'].iloc[0]} weighs most"
+    return [
+        f"test rows are predicted perfectly{weighs}: is a feature the label under another name, or known only after "
+        "it? Then leave it out of the SELECT list"
+    ]
+
+
+@dataclass(slots=True, eq=False)
+class Patience:
+    """Watches one figure; `epochs` of them without one that is better by `min_delta` are enough."""
+
+    monitor: str
+    epochs: int
+    min_delta: float = 0.0
+    best_epoch: int = 0  # 0: there is none yet
+    intercept: Array | None = None  # the server's own parameters then
+    _best: float = math.inf
+    _seen: int = 0
+
+    def sees(self, epoch: int, figures: dict[str, float], intercept: Array) -> bool:
+        """Whether this epoch is the best so far.
+
+        >>> import numpy as np
+        >>> patience = Patience("loss", epochs=1)
+        >>> [patience.sees(epoch, {"loss": loss}, np.zeros(1)) for epoch, loss in ((1, 0.5), (2, 0.4), (3, 0.41))]
+        [True, True, False]
+        >>> patience.is_over, patience.best_epoch
+        (True, 2)
+        """
+        if self.monitor not in figures:
+            raise TrainingError(
+                f"{self.monitor} of validation rows cannot be measured in epoch {epoch}; choose another monitor"
+            )
+        value = figures[self.monitor]
+        metric = metrics_by_name().get(self.monitor)  # None: the loss
+        cost = -value if metric is not None and metric.is_higher_better else value
+        self._seen = epoch
+        if not (cost < self._best - self.min_delta or (self.best_epoch == 0 and not math.isnan(cost))):
+            return False
+        self._best, self.best_epoch, self.intercept = cost, epoch, intercept.copy()
+        return True
+
+    @property
+    def is_over(self) -> bool:
+        return self._seen - self.best_epoch >= self.epochs

@@ -1,0 +1,328 @@
+"""Curves: what a classifier does on one side of the split, beyond one figure.
+
+In: sums over joined rows and the scores in order (metrics.py). Out: a confusion matrix; of two classes also the
+calibration curve, and what every threshold would give, from which one is chosen. Counts only: no row is in it.
+
+`Ranking`: what scores in order say of two classes, areas under curves and what each threshold would give. In: scores,
+each with its row's class, in ascending order and in any chunks. Rows are counted in whole numbers, so that it does not
+matter how they are cut; scores that differ in their last bit alone are ties.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.arrays import Array
+from tablepuppet.errors import JobError
+from tablepuppet.join.mapping import Class
+from tablepuppet.join.rows.joined import ascending
+from tablepuppet.models.losses import Loss
+from tablepuppet.threads import pool
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+BINS = 100  # of probabilities, which coarser bins are made of
+GOALS = ("f1", "accuracy", "youden")
+_NONE = (1.0, 0.0, 0.0)  # the point of a curve at which no row is predicted to be of the second class
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Curves:
+    """The predictions of a classifier on one side of the split, counted."""
+
+    confusion: Array  # rows of each class (down) that are predicted to be of each (across)
+    classes: tuple[Class, ...] = ()
+    calibration: Array | None = None  # (rows, Σ probability, Σ label) of BINS even bins
+    thresholds: Array | None = None  # probabilities, ascending; the two below: of the rows that have at least these
+    true_positives: Array | None = None
+    predicted: Array | None = None
+
+    def confusion_matrix(self, threshold: float | None = None) -> pd.DataFrame:
+        """Rows of each class (down) that are predicted to be of each (across); of two classes, at any threshold."""
+        counts = self.confusion
+        if threshold is not None:
+            thresholds, true, predicted = self._points()
+            at = int(np.searchsorted(thresholds, threshold))
+            found = (true[at], predicted[at]) if at < len(thresholds) else (0, 0)
+            counts = self._counts(int(found[0]), int(found[1]))
+        return _frame(counts, index=list(self.classes), columns=list(self.classes)).rename_axis(
+            index="label", columns="prediction"
+        )
+
+    def calibration_curve(self, bins: int = 10) -> pd.DataFrame:
+        """Probabilities in even bins: their mean, the share of rows that are positive, and how many rows there are.
+
+        As scikit-learn's `calibration_curve(…, n_bins=bins)`; empty bins are left out.
+        """
+        if self.calibration is None:
+            raise JobError("a calibration curve needs a model of two classes that predicts probabilities")
+        if not 1 <= bins <= BINS or BINS % bins:
+            raise JobError(f"bins must divide {BINS}: 5, 10, 20, 25, 50, …")
+        rows, probability, positive = self.calibration.reshape(3, bins, -1).sum(axis=2)
+        rows, probability, positive = (values[rows > 0] for values in (rows, probability, positive))
+        return _frame({"predicted": probability / rows, "observed": positive / rows, "rows": rows.astype(np.int64)})
+
+    def precision_recall(self) -> pd.DataFrame:
+        """Precision, recall, F1 and the share of rows that are predicted positive, by threshold."""
+        thresholds, true, predicted = self._points()
+        positives, rows = self.confusion[1].sum(), self.confusion.sum()
+        return _frame(
+            {
+                "threshold": thresholds,
+                "precision": true / predicted,
+                "recall": true / max(1, positives),
+                "f1": 2.0 * true / (predicted + positives),
+                "predicted": predicted / rows,
+            }
+        )
+
+    def threshold(
+        self,
+        best: str = "f1",
+        *,
+        precision: float | None = None,
+        recall: float | None = None,
+        costs: tuple[float, float] | None = None,
+    ) -> float:
+        """The probability from which on a row is predicted to be of the second class.
+
+        `best`: the highest "f1", "accuracy" or "youden" (recall of both classes). `precision`: at least so much, with
+        the highest recall; `recall`: at least so much, with the highest precision; `costs`: of a wrong positive and of
+        a wrong negative, the lowest sum. Where it is best to predict no row to be of the second class, it is 1.
+        """
+        if (precision is not None) + (recall is not None) + (costs is not None) > 1:
+            raise JobError("give one of precision=, recall= and costs=(…, …)")
+        thresholds, true, predicted = (
+            np.append(points, end) for points, end in zip(self._points(), _NONE, strict=True)
+        )
+        positives, rows = float(self.confusion[1].sum()), float(self.confusion.sum())
+        precise, found = true / np.maximum(predicted, 1.0), true / max(1.0, positives)
+        wrong, missed = predicted - true, positives - true
+        if costs is not None:
+            if len(costs) != 2 or not all(0.0 <= cost < math.inf for cost in costs):
+                raise JobError("costs are two numbers from 0 up: of a wrong positive and of a wrong negative")
+            gain = -(costs[0] * wrong + costs[1] * missed)
+        elif precision is not None:
+            gain = np.where((precise >= precision) & (predicted > 0), true, -np.inf)
+        elif recall is not None:
+            gain = np.where(found >= recall, precise, -np.inf)
+        elif best in GOALS:
+            gain = {
+                "f1": 2.0 * true / (predicted + positives),
+                "accuracy": -(wrong + missed),
+                "youden": found - wrong / max(1.0, rows - positives),
+            }[best]
+        else:
+            raise JobError(f"best must be one of {', '.join(GOALS)}, or give precision=, recall= or costs=(…, …)")
+        if not np.isfinite(gain).any():
+            name, wanted, best_found = (
+                ("recall", recall, found) if precision is None else ("precision", precision, precise)
+            )
+            raise JobError(f"no threshold reaches {name} {wanted}; the highest is {best_found.max():.3f}")
+        return float(thresholds[int(np.argmax(gain))])
+
+    def _points(self) -> tuple[Array, Array, Array]:
+        if self.thresholds is None or self.true_positives is None or self.predicted is None:
+            raise JobError("a threshold needs a model of two classes that predicts probabilities")
+        return self.thresholds, self.true_positives, self.predicted
+
+    def _counts(self, true: int, predicted: int) -> Array:
+        rows, positives = int(self.confusion.sum()), int(self.confusion[1].sum())
+        return np.array([[rows - positives - predicted + true, predicted - true], [positives - true, true]])
+
+
+def curves_of(sums: dict[str, Any], loss: Loss, ranked: Sequence[Ranking]) -> Curves:
+    """The curves that follow from sums, and from the ranks of the second of two classes."""
+    confusion = np.asarray(sums["confusion"])
+    if loss.outputs > 1 or not ranked or ranked[0].calibration is None:
+        return Curves(confusion, tuple(range(len(confusion))))
+    points = ranked[0]
+    probabilities = loss.probabilities(points.scores[:, None])
+    assert probabilities is not None
+    found = (probabilities[:, 1], points.true_positives, points.predicted)
+    return Curves(confusion, (0, 1), points.calibration, *found)
+
+
+def _frame(data: Any, **given: Any) -> pd.DataFrame:
+    import pandas as pd  # not to be loaded with every run
+
+    return pd.DataFrame(data, **given)
+
+
+_CHUNK = 1 << 18  # scores that are compared at a time: they stay in the cache
+Integers = NDArray[np.int64]
+Probabilities = Callable[[Array], Array]  # of the second class, by score
+_EDGES = np.linspace(0.0, 1.0, BINS + 1)[1:-1]  # of bins, which have their upper one
+_POINTS = 2_000  # of a curve: thresholds between which so small a part of the rows lies
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ranking:
+    """Areas, and points of the curve: rows whose score is at least `scores`, and how many of them are positive.
+
+    A point lies halfway to the next score below it, so that rounding moves no row to its other side.
+    """
+
+    area: float  # the probability that a positive row scores above a negative one; ties count half
+    share: float  # of positive rows
+    average_precision: float
+    scores: Array
+    true_positives: Array
+    predicted: Array
+    calibration: Array | None = None  # as in Curves
+
+
+def area_under_curve(scores: Array, labels: Array) -> float:
+    """The probability that a positive row scores above a negative one; ties count half.
+
+    >>> area_under_curve(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0.0, 0.0, 1.0, 1.0]))
+    0.75
+    """
+    return rank_rows(len(labels), [(scores, labels)]).area
+
+
+def rank_rows(
+    count: int, rows: Iterable[tuple[Array, NDArray[Any]]], probabilities: Probabilities | None = None
+) -> Ranking:
+    """The ranking of so many rows that are all here: scores and labels, some at a time."""
+    kept, start, positives = np.empty(count), 0, 0
+    for scores, labels in rows:
+        kept[start : start + len(scores)] = pack_labels(scores, labels)
+        start += len(scores)
+        positives += int(np.count_nonzero(labels > 0.5))
+    return rank(ascending(kept), count, positives, probabilities)
+
+
+def pack_labels(scores: Array, labels: NDArray[Any]) -> Array:
+    """Scores whose last bit is the row's class: one sort then orders rows and classes, far faster than an argsort."""
+    bits = (scores + 0.0).view(np.int64)  # + 0.0: −0 is 0
+    bits &= ~np.int64(1)
+    bits |= labels > 0.5
+    return bits.view(np.float64)
+
+
+def rank(chunks: Iterable[Array], rows: int, positives: int, probabilities: Probabilities | None = None) -> Ranking:
+    """The ranking of labelled scores in order; with the calibration of their probabilities, where those are given."""
+
+    def one(chunk: _Chunk) -> tuple[int, float, Array, Array]:
+        first, high = _ties(chunk.tied)
+        low = np.diff(first, append=len(chunk.tied)) - high
+        lower = chunk.below + np.cumsum(low)
+        true = positives - chunk.above - np.cumsum(high) + high  # of the rows at each score or above it
+        predicted = rows - chunk.above - chunk.below - first
+        kept = _choose_thresholds(true, predicted, rows, positives)
+        scores = chunk.tied[first]
+        halfway = scores - 0.5 * np.diff(scores, prepend=chunk.last)
+        points = np.stack([halfway[kept], true[kept], predicted[kept]])
+        calibrated = np.zeros((3, BINS)) if probabilities is None else _calibrate(probabilities(scores), low, high)
+        return int(high @ (2 * lower - low)), float(high @ (true / predicted)), points, calibrated
+
+    twice, precision = 0, 0.0  # twice the pairs, Σ precision
+    points: list[Array] = [np.zeros((3, 0))]
+    calibration = np.zeros((3, BINS))
+    for pairs, precise, kept, calibrated in (map if rows <= _CHUNK else pool().map)(one, _count_chunks(chunks)):
+        twice, precision = twice + pairs, precision + precise
+        points.append(kept)
+        calibration += calibrated
+    above, below = positives, rows - positives
+    halfway, true_positives, all_predicted = np.concatenate(points, axis=1)
+    return Ranking(
+        area=twice / (2 * above * below) if above and below else float("nan"),
+        share=above / max(1, above + below),
+        average_precision=precision / above if above else 0.0,
+        scores=halfway,
+        true_positives=true_positives,
+        predicted=all_predicted,
+        calibration=None if probabilities is None else calibration,
+    )
+
+
+class _Chunk(NamedTuple):
+    """Some scores in order, whose borders part no tie, and what lies below them."""
+
+    tied: Array
+    above: int  # positive rows
+    below: int  # negative ones
+    last: float  # the highest score
+
+
+def _count_chunks(chunks: Iterable[Array]) -> Iterator[_Chunk]:
+    above, below, last = 0, 0, -math.inf
+    for tied in _whole_ties(chunks):
+        yield _Chunk(tied, above, below, last)
+        positive = int(_ties(tied)[1].sum()) if _is_one(tied) else int(np.count_nonzero(tied.view(np.int64) & 1))
+        above, below = above + positive, below + len(tied) - positive
+        last = float(tied[np.searchsorted(tied, _tie(tied[-1]).min())])
+
+
+def _ties(tied: Array) -> tuple[Integers, Integers]:
+    """Where each distinct score begins, and how many of its rows are positive."""
+    if _is_one(tied):  # of any length: nothing as long as it is made
+        above = _tie(tied[-1]).max()
+        border = int(np.searchsorted(tied, above))
+        positive = len(tied) - border if above.view(np.int64) & 1 else border
+        return np.zeros(1, np.int64), np.array([positive])
+    bits = tied.view(np.uint64)
+    first = np.append(0, 1 + np.flatnonzero((bits[1:] ^ bits[:-1]) > 1))
+    so_far = np.cumsum(tied.view(np.int64) & 1)
+    return first, np.diff(so_far[np.append(first[1:], len(tied)) - 1], prepend=0)
+
+
+def _is_one(tied: Array) -> bool:
+    """Whether all scores are the same."""
+    first, last = tied[[0, -1]].view(np.int64) >> 1
+    return bool(first == last)
+
+
+def _calibrate(probabilities: Array, low: Integers, high: Integers) -> Array:
+    """(rows, Σ probability, Σ label) of each bin. In: ascending probabilities, and the rows of either class at each."""
+    rows = low + high
+    ends = np.append(np.searchsorted(probabilities, _EDGES, side="right"), len(rows))
+    sums = [np.append(0, np.cumsum(counted))[ends] for counted in (rows, rows * probabilities, high)]
+    return np.diff(sums, axis=1, prepend=0)
+
+
+def _choose_thresholds(true: Integers, predicted: Integers, rows: int, positives: int) -> Integers:
+    """Which thresholds a curve keeps: some at even distances, and the best ones by F1, accuracy and Youden's J."""
+    place = predicted * _POINTS // max(1, rows)
+    even = np.flatnonzero(np.diff(place, prepend=-1))
+    gains = (
+        2.0 * true / (predicted + positives),
+        2.0 * true - predicted,
+        true / max(1, positives) - (predicted - true) / max(1, rows - positives),
+    )
+    found = np.sort(np.concatenate([even, [int(np.argmax(gain)) for gain in gains]]))
+    return found[np.diff(found, prepend=-1) > 0]  # `np.unique` loads masked arrays, which takes longer than all this
+
+
+def _whole_ties(pieces: Iterable[Array]) -> Iterator[Array]:
+    """The same scores in chunks whose borders part no tie, and do not depend on how the scores come."""
+    held = np.empty(0)  # from the last border on
+    for values in pieces:
+        held = np.concatenate([held, values]) if len(held) else values
+        while len(held) > _CHUNK:
+            tie = _tie(held[_CHUNK - 1])
+            begin, stop = int(np.searchsorted(held, tie.min())), int(np.searchsorted(held, tie.max(), side="right"))
+            if stop == len(held):  # the tie may go on
+                break
+            if stop - begin > _CHUNK:  # a long tie is a chunk of its own
+                stop = begin or stop
+            yield held[:stop]
+            held = held[stop:]
+    if len(held):
+        begin = int(np.searchsorted(held, _tie(held[-1]).min()))
+        yield from (part for part in np.split(held, [begin if len(held) - begin > _CHUNK else 0]) if len(part))
+
+
+def _tie(labelled_score: np.float64) -> Array:
+    """A score with either class."""
+    bits = np.array(labelled_score).view(np.int64)
+    return np.array([bits | 1, bits & ~np.int64(1)]).view(np.float64)

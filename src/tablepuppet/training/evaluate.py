@@ -1,0 +1,212 @@
+"""evaluate: how good a model is on the labelled rows of a query, without learning from them.
+
+In: a model and a plan over the query. Each client is sent the encoders and parameters of its block, as
+for a prediction, and answers with h of its rows; the labels come as they do in training. Out: metrics.
+
+compare: two models on the same rows, side by side, and how sure one can be that one is better. Joined rows that share a
+row of the label's table are no witnesses of their own: the standard error counts them as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from tablepuppet.algorithms.registry import own_model
+from tablepuppet.arrays import Array
+from tablepuppet.errors import ModelError
+from tablepuppet.exchanges.prediction import Scores
+from tablepuppet.join.mapping import Joined, TableMapping, rows_here
+from tablepuppet.models.heads.base import apply_head
+from tablepuppet.models.heads.kinds import trained_head
+from tablepuppet.models.metrics import Moment
+from tablepuppet.plan.prepare import Prepared, check_labels
+from tablepuppet.prediction.model import Model
+from tablepuppet.prediction.predict import score_request
+from tablepuppet.training.measured_rows import MeasuredRows
+from tablepuppet.training.metrics import Criterion, Measured, Metrics, measure, measure_scores
+from tablepuppet.training.server import UnionOperator
+from tablepuppet.transport.link import Link
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scored:
+    """What a model says of the joined rows of a query, before it is added up: h of each block's rows, or bits."""
+
+    model: Model
+    rows: Joined
+    blocks: list[Array]  # by row of each block; of trees: bits, by split and row
+    union: UnionOperator
+
+    def measure(self, blocks: Sequence[Array] | None = None) -> Measured:
+        """How good it is; `blocks`: with these in the place of its own."""
+        model, given = self.model, self.blocks if blocks is None else blocks
+        criterion = Criterion(model.loss, Moment.FINISHED)
+        if own_model(model.spec) is not None:
+            labels = rows_here(self.rows).joined_labels()
+            return measure_scores(self.scores(given), labels, None, criterion)
+        rows = apply_head(self.rows, trained_head(model.head))
+        return measure(rows, given, model.encoded_intercept, criterion)
+
+    def scores(self, blocks: Sequence[Array] | None = None) -> Array:
+        """Of every joined row."""
+        model, given, rows = self.model, self.blocks if blocks is None else blocks, rows_here(self.rows)
+        own = own_model(model.spec)
+        if own is not None:
+            return own.scores(model, given, [index.numbers(rows.rows) for index in rows.indices], rows.rows)
+        kept = apply_head(rows, trained_head(model.head))
+        kept.allocate("scores", model.outputs)
+        kept.run(_keep_scores, given, writes=("scores",), intercept=model.encoded_intercept)
+        return rows.state.pop("scores") if "scores" in rows.state else cast("Any", kept).collect("scores")
+
+
+def _keep_scores(shard: Any, *, intercept: Array) -> tuple[Sequence[Array], dict[str, Any]]:
+    shard.state["scores"][...] = shard.scores + intercept
+    return (), {}
+
+
+def score_labelled(model: Model, prepared: Prepared, link: Link, job_id: str) -> Scored:
+    """Asks every client what the model says of its rows, and puts labels beside it."""
+    mapping = prepared.mapping
+    found = tuple((block.name, block.features) for block in mapping.bound.blocks)
+    if found != tuple((block.name, block.features) for block in model.blocks):
+        raise ModelError("the query does not select the features that the model was trained on; use the model's query")
+    check_labels(model.loss, mapping)
+    return score_rows(model, _in_classes_of(model, mapping), UnionOperator(link, job_id, mapping, model.widths))
+
+
+def score_rows(model: Model, rows: Joined, union: UnionOperator) -> Scored:
+    """Asks every client what the model says of its rows."""
+    own = own_model(model.spec)
+    if own is not None:
+        parts = [(part, part.train_rows, part.train) for part in union.parts]
+        sizes = [index.rows for index in rows_here(rows).indices]
+        return Scored(model, rows, own.ask_rows(model, parts, sizes, union.link, union.job), union)
+    answers = union.ask(lambda part: score_request(model, part, part.train_rows, union.job), "evaluation")
+    per_row = [np.zeros((rows.indices[i].rows, k)) for i, k in enumerate(model.widths)]
+    for part in union.parts:
+        per_row[part.block][part.train] = cast("Scores", answers[part.number][0]).values
+    return Scored(model, rows, per_row, union)
+
+
+def _in_classes_of(model: Model, mapping: TableMapping) -> Joined:
+    """The joined rows with their labels numbered as the model numbers classes."""
+    classes = mapping.label.classes
+    if classes == model.classes:
+        return mapping.train
+    unknown = len(set(classes) - set(model.classes))
+    if unknown:
+        raise ModelError(f"the query's label has {unknown} classes that the model does not know; retrain with them")
+    number = np.array([model.classes.index(c) for c in classes], np.float64)
+    return replace(mapping.train, labels=number[mapping.train.labels.astype(np.intp)])
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation(Mapping[str, float]):
+    """A model's metrics by name, and the rows that they are of."""
+
+    metrics: Metrics
+    rows: MeasuredRows
+
+    def __getitem__(self, name: str) -> float:
+        return self.metrics[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.metrics)
+
+    def __len__(self) -> int:
+        return len(self.metrics)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"metrics": dict(self.metrics), **self.rows.to_dict()}
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {value:.4g}" for name, value in self.items()) + f"; {self.rows}"
+
+
+_SURE = 1.96  # standard errors
+_SMALL = 1e-4  # of the mean loss: a smaller difference is none, however sure
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two models on the same rows; `difference`: the mean loss of the second less that of the first."""
+
+    first: Metrics
+    second: Metrics
+    rows: MeasuredRows
+    difference: float
+    standard_error: float
+    margin: float  # up to which a difference may be chance, or is too small to matter
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether the second model is worse, beyond chance."""
+        return self.difference > self.margin
+
+    @property
+    def is_better(self) -> bool:
+        return self.difference < -self.margin
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A row for every metric."""
+        import pandas as pd
+
+        names = list(dict.fromkeys([*self.first, *self.second]))
+        nan = float("nan")
+        pairs = [(self.first.get(name, nan), self.second.get(name, nan)) for name in names]
+        return pd.DataFrame([(n, a, b, b - a) for n, (a, b) in zip(names, pairs, strict=True)], columns=_HEAD)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | self.rows.to_dict() | {"is_worse": self.is_worse, "is_better": self.is_better}
+
+    def _repr_html_(self) -> str:
+        return str(self.table.to_html(index=False, float_format="%.4g"))
+
+    def __str__(self) -> str:
+        verdict = "better" if self.is_better else "worse" if self.is_worse else "neither better nor worse"
+        return (
+            f"The second model is {verdict}: its mean loss differs by {self.difference:+.4g} "
+            f"± {self.margin:.2g} on {self.rows}."
+        )
+
+
+_HEAD = ["metric", "first", "second", "difference"]
+
+
+def compare(first: Scored, second: Scored, measured: MeasuredRows) -> Comparison:
+    """The same rows in the same order, seen by two models."""
+    if type(first.model.loss) is not type(second.model.loss):
+        raise ModelError("the two models have different losses, and their rows cannot be compared one by one")
+    rows, others = rows_here(first.rows), rows_here(second.rows)
+    if rows.rows != others.rows:
+        raise ModelError("the tables changed between the two models; compare them again")
+    loss, labels = first.model.loss, rows.joined_labels()
+    before, after = loss.value(first.scores(), labels), loss.value(second.scores(), others.joined_labels())
+    gained = after - before
+    mean = float(gained.mean())
+    index = rows.label_index.numbers(rows.rows)
+    witnesses = np.bincount(index, gained - mean, minlength=1)
+    error = float(np.sqrt(np.square(witnesses).sum())) / rows.rows
+    margin = max(likely_error(error, len(np.unique(index))), _SMALL * abs(float(before.mean())))
+    return Comparison(first.measure().metrics, second.measure().metrics, measured, mean, error, margin)
+
+
+def likely_error(standard_error: float, witnesses: int) -> float:
+    """Half of a 95 % interval: Student's t of so many witnesses, by the first terms of its expansion.
+
+    >>> round(likely_error(1.0, 1_000_000), 2), round(likely_error(1.0, 10), 2), likely_error(1.0, 1)
+    (1.96, 2.26, inf)
+    """
+    if witnesses < 2:
+        return float("inf")
+    z, freedom = _SURE, witnesses - 1
+    wider = (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+    return (z + wider) * standard_error

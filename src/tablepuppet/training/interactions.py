@@ -1,0 +1,260 @@
+"""A look at what the sum of tables leaves: would tables say more together?
+
+In: a trained sum, of which the server knows every table's score h_i and every joined row's residual. Out: the pair of
+tables that would explain most of it, and how much. Nobody is asked anything, and at most 200,000 joined rows are looked
+at. For every pair, on some of them,
+
+    cells    the mean residual where h_i and h_k fall into the same of up to 24 × 24 bins, shrunk towards none
+    vectors  a number for each row of both tables whose product fits the residual best: factors of rank 1
+
+and on others: the share of the residual's variance that this explains. Both share no row of any table, so that noise
+explains nothing, however often a row is joined; vectors are numbers of rows, and share those of the two tables alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.algorithms.base import Problem
+from tablepuppet.algorithms.boosting.plan import trees_cost
+from tablepuppet.algorithms.numerics.initialisation import best_intercept
+from tablepuppet.algorithms.registry import BY_NAME
+from tablepuppet.arrays import Array
+from tablepuppet.formatting import size
+from tablepuppet.job.make import usual_algorithm
+from tablepuppet.models.heads.base import HeadedRows, HeadKind, HeadSpec
+from tablepuppet.models.losses import Loss
+from tablepuppet.models.metrics import Moment
+from tablepuppet.plan.costs import Cost
+from tablepuppet.plan.plan import Gain, Plan
+from tablepuppet.threads import pool
+from tablepuppet.training.metrics import Criterion, measure
+
+_FEWEST, _MOST = 2_000, 200_000  # joined rows
+_PAIRS = 10
+_BINS, _SHRUNK = 24, 10.0
+_RANKED = 1 << 14  # rows of a table by which its bins are chosen
+_SWEEPS, _RIDGE = 6, 25.0
+_LEAST = 0.03  # of the residual's variance: less is not worth another model
+_SURE = 3.0  # standard errors that a share must be above nothing
+_ROWS_PER_CELL = 20
+_WORSE = 0.01  # of the mean loss: less may be chance
+Rows = NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Interaction:
+    """Two blocks, and the share of what the sum leaves that they explain on rows held back."""
+
+    blocks: tuple[int, int]
+    cells: float  # by bins of what both say
+    vectors: float  # by a number for each row of both: factors
+
+    @property
+    def share(self) -> float:
+        return max(self.cells, self.vectors)
+
+
+def probe(joined: Any, h: Sequence[Array], intercept: Array, loss: Loss, seed: int) -> Interaction | None:
+    """The pair of blocks that says most together; None: none says much, or there are too few rows to tell."""
+    found = explain_pairs(joined, h, intercept, loss, seed)
+    best = max(found, key=lambda one: one.share, default=None)
+    return best if best is not None and best.share >= _LEAST else None
+
+
+def explain_pairs(joined: Any, h: Sequence[Array], intercept: Array, loss: Loss, seed: int) -> list[Interaction]:
+    """What pairs of blocks explain; none: there are too few rows to tell, or several classes."""
+    if joined.rows < _FEWEST or len(h) < 2 or loss.outputs > 1:
+        return []
+    chosen = _draw_rows(joined.rows, seed)
+    batch, own = joined.take(chosen)
+    rows = [index.numbers(batch.rows) for index in batch.indices]
+    values = [np.append(each[:, 0] if some is None else each[some, 0], 0.0) for each, some in zip(h, own, strict=True)]
+    score = sum((v[r] for v, r in zip(values, rows, strict=True)), start=np.full(batch.rows, intercept[0]))
+    residual = -loss.gradient(score[:, None], batch.joined_labels())[:, 0]
+    residual -= residual.mean()
+    spread = float(residual.std())
+    if not 0 < spread < np.inf:
+        return []
+    residual /= spread
+    halves = _Halves.draw([*rows, joined.label_index.take(chosen)], seed)
+
+    def find(pair: tuple[int, int]) -> Interaction:
+        i, k = pair
+        vectors, sides = 0.0, halves.learnt_and_judged(pair)
+        if 5 * (len(values[i]) + len(values[k])) < len(residual):
+            fit = _vectors(rows[i], rows[k], len(values[i]), len(values[k]), seed)
+            vectors = _explain(fit, residual, *sides, halves.labels)
+        sides = halves.learnt_and_judged(pair, shares_none=True)
+        bins = int(np.clip(np.sqrt(len(sides[0]) / _ROWS_PER_CELL), 2, _BINS))
+        left, right = (_bins(values[b][:-1], bins)[rows[b]] if len(values[b]) > 1 else rows[b] for b in pair)
+        return Interaction(pair, _explain(_cells(left, right, bins), residual, *sides, halves.labels), vectors)
+
+    pairs = itertools.islice(itertools.combinations(range(len(h)), 2), _PAIRS)
+    return list(pool().map(find, pairs))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Halves:
+    """Two halves of every table's rows; the last table is the label's."""
+
+    rows: Sequence[Rows]  # of each table: the row that each joined row has, or −1
+    is_first: Sequence[NDArray[np.bool_]]
+
+    @classmethod
+    def draw(cls, rows: Sequence[Rows], seed: int) -> _Halves:
+        rng = np.random.default_rng((seed, 2))
+        coins = [rng.random(int(own.max(initial=0)) + 1) < 0.5 for own in rows]
+        return cls(rows, [coin[own] for coin, own in zip(coins, rows, strict=True)])
+
+    @property
+    def labels(self) -> Rows:
+        return self.rows[-1]
+
+    def learnt_and_judged(self, pair: tuple[int, int], *, shares_none: bool = False) -> tuple[Rows, Rows]:
+        """Joined rows in which all rows are of one half, and of the other; those of the pair may be of either, unless
+        none are to be shared."""
+        both = (self.rows[pair[0]] >= 0) & (self.rows[pair[1]] >= 0)
+        sides = [both, both.copy()]
+        for table, (own, is_first) in enumerate(zip(self.rows, self.is_first, strict=True)):
+            if shares_none or table not in pair:
+                sides[0] = sides[0] & (is_first | (own < 0))
+                sides[1] = sides[1] & (~is_first | (own < 0))
+        return np.flatnonzero(sides[0]), np.flatnonzero(sides[1])
+
+
+def compare_with_sum(
+    problem: Problem, sides: Mapping[str, tuple[Any, float]], held_out: Sequence[Array], seen: Sequence[Array]
+) -> list[str]:
+    """A note where held-out rows are predicted better by the sum that stands beside a perceptron than by both.
+
+    `sides`: their joined rows and the model's mean loss there; `held_out`: what blocks say of them, `seen`: of the
+    training rows, on which the sum finds an intercept of its own.
+    """
+    spec = HeadSpec() if problem.head is None else problem.head.head.spec
+    side = next((name for name in ("validation", "test") if name in sides and sides[name][0].rows), None)
+    if not spec.sum_weight or not problem.loss.is_smooth or side is None:
+        return []
+    scale, (rows, both) = spec.unit * spec.sum_weight, sides[side]
+    summed, alone = ([scale * values[:, : spec.outputs] for values in h] for h in (seen, held_out))
+    plain = replace(problem, joined=cast(HeadedRows, problem.joined).joined, head=None)
+    intercept = best_intercept(plain, summed)
+    criterion = Criterion(problem.loss, Moment.HELD_OUT, problem.channel)
+    found = measure(rows, alone, intercept, criterion).loss
+    if not found < (1.0 - _WORSE) * both:
+        return []
+    return [
+        f"the sum of tables that stands beside the network predicts {side} rows better than both together do; "
+        "compare the sum of tables, which is what is trained where head is left out"
+    ]
+
+
+def advise_head(plan: Plan, found: Interaction) -> str:
+    """A note: which tables say more together, and what it would cost to learn it."""
+    head: HeadKind = "factor"
+    cost = headed_cost(plan, head)
+    names = " and ".join(plan.mapping.bound.blocks[block].name for block in found.blocks)
+    return (
+        f"{names} say more together than apart: pairs of their rows explain about {found.share:.0%} of what the sum of "
+        f'tables leaves; head="{head}" would take about {cost.rounds:,.0f} rounds and {size(cost.bytes)}, and '
+        'head="mlp" or model="boosted" learn it too (docs/heads.md)'
+    )
+
+
+# Rows to learn from with their residuals, and rows to judge → what is expected of those.
+Fit = Callable[[Rows, Array, Rows], Array]
+
+
+def _explain(fit: Fit, residual: Array, learnt: Rows, judged: Rows, labels: Rows) -> float:
+    """The share of the variance of judged rows that is explained; 0 where it may be chance.
+
+    Joined rows with the same label row are one witness.
+    """
+    if not len(learnt) or not len(judged):
+        return 0.0
+    expected, there = fit(learnt, residual.take(learnt), judged), residual.take(judged)
+    gained, whole = np.square(there) - np.square(there - expected), float(np.square(there).sum())
+    share = float(gained.sum()) / whole
+    witnesses = np.bincount(labels.take(judged), gained - gained.mean())
+    error = float(np.sqrt(np.square(witnesses).sum())) / whole
+    return share if share > _SURE * error else min(share, 0.0)
+
+
+def _draw_rows(rows: int, seed: int) -> NDArray[np.int64]:
+    """The joined rows that are looked at: one out of each of many pieces as long as each other."""
+    borders = np.linspace(0, rows, min(rows, _MOST) + 1).astype(np.int64)
+    inside = np.random.default_rng((seed, 1)).random(len(borders) - 1) * np.diff(borders)
+    return borders[:-1] + inside.astype(np.int64)
+
+
+def _bins(values: Array, count: int) -> Rows:
+    """A bin for each row of a table: values that are equal are together, and bins hold about as many rows."""
+    some = np.sort(values[:: max(1, len(values) // _RANKED)])
+    borders = some[np.arange(1, count) * (len(some) - 1) // count]
+    return np.searchsorted(borders, values, side="right")
+
+
+def _cells(left: Rows, right: Rows, bins: int) -> Fit:
+    def fit(learnt: Rows, residual: Array, judged: Rows) -> Array:
+        cell = left * bins + right
+        known = cell.take(learnt)
+        counts = np.bincount(known, minlength=bins * bins)
+        sums = np.bincount(known, residual, bins * bins)
+        return np.asarray((sums / (counts + _SHRUNK)).take(cell.take(judged)))
+
+    return fit
+
+
+def _vectors(left: Rows, right: Rows, n: int, m: int, seed: int) -> Fit:
+    def fit(learnt: Rows, residual: Array, judged: Rows) -> Array:
+        i, k = (rows.take(learnt).astype(np.intp) for rows in (left, right))
+        b = np.random.default_rng((seed, 3)).standard_normal(m)
+        for _ in range(_SWEEPS):
+            a = _solve(i, residual, b.take(k), n)
+            a /= np.sqrt(np.square(a.take(i)).mean()) or 1.0
+            b = _solve(k, residual, a.take(i), m)
+        return np.asarray(a.take(left.take(judged)) * b.take(right.take(judged)))
+
+    return fit
+
+
+def _solve(rows: Rows, residual: Array, other: Array, count: int) -> Array:
+    """The number of each row that explains its residuals best beside the others', shrunk."""
+    return np.asarray(
+        np.bincount(rows, residual * other, count) / (np.bincount(rows, np.square(other), count) + _RIDGE)
+    )
+
+
+def gains_of(plan: Plan, pairs: Sequence[Interaction]) -> tuple[Gain, ...]:
+    """A line for each model, the sum first."""
+    sum_of_tables = headed_cost(plan, "sum")
+    found = [Gain("sum of tables", 0.0, (), sum_of_tables.rounds, sum_of_tables.bytes)]
+    by_rows = max(pairs, key=lambda one: one.share)
+    by_cells = max(pairs, key=lambda one: one.cells)
+    trees = trees_cost(plan.shape)
+    for model, pair, share, cost in (
+        ('head="factor"', by_rows, by_rows.share, headed_cost(plan, "factor")),
+        ('head="mlp"', by_cells, by_cells.cells, headed_cost(plan, "mlp")),
+        ('model="boosted"', by_cells, by_cells.cells, trees),
+    ):
+        rounded = max(0.0, round(share, 2))
+        names = tuple(plan.mapping.bound.blocks[block].name for block in pair.blocks) if rounded else ()
+        found.append(Gain(model, rounded, names, cost.rounds, cost.bytes))
+    return tuple(found)
+
+
+def headed_cost(plan: Plan, head: HeadKind) -> Cost:
+    """What the job would cost under another head, by the algorithm that it is usually trained by."""
+    several = plan.loss.outputs > 1
+    algorithm = BY_NAME[usual_algorithm(head, "softmax" if several else "auto")]
+    job = msgspec.structs.replace(
+        plan.job, model="auto", head=head, algorithm=algorithm.name, options=algorithm.options(), l2_by_rows=0.0
+    )
+    return replace(plan, job=job).cost(algorithm.name, algorithm.head_epochs or algorithm.epochs)

@@ -1,0 +1,202 @@
+"""How good a model is on some joined rows: sums over shards, scores in order, and the curves of a finished model.
+
+In: predictions of each block's rows beside labels. Out: Measured. What is dear is measured when it matters (Moment).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tablepuppet.algorithms.base import Walkable
+from tablepuppet.arrays import Array, PerRow, RowNumbers
+from tablepuppet.join.mapping import Class
+from tablepuppet.models.losses import Loss
+from tablepuppet.models.losses.weighted import Weighted
+from tablepuppet.models.metrics import Moment
+from tablepuppet.models.tally import Tally, tally
+from tablepuppet.privacy.labels import Channel
+from tablepuppet.training.curves import Curves, Probabilities, Ranking, curves_of, pack_labels, rank, rank_rows
+
+Metrics = dict[str, float]
+_CHUNK = 1 << 18  # rows that are measured at a time: they stay in the cache
+_CLASSES = 20  # beyond so many, the area under each one's curve is not measured
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Measured:
+    """The mean loss and the metrics of some rows; of classes that a finished model predicts, the curves."""
+
+    loss: float
+    metrics: Metrics
+    curves: Curves | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Criterion:
+    """How rows are measured: by a loss and its metrics, as far as the moment needs them; `channel`: noise on labels."""
+
+    loss: Loss
+    moment: Moment
+    channel: Channel | None = None
+
+    @property
+    def is_ranked(self) -> bool:
+        return any(metric.is_ranked and metric.since <= self.moment for metric in self.loss.metrics)
+
+
+def by_side(found: Mapping[str, Measured], classes: tuple[Class, ...]) -> tuple[dict[str, Metrics], dict[str, Curves]]:
+    """The metrics and the curves of each side of the split; validation rows also have the loss itself."""
+    metrics = {side: ({"loss": m.loss} if side == "validation" else {}) | m.metrics for side, m in found.items()}
+    curves = {side: replace(m.curves, classes=classes) for side, m in found.items() if m.curves is not None}
+    return metrics, curves
+
+
+def measure_step(
+    shard: Any, *, loss: Loss, intercept: Array, channel: Channel | None, moment: Moment
+) -> tuple[Sequence[Array], dict[str, Any]]:
+    """Sums from which all metrics but those of ranks follow; scores are kept where the state has room."""
+    scores = shard.scores + intercept
+    sums = _sums(loss, scores, shard.labels, channel, moment)
+    if "scores" in shard.state:
+        shard.state["scores"][...] = pack_labels(scores, shard.labels[:, None])
+    return (), sums
+
+
+def class_step(shard: Any, *, loss: Loss, intercept: Array, number: int) -> tuple[Sequence[Array], dict[str, Any]]:
+    """Keeps the probability of one class, with whether it is the row's."""
+    plain = loss.plain if isinstance(loss, Weighted) else loss
+    probabilities = plain.probabilities(shard.scores + intercept)
+    assert probabilities is not None
+    shard.state["scores"][...] = pack_labels(probabilities[:, [number]], shard.labels[:, None] == number)
+    return (), {"positives": int(np.count_nonzero(shard.labels == number))}
+
+
+def measure(
+    joined: Walkable,
+    per_row: Sequence[Array],
+    intercept: Array,
+    criterion: Criterion,
+    *,
+    known: Tally | None = None,
+) -> Measured:
+    """A model's predictions on some joined rows, as far as they are measured at the moment.
+
+    Where rows have weights, the loss is their weighted mean; metrics count every row alike. `known`: the sums of an
+    epoch, where an algorithm's own walk has counted them.
+    """
+    if joined.rows == 0:
+        return Measured(float("nan"), {})
+    if known is not None and criterion.moment is Moment.EPOCH:
+        return _summarise(known, criterion)
+    loss = criterion.loss
+    given: dict[str, Any] = {"loss": loss, "intercept": intercept}
+    if known is not None and known.get("moment") is criterion.moment:
+        sums = known
+    else:
+        sums = sum_metrics(joined, per_row, intercept, criterion) | (known or {})
+    found: list[Ranking] = []
+    if criterion.is_ranked and loss.outputs == 1:
+        found = [rank(joined.iterate_sorted("scores"), joined.rows, sums["positives"], _second(criterion))]
+    elif criterion.is_ranked and loss.outputs <= _CLASSES:
+        for number in range(loss.outputs):
+            joined.allocate("scores", 1)
+            count = joined.run(class_step, per_row, writes=("scores",), number=number, **given).sums["positives"]
+            found.append(rank(joined.iterate_sorted("scores"), joined.rows, count))
+    return _summarise(sums, criterion, found)
+
+
+def sum_metrics(joined: Walkable, per_row: Sequence[PerRow], intercept: Array, criterion: Criterion) -> Tally:
+    """A walk for all sums of the moment; scores are kept where they are to be ranked."""
+    loss, moment = criterion.loss, criterion.moment
+    writes = ("scores",) if criterion.is_ranked and loss.outputs == 1 else ()
+    for name in writes:
+        joined.allocate(name, 1)
+    given: dict[str, Any] = {"loss": loss, "intercept": intercept, "channel": criterion.channel, "moment": moment}
+    sums: Tally = joined.run(measure_step, per_row, writes=writes, **given).sums
+    return sums | {"moment": moment}
+
+
+def measure_scores(
+    scores: Array,
+    labels: Array,
+    weights: Array | None,
+    criterion: Criterion,
+    *,
+    index: RowNumbers | None = None,
+) -> Measured:
+    """The same from the score of every row, where an algorithm keeps them; `scores` is (rows, outputs).
+
+    `index`: which label, and weight, a row has; None: its own. Nothing but ranks is as long as the scores.
+    """
+    if not len(scores):
+        return Measured(float("nan"), {})
+
+    def of(values: Array, rows: slice) -> Array:
+        return values[rows] if index is None else values[index[rows]]
+
+    loss, channel, moment = criterion.loss, criterion.channel, criterion.moment
+    totals = []
+    chunks = [slice(start, start + _CHUNK) for start in range(0, len(scores), _CHUNK)]
+    for rows in chunks:
+        own = loss if weights is None else Weighted(loss, of(weights, rows))
+        totals.append(_sums(own, np.ascontiguousarray(scores[rows]), of(labels, rows), channel, moment))
+    sums = {name: sum(t[name] for t in totals) for name in totals[0]}
+    found: list[Ranking] = []
+    if criterion.is_ranked and loss.outputs == 1:
+        labelled_rows = ((scores[rows, 0], of(labels, rows)) for rows in chunks)
+        found = [rank_rows(len(scores), labelled_rows, _second(criterion))]
+    elif criterion.is_ranked and loss.outputs <= _CLASSES:
+        for k in range(loss.outputs):
+            own_class = ((_probability(loss, scores[rows], k), of(labels, rows) == k) for rows in chunks)
+            found.append(rank_rows(len(scores), own_class))
+    return _summarise(sums, criterion, found)
+
+
+def _probability(loss: Loss, scores: Array, number: int) -> Array:
+    probabilities = loss.probabilities(scores)
+    assert probabilities is not None
+    return probabilities[:, number]
+
+
+def _sums(loss: Loss, scores: Array, labels: Array, channel: Channel | None, moment: Moment) -> Tally:
+    """What metrics and curves are made of."""
+    sums = tally(loss, scores, labels, channel, moment=moment)
+    plain = loss.plain if isinstance(loss, Weighted) else loss
+    if plain.task == "number" or plain.outputs > 1:
+        return sums
+    sums["positives"] = int(np.count_nonzero(labels > 0.5))
+    return sums
+
+
+def _second(criterion: Criterion) -> Probabilities | None:
+    """The probability of the second class, where a finished model's curves are wanted."""
+    loss = criterion.loss
+    plain = loss.plain if isinstance(loss, Weighted) else loss
+    if not _draws_curves(criterion) or plain.probabilities(np.zeros((1, 1))) is None:
+        return None
+    return lambda scores: _probability(plain, scores[:, None], 1)
+
+
+def _draws_curves(criterion: Criterion) -> bool:
+    return criterion.moment is Moment.FINISHED and criterion.channel is None
+
+
+def _summarise(sums: Tally, criterion: Criterion, ranked: Sequence[Ranking] = ()) -> Measured:
+    """What follows from sums, and from the ranks of the second class, or of each of several."""
+    loss, channel = criterion.loss, criterion.channel
+    mean_loss = loss.mean(sums, is_noisy=channel is not None)
+    if "weighted" in sums:
+        mean_loss = sums["weighted"] / max(sums["weight"], 1e-300)
+    areas = [ranking.area for ranking in ranked if not np.isnan(ranking.area)]
+    if ranked:
+        area = float(np.mean(areas)) if areas else float("nan")
+        first = ranked[0]
+        sums = {**sums, "area": area, "share": first.share, "average_precision": first.average_precision}
+    found = {m.name: m.value(sums, channel) for m in loss.metrics if m.since <= criterion.moment}
+    metrics = {name: value for name, value in found.items() if value is not None}
+    is_drawn = _draws_curves(criterion) and "confusion" in sums
+    return Measured(mean_loss, metrics, curves_of(sums, loss, ranked) if is_drawn else None)

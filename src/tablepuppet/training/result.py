@@ -1,0 +1,344 @@
+"""Result: what a training run gives back, as data and as a notebook shows it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from tablepuppet.algorithms.boosting.model import Tree
+from tablepuppet.algorithms.registry import own_model
+from tablepuppet.arrays import Array
+from tablepuppet.errors import ModelError
+from tablepuppet.formatting import fragment, size, table
+from tablepuppet.join.mapping import Class
+from tablepuppet.models.heads.base import HeadModel
+from tablepuppet.models.modules import Builder, build_module
+from tablepuppet.models.neural import trained_module
+from tablepuppet.plan.plan import Plan
+from tablepuppet.prediction.model import BlockModel, Model, block_uses, describe_use
+from tablepuppet.prediction.split import split_of
+from tablepuppet.privacy.ledger import Ledger
+from tablepuppet.sources.encoding import encoded_width
+from tablepuppet.training.curves import Curves
+from tablepuppet.training.metrics import Metrics
+from tablepuppet.transport.meter import Network, Traffic
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import torch
+
+
+_WIDTH, _HEIGHT, _MARGIN = 320, 120, 8
+
+
+def result_html(title: str, metrics: Mapping[str, Mapping[str, float]], objectives: Sequence[float]) -> str:
+    """One self-contained fragment."""
+    names = list(dict.fromkeys(name for values in metrics.values() for name in values))
+    rows = [
+        [side, *(f"{values[n]:.4g}" if n in values else "" for n in names)]
+        for side, values in metrics.items()
+        if values
+    ]
+    return fragment(title, table(["", *names], rows), _drawing(objectives))
+
+
+def _drawing(objectives: Sequence[float]) -> str:
+    """The objective by epoch, on a logarithmic scale where it can be."""
+    finite = [v for v in objectives if math.isfinite(v)]
+    if len(finite) < 2:
+        return ""
+    scaled = [math.log(v) for v in finite] if min(finite) > 0 else finite
+    low, high = min(scaled), max(scaled)
+    span = high - low or 1.0
+    across = (_WIDTH - 2 * _MARGIN) / (len(scaled) - 1)
+    points = " ".join(
+        f"{_MARGIN + i * across:.1f},{_MARGIN + (high - v) / span * (_HEIGHT - 2 * _MARGIN):.1f}"
+        for i, v in enumerate(scaled)
+    )
+    label = f"objective by epoch: {finite[0]:.5g} to {finite[-1]:.5g}"
+    return (
+        f'<figure><svg width="{_WIDTH}" height="{_HEIGHT}" role="img" aria-label="{label}">'
+        f'<polyline points="{points}" fill="none" stroke="currentColor" stroke-width="1.5"/></svg>'
+        f"<figcaption>{label}</figcaption></figure>"
+    )
+
+
+_NO_FIGURES = (
+    "metrics and the objective of a private job come from exact predictions, and stay with the server; measure the "
+    "model on rows of your own"
+)
+
+
+@dataclass(frozen=True)
+class EpochRecord(Mapping[str, Any]):
+    """The state of a run after one epoch; a mapping too, so that pandas.DataFrame(history) works."""
+
+    epoch: int
+    objective: float
+    metrics: dict[str, Metrics]
+    rounds: int  # training rounds so far
+    bytes: int  # training bytes so far, both ways
+    seconds: float  # since training began
+    residuals: dict[str, float] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in tuple(self):
+            raise KeyError(name)
+        return getattr(self, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (f.name for f in fields(self))
+
+    def __len__(self) -> int:
+        return len(fields(self))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def without_figures(self) -> EpochRecord:
+        """The same without what was measured on rows."""
+        return replace(self, objective=math.nan, metrics={}, residuals={})
+
+
+@dataclass(frozen=True, slots=True)
+class RoundEvent:
+    """What `on_round` is called with after every round; `record` at the end of an epoch."""
+
+    epoch: int
+    round: int
+    rounds: int  # planned in all
+    record: EpochRecord | None
+
+    def released(self, *, is_private: bool) -> RoundEvent:
+        """What leaves the server while a job runs: of a private one, no figure that comes from exact predictions."""
+        if not is_private or self.record is None:
+            return self
+        return replace(self, record=self.record.without_figures())
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """A trained model, how good it is, and what it took."""
+
+    plan: Plan
+    objective: float
+    metrics: dict[str, Metrics]
+    history: tuple[EpochRecord, ...]
+    traffic: Traffic
+    blocks: tuple[BlockModel, ...]
+    encoded_intercept: Array
+    classes: tuple[Class, ...]
+    privacy: Ledger = field(default_factory=Ledger)  # what was spent, of which table, towards whom
+    builder: Builder | None = field(default=None, repr=False)  # of the user's own torch modules
+    epoch: int = 0  # whose parameters these are: the last one, or the best one where training was stopped early
+    id: str = ""  # under which owners hold the parts that are withheld
+    converged: bool = True  # whether more epochs would change little
+    head: HeadModel | None = None  # None: a sum
+    head_module: Any = field(default=None, repr=False)  # of a head of the user's own
+    notes: tuple[str, ...] = ()  # what is amiss, and how to go on (training/convergence.py)
+    trees: tuple[tuple[Tree, ...], ...] = ()  # of a boosted model
+    curves: dict[str, Curves] = field(
+        default_factory=dict
+    )  # of a classifier, by side: confusion, calibration, thresholds
+
+    def released(self) -> Result:
+        """What leaves the server: of a private job, no figure that comes from exact predictions and has no ε."""
+        if not self.plan.job.is_private:
+            return self
+        history = tuple(record.without_figures() for record in self.history)
+        notes = (_NO_FIGURES,)
+        return replace(self, objective=math.nan, metrics={}, history=history, notes=notes, converged=True, curves={})
+
+    @property
+    def withheld(self) -> tuple[str, ...]:
+        """Blocks whose parameters stay with their owners: their coefficients are NaN here."""
+        return tuple(block.name for block in self.blocks if block.is_held)
+
+    def module(self, block: str) -> torch.nn.Module:
+        """A block's trained network, by the block's name: encoded features in, scores out, in evaluation mode."""
+        spec = self.plan.spec
+        known = [b.name for b in self.blocks]
+        if block not in known:
+            raise ModelError(f"there is no block {block!r}; there are {', '.join(known)}")
+        if own_model(spec) is not None:
+            raise ModelError("boosted trees have no torch module; see trees and importance()")
+        if spec.is_linear:
+            raise ModelError("a linear model has no torch module; see coefficients()")
+        number = known.index(block)
+        model = self.blocks[number]
+        width = sum(encoded_width(encoder) for encoder in model.encoders)
+        outputs, seed = self.plan.head.widths[number], self.plan.job.seed + number
+        module = build_module(spec, width, outputs, seed=seed, name=block, builder=self.builder)
+        if model.is_held:
+            raise ModelError(f"the parameters of block {block} stay with the owners of table {model.table}")
+        return trained_module(module, spec, model.theta, outputs).eval()
+
+    def __repr__(self) -> str:
+        side = "test" if self.metrics.get("test") else "train"
+        first = {metric.name for metric in self.plan.loss.metrics if metric.is_headline}
+        found = self.metrics.get(side, {})
+        shown = "".join(f", {name} {value:.4g}" for name, value in found.items() if name in first)
+        job = self.plan.job
+        quality = f"{side} {shown[2:]}; " if found else ""
+        return f"Result({job.model} by {job.algorithm}: {quality}{self._took()})"
+
+    @property
+    def epochs(self) -> str:
+        """How many epochs, and whose parameters these are where not the last one's; of trees, how many trees."""
+        ran = len(self.history)
+        if self.trees:
+            return f"{len(self.trees)}"
+        return f"{ran}" if self.epoch in (0, ran) else f"{self.epoch} of {ran}"
+
+    def _took(self) -> str:
+        """What was reached, and what it took."""
+        ran = f"epoch {self.epochs}" if " of " in self.epochs else f"{self.epochs} epochs"
+        ran = f"{len(self.trees)} trees" if self.trees else ran
+        if self.plan.job.l1 and not self.withheld:
+            sizes = [block.theta for block in self.blocks]
+            kept, whole = sum(int((theta != 0).sum()) for theta in sizes), sum(theta.size for theta in sizes)
+            ran += f", {kept:,} of {whole:,} weights not zero"
+        withheld = f"; weights of {', '.join(self.withheld)} withheld" if self.withheld else ""
+        objective = "" if math.isnan(self.objective) else f"objective {self.objective:.6g}; "
+        return f"{objective}{ran}, {self.traffic.rounds:,} rounds, {size(self.traffic.bytes)}{withheld}"
+
+    def __str__(self) -> str:
+        """The same, and below it what is amiss."""
+        return "\n".join([repr(self), *(f"Note: {note}" for note in self.notes)])
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        title = f"{self.plan.job.model} by {self.plan.job.algorithm}: {self._took()}"
+        title = ". ".join([title, *self.notes])
+        return result_html(title, self.metrics, [record.objective for record in self.history])
+
+    def explain(self) -> str:
+        """The plan again, with what the meter counted beside what was estimated."""
+        if self.trees:
+            return self.plan.explain(self.traffic, len(self.trees))
+        plan = replace(self.plan, widths=tuple(sum(map(encoded_width, block.encoders)) for block in self.blocks))
+        return plan.explain(self.traffic, len(self.history))
+
+    def threshold(self, best: str = "f1", *, side: str | None = None, **wanted: Any) -> float:
+        """From which probability on a row is best predicted to be of the second class: `Curves.threshold`.
+
+        Chosen on validation rows where there are any, else on training rows: test rows are for judging the choice.
+        """
+        chosen = side or ("validation" if "validation" in self.curves else "train")
+        if chosen not in self.curves:
+            raise ModelError(
+                f"there are no predicted classes of {chosen} rows; there are {', '.join(self.curves) or 'none'}"
+            )
+        return self.curves[chosen].threshold(best, **wanted)
+
+    def coefficients(self) -> pd.DataFrame:
+        """Weights on the original scale: columns table, feature, class_, weight.
+
+        A block of a LEFT JOIN has one further row, `alias IS NOT NULL`: what finding a partner adds. Weights that
+        stay with their owner are NaN (`withheld` names the blocks).
+        """
+        return self.model.coefficients()
+
+    def importance(self) -> pd.DataFrame:
+        """How far each feature moves the score, the farthest first: see `Model.importance`."""
+        return self.model.importance()
+
+    @property
+    def intercept(self) -> float | Array:
+        """The intercept on the original scale: one number, or one per class for softmax.
+
+        Features of a block whose weights are withheld count from their means, not from zero.
+        """
+        return self.model.intercept
+
+    @cached_property
+    def model(self) -> Model:
+        """What predictions need: to be saved, or given to `federation.predict`."""
+        job = self.plan.job
+        aliases, tables = describe_use(self.plan.mapping.bound)
+        return Model(
+            kind=job.model,
+            query=job.query,
+            label=self.plan.mapping.bound.label,
+            label_aliases=aliases,
+            classes=self.classes,
+            encoded_intercept=self.encoded_intercept,
+            blocks=tuple(
+                replace(block, uses=block_uses(self.plan.mapping.bound, number))
+                for number, block in enumerate(self.blocks)
+            ),
+            tables=tables,
+            metadata={
+                "algorithm": job.algorithm,
+                "l2": job.l2,
+                "seed": job.seed,
+                "weight": job.weight,
+                "exposure": job.exposure,
+                # The metrics of a private run come from exact predictions, and stay with whoever ran it.
+                **({} if job.is_private else {"objective": self.objective, "metrics": self.metrics}),
+                "training_rows": self.plan.mapping.train_rows,
+                "split": split_of(job, self.plan.mapping),
+                **job.privacy.key_options,
+                **({"is_private": True} if job.is_private or job.privacy.label is not None else {}),
+                "joins": [{"alias": f.alias, "rows": f.rows, "matched": f.matched} for f in self.plan.mapping.fits],
+            },
+            spec=self.plan.spec,
+            builder=self.builder,
+            id=self.id,
+            head=self.head,
+            head_module=self.head_module,
+            loss_name=self.plan.loss.name,
+            loss_options=job.loss_options,
+            trees=self.trees,
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Writes the model to a folder: JSON and Arrow, each block's part in a folder of its own."""
+        self.model.save(path)
+
+    def predict(self, federation: Any, query: str | None = None, **options: Any) -> pa.Table:
+        """One prediction per joined row of a query, the trained one by default: `federation.predict`."""
+        return federation.predict(self.model, query, **options)
+
+    def report(
+        self,
+        path: str | Path,
+        *,
+        beside: Sequence[Result] = (),
+        networks: Mapping[str, Network] | None = None,
+        dependence: Mapping[str, pd.DataFrame] | None = None,
+    ) -> Path:
+        """Writes one HTML file that shows this run, and others beside it where given.
+
+        `networks`: times are also shown on these, `{"office": tp.Network(latency=0.02, bandwidth=0.1)}`.
+        `dependence`: curves to draw, `{"i.price": federation.partial_dependence(result, feature="i.price")}`.
+        """
+        from msgspec.structs import replace
+
+        from tablepuppet.report import dependence_of, record_of, write_report  # here and below: not loaded every run
+
+        first, *others = [record_of(result) for result in (self, *beside)]
+        return write_report(path, [replace(first, dependence=dependence_of(dependence or {})), *others], networks)
+
+    def to_json(self) -> str:
+        """The run as JSON text, from which `tablepuppet report` makes the same page."""
+        from tablepuppet.report import record_of, to_json
+
+        return to_json(record_of(self))
+
+    def card(self) -> str:
+        """A model card in Markdown: what was trained on what, how well, and what was told to whom."""
+        from tablepuppet.report import model_card, record_of
+
+        return model_card(record_of(self))
+
+    def write_history(self, path: str | Path) -> None:
+        """Writes the history, one row per epoch, as .csv or .json."""
+        from tablepuppet.report import write_history
+
+        write_history(self.history, path)

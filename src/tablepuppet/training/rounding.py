@@ -1,0 +1,274 @@
+"""Figures as they leave the server: rounded such that no two of them tell one row's label.
+
+An exact metric counts labels: of two models that differ in one row's prediction, the two accuracies say what that row's
+label is, and so do a curve's neighbouring points. Where an owner asks for `minimum_rows`, figures are multiples of what
+so many label rows contribute, or of what √n / 2 of n rows do where that is less: about the standard error that a share
+of n rows has in any case (privacy/options.py). Shares of fewer rows than `minimum_rows` are left out.
+
+In: Measured, Result, Comparison. Out: the same, to be shown. What decides in training (early stopping, the best epoch)
+is exact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tablepuppet.arrays import Array
+from tablepuppet.join.mapping import Joined, TableMapping
+from tablepuppet.models.losses import Loss
+from tablepuppet.models.metrics import binary_sums, class_sums
+from tablepuppet.privacy.options import Rounding
+from tablepuppet.training.curves import Curves
+from tablepuppet.training.evaluate import Comparison, likely_error
+from tablepuppet.training.metrics import Measured, Metrics
+from tablepuppet.training.result import EpochRecord, Result, RoundEvent
+
+if TYPE_CHECKING:
+    from tablepuppet.training.search import SearchResult
+
+
+_POINTS = 200  # of a curve, at the most
+
+
+@dataclass(frozen=True, slots=True)
+class SupportCounts:
+    """The rows behind figures: joined ones, the label's rows among them, how often one is joined at most, classes."""
+
+    joined: float
+    rows: float
+    most: int
+    classes: tuple[float, ...] = ()  # joined rows of each
+
+    @classmethod
+    def of(cls, side: Joined, *, has_classes: bool, has_negatives: bool = False) -> SupportCounts:
+        counts = np.asarray(side.label_counts())
+        seen = counts > 0
+        by_class: tuple[float, ...] = ()
+        if has_classes and side.rows:
+            by_class = tuple(np.bincount(side.labels[seen].astype(np.intp), counts[seen]).tolist())
+        if has_negatives:  # a row, and the pairs that were drawn beside it, are one witness
+            counts = counts.reshape(2, -1).sum(axis=0)
+        return cls(side.rows, int(np.count_nonzero(counts)), int(counts.max(initial=1)), by_class)
+
+    def part(self, joined: float) -> SupportCounts:
+        """So many of the joined rows, as if they were like the others."""
+        share = joined / max(1.0, self.joined)
+        return replace(self, joined=joined, rows=share * self.rows, classes=tuple(share * c for c in self.classes))
+
+
+@dataclass(frozen=True, slots=True)
+class RowRounding:
+    """Rounds figures of some rows as the owners of a job ask for."""
+
+    rounding: Rounding
+
+    @property
+    def least(self) -> int:
+        return self.rounding.least
+
+    def step(self, rows: SupportCounts, of: float | None = None) -> float:
+        """How many of so many joined rows a figure does not tell apart."""
+        own = rows.rows if of is None else of * rows.rows / max(1.0, rows.joined)
+        return float(min(self.least, math.ceil(math.sqrt(own) / 2)) if own >= self.least else self.least) * rows.most
+
+    def unit(self, mean: float, rows: SupportCounts) -> float:
+        """What a step's rows contribute to a mean: a power of two, which does not tell the mean itself."""
+        share = abs(mean) * self.step(rows) / max(1.0, rows.joined)
+        return 2.0 ** round(math.log2(share)) if 0 < share < math.inf else 0.0
+
+    def relative(self, name: str, value: float, rows: SupportCounts) -> float:
+        """A mean over rows to which each contributes about as much."""
+        return max(0.0, self.rounding.number(name, value, self.unit(value, rows)))
+
+    # -- metrics and curves ----------------------------------------------------------------
+
+    def metrics(self, found: Metrics, rows: SupportCounts, loss: Loss, confusion: Array | None = None) -> Metrics:
+        """Of one side of the split; without a confusion matrix, of its metrics accuracy alone."""
+        of_classes = {m.name: m for m in loss.metrics if m.sums in (binary_sums, class_sums)}
+        ranked = {m.name for m in loss.metrics if m.is_ranked}
+        fewest = min((c for c in rows.classes if c > 0), default=0.0)
+        is_enough = fewest * rows.rows / max(1.0, rows.joined) >= self.least
+        shown: Metrics = {}
+        for name, value in found.items():
+            if name in ranked:
+                if is_enough:
+                    shown[name] = _share(
+                        self.rounding.number(name, value, self.step(rows, fewest) / fewest / 2)
+                    )  # two sides
+            elif name == "accuracy":
+                if rows.rows >= self.least:
+                    shown[name] = self.accuracy(value, rows)
+            elif name == "coverage":
+                shown[name] = _share(self.rounding.number(name, value, self.step(rows) / rows.joined))
+            elif name in of_classes:
+                known = None if confusion is None else of_classes[name].value({"confusion": confusion}, None)
+                if known is not None and confusion is not None and self._has_all(confusion, rows):
+                    shown[name] = known
+            elif name == "r2":
+                shown[name] = 1.0 - self.relative(name, 1.0 - value, rows)
+            else:
+                shown[name] = self.relative(name, value, rows)
+        return shown
+
+    def _has_all(self, confusion: Array, rows: SupportCounts) -> bool:
+        """Whether every class is predicted for enough rows, or for none, and enough rows are of every class."""
+        sizes = np.concatenate([confusion.sum(axis=0), confusion.sum(axis=1)])
+        return bool((sizes[sizes > 0] * rows.rows / max(1.0, rows.joined) >= self.least).all())
+
+    def confusion(self, exact: Array, rows: SupportCounts) -> Array:
+        """As many rows are predicted to be of a class as are; how many of them are of which class is rounded."""
+        counts, unit = np.asarray(exact, np.float64), self.step(rows)
+        if len(counts) != 2:
+            return self.rounding.counts("confusion", counts, unit).round().astype(np.int64)
+        total, predicted = counts.sum(), counts[:, 1].sum()
+        positives = min(max(self.rounding.number("positives", float(counts[1].sum()), unit), 0.0), total)
+        right = total * self.accuracy(float(np.trace(counts) / total), rows)
+        most, least = min(predicted, positives), max(0.0, predicted + positives - total)
+        true = min(max((right - total + positives + predicted) // 2, least), most)
+        found = [[total - predicted - positives + true, predicted - true], [positives - true, true]]
+        return np.array(found).round().astype(np.int64)
+
+    def accuracy(self, exact: float, rows: SupportCounts) -> float:
+        return _share(self.rounding.number("accuracy", exact, self.step(rows) / rows.joined))
+
+    def curves(self, exact: Curves, rows: SupportCounts) -> Curves:
+        """Points between which at least `least` label rows lie."""
+        confusion = self.confusion(exact.confusion, rows)
+        apart = self.least * rows.joined / max(1.0, rows.rows)
+        found = replace(exact, confusion=confusion)
+        if exact.calibration is not None:
+            found = replace(found, calibration=self._calibration(exact.calibration, apart, rows))
+        if exact.predicted is None or exact.true_positives is None or exact.thresholds is None:
+            return found
+        kept = _apart(exact.predicted, max(apart, rows.joined / _POINTS))
+        predicted = exact.predicted[kept]
+        pairs = zip(predicted.tolist(), exact.true_positives[kept].tolist(), strict=True)
+        unit = self.step(rows)
+        true = np.array([self.rounding.number(f"true {count}", value, unit) for count, value in pairs])
+        true = np.clip(np.minimum.accumulate(true), 0.0, np.minimum(predicted, confusion[1].sum()))
+        return replace(found, thresholds=exact.thresholds[kept], true_positives=true, predicted=predicted)
+
+    def _calibration(self, exact: Array, apart: float, rows: SupportCounts) -> Array:
+        """Neighbouring bins with few rows become one."""
+        found, held = np.zeros_like(exact), np.zeros(3)
+        last = -1
+        for place in range(exact.shape[1]):
+            held += exact[:, place]
+            if held[0] >= apart:
+                found[:, place], held, last = held, np.zeros(3), place
+        if last >= 0:
+            found[:, last] += held
+        unit = math.ceil(self.least / 4) * rows.most
+        found[2] = np.minimum(self.rounding.counts("calibration", found[2], unit) * (found[0] > 0), found[0])
+        return found
+
+
+def _share(value: float) -> float:
+    return min(max(value, 0.0), 1.0)
+
+
+def _apart(predicted: Array, apart: float) -> list[int]:
+    """Which thresholds of a curve to keep, from the highest down: each takes in so many more rows."""
+    kept: list[int] = []
+    seen = 0.0
+    for place in range(len(predicted) - 1, -1, -1):
+        if predicted[place] - seen >= apart and (predicted[0] - predicted[place] >= apart or place == 0):
+            kept.append(place)
+            seen = float(predicted[place])
+    return kept[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundedResults:
+    """The figures of a job, as whoever asked for it sees them."""
+
+    figures: RowRounding
+    sides: dict[str, SupportCounts]
+    loss: Loss
+
+    @classmethod
+    def of(cls, rounding: Rounding, mapping: TableMapping, loss: Loss) -> RoundedResults | None:
+        """None: figures are shown as they are; those of labels that carry noise tell of the noisy ones."""
+        if not rounding.is_on or mapping.label.channel is not None:
+            return None
+        named = {"train": mapping.train, "validation": mapping.validation, "test": mapping.test}
+        given = {"has_classes": loss.task != "number", "has_negatives": mapping.label.negatives > 0}
+        return cls(RowRounding(rounding), {n: SupportCounts.of(side, **given) for n, side in named.items()}, loss)
+
+    def round_measured(self, found: Measured, side: str = "train") -> Measured:
+        rows = self.sides[side]
+        curves = None if found.curves is None else self.figures.curves(found.curves, rows)
+        metrics = self.figures.metrics(found.metrics, rows, self.loss, None if curves is None else curves.confusion)
+        return Measured(self.figures.relative("loss", found.loss, rows), metrics, curves)
+
+    def record(self, record: EpochRecord) -> EpochRecord:
+        metrics = {side: self.figures.metrics(own, self.sides[side], self.loss) for side, own in record.metrics.items()}
+        return replace(record, objective=self._objective(record.objective), metrics=metrics)
+
+    def _objective(self, value: float) -> float:
+        return self.figures.relative("objective", value, self.sides["train"])
+
+    def following(self, on_round: Callable[[RoundEvent], None] | None) -> Callable[[RoundEvent], None] | None:
+        """What is told after a round."""
+        if on_round is None:
+            return None
+
+        def show_rounded(event: RoundEvent) -> None:
+            on_round(event if event.record is None else replace(event, record=self.record(event.record)))
+
+        return show_rounded
+
+    def result(self, found: Result) -> Result:
+        curves = {side: self.figures.curves(own, self.sides[side]) for side, own in found.curves.items()}
+        metrics = {
+            side: self.figures.metrics(
+                own, self.sides[side], self.loss, curves[side].confusion if side in curves else None
+            )
+            for side, own in found.metrics.items()
+        }
+        history = tuple(self.record(record) for record in found.history)
+        return replace(
+            found, objective=self._objective(found.objective), metrics=metrics, history=history, curves=curves
+        )
+
+    def search(self, found: SearchResult) -> SearchResult:
+        rows = self.sides["train"]
+        fits = tuple(
+            replace(fit, metrics=self.figures.metrics(fit.metrics, rows.part(fit.test_rows), self.loss))
+            for fit in found.fits
+        )
+        return replace(found, fits=fits)
+
+    def comparison(self, found: Comparison, first: Measured, second: Measured) -> Comparison:
+        """A difference that few rows make is none: it is rounded as the losses themselves are, and one step of that,
+        which chance adds one time in four, is less than its error says."""
+        rows = self.sides["train"]
+        unit = self.figures.unit(first.loss, rows)
+        error = self.figures.rounding.number("error", math.hypot(found.standard_error, unit / 2), unit / 2)
+        return replace(
+            found,
+            first=self.round_measured(first).metrics,
+            second=self.round_measured(second).metrics,
+            difference=self.figures.rounding.number("difference", found.difference, unit),
+            standard_error=(shown := max(error, unit)),
+            margin=likely_error(shown, int(rows.rows)),
+        )
+
+    def rises(self, found: list[dict[str, Any]], loss: float) -> list[dict[str, Any]]:
+        """Of permutation importance."""
+        rows = self.sides["train"]
+        unit = self.figures.unit(loss, rows)
+        shown = [
+            row
+            | {
+                "importance": self.figures.rounding.number(f"importance {row['table']}", row["importance"], unit),
+                "std": abs(self.figures.rounding.number("std", row["std"], unit)),
+            }
+            for row in found
+        ]
+        return sorted(shown, key=lambda row: -row["importance"])

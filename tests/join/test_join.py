@@ -1,0 +1,136 @@
+"""Joins of keys: counting out a tree and DuckDB give the same rows in the same order."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tablepuppet.arrays import RowNumbers
+from tablepuppet.join import duckdb_join, tree_join
+from tablepuppet.join.duckdb_join import BranchSide, DuckJoin, ListedJoin, connect
+from tablepuppet.join.keys.gather import ScanKeys
+from tablepuppet.join.tree_join import TreeJoin
+from tablepuppet.sql.bound import Branch, Join, KeyPair, Relation
+
+
+@st.composite
+def scans(draw: st.DrawFn) -> ScanKeys:
+    rows = draw(st.integers(0, 12))
+    key = st.one_of(st.none(), st.integers(0, draw(st.integers(0, 5))))
+    columns = {f"k{c}": draw(st.lists(key, min_size=rows, max_size=rows)) for c in range(2)}
+    place = draw(st.none() | st.permutations(range(rows)).map(np.array))
+    table = pa.table({name: pa.chunked_array([pa.array(values, pa.int32())]) for name, values in columns.items()})
+    return ScanKeys(rows, table, place, is_numbered=True)
+
+
+@st.composite
+def branches(draw: st.DrawFn) -> tuple[Branch, list[ScanKeys]]:
+    relations = draw(st.integers(1, 4))
+    columns = st.integers(0, 1)
+    joins = []
+    for relation in range(1, relations):
+        other = draw(st.integers(0, relation - 1))
+        pairs = [KeyPair(other, draw(columns), relation, draw(columns)) for _ in range(draw(st.integers(1, 2)))]
+        joins.append(Join(draw(st.sampled_from(["inner", "left"])), relation, tuple(pairs)))
+    optional = {join.relation for join in joins if join.kind == "left"}
+    label = draw(st.sampled_from([i for i in range(relations) if i not in optional]))
+    aliases = tuple(Relation(f"t{i}", i) for i in range(relations))
+    return Branch(aliases, tuple(joins), label, 0), [draw(scans()) for _ in range(relations)]
+
+
+def written(side: BranchSide, start: int = 0, stop: int | None = None) -> list[RowNumbers]:
+    """Row numbers of some joined rows, in each relation."""
+    slices: dict[int, Mapping[int, RowNumbers]] = {}
+    side.each(start, side.rows if stop is None else stop, slices.__setitem__)
+    ordered = [slices[place] for place in sorted(slices)]
+    assert sorted(slices) == [0, *np.cumsum([len(found[0]) for found in ordered])[:-1]] if slices else True
+    return [np.concatenate([found[i] for found in ordered]) for i in sorted(ordered[0])] if ordered else []
+
+
+@settings(max_examples=60, deadline=None)
+@given(branches(), st.randoms(use_true_random=False))
+def test_counting_and_duckdb_agree_row_for_row(given: tuple[Branch, list[ScanKeys]], random: Random) -> None:
+    branch, keys = given
+    by_duckdb = DuckJoin(branch, keys)
+    counted = TreeJoin.of(branch, keys)
+    if counted is None:
+        return
+    assert counted.count() == by_duckdb.count()
+    listed = ListedJoin(counted.sizes, branch.label_relation, by_duckdb.rows())
+    drawn = np.array([random.random() < 0.6 for _ in range(counted.sizes[branch.label_relation])], np.bool_)
+    for marks in (None, drawn):
+        one, other = counted.side(marks), listed.side(marks)
+        assert one.rows == other.rows
+        start, stop = sorted(random.randint(0, one.rows) for _ in range(2))
+        for borders in ((0, one.rows), (start, stop)):
+            for found, expected in zip(written(one, *borders), written(other, *borders), strict=True):
+                np.testing.assert_array_equal(found, expected)
+        for found, expected in zip(one.counts(), other.counts(), strict=True):
+            np.testing.assert_array_equal(found, expected)
+        for relation, found in (one.whole() or {}).items():
+            np.testing.assert_array_equal(found, written(other)[relation] if other.rows else found[:0])
+
+
+def test_a_star_is_not_copied_where_every_row_of_its_facts_finds_one_in_each_dimension() -> None:
+    facts = ScanKeys(5, pa.table({"k0": np.array([1, 0, 2, 1, 0], np.int32)}), None, True)
+    items = ScanKeys(3, pa.table({"k0": np.arange(3, dtype=np.int32)}), None, True)
+    branch = Branch((Relation("f", 0), Relation("i", 1)), (Join("inner", 1, (KeyPair(0, 0, 1, 0),)),), 0, 0)
+    counted = TreeJoin.of(branch, [facts, items])
+    assert counted is not None
+    whole = counted.side(None).whole()
+    assert whole is not None
+    assert [rows.tolist() for rows in whole.values()] == [[0, 1, 2, 3, 4], [1, 0, 2, 1, 0]]
+    assert np.shares_memory(whole[1], counted.edges[0].only)
+    assert counted.side(np.array([True, False, True, True, True])).whole() is None
+
+
+def _many_to_many(rows: int) -> tuple[Branch, list[ScanKeys]]:
+    rng = np.random.default_rng(0)
+    keys = [ScanKeys(rows, pa.table({"k0": rng.integers(0, 7, rows).astype(np.int32)}), None, True) for _ in range(2)]
+    return Branch((Relation("a", 0), Relation("b", 1)), (Join("inner", 1, (KeyPair(0, 0, 1, 0),)),), 0, 0), keys
+
+
+def test_slices_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    branch, keys = _many_to_many(60)
+    whole = DuckJoin(branch, keys).rows()
+    monkeypatch.setattr(duckdb_join, "JOINED_ROWS_PER_SORT", 1)
+    monkeypatch.setattr(tree_join, "JOINED_ROWS_PER_PIECE", 5)
+    monkeypatch.setattr(duckdb_join, "JOINED_ROWS_PER_PIECE", 5)
+    counted = TreeJoin.of(branch, keys)
+    assert counted is not None
+    listed = ListedJoin(counted.sizes, 0, DuckJoin(branch, keys).rows())
+    for side in (counted.side(None), listed.side(None)):
+        for start, stop in ((0, side.rows), (3, 4), (7, side.rows - 11), (9, 9)):
+            for found, expected in zip(written(side, start, stop), whole, strict=start < stop):
+                np.testing.assert_array_equal(found, expected[start:stop])
+
+
+def test_a_join_that_is_no_tree_is_left_to_duckdb() -> None:
+    branch, keys = _many_to_many(5)
+    cyclic = Branch(branch.relations, branch.joins, 0, 0, where=(KeyPair(0, 0, 1, 0),))
+    assert TreeJoin.of(cyclic, keys) is None
+    assert DuckJoin(cyclic, keys).count() == DuckJoin(branch, keys).count()
+
+
+def test_keys_that_were_not_numbered_are_left_to_duckdb() -> None:
+    branch, keys = _many_to_many(5)
+    assert TreeJoin.of(branch, [ScanKeys(k.rows, k.table) for k in keys]) is None
+
+
+def test_duckdb_spills_to_a_folder_that_is_gone_afterwards() -> None:
+    _, keys = _many_to_many(5)
+    with connect(keys) as connection:
+        (folder,) = connection.execute("SELECT current_setting('temp_directory')").fetchall()[0]
+        (limit,) = connection.execute("SELECT current_setting('memory_limit')").fetchall()[0]
+        assert Path(folder).is_dir()
+        assert Path(folder).parent == Path(tempfile.gettempdir())
+        assert "iB" in limit
+    assert not Path(folder).exists()

@@ -176,7 +176,10 @@ CASES: dict[str, Case] = {
     "a label with one class": (lambda _: run(orders=label(["a"] * ROWS), model="logistic"), "one class|two classes"),
     "three classes for two": (lambda _: run(orders=label(["a", "b", "c"] * 20), model="logistic"), "and y has 3"),
     "classes for a line": (lambda _: run(orders=label(["a", "b"] * 30), model="linear"), "text|string|classes"),
-    "a label that is everywhere NULL": (lambda _: run(orders=label(pa.nulls(ROWS, pa.float64()))), "NULL in 60 of 60"),
+    "a label that is everywhere NULL": (
+        lambda _: run(orders=label(pa.nulls(ROWS, pa.float64()))),
+        "NULL or NaN in 60 of 60",
+    ),
     "a label that is a list": (lambda _: run(orders=label([[1.0]] * ROWS)), "cannot be predicted"),
     "the label alone": (lambda _: run("SELECT o.y FROM orders o"), "holds the label only"),
     "a filter that fails at its owner": (

@@ -147,11 +147,11 @@ def encode(message: msgspec.Struct, wire: Wire = "float64", *, keep_order: bool 
 
     `keep_order`: arrays in Fortran order come back in it, so that whatever is computed from them has the same bits.
 
-    >>> from tablepuppet.protocol import Labels, RESPONSES
+    >>> from tablepuppet.exchanges.labels import Labels
     >>> frame = encode(Labels(values=np.zeros(3), is_test=np.zeros(3, bool)))
     >>> frame.payload
     27
-    >>> decode(frame, RESPONSES).values
+    >>> decode(frame, Labels).values
     array([0., 0., 0.])
     """
     floats, _, packing = wire.partition("+")

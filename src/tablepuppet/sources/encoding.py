@@ -292,7 +292,7 @@ def start_weights(encoders: Sequence[Encoder], theta: Array) -> list[dict[str, l
 def start_theta(weights: Sequence[dict[str, list[float]]], encoders: Sequence[Encoder], outputs: int) -> Array:
     """The same as θ under these encoders; what is not known begins at zero.
 
-    >>> from tablepuppet.protocol import CategoryEncoder
+    >>> from tablepuppet.protocol.columns import CategoryEncoder
     >>> colour = CategoryEncoder(categories=["blue", "red"], has_missing=False, has_other=False)
     >>> start_theta([{"=red": [0.5], "=green": [2.0]}], [colour], 1).tolist()
     [[0.0], [0.5]]
@@ -320,7 +320,7 @@ def _scales(encoder: Encoder) -> Array:
 def encoded_names(feature_names: Sequence[str], encoders: Sequence[Encoder]) -> list[str]:
     """The name of each row of θ, as SQL would say it (entries of a vector count from 1).
 
-    >>> from tablepuppet.protocol import CategoryEncoder
+    >>> from tablepuppet.protocol.columns import CategoryEncoder
     >>> encoded_names(["i.category"], [CategoryEncoder(categories=["toys"], has_missing=True, has_other=True)])
     ['i.category=toys', 'i.category IS NULL', 'i.category IS OTHER']
     """

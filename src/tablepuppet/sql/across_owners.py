@@ -21,13 +21,12 @@ from sqlglot import exp
 
 from tablepuppet.errors import QueryError
 from tablepuppet.exchanges.schema import DescribeTable, TableSchema
-from tablepuppet.sql import parse
 from tablepuppet.sql.bound import refuse
 from tablepuppet.sql.conditions import conjuncts_of
 from tablepuppet.sql.derived import add_condition, base_tables, derive, has_subquery, needed_ctes
 from tablepuppet.sql.groups import has_aggregate
 from tablepuppet.sql.inlining import inline_source, inner_join
-from tablepuppet.sql.parsing import syntax_tree, unqualified_columns
+from tablepuppet.sql.parsing import parse, syntax_tree, unqualified_columns
 from tablepuppet.sql.schemas import find_table
 from tablepuppet.sql.ucq import Conjunctive, Item, JoinKind, Source, Star, Ucq, matches
 from tablepuppet.transport.link import Link

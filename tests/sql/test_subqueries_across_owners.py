@@ -58,6 +58,31 @@ def test_rows_are_those_of_the_pooled_tables(name: str) -> None:
         np.testing.assert_array_equal(np.sort(found["y"].to_numpy()), np.sort(expected["y"].to_numpy()))
 
 
+SHARED = {
+    "exists": "SELECT c.x, c.y FROM c WHERE EXISTS (SELECT 1 FROM b WHERE b.k = c.k AND b.z > 2)",
+    "exists with a limit": "SELECT c.x, c.y FROM c WHERE EXISTS (SELECT 1 FROM b WHERE b.k = c.k LIMIT 1)",
+    "in": "SELECT c.x, c.y FROM c WHERE c.k IN (SELECT k FROM b WHERE z > 4)",
+    "semi join": "SELECT c.x, c.y FROM c SEMI JOIN (SELECT k FROM b WHERE z > 4) t ON t.k = c.k",
+    "in beside a join": "SELECT c.x, d.z, c.y FROM c JOIN b d ON d.k = c.k WHERE c.k IN (SELECT k FROM b WHERE z > 4)",
+    "of a joined table": """SELECT c.x, d.z, c.y FROM c JOIN b d ON d.k = c.k
+        WHERE EXISTS (SELECT 1 FROM c e WHERE e.k = CAST(d.z AS BIGINT))""",
+    "in and not in": """SELECT c.x, c.y FROM c WHERE c.k IN (SELECT k FROM b)
+        AND c.k NOT IN (SELECT k FROM b WHERE z > 7)""",
+    "in a join that is no tree": """SELECT c.x, d.z, c.y FROM c JOIN b d ON d.k = c.k
+        JOIN c e ON e.k = c.k AND e.k = CAST(d.z AS BIGINT) WHERE c.k IN (SELECT k FROM b)""",
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_a_key_that_several_clients_have_keeps_a_row_once(name: str) -> None:
+    expected = pooled(SHARED[name])
+    shared = [B.iloc[::2], B.iloc[1::2]]
+    with tp.Federation({"c": [C.iloc[:2], C.iloc[2:]], "b": shared}) as federation:
+        result = federation.train(SHARED[name], label="y", model="linear", test_fraction=0.0)
+        found = federation.predict(result, SHARED[name], key=["y"])
+    np.testing.assert_array_equal(np.sort(found["y"].to_numpy()), np.sort(expected["y"].to_numpy()))
+
+
 def test_a_union_of_branches_without_rows_is_refused() -> None:
     empty = "SELECT c.x, c.y FROM c JOIN b ON b.k = c.k WHERE b.z > 100"
     with tp.Federation({"c": C, "b": B}) as federation, pytest.raises(tp.TablePuppetError, match="the join is empty"):

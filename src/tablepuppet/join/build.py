@@ -321,11 +321,12 @@ def _fits(
     for number, branch in enumerate(bound.branches):
         outer = {join.relation for join in branch.joins if join.kind == "left"}
         anti = {join.relation for join in branch.joins if join.is_anti}
+        semi = {join.relation for join in branch.joins if join.kind == "semi"}
         for i, relation in enumerate(branch.relations):
             scan = bound.scans[relation.scan]
             sides = [counts[0][number][i], counts[1][number][i]]
             rows = len(sides[0])
-            if i in anti:  # no joined row has a row of it
+            if i in anti | semi:  # no joined row has a row of it
                 rows, sides = sum(client_rows[relation.scan].values()), [own[:0] for own in sides]
             matched = most = total = 0
             for here in pieces(len(sides[0])):
@@ -343,6 +344,7 @@ def _fits(
                     mean_fan_out=total / matched if matched else 0.0,
                     is_outer=i in outer,
                     is_anti=i in anti,
+                    is_semi=i in semi,
                 )
             )
     return tuple(fits)

@@ -180,7 +180,9 @@ def _from(branch: Branch, names: Sequence[str], present: str) -> str:
     parts = [f"{names[0]} r0"]
     for join in branch.joins:
         name = f"{names[join.relation]} r{join.relation}"
-        if join.on:
+        if join.kind == "semi":
+            parts.append(f"LEFT JOIN {name} ON FALSE")
+        elif join.on:
             word = "JOIN" if join.kind == "inner" else "LEFT JOIN"
             parts.append(f"{word} {name} ON {' AND '.join(map(_equality, join.on))}")
         else:
@@ -189,6 +191,9 @@ def _from(branch: Branch, names: Sequence[str], present: str) -> str:
     for join in branch.joins:
         if join.is_anti:
             conditions.append(f"r{join.relation}.{present} IS NULL")
+        if join.kind == "semi":
+            equal = " AND ".join(map(_equality, join.on)).replace(f"r{join.relation}.", "x.")
+            conditions.append(f"EXISTS (SELECT 1 FROM {names[join.relation]} x WHERE {equal})")
         if join.kind == "not in":
             [pair] = join.on
             scan = f"s{branch.relations[join.relation].scan}"

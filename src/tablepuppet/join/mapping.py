@@ -86,6 +86,7 @@ class RelationStats:
     mean_fan_out: float
     is_outer: bool
     is_anti: bool = False  # rows with a match in it are left out, so that no joined row has one of its rows
+    is_semi: bool = False  # rows with a match in it are kept, and no joined row has one of its rows
 
     @property
     def orphans(self) -> int:

@@ -87,7 +87,7 @@ def _out_of_reach(bound: BoundQuery, branch: Branch, incomplete: Collection[str]
 
 
 def _outer(branch: Branch, relations: frozenset[int]) -> Branch:
-    joins = (replace(j, kind="left") if j.relation in relations and not j.is_anti else j for j in branch.joins)
+    joins = (replace(j, kind="left") if j.relation in relations and not j.is_lookup else j for j in branch.joins)
     return replace(branch, joins=tuple(joins))
 
 

@@ -18,7 +18,7 @@ from tablepuppet.join.duckdb_join import connect
 from tablepuppet.join.keys.gather import ScanKeys
 from tablepuppet.sql.bound import BoundQuery, Branch, KeyPair
 
-_WORDS = {"inner": "JOIN", "left": "LEFT JOIN", "anti": "ANTI JOIN", "not in": "ANTI JOIN"}
+_WORDS = {"inner": "JOIN", "left": "LEFT JOIN", "semi": "SEMI JOIN", "anti": "ANTI JOIN", "not in": "ANTI JOIN"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,15 @@ each row is summed from the leaves to the label's relation, and so every joined 
 Some joined rows of a tree are those of some rows of the label's relation, made where and when they are wanted: how many
 joined rows each row of each relation is in is counted from the root to the leaves, without making one.
 
-An anti-joined relation is here one row, which those rows of its parent find that have no match.
+An anti-joined relation is here one row, which those rows of its parent find that have no match; a semi-joined one is a
+row that those find that have one.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -66,12 +67,14 @@ class TreeJoin:
         edges = tuple(
             _anti_edge(parent, relation, kind == "not in", columns, own)
             if kind in ("anti", "not in")
+            else _semi_edge(parent, relation, columns, own)
+            if kind == "semi"
             else _edge(parent, relation, kind == "left", columns, own)
             for relation, (parent, kind, columns) in tree.items()
         )
         root = branch.label_relation
-        anti = {join.relation for join in branch.joins if join.is_anti}
-        sizes = tuple(1 if relation in anti else scan.rows for relation, scan in enumerate(own))
+        lookups = {join.relation for join in branch.joins if join.is_lookup}
+        sizes = tuple(1 if relation in lookups else scan.rows for relation, scan in enumerate(own))
         return cls(sizes, root, _in_order(own[root]), edges, _below(root, edges, sizes))
 
     def count(self) -> int:
@@ -186,6 +189,14 @@ def _anti_edge(
     is_left_out = np.append(has.take(above, mode="wrap"), has[-1]) | (is_not_in and is_there)
     only = np.where(is_left_out, np.int32(-1), np.int32(0))
     return Edge(parent, relation, False, only, only[:0], np.zeros(0, np.int64), only[:0])
+
+
+def _semi_edge(parent: int, relation: int, columns: list[tuple[int, int]], own: Sequence[ScanKeys]) -> Edge:
+    """Rows of the parent find row 0 if they have a match."""
+    without = _anti_edge(parent, relation, False, columns, own)
+    assert without.only is not None
+    only = np.where(without.only < 0, np.int32(0), np.int32(-1))
+    return replace(without, only=only)
 
 
 def _common(above: list[RowNumbers], below: list[RowNumbers]) -> tuple[RowNumbers, RowNumbers]:

@@ -130,6 +130,8 @@ def _rows(plan: Plan) -> list[str]:
         fan = f"{fit.mean_fan_out:,.1f} on average, {fit.max_fan_out:,} at most"
         if fit.is_anti:
             fan = "none: rows with a match here are left out"
+        if fit.is_semi:
+            fan = "none: rows with a match here are kept, once"
         table.append(
             [fit.alias, fit.table, f"{fit.clients:,}", f"{fit.rows:,}", f"{fit.matched:,}", f"{fit.orphans:,}", fan]
         )

@@ -30,6 +30,7 @@ class RelationRecord(_Plain, frozen=True):
     mean_fan_out: float | None
     is_outer: bool
     is_anti: bool = False
+    is_semi: bool = False
 
 
 class PartRecord(_Plain, frozen=True):

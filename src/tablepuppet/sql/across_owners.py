@@ -7,8 +7,8 @@ that says what to write. Two rewritings, each exact:
     … WHERE a.k IN (SELECT k FROM b WHERE …)                      →    … JOIN (SELECT DISTINCT k FROM b WHERE …) s
     … WHERE EXISTS (SELECT 1 FROM b WHERE b.k = a.k AND …)              ON s.k = a.k
 
-NOT IN and NOT EXISTS become an anti-join with the same keys. Groups, windows and the like over several owners' rows
-cannot be had this way.
+NOT IN and NOT EXISTS become an anti-join with the same keys; IN and EXISTS a semi-join where several clients have them.
+Groups, windows and the like over several owners' rows cannot be had this way.
 """
 
 from __future__ import annotations
@@ -141,8 +141,9 @@ class _Branch:
             if kind == "not in" and len(outer) > 1:
                 raise self._refusal(table, condition, own)
             derived = derive(self.ucq.text, keys, ctes)
-            if kind != "inner" and any(len(self._owners(base)) > 1 for base in base_tables(derived)):
-                derived.set("distinct", None)  # a key that two clients have leaves the same rows out
+            if any(len(self._owners(base)) > 1 for base in base_tables(derived)):
+                kind = "semi" if kind == "inner" else kind
+                derived.set("distinct", None)  # a key that two clients have keeps, or leaves out, the same rows
             name = _unused_alias(f"keys of {base_tables(derived)[0].name}", sources)
             tree = max(source.tree for source in sources) + 1
             equalities = [

@@ -103,6 +103,11 @@ class Join:
         """Whether rows that have a match in the relation are left out, so that it has none in any joined row."""
         return self.kind in ("anti", "not in")
 
+    @property
+    def is_lookup(self) -> bool:
+        """Whether the relation only says which rows are kept: no joined row has a row of it."""
+        return self.is_anti or self.kind == "semi"
+
 
 class LabelPlace(NamedTuple):
     """Where the label and what is read beside it lie: a scan, and expressions of it (−1: not asked for)."""

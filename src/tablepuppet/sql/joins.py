@@ -46,7 +46,7 @@ class JoinTree:
     @property
     def absent(self) -> frozenset[int]:
         """The tables of which no joined row has a row."""
-        return frozenset(j.relation for j in self.joins if j.kind in ("anti", "not in"))
+        return frozenset(j.relation for j in self.joins if j.kind in ("semi", "anti", "not in"))
 
 
 def join_tree(scope: Scope, sources: Sequence[Source], where: Sequence[exp.Expr]) -> JoinTree:

@@ -256,6 +256,6 @@ def _place_witnesses(
             for relation, expression, column in sides:
                 shape = resolved.shapes[relation]
                 groups = () if shape.merges or not isinstance(expression, exp.Column) else shape.groups or ()
-                is_dropped = join.kind == "inner" or (join.kind != "not in" and relation == join.relation)
+                is_dropped = join.kind in ("inner", "semi") or (join.kind != "not in" and relation == join.relation)
                 for group in (group for group in groups if group.name == expression.name.lower()):
                     scans.witness(own[relation], group, column, null_matters=not is_dropped)

@@ -37,9 +37,9 @@ class Star:
     excluded: tuple[exp.Identifier, ...] = ()
 
 
-# How a table meets those before it. "anti": rows that have a match there are left out (NOT EXISTS); "not in": likewise,
-# and NULL is what SQL makes of it in NOT IN.
-JoinKind = Literal["inner", "left", "anti", "not in"]
+# How a table meets those before it. "semi": rows that have a match there are kept, once (EXISTS); "anti": they are left
+# out (NOT EXISTS); "not in": likewise, and NULL is what SQL makes of it in NOT IN.
+JoinKind = Literal["inner", "left", "semi", "anti", "not in"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,7 @@ def explain_error(error: msgspec.ValidationError, kind: Any, given: dict[str, An
     >>> try:
     ...     msgspec.convert({"order": "left"}, Options)
     ... except msgspec.ValidationError as error:
-    ...     print(explained(error, Options, {"order": "left"}))
+    ...     print(explain_error(error, Options, {"order": "left"}))
     order must be one of up, down, not 'left'
     """
     what, _, where = str(error).replace("`", "").partition(" - at $.")

@@ -43,7 +43,7 @@ def sum_by_code(codes: Codes, signal: Array, size: int, weights: Array | None = 
     shifted = codes.astype(np.intp) + 1
     each = [column if weights is None else column * weights for column in signal.T]
     sums = [np.bincount(shifted, column, size + 1)[1:] for column in each]
-    return np.stack(sums, axis=1) if sums else np.zeros((size, 0))
+    return np.stack(sums, axis=1).astype(np.float64, copy=False) if sums else np.zeros((size, 0))  # of no row: integers
 
 
 def count_by_code(codes: Codes, weights: Array, size: int) -> Array:
@@ -57,7 +57,7 @@ def count_by_pair(left: Codes, right: Codes, weights: Array, left_size: int, rig
         return np.asarray((one_hot(left, left_size, weights).T @ one_hot(right, right_size)).toarray())
     pairs = (left.astype(np.intp) + 1) * (right_size + 1) + (right + 1)
     counts = np.bincount(pairs, weights, (left_size + 1) * (right_size + 1))
-    return np.asarray(counts.reshape(left_size + 1, right_size + 1)[1:, 1:])
+    return np.asarray(counts.reshape(left_size + 1, right_size + 1)[1:, 1:], np.float64)
 
 
 def one_hot(codes: Codes, size: int, weights: Array | None = None) -> scipy.sparse.csr_array:

@@ -127,8 +127,12 @@ def _whole(flat: Any, buffers: Any, allowed: frozenset[type] | None) -> Any:
     raise ValueError("unknown kind of value")
 
 
+_EARLIER_NAMES = {"Fan": "FanOutHistogram", "Wave": "RoundTraffic"}  # of classes in results that were kept
+
+
 def _class(module: str, name: str, allowed: frozenset[type] | None) -> type:
     """A class of ours that is loaded already."""
+    name = _EARLIER_NAMES.get(name, name) if allowed is None else name
     kinds = [getattr(sys.modules.get(module), name, None)] if str(module).startswith("tablepuppet.") else []
     if allowed is None:
         loaded = [m for key, m in sys.modules.items() if key.startswith("tablepuppet.")]

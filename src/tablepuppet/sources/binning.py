@@ -306,7 +306,8 @@ def _categories(column: RawColumn, weights: Array, least: int) -> tuple[list[str
     """The categories of `least` or more rows that take part, in order, their weights, and whether there are others."""
     assert column.names is not None
     assert column.codes is not None
-    counts = np.bincount(column.codes.astype(np.intp) + 1, weights, len(column.names) + 1)[1:]
+    place = column.codes.astype(np.intp) + 1
+    counts = np.asarray(np.bincount(place, weights, len(column.names) + 1)[1:], np.float64)
     held = np.bincount(column.codes[weights > 0].astype(np.intp) + 1, minlength=len(column.names) + 1)[1:]
     is_often = held >= least
     is_often[np.arange(len(held)) == column.absent] = True  # the query's own

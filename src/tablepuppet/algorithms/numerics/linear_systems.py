@@ -86,7 +86,7 @@ class Spectrum:
 def pack_triangle(matrix: Array) -> Array:
     """The lower triangle of a symmetric matrix, row by row: all that needs to travel.
 
-    >>> packed(np.array([[1.0, 2.0], [2.0, 3.0]]))
+    >>> pack_triangle(np.array([[1.0, 2.0], [2.0, 3.0]]))
     array([1., 2., 3.])
     """
     return np.asarray(matrix[np.tril_indices(len(matrix))])

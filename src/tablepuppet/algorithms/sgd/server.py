@@ -36,7 +36,7 @@ def join_step(shard: Any, *, loss: Loss, intercept: Array) -> tuple[Sequence[Arr
 def learning_rate_at(peak: float, step: int, steps: int, epochs: int, options: Sgd) -> float:
     """The learning rate of batch number `step`, where an epoch has `steps` batches.
 
-    >>> [scheduled(1.0, step, 2, 2, Sgd(schedule="linear")) for step in range(4)]
+    >>> [learning_rate_at(1.0, step, 2, 2, Sgd(schedule="linear")) for step in range(4)]
     [1.0, 0.75, 0.5, 0.25]
     """
     warmup = options.warmup_epochs * steps

@@ -73,9 +73,9 @@ def test_a_run_whose_process_is_killed_goes_on_from_its_journal(tmp_path: Path) 
         killed: list[int] = []
 
         def kill(event: Any) -> None:
-            if event.round == 3 and not killed:
-                killed.append(worker(parties))
-                os.kill(killed[0], signal.SIGKILL)
+            if event.round >= 3 and not killed and (pid := worker(parties)):
+                killed.append(pid)
+                os.kill(pid, signal.SIGKILL)
 
         network = parties.connect().train(QUERY, label="y", algorithm="admm", epochs=6, on_round=kill)
         assert killed
@@ -146,8 +146,7 @@ def test_a_run_whose_process_is_told_to_stop_goes_on(tmp_path: Path) -> None:
         told: set[int] = set()
 
         def stop(event: Any) -> None:
-            if event.round > 2 * len(told) and len(told) < 4:
-                pid = worker(parties)
+            if event.round > 2 * len(told) and len(told) < 4 and (pid := worker(parties)):
                 os.kill(pid, signal.SIGSTOP)  # it hears of nothing before it dies of the first
                 os.kill(pid, signal.SIGKILL if not told else signal.SIGTERM)
                 os.kill(pid, signal.SIGCONT)

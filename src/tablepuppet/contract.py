@@ -269,9 +269,12 @@ def _owners(
                 (branch.relations[member.relation].scan, member.columns)
                 for branch, member in zip(bound.branches, block.members, strict=True)
             )
+            is_shared = sum(len(bound.scans[place].clients) for place, _ in places) > 1
+            given = (asked or {}).get(block.name, ())
             for place, features in places:
                 if client in bound.scans[place].clients:
-                    blocks.append(BlockTerms(block.name, place, features, *(asked or {}).get(block.name, ())))
+                    terms = BlockTerms(block.name, place, features, *given)
+                    blocks.append(msgspec.structs.replace(terms, is_shared=is_shared))
         yield client, tuple(scans), tuple(blocks)
 
 

@@ -494,3 +494,27 @@ def test_old_words_are_read_with_what_they_mean_now() -> None:
         options = tp.Boosting(tells="splits", checks="lazy", every=3, bits=8)
     assert [str(w.message).split("=")[0] for w in said] == ["the option tells", "the option checks", "the option bits"]
     assert options == tp.Boosting(reveal="splits", every=3)
+
+
+def test_branches_may_bring_a_block_from_tables_of_two_owners() -> None:
+    rows = np.arange(40)
+    tables = {
+        "a": pa.table({"k": rows % 5, "x": rows % 7 * 1.0, "y": rows % 3 * 1.0}),
+        "b": pa.table({"k": np.arange(5), "z": np.arange(5.0)}),
+        "c": pa.table({"j": np.arange(5), "z": np.arange(5.0) ** 2}),
+    }
+    branches = ("JOIN b ON a.k = b.k", "JOIN c AS b ON a.k = b.j")
+    query = " UNION ALL ".join(f"SELECT a.x, b.z, a.y FROM a {join}" for join in branches)
+    with duckdb.connect() as connection:
+        for name, table in tables.items():
+            connection.register(name, table)
+        pooled = connection.sql(query).to_arrow_table()
+    options: dict[str, Any] = {
+        "label": "y",
+        "model": "boosted",
+        "test_fraction": 0.0,
+        "algorithm": tp.Boosting(trees=20),
+    }
+    with tp.Federation(tables) as owners, tp.Federation({"t": pooled}) as one:
+        expected = one.train("SELECT t.x, t.z, t.y FROM t", **options)
+        assert owners.train(query, **options).objective == pytest.approx(expected.objective, rel=1e-9)

@@ -79,6 +79,7 @@ class BlockTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     finds_ids: bool = False  # the owner takes further texts for ids, by its own rule
     fixed: int = -1  # evaluate: a feature, by its place, that is set to some values, and all rows scored for each
     values: int = 0  # how many
+    is_shared: bool = False  # whether the block has rows of other clients or scans too
 
     @property
     def place(self) -> tuple[int, tuple[int, ...]]:

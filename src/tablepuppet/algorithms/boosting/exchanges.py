@@ -48,7 +48,6 @@ from tablepuppet.owner.enforcement import (
     count_request,
     opened_part,
     refused,
-    scan_of,
     started_part,
     training_of,
 )
@@ -428,8 +427,7 @@ def _enforce_start(job: JobUnderContract, contract: Contract, request: trees.Sta
     if not isinstance(request.before, str) and request.before:
         _check_agreed_splits(contract, part.block.place, request.before)
     _enforce_leaves(contract, request)
-    is_shared = sum(block.name == part.block.name for block in contract.blocks) > 1
-    if request.bins is not None and not is_shared and scan_of(contract, part.block.scan).clients == 1:
+    if request.bins is not None and not part.block.is_shared:
         raise refused("a table with one owner is put in bins by that owner")
     count_request(part, "start trees", 1)
     part.exchanges, part.most_checks = Exchanges(request.algorithm.trees), request.algorithm.most_checks

@@ -32,8 +32,8 @@ from tablepuppet.api import Federation
 from tablepuppet.arrays import Array
 from tablepuppet.errors import JobError
 from tablepuppet.job import make_job
+from tablepuppet.join.joined_rows import JoinedRows
 from tablepuppet.join.mapping import rows_here
-from tablepuppet.join.rows.joined import JoinedRows
 from tablepuppet.models.spec import l2_of
 from tablepuppet.plan.prepare import Prepared
 from tablepuppet.protocol.codec import Frame

@@ -18,8 +18,8 @@ from tablepuppet.job import Job
 from tablepuppet.job.make import probe_job
 from tablepuppet.join.build import default_limit, map_tables
 from tablepuppet.join.cluster.cluster import Cluster, at_work
-from tablepuppet.join.keys.gather import gather_keys
-from tablepuppet.join.keys.labels import MappingRequest
+from tablepuppet.join.keys import gather_keys
+from tablepuppet.join.labels import MappingRequest
 from tablepuppet.join.mapping import TableMapping, summarise
 from tablepuppet.join.negatives import with_negatives
 from tablepuppet.join.profile import Profile, check_meetings, profile_keys

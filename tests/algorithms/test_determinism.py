@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.algorithms.neural_join import JOINS, federation
 
-from tablepuppet.join.rows import joined
+from tablepuppet.join import joined_rows
 from tablepuppet.threads import Pool
 from tablepuppet.transport.link import LocalTransport
 
@@ -28,7 +28,7 @@ def trained(threads: int, monkeypatch: pytest.MonkeyPatch, clients: int, **optio
     try:
         with federation(clients, rows=20_000) as owner:
             pool = Pool(threads)
-            monkeypatch.setattr(joined, "pool", lambda: pool)
+            monkeypatch.setattr(joined_rows, "pool", lambda: pool)
             owner._transport.close()
             handlers = {name: client.handle for name, client in owner._clients.items()}
             owner._transport = LocalTransport(handlers, threads=threads)

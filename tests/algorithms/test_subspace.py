@@ -23,7 +23,7 @@ from tablepuppet.algorithms.numerics import hessian_sample
 from tablepuppet.algorithms.numerics.initialisation import best_intercept, counted_derivatives
 from tablepuppet.algorithms.numerics.search import derivatives
 from tablepuppet.algorithms.numerics.subspace import Tracker
-from tablepuppet.join.rows.joined import JoinedRows, RowIndex
+from tablepuppet.join.joined_rows import JoinedRows, RowIndex
 from tablepuppet.models.features import Features
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.losses import Logistic, Loss, Softmax, Squared

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.join.rows.joined import JoinedRows
+from tablepuppet.join.joined_rows import JoinedRows
 
 
 def multiplicities(joined: JoinedRows) -> list[NDArray[np.int64]]:

@@ -17,9 +17,9 @@ from benchmarks.cases import make_case
 
 import tablepuppet as tp
 from tablepuppet.errors import TrainingError
+from tablepuppet.join import joined_rows as joined_module
 from tablepuppet.join.cluster.cluster import Cluster, at_work
 from tablepuppet.join.cluster.partitions import Storage
-from tablepuppet.join.rows import joined as joined_module
 
 os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef0123456789abcdef"}  # before Ray reads it
 ray = pytest.importorskip("ray")

@@ -14,16 +14,16 @@ import tablepuppet as tp
 from tablepuppet.contract import agree, job_contracts
 from tablepuppet.job import make_job
 from tablepuppet.join import duckdb_join, tree_join
+from tablepuppet.join import joined_rows as joined_module
 from tablepuppet.join.build import map_tables
 from tablepuppet.join.cluster import partitions
 from tablepuppet.join.cluster.cluster import Cluster
 from tablepuppet.join.cluster.partitions import Storage
 from tablepuppet.join.cluster.rows import ClusterRows
 from tablepuppet.join.cluster.worker import Worker
-from tablepuppet.join.keys.labels import MappingRequest
+from tablepuppet.join.labels import MappingRequest
 from tablepuppet.join.mapping import TableMapping
-from tablepuppet.join.rows import joined as joined_module
-from tablepuppet.join.rows.materialize import distribute_rows
+from tablepuppet.join.materialize import distribute_rows
 from tablepuppet.sql import bind, parse
 from tablepuppet.train import new_job_id
 from tablepuppet.transport.link import Link

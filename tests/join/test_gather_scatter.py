@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tablepuppet.arrays import RowNumbers, Triangles
-from tablepuppet.join.rows.index import RowIndex, gather, scatter_add
-from tablepuppet.join.rows.joined import JoinedRows
-from tablepuppet.join.rows.lane import Shard, Signal, Sums
+from tablepuppet.join.joined_rows import JoinedRows
+from tablepuppet.join.row_index import RowIndex, gather, scatter_add
+from tablepuppet.join.walk import Shard, Signal, Sums
 from tablepuppet.sizes import JOINED_ROWS_PER_SHARD
 
 

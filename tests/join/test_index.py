@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tablepuppet.join.rows.index import distinct
+from tablepuppet.join.row_index import distinct
 
 
 @pytest.mark.parametrize("is_sorted", [True, False])

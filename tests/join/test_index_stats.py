@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tablepuppet.join.cluster.worker import collect, merge
 from tablepuppet.join.duckdb_join import ListedJoin
 from tablepuppet.join.join import Column, JoinedSide
-from tablepuppet.join.rows.index import RowIndex
+from tablepuppet.join.row_index import RowIndex
 
 
 @st.composite

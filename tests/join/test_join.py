@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tablepuppet.arrays import RowNumbers
 from tablepuppet.join import duckdb_join, tree_join
 from tablepuppet.join.duckdb_join import BranchSide, DuckJoin, ListedJoin, connect
-from tablepuppet.join.keys.gather import ScanKeys
+from tablepuppet.join.keys import ScanKeys
 from tablepuppet.join.tree_join import TreeJoin
 from tablepuppet.sql.bound import Branch, Join, KeyPair, Relation
 

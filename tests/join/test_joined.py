@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.join.counted import multiplicities
 
-from tablepuppet.join.rows import joined as module
-from tablepuppet.join.rows.joined import JoinedRows, RowIndex, by_label
+from tablepuppet.join import joined_rows as module
+from tablepuppet.join.joined_rows import JoinedRows, RowIndex, by_label
 from tablepuppet.sizes import JOINED_ROWS_PER_SHARD
 
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tablepuppet.join import joined_rows as module
 from tablepuppet.join.cluster import partitions as on_disk
 from tablepuppet.join.cluster.partitions import Partition, Storage, load, partition_specs, write_labels
 from tablepuppet.join.cluster.worker import Kept, Source, Walk, Worker
-from tablepuppet.join.rows import joined as module
-from tablepuppet.join.rows.joined import JoinedRows, RowIndex, Work
-from tablepuppet.join.rows.materialize import make_partition
+from tablepuppet.join.joined_rows import JoinedRows, RowIndex, Work
+from tablepuppet.join.materialize import make_partition
 
 ROWS = 20_000
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tablepuppet.errors import SourceError
 from tablepuppet.exchanges.groups import Groups
-from tablepuppet.join.keys.merge import _Shared
+from tablepuppet.join.groups import _Shared
 from tablepuppet.owner.query_guard import DerivedSource, MergedSource, check_query, partials_of
 from tablepuppet.privacy.masks import MaskKey
 from tablepuppet.sources.grouped_queries import UnmergeableError, split_groups

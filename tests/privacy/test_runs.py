@@ -24,8 +24,8 @@ from tablepuppet.exchanges.keys import Keys, SendKeys
 from tablepuppet.exchanges.registry import REQUESTS, RESPONSES
 from tablepuppet.exchanges.start import Started
 from tablepuppet.join.build import within_cap
+from tablepuppet.join.joined_rows import JoinedRows, RowIndex
 from tablepuppet.join.mapping import rows_here
-from tablepuppet.join.rows.joined import JoinedRows, RowIndex
 from tablepuppet.models.losses import Logistic
 from tablepuppet.owner.tokens import job_key, tokens
 from tablepuppet.privacy.accounting import gaussian_noise

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
+from tablepuppet.join.joined_rows import JoinedRows
 from tablepuppet.join.mapping import TableMapping
-from tablepuppet.join.rows.joined import JoinedRows
 from tablepuppet.network.control import to_frame
 
 ALGORITHMS: dict[str, dict[str, Any]] = {

@@ -30,7 +30,7 @@ from tablepuppet.protocol.steps import Partial, Predictions
 
 
 class Walkable(Protocol):
-    """Joined rows that a join step can be run over (join/rows/joined.py)."""
+    """Joined rows that a join step can be run over (join/joined_rows.py)."""
 
     @property
     def rows(self) -> int: ...

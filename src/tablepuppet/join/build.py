@@ -23,10 +23,10 @@ from tablepuppet.join.cluster.cluster import Cluster
 from tablepuppet.join.cluster.rows import ClusterRows
 from tablepuppet.join.duckdb_join import BranchSide, Counts, ListedSide, Marks, why_empty
 from tablepuppet.join.join import BYTES_PER_JOINED_ROW, BranchJoin, Span, join_branch
-from tablepuppet.join.keys.gather import gather_keys
-from tablepuppet.join.keys.labels import LabelSpace, MappingRequest, no_labels, read_labels
+from tablepuppet.join.keys import gather_keys
+from tablepuppet.join.labels import LabelSpace, MappingRequest, no_labels, read_labels
 from tablepuppet.join.mapping import LabelRows, Part, Placement, RelationStats, TableMapping
-from tablepuppet.join.rows.materialize import Writer, can_build_on_workers
+from tablepuppet.join.materialize import Writer, can_build_on_workers
 from tablepuppet.memory import free_memory, trim_heap
 from tablepuppet.sql.bound import Block, BoundQuery
 from tablepuppet.transport.link import Link

@@ -31,8 +31,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import RowNumbers
-from tablepuppet.join.keys.gather import ScanKeys
-from tablepuppet.join.rows.index import count_rows
+from tablepuppet.join.keys import ScanKeys
+from tablepuppet.join.row_index import count_rows
 from tablepuppet.memory import free_memory
 from tablepuppet.sizes import JOINED_ROWS_PER_PIECE, JOINED_ROWS_PER_SORT, ROWS_PER_ARROW_BATCH
 from tablepuppet.sources.duckdb_source import silence

@@ -20,7 +20,7 @@ import numpy as np
 from tablepuppet.arrays import RowNumbers
 from tablepuppet.errors import MappingError
 from tablepuppet.join.duckdb_join import BranchSide, Counts, DuckJoin, ListedJoin, ListedSide, Marks
-from tablepuppet.join.keys.gather import ScanKeys
+from tablepuppet.join.keys import ScanKeys
 from tablepuppet.join.tree_join import TreeJoin, TreeSide
 from tablepuppet.sql.bound import BoundQuery, Branch
 

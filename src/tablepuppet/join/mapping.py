@@ -19,9 +19,9 @@ from tablepuppet.arrays import RowNumbers, freeze
 from tablepuppet.errors import MappingError
 from tablepuppet.join.cluster.partitions import IndexFacts
 from tablepuppet.join.cluster.rows import ClusterRows
-from tablepuppet.join.keys.merge import MergedGroups
-from tablepuppet.join.rows.index import RowIndex
-from tablepuppet.join.rows.joined import JoinedRows
+from tablepuppet.join.groups import MergedGroups
+from tablepuppet.join.joined_rows import JoinedRows
+from tablepuppet.join.row_index import RowIndex
 from tablepuppet.privacy.labels import Channel
 from tablepuppet.sql.bound import BoundQuery
 

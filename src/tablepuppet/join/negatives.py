@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import RowNumbers
 from tablepuppet.errors import MappingError
+from tablepuppet.join.joined_rows import JoinedRows
 from tablepuppet.join.mapping import LabelInfo, TableMapping, rows_here
-from tablepuppet.join.rows.index import RowIndex, count_rows
-from tablepuppet.join.rows.joined import JoinedRows
+from tablepuppet.join.row_index import RowIndex, count_rows
 from tablepuppet.sql.bound import BoundQuery
 
 Integers = NDArray[np.int64]

@@ -16,9 +16,9 @@ from tablepuppet.arrays import RowNumbers
 from tablepuppet.join.build import block_span, default_limit, parts_of_block
 from tablepuppet.join.duckdb_join import ListedSide
 from tablepuppet.join.join import Column, JoinedSide, join_branch
-from tablepuppet.join.keys.gather import gather_keys
+from tablepuppet.join.joined_rows import JoinedRows, RowIndex
+from tablepuppet.join.keys import gather_keys
 from tablepuppet.join.mapping import Part
-from tablepuppet.join.rows.joined import JoinedRows, RowIndex
 from tablepuppet.privacy.options import Privacy
 from tablepuppet.sql.bound import Block, BoundQuery, Branch
 from tablepuppet.transport.link import Link

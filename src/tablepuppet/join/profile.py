@@ -15,7 +15,7 @@ import duckdb
 from tablepuppet.errors import PolicyError
 from tablepuppet.formatting import fragment, table
 from tablepuppet.join.duckdb_join import connect
-from tablepuppet.join.keys.gather import ScanKeys
+from tablepuppet.join.keys import ScanKeys
 from tablepuppet.sql.bound import BoundQuery, Branch, KeyPair
 
 _WORDS = {"inner": "JOIN", "left": "LEFT JOIN", "semi": "SEMI JOIN", "anti": "ANTI JOIN", "not in": "ANTI JOIN"}

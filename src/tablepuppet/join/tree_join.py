@@ -22,8 +22,8 @@ import numpy as np
 
 from tablepuppet.arrays import Array, RowNumbers, pieces
 from tablepuppet.join.duckdb_join import Counts, Marks, Use
-from tablepuppet.join.keys.gather import ScanKeys
-from tablepuppet.join.rows.index import counts_up
+from tablepuppet.join.keys import ScanKeys
+from tablepuppet.join.row_index import counts_up
 from tablepuppet.sizes import JOINED_ROWS_PER_PIECE, ROWS_IN_CACHE
 from tablepuppet.sql.bound import Branch
 from tablepuppet.threads import parallel_for, pool

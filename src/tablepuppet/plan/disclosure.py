@@ -14,8 +14,8 @@ from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.algorithms.shape import Exchanges, RunShape, Shape
 from tablepuppet.errors import PolicyError
 from tablepuppet.job import Job
-from tablepuppet.join.keys.gather import key_domains
-from tablepuppet.join.keys.merge import MergedGroups
+from tablepuppet.join.groups import MergedGroups
+from tablepuppet.join.keys import key_domains
 from tablepuppet.join.mapping import MappingSummary, PartSummary
 from tablepuppet.models.losses import Loss
 from tablepuppet.privacy.options import KeyMode

@@ -14,7 +14,7 @@ from tablepuppet.algorithms.shape import BlockShape, Shape
 from tablepuppet.errors import PrivacyError
 from tablepuppet.formatting import plural
 from tablepuppet.job import Job
-from tablepuppet.join.keys.merge import MergedGroups
+from tablepuppet.join.groups import MergedGroups
 from tablepuppet.join.mapping import MappingSummary
 from tablepuppet.models.losses import Loss
 from tablepuppet.plan.disclosure import Ids, exchanges_of, held_blocks

@@ -18,9 +18,9 @@ import numpy as np
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import JobError, PrivacyError
 from tablepuppet.job import Job, class_text
-from tablepuppet.join.keys.labels import Task
+from tablepuppet.join.joined_rows import JoinedRows, RowIndex
+from tablepuppet.join.labels import Task
 from tablepuppet.join.mapping import Joined, LabelInfo, Part, TableMapping, rows_here, summarise
-from tablepuppet.join.rows.joined import JoinedRows, RowIndex
 from tablepuppet.models.losses import LabelFacts, Loss, Squared, usual_loss
 from tablepuppet.plan.disclosure import check_custody
 from tablepuppet.plan.penalties import check_penalties

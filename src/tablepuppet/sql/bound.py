@@ -27,7 +27,7 @@ class Holders(tuple[str, ...]):
     """The clients of a table, in the order of their rows, and the columns that say whose a row is.
 
     Rows that are equal in one of `partitioned_by` all lie with one client, and so do rows of other tables of the same
-    clients that are equal to them in theirs. A federation that says so is believed until keys meet (join/keys).
+    clients that are equal to them in theirs. A federation that says so is believed until keys meet (join/keys.py).
     """
 
     partitioned_by: tuple[str, ...]

@@ -5,7 +5,7 @@ In: a query that each client of a shared table runs over its own rows. Out: the 
 windows, DISTINCT and joins divide all rows. If rows that are equal in one of them all lie with one client, then what
 clients compute, put together, is the query over all rows. Each such column comes with its *witness*: a query for the
 column's values before anything that looks at several rows can drop one (HAVING, QUALIFY, an outer WHERE). Clients send
-the witness's values as key tokens, and join/keys/gather.py sees whether two of them have the same.
+the witness's values as key tokens, and join/keys.py sees whether two of them have the same.
 
 Names of WITH are unique here (sql/parsing.py renames those that are not).
 """

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array
 from tablepuppet.errors import JobError
+from tablepuppet.join.joined_rows import ascending
 from tablepuppet.join.mapping import Class
-from tablepuppet.join.rows.joined import ascending
 from tablepuppet.models.losses import Loss
 from tablepuppet.threads import pool
 

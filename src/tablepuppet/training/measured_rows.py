@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tablepuppet.errors import JobError, ModelError
 from tablepuppet.exchanges.labels import SendSides, Sides
 from tablepuppet.join.build import RowChoice
-from tablepuppet.join.keys.labels import LabelSpace
+from tablepuppet.join.labels import LabelSpace
 from tablepuppet.join.mapping import TableMapping
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.split import SplitRecord, SplitRows, split_record

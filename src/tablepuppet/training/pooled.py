@@ -18,8 +18,8 @@ from tablepuppet.algorithms.numerics.noise_edge import noise_edge
 from tablepuppet.algorithms.pooled import Pooled, PooledAlgorithm, PooledBlock
 from tablepuppet.arrays import Array, Codes
 from tablepuppet.exchanges.features import RevealedFeatures, RevealFeatures
+from tablepuppet.join.joined_rows import JoinedRows
 from tablepuppet.join.mapping import Part, rows_here
-from tablepuppet.join.rows.joined import JoinedRows
 from tablepuppet.models.features import Features
 from tablepuppet.models.heads.base import apply_head
 from tablepuppet.models.losses.weighted import Weighted

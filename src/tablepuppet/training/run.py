@@ -18,8 +18,8 @@ from tablepuppet.algorithms.base import Problem, Server
 from tablepuppet.arrays import Array, PerRow
 from tablepuppet.errors import TrainingError
 from tablepuppet.exchanges.evaluation import Evaluate, Evaluation, HoldPart, Keep, Parameters, Release, Restore
+from tablepuppet.join.joined_rows import JoinedRows
 from tablepuppet.join.mapping import Part
-from tablepuppet.join.rows.joined import JoinedRows
 from tablepuppet.memory import trim_heap
 from tablepuppet.models.heads.base import TrainedHead, apply_head
 from tablepuppet.models.metrics import Moment

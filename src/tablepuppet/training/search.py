@@ -23,9 +23,9 @@ from tablepuppet.algorithms.base import Walkable
 from tablepuppet.arrays import Array, floats
 from tablepuppet.errors import JobError, MappingError
 from tablepuppet.job import Job
+from tablepuppet.join.joined_rows import JoinedRows
 from tablepuppet.join.mapping import TableMapping, rows_here
-from tablepuppet.join.rows.index import RowIndex
-from tablepuppet.join.rows.joined import JoinedRows
+from tablepuppet.join.row_index import RowIndex
 from tablepuppet.memory import trim_heap
 from tablepuppet.models.heads.base import apply_head
 from tablepuppet.models.losses import metrics_by_name

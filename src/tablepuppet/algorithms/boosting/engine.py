@@ -31,9 +31,9 @@ from tablepuppet.algorithms.boosting.tree_checks import SETS, NewKey
 from tablepuppet.algorithms.numerics.initialisation import best_intercept
 from tablepuppet.arrays import Array, floats
 from tablepuppet.errors import JobError, TransportError
+from tablepuppet.join.joined_rows import JoinedRows
 from tablepuppet.join.mapping import Part, fetch_rows
-from tablepuppet.join.rows.index import RowIndex
-from tablepuppet.join.rows.joined import JoinedRows
+from tablepuppet.join.row_index import RowIndex
 from tablepuppet.memory import trim_heap
 from tablepuppet.models.metrics import Moment
 from tablepuppet.plan.disclosure import held_blocks

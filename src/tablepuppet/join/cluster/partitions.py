@@ -22,9 +22,9 @@ import pyarrow.fs
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, RowNumbers
-from tablepuppet.join.rows.index import RowIndex, is_sparse
-from tablepuppet.join.rows.joined import JoinedRows
-from tablepuppet.join.rows.lane import Lane
+from tablepuppet.join.joined_rows import JoinedRows
+from tablepuppet.join.row_index import RowIndex, is_sparse
+from tablepuppet.join.walk import Lane
 
 
 class Storage:

@@ -21,9 +21,9 @@ from tablepuppet.arrays import Array, PerRow, RowNumbers
 from tablepuppet.join.cluster.cluster import Cluster
 from tablepuppet.join.cluster.partitions import IndexFacts, Partition, write_labels
 from tablepuppet.join.cluster.worker import Kept, Source, Walk
-from tablepuppet.join.rows.index import RowIndex
-from tablepuppet.join.rows.joined import JoinedRows, batch, by_label, weight_step
-from tablepuppet.join.rows.lane import JoinStep, LaneResult, Pass, Work, add_sums
+from tablepuppet.join.joined_rows import JoinedRows, batch, by_label, weight_step
+from tablepuppet.join.row_index import RowIndex
+from tablepuppet.join.walk import JoinStep, LaneResult, Pass, Work, add_sums
 from tablepuppet.sizes import VALUES_PER_CLUSTER_SORT
 
 

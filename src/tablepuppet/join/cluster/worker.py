@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.join.cluster.partitions import IndexFacts, Partition, PartitionSpec, Storage, load, write_partition
 from tablepuppet.join.join import JoinedSide
-from tablepuppet.join.rows.joined import JoinedRows, LaneResult, Work
+from tablepuppet.join.joined_rows import JoinedRows, LaneResult, Work
 from tablepuppet.version import __version__
 
 

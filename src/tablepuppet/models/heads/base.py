@@ -149,7 +149,7 @@ class SumHead:
 class HeadedRows:
     """Joined rows whose scores are a head's."""
 
-    joined: Any  # Walkable: join/rows/joined.py, or a cluster's
+    joined: Any  # Walkable: join/joined_rows.py, or a cluster's
     trained: TrainedHead
 
     @property

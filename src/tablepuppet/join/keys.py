@@ -26,7 +26,7 @@ from tablepuppet.arrays import RowNumbers
 from tablepuppet.errors import MappingError, TransportError
 from tablepuppet.exchanges.keys import BlindedKeys, BlindKeys, Keys, RowOrder, SendKeys
 from tablepuppet.exchanges.schema import CountRows, RowCount
-from tablepuppet.join.keys.merge import MergedGroups, merge_groups
+from tablepuppet.join.groups import MergedGroups, merge_groups
 from tablepuppet.owner.tokens import POINT_SIZE, SIZE, Points, to_array, to_points
 from tablepuppet.privacy.options import KeyMode, Privacy
 from tablepuppet.sources.columns import in_one_piece, numpy_of

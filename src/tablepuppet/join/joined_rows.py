@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, Moved, PerRow, RowNumbers, floats, pieces
-from tablepuppet.join.rows.index import RowIndex, count_rows, distinct, gather, rises
-from tablepuppet.join.rows.lane import (
+from tablepuppet.join.row_index import RowIndex, count_rows, distinct, gather, rises
+from tablepuppet.join.walk import (
     BlockValues,
     Collapsed,
     JoinStep,

@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, Moved, PerRow, Triangles, floats
-from tablepuppet.join.rows.index import Place, gather, scatter_add
+from tablepuppet.join.row_index import Place, gather, scatter_add
 from tablepuppet.models.losses.weighted import Weighted
 from tablepuppet.sizes import NUMBERS_PER_TRIANGLES
 
 if TYPE_CHECKING:
-    from tablepuppet.join.rows.joined import JoinedRows
+    from tablepuppet.join.joined_rows import JoinedRows
 
 
 @dataclass(frozen=True, eq=False)

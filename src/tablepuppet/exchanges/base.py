@@ -14,8 +14,8 @@ declared on the messages themselves (`Message.discloses`). Where there is nothin
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, get_args, get_origin, get_type_hints
 
 from tablepuppet.owner.enforcement import JobUnderContract
 from tablepuppet.owner.policy import Policy, Use
@@ -44,17 +44,40 @@ class NoCheck:
         """Lets pass what comes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Exchange:
+Handler = Callable[[ClientState, Any], Message]
+STARTED = NoCheck("it follows from a part that was started under the policy")
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Who decides on a request and its answer. As a decorator of the client's handler they make an exchange of it: the
+    handler's signature names the request and every answer that it may have."""
+
+    purposes: Purposes  # of contracts that have it
+    _: KW_ONLY
+    permit: Callable[[Policy, Any, Use], None]
+    enforce: Callable[[JobUnderContract, Any, Any], None]
+    check_request: Callable[[ClientState, Any], None] = NoCheck(
+        "its fields have bounds, and the contract names the rest"
+    )
+    check_answer: Callable[[Any, Any, Known], None] = NoCheck("Done says nothing")
+    leaves_state: bool = False  # besides a part's state: the request is answered again when a checkpoint is restored
+    is_fixed: bool = False  # for a run: asked again, it must be answered as before
+
+    def __call__(self, handle: Handler) -> Exchange:
+        hints = get_type_hints(handle)
+        request, answers = hints["request"], hints["return"]
+        return self.over(get_origin(request) or request, get_args(answers) or (answers,), handle)
+
+    def over(self, request: type[Message], answers: tuple[type[Message], ...], handle: Handler) -> Exchange:
+        """The exchange of a request whose handler has several."""
+        return Exchange(**vars(self), request=request, answers=answers, handle=handle)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange(Rules):
     """A request, its answers, and who decides on both."""
 
     request: type[Message]
     answers: tuple[type[Message], ...]
-    purposes: Purposes  # of contracts that have it
-    permit: Callable[[Policy, Any, Use], None]
-    enforce: Callable[[JobUnderContract, Any, Any], None]
-    check_request: Callable[[ClientState, Any], None]
-    check_answer: Callable[[Any, Any, Known], None]
-    handle: Callable[[ClientState, Any], Message]
-    leaves_state: bool = False  # besides a part's state: the request is answered again when a checkpoint is restored
-    is_fixed: bool = False  # for a run: asked again, it must be answered as before
+    handle: Handler

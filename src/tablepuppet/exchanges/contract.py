@@ -5,19 +5,19 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Collection
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from msgspec import Meta
 
 from tablepuppet.errors import PolicyError
-from tablepuppet.exchanges.base import BEFORE_CONTRACT, Exchange, NoCheck
+from tablepuppet.exchanges.base import BEFORE_CONTRACT, Rules
 from tablepuppet.owner import row_rules
 from tablepuppet.owner.enforcement import JobUnderContract, refused
 from tablepuppet.owner.policy import Policy, TableRules, Use, refused_by
 from tablepuppet.owner.releases import DisclosedValues, reads, unknowns
 from tablepuppet.owner.state import ClientState
 from tablepuppet.owner.store import ScanUse
-from tablepuppet.protocol.base import FieldDisclosures, Message
+from tablepuppet.protocol.base import Message
 from tablepuppet.protocol.bounds import Known, require
 from tablepuppet.protocol.contract import Contract, ScanTerms
 
@@ -25,7 +25,6 @@ from tablepuppet.protocol.contract import Contract, ScanTerms
 class ProposeContract(Message, frozen=True):
     """Will you keep to this? Nothing is read before you agree. → Agreement"""
 
-    discloses: ClassVar[FieldDisclosures] = ()
     job: str
     contract: Contract
 
@@ -33,7 +32,6 @@ class ProposeContract(Message, frozen=True):
 class Agreement(Message, frozen=True):
     """Agreed, or waiting for a person; a refusal is a Failure that names the rule."""
 
-    discloses: ClassVar[FieldDisclosures] = ()
     contract: str  # its hash
     is_agreed: bool
     waits_for: Annotated[str, Meta(max_length=1000)] = ""  # who decides, where a person does
@@ -160,6 +158,13 @@ def _check_agreement(request: ProposeContract, answer: Agreement, known: Known) 
     require(answer.contract == request.contract.hash, "contract", "names another one than was proposed")
 
 
+@Rules(
+    BEFORE_CONTRACT,
+    permit=_permit_contract,
+    enforce=_enforce_proposal,
+    check_answer=_check_agreement,
+    leaves_state=True,
+)
 def _propose(own: ClientState, request: ProposeContract) -> Agreement:
     """Its policy and its contract passed: what is left are budgets, and a person where the owner wants one."""
     contract, name = request.contract, request.contract.hash
@@ -223,16 +228,4 @@ def _wait(own: ClientState, name: str) -> Agreement:
     return Agreement(contract=name, is_agreed=False, waits_for=f"the owner of {own.name}")
 
 
-EXCHANGES = (
-    Exchange(
-        ProposeContract,
-        (Agreement,),
-        BEFORE_CONTRACT,
-        permit=_permit_contract,
-        enforce=_enforce_proposal,
-        check_request=NoCheck("policy and contract judge every term of it"),
-        check_answer=_check_agreement,
-        handle=_propose,
-        leaves_state=True,
-    ),
-)
+EXCHANGES = (_propose,)

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from tablepuppet.arrays import Array
 from tablepuppet.errors import TransportError
-from tablepuppet.exchanges.base import TRAINING, Exchange, NoCheck
-from tablepuppet.exchanges.steps import STARTED, check_predictions
+from tablepuppet.exchanges.base import STARTED, TRAINING, NoCheck, Rules
+from tablepuppet.exchanges.steps import check_predictions
 from tablepuppet.owner.enforcement import (
     JobUnderContract,
     check_model_kind,
@@ -31,18 +31,15 @@ from tablepuppet.owner.releases import (
     tells_label,
 )
 from tablepuppet.owner.state import ClientState, Kept, Part
-from tablepuppet.protocol.base import Amount, Done, FieldDisclosure, FieldDisclosures, Message
+from tablepuppet.protocol.base import Amount, Done, FieldDisclosure, FieldDisclosures, Message, PartRequest
 from tablepuppet.protocol.bounds import Known, WrongError, check_array, check_finite, require
 from tablepuppet.protocol.contract import Contract
 from tablepuppet.sources.encoding import start_weights
 
 
-class Evaluate(Message, frozen=True):
+class Evaluate(PartRequest, frozen=True):
     """Predict the part's test rows, and its train rows where asked. → Evaluation"""
 
-    discloses: ClassVar[FieldDisclosures] = ()
-    job: str
-    part: int
     train: bool
 
 
@@ -61,28 +58,16 @@ class Evaluation(Message, frozen=True):
     ridged: Amount | None = None  # Σ β θ², where each output has a β of its own
 
 
-class Keep(Message, frozen=True):
+class Keep(PartRequest, frozen=True):
     """Remember the part's parameters: no others were better so far. → Done"""
 
-    discloses: ClassVar[FieldDisclosures] = ()
-    job: str
-    part: int
 
-
-class Restore(Message, frozen=True):
+class Restore(PartRequest, frozen=True):
     """Training is over, and the parameters kept last are the part's. → Done"""
 
-    discloses: ClassVar[FieldDisclosures] = ()
-    job: str
-    part: int
 
-
-class Release(Message, frozen=True):
+class Release(PartRequest, frozen=True):
     """Send the trained parameters. → Parameters"""
-
-    discloses: ClassVar[FieldDisclosures] = ()
-    job: str
-    part: int
 
 
 class Parameters(Message, frozen=True):
@@ -90,12 +75,9 @@ class Parameters(Message, frozen=True):
     values: Array
 
 
-class HoldPart(Message, frozen=True):
+class HoldPart(PartRequest, frozen=True):
     """Keep the trained parameters yourself, as your part of a model; they do not leave. → Done"""
 
-    discloses: ClassVar[FieldDisclosures] = ()
-    job: str
-    part: int
     model: str
     block: int
     features: list[str]
@@ -124,6 +106,7 @@ def _check_evaluation(request: Evaluate, answer: Evaluation, known: Known) -> No
         part.norm = answer.norm
 
 
+@Rules(TRAINING, permit=STARTED, enforce=_enforce_evaluation, check_answer=_check_evaluation)
 def _evaluate(own: ClientState, request: Evaluate) -> Evaluation:
     part = own.started(request)
     assert part.setup is not None
@@ -142,12 +125,14 @@ def _enforce_keeping(job: JobUnderContract, contract: Contract, request: Any) ->
     count_request(started_part(job, request.part), "keep", training_of(contract).epochs + 1)
 
 
+@Rules(TRAINING, permit=STARTED, enforce=_enforce_keeping)
 def _keep(own: ClientState, request: Keep) -> Done:
     part = own.started(request)
     part.kept = Kept(part.state.theta)
     return Done()
 
 
+@Rules(TRAINING, permit=STARTED, enforce=_enforce_keeping)
 def _restore(own: ClientState, request: Restore) -> Done:
     part = own.started(request)
     if part.kept is None:
@@ -184,6 +169,7 @@ def _check_parameters(request: Release, answer: Parameters, known: Known) -> Non
         require(is_same, "values", "have another norm than at the last evaluation")
 
 
+@Rules(TRAINING, permit=permit_release, enforce=_enforce_release, check_answer=_check_parameters)
 def _release(own: ClientState, request: Release) -> Parameters:
     part = own.started(request)
     _record_model(own, part)
@@ -199,6 +185,7 @@ def enforce_holding(job: JobUnderContract, contract: Contract, request: Any) -> 
     count_request(started_part(job, request.part), "hold", 1)
 
 
+@Rules(TRAINING, permit=NoCheck("nothing leaves: the parameters stay with their owner"), enforce=_enforce_holding)
 def _hold_part(own: ClientState, request: HoldPart) -> Done:
     part = own.started(request)
     assert part.started is not None
@@ -231,55 +218,4 @@ def _record_model(own: ClientState, part: Part) -> None:
     own.releases.record_model(table, (encoders, spec, part.started.outputs), part.theta, start)
 
 
-EXCHANGES = (
-    Exchange(
-        Evaluate,
-        (Evaluation,),
-        TRAINING,
-        permit=STARTED,
-        enforce=_enforce_evaluation,
-        check_request=NoCheck("the contract names the part"),
-        check_answer=_check_evaluation,
-        handle=_evaluate,
-    ),
-    Exchange(
-        Keep,
-        (Done,),
-        TRAINING,
-        permit=STARTED,
-        enforce=_enforce_keeping,
-        check_request=NoCheck("the contract names the part"),
-        check_answer=NoCheck("Done says nothing"),
-        handle=_keep,
-    ),
-    Exchange(
-        Restore,
-        (Done,),
-        TRAINING,
-        permit=STARTED,
-        enforce=_enforce_keeping,
-        check_request=NoCheck("the contract names the part"),
-        check_answer=NoCheck("Done says nothing"),
-        handle=_restore,
-    ),
-    Exchange(
-        Release,
-        (Parameters,),
-        TRAINING,
-        permit=permit_release,
-        enforce=_enforce_release,
-        check_request=NoCheck("the contract names the part"),
-        check_answer=_check_parameters,
-        handle=_release,
-    ),
-    Exchange(
-        HoldPart,
-        (Done,),
-        TRAINING,
-        permit=NoCheck("nothing leaves: the parameters stay with their owner"),
-        enforce=_enforce_holding,
-        check_request=NoCheck("its names are kept as they come, and looked up as they are asked for"),
-        check_answer=NoCheck("Done says nothing"),
-        handle=_hold_part,
-    ),
-)
+EXCHANGES = (_evaluate, _keep, _restore, _release, _hold_part)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from tablepuppet.arrays import Array, Codes, RowNumbers
 from tablepuppet.errors import PolicyError, TransportError
-from tablepuppet.exchanges.base import TRAINING, WITH_STATISTICS, Exchange, NoCheck
+from tablepuppet.exchanges.base import TRAINING, WITH_STATISTICS, NoCheck, Rules
 from tablepuppet.exchanges.steps import Shapes, check_summands
 from tablepuppet.memory import trim_heap
 from tablepuppet.owner import row_rules
@@ -35,7 +35,7 @@ from tablepuppet.owner.policy import Policy, Use, permit_columns, refused_by
 from tablepuppet.owner.releases import count_unknowns, limits_predictions
 from tablepuppet.owner.state import ClientState, Part
 from tablepuppet.privacy.masks import MaskKey
-from tablepuppet.protocol.base import MOST_CATEGORIES, FieldDisclosure, FieldDisclosures, Message, Place
+from tablepuppet.protocol.base import MOST_CATEGORIES, FieldDisclosure, FieldDisclosures, Message, PartRequest, Place
 from tablepuppet.protocol.bounds import (
     LARGEST,
     Known,
@@ -64,22 +64,18 @@ from tablepuppet.sources.encoding import encode, without_rare
 from tablepuppet.sources.statistics import first_summands, names_only, second_summands, statistics, without_moments
 
 
-class FindIds(Message, frozen=True):
+class FindIds(PartRequest, frozen=True):
     """Which of these texts would you take for ids (owner/ids.py)? Asked where a block has several parts. → FoundIds"""
 
-    discloses: ClassVar[FieldDisclosures] = ()
-    job: str
-    part: int
     scan: int
     columns: list[int]
 
 
 class FoundIds(Message, frozen=True):
-    discloses: ClassVar[FieldDisclosures] = ()
     places: tuple[int, ...]  # in the columns that were asked about
 
 
-class OpenPart(Message, frozen=True):
+class OpenPart(PartRequest, frozen=True):
     """These columns of a scan are a share of block `part`; these of its rows take part.
 
     → FeatureStatistics | FeatureNames. Row −1 stands for a row that does not exist (an outer join found none):
@@ -89,8 +85,6 @@ class OpenPart(Message, frozen=True):
     discloses: ClassVar[FieldDisclosures] = (
         FieldDisclosure("multiplicity", "multiplicities", is_per_row=True, if_empty=True),
     )
-    job: str
-    part: int
     scan: int
     columns: list[int]
     train_rows: RowNumbers | None  # None: all, in order
@@ -118,37 +112,29 @@ class FeatureNames(Message, frozen=True):
     key: MaskKey | None = None  # for masks; None: the client has no secret to vouch for it
 
 
-class SumStatistics(Message, frozen=True):
+class SumStatistics(PartRequest, frozen=True):
     """Counts and sums over the block's categories and numbers, as summands (sources/statistics.py). → Masked"""
 
     discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("columns", "category names"),)
-    job: str
-    part: int
     columns: list[Statistics]  # agreed categories and lengths; the second time also means
     peers: list[MaskKey]  # keys of all the block's parts
     is_second: bool = False  # moments about the means
 
 
-class EncodeFeatures(Message, frozen=True):
+class EncodeFeatures(PartRequest, frozen=True):
     """Encode the part's features like this, as all clients of the block do. → Encoded"""
 
     discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("encoders", "encoders"),)
-    job: str
-    part: int
     encoders: list[Encoder]
 
 
 class Encoded(Message, frozen=True):
-    discloses: ClassVar[FieldDisclosures] = ()
     width: Place
 
 
-class RevealFeatures(Message, frozen=True):
+class RevealFeatures(PartRequest, frozen=True):
     """Send the encoded features of all rows: the centralised baseline only. → RevealedFeatures"""
 
-    discloses: ClassVar[FieldDisclosures] = ()
-    job: str
-    part: int
     as_codes: bool = False  # texts as codes of their categories, not as columns of zeros and ones
 
 
@@ -179,6 +165,7 @@ def _check_ids(request: FindIds, answer: FoundIds, known: Known) -> None:
     require(is_inside and len(set(answer.places)) == len(answer.places), "places", "are not among the columns")
 
 
+@Rules(WITH_STATISTICS, permit=_permit_ids, enforce=_enforce_ids, check_answer=_check_ids)
 def _find_ids(own: ClientState, request: FindIds) -> FoundIds:
     columns = [own.column(request.job, request.scan, c) for c in request.columns]
     return FoundIds(places=tuple(i for i, column in enumerate(columns) if look_like_ids(column)))
@@ -301,6 +288,14 @@ def _check_id_statistics(statistics: IdStatistics, request: OpenPart, rows: int 
         require(is_ascending, "columns.tokens", "are not ascending")
 
 
+@Rules(
+    WITH_STATISTICS,
+    permit=_permit_part,
+    enforce=_enforce_part,
+    check_request=_check_part_request,
+    check_answer=_check_statistics,
+    leaves_state=True,
+)
 def _open_part(own: ClientState, request: OpenPart) -> FeatureStatistics | FeatureNames:
     row_rules.check_part(own, request)
     columns = [own.column(request.job, request.scan, c) for c in request.columns]
@@ -360,7 +355,15 @@ def _check_sums(request: SumStatistics, answer: Masked | Partial, known: Known) 
     check_summands(answer, known.part(request), "moments" if request.is_second else "counts", due)
 
 
-def _sum_statistics(own: ClientState, request: SumStatistics) -> Message:
+@Rules(
+    WITH_STATISTICS,
+    permit=_permit_sums,
+    enforce=_enforce_sums,
+    check_request=_check_sums_request,
+    check_answer=_check_sums,
+    leaves_state=True,
+)
+def _sum_statistics(own: ClientState, request: SumStatistics) -> Masked | Partial:
     part = own.part(request)
     part.meet(request.peers)
     summands = second_summands if request.is_second else first_summands
@@ -410,6 +413,14 @@ def _width_of(encoder: Encoder) -> int:
     return len(encoder.categories) + encoder.has_missing + encoder.has_other
 
 
+@Rules(
+    TRAINING,
+    permit=NoCheck("it follows from a part that was opened under the policy"),
+    enforce=_enforce_encoding,
+    check_request=_check_encoding_request,
+    check_answer=_check_encoded,
+    leaves_state=True,
+)
 def _encode_features(own: ClientState, request: EncodeFeatures) -> Encoded:
     part = own.part(request)
     opened = part.request
@@ -451,6 +462,7 @@ def _check_revealed(request: RevealFeatures, answer: RevealedFeatures, known: Kn
         check_finite(getattr(answer, name), name)
 
 
+@Rules(TRAINING, permit=_permit_pooling, enforce=_enforce_pooling, check_answer=_check_revealed)
 def _reveal_features(own: ClientState, request: RevealFeatures) -> RevealedFeatures:
     part = own.part(request)
     if not own.may_reveal:
@@ -463,58 +475,4 @@ def _reveal_features(own: ClientState, request: RevealFeatures) -> RevealedFeatu
     return RevealedFeatures(part.train.dense, part.test.dense, *codes, row_width=part.train.width)
 
 
-EXCHANGES = (
-    Exchange(
-        FindIds,
-        (FoundIds,),
-        WITH_STATISTICS,
-        permit=_permit_ids,
-        enforce=_enforce_ids,
-        check_request=NoCheck("the contract names the block's columns"),
-        check_answer=_check_ids,
-        handle=_find_ids,
-    ),
-    Exchange(
-        OpenPart,
-        (FeatureStatistics, FeatureNames),
-        WITH_STATISTICS,
-        permit=_permit_part,
-        enforce=_enforce_part,
-        check_request=_check_part_request,
-        check_answer=_check_statistics,
-        handle=_open_part,
-        leaves_state=True,
-    ),
-    Exchange(
-        SumStatistics,
-        (Masked, Partial),
-        WITH_STATISTICS,
-        permit=_permit_sums,
-        enforce=_enforce_sums,
-        check_request=_check_sums_request,
-        check_answer=_check_sums,
-        handle=_sum_statistics,
-        leaves_state=True,
-    ),
-    Exchange(
-        EncodeFeatures,
-        (Encoded,),
-        TRAINING,
-        permit=NoCheck("it follows from a part that was opened under the policy"),
-        enforce=_enforce_encoding,
-        check_request=_check_encoding_request,
-        check_answer=_check_encoded,
-        handle=_encode_features,
-        leaves_state=True,
-    ),
-    Exchange(
-        RevealFeatures,
-        (RevealedFeatures,),
-        TRAINING,
-        permit=_permit_pooling,
-        enforce=_enforce_pooling,
-        check_request=NoCheck("the contract names the part"),
-        check_answer=_check_revealed,
-        handle=_reveal_features,
-    ),
-)
+EXCHANGES = (_find_ids, _open_part, _sum_statistics, _encode_features, _reveal_features)

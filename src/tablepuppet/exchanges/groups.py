@@ -19,7 +19,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from tablepuppet.errors import TransportError
-from tablepuppet.exchanges.base import ALL_PURPOSES, Exchange, NoCheck
+from tablepuppet.exchanges.base import ALL_PURPOSES, Rules
 from tablepuppet.owner.enforcement import JobUnderContract, count_once, refused, scan_of
 from tablepuppet.owner.group_sums import Partials, scales_of, words_of
 from tablepuppet.owner.policy import Policy, Use, refused_by
@@ -34,6 +34,7 @@ from tablepuppet.protocol.base import (
     FieldDisclosures,
     Message,
     Place,
+    ScanRequest,
     Text,
 )
 from tablepuppet.protocol.bounds import (
@@ -52,12 +53,8 @@ Salt = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
 
 
-class SendGroups(Message, frozen=True):
+class SendGroups(ScanRequest, frozen=True):
     """Which groups do the rows of a scan come from? → Groups"""
-
-    discloses: ClassVar[FieldDisclosures] = ()
-    job: str
-    scan: int
 
 
 class Groups(Message, frozen=True):
@@ -72,15 +69,13 @@ class Groups(Message, frozen=True):
     salt: Salt  # which nobody can guess this client's rows in a commitment without
 
 
-class SumGroups(Message, frozen=True):
+class SumGroups(ScanRequest, frozen=True):
     """Send figures of the groups that other clients have too, under masks. → GroupSums
 
     Masks are drawn from all of it: clients that were told different things share none.
     """
 
     discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("rows", "shared groups"),)
-    job: str
-    scan: int
     place: Place  # of this client among the peers
     peers: list[MaskKey]  # of all clients of the table
     holders: NDArray[np.int32]  # of each shared group: the place of the client that will hold it
@@ -100,15 +95,13 @@ class GroupSums(Message, frozen=True):
     extremes: NDArray[np.int64] | None = None  # each for the holder alone
 
 
-class HoldGroups(Message, frozen=True):
+class HoldGroups(ScanRequest, frozen=True):
     """Hold the groups that are yours, with what the others sent of them; let go of those that others hold. → Done"""
 
     discloses: ClassVar[FieldDisclosures] = (
         FieldDisclosure("sums", "group sums"),
         FieldDisclosure("extremes", "group extremes"),
     )
-    job: str
-    scan: int
     sums: NDArray[np.int64]  # over all other clients, still under this one's mask
     extremes: NDArray[np.int64] | None = None  # groups × other clients × words
 
@@ -154,6 +147,7 @@ def _check_groups(request: SendGroups, answer: Groups, known: Known) -> None:
     known.scan(request).words = sum(w[0] for w in words), sum(w[1] for w in words)
 
 
+@Rules(ALL_PURPOSES, permit=_permit_groups, enforce=_enforce_groups, check_answer=_check_groups, leaves_state=True)
 def _send_groups(own: ClientState, request: SendGroups) -> Groups:
     groups = own.tables.partials(request.job, request.scan, job_key(own.key, request.job))
     return Groups(
@@ -193,6 +187,14 @@ def _check_sums(request: SumGroups, answer: GroupSums, known: Known) -> None:
         check_array(answer.extremes, "extremes", (due, extremes), kinds=frozenset("i"))
 
 
+@Rules(
+    ALL_PURPOSES,
+    permit=_permit_groups,
+    enforce=_enforce_groups,
+    check_request=_check_sum_request,
+    check_answer=_check_sums,
+    leaves_state=True,
+)
 def _sum_groups(own: ClientState, request: SumGroups) -> GroupSums:
     groups = own.tables.partials(request.job, request.scan)
     salt = _secret(own, request, groups, b"salt")[:16]
@@ -223,6 +225,9 @@ def _check_hold_request(own: ClientState, request: HoldGroups) -> None:
         check_array(request.extremes, "extremes", (held, len(agreed.peers) - 1, extremes), kinds=frozenset("i"))
 
 
+@Rules(
+    ALL_PURPOSES, permit=_permit_groups, enforce=_enforce_groups, check_request=_check_hold_request, leaves_state=True
+)
 def _hold_groups(own: ClientState, request: HoldGroups) -> Done:
     groups, agreed = own.tables.partials(request.job, request.scan), own.tables.agreed_groups(request.job, request.scan)
     is_held, has = agreed.holders == agreed.place, agreed.rows >= 0
@@ -277,38 +282,4 @@ def _name(request: SendGroups | SumGroups) -> str:
     return f"{request.job} groups {request.scan}"
 
 
-EXCHANGES = (
-    Exchange(
-        SendGroups,
-        (Groups,),
-        ALL_PURPOSES,
-        permit=_permit_groups,
-        enforce=_enforce_groups,
-        check_request=NoCheck("the contract names the scan"),
-        check_answer=_check_groups,
-        handle=_send_groups,
-        leaves_state=True,
-    ),
-    Exchange(
-        SumGroups,
-        (GroupSums,),
-        ALL_PURPOSES,
-        permit=_permit_groups,
-        enforce=_enforce_groups,
-        check_request=_check_sum_request,
-        check_answer=_check_sums,
-        handle=_sum_groups,
-        leaves_state=True,
-    ),
-    Exchange(
-        HoldGroups,
-        (Done,),
-        ALL_PURPOSES,
-        permit=_permit_groups,
-        enforce=_enforce_groups,
-        check_request=_check_hold_request,
-        check_answer=NoCheck("Done says nothing"),
-        handle=_hold_groups,
-        leaves_state=True,
-    ),
-)
+EXCHANGES = (_send_groups, _sum_groups, _hold_groups)

@@ -12,7 +12,7 @@ import pyarrow as pa
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from tablepuppet.exchanges.base import ALL_PURPOSES, Exchange, NoCheck
+from tablepuppet.exchanges.base import ALL_PURPOSES, NoCheck, Rules
 from tablepuppet.exchanges.schema import check_row_count
 from tablepuppet.memory import trim_heap
 from tablepuppet.owner.enforcement import JobUnderContract, check_columns, count_once, refused, scan_of
@@ -31,7 +31,7 @@ from tablepuppet.owner.tokens import (
     tokens,
 )
 from tablepuppet.privacy.options import KeyMode
-from tablepuppet.protocol.base import Count, FieldDisclosure, FieldDisclosures, Message, Seed, Text
+from tablepuppet.protocol.base import Count, FieldDisclosure, FieldDisclosures, Message, ScanRequest, Seed, Text
 from tablepuppet.protocol.bounds import (
     Known,
     WrongError,
@@ -51,7 +51,7 @@ class RowOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     is_shared: bool  # whether the table has other clients, so that the server must merge their orders
 
 
-class SendKeys(Message, frozen=True):
+class SendKeys(ScanRequest, frozen=True):
     """Send the key columns of a scan, one row per row number. → Keys
 
     Unless they are plain, keys come as tokens (owner/tokens.py), a dictionary of 16 bytes each; of `dh` of 32, which
@@ -59,9 +59,6 @@ class SendKeys(Message, frozen=True):
     for the whole job.
     """
 
-    discloses: ClassVar[FieldDisclosures] = ()
-    job: str
-    scan: int
     columns: list[int]
     tokens: KeyMode = "hmac"
     domains: list[Text] = msgspec.field(default_factory=list)  # one per column; columns that are compared share theirs
@@ -181,6 +178,15 @@ def check_key_values(table: pa.Table, name: str, numbers: Sequence[int], infos: 
         require(is_due, name, f"are {str(found)[:100]}, and were described as {kind}")
 
 
+@Rules(
+    ALL_PURPOSES,
+    permit=_permit_keys,
+    enforce=_enforce_keys,
+    check_request=_check_keys_request,
+    check_answer=_check_keys,
+    leaves_state=True,
+    is_fixed=True,
+)
 def _send_keys(own: ClientState, request: SendKeys) -> Keys:
     order = None
     if request.order is not None:
@@ -230,6 +236,13 @@ def _check_blinded(request: BlindKeys, answer: BlindedKeys, known: Known) -> Non
     check_array(answer.points, "points", request.points.shape, kinds=frozenset("u"))
 
 
+@Rules(
+    ALL_PURPOSES,
+    permit=NoCheck("the policy's limit of keys was judged with the contract"),
+    enforce=_enforce_blinding,
+    check_request=_check_blinding_request,
+    check_answer=_check_blinded,
+)
 def _blind_keys(own: ClientState, request: BlindKeys) -> BlindedKeys:
     """Other owners' keys under this owner's secret too; the log says how many."""
     told = own.told.setdefault(request.job, Counter())
@@ -237,27 +250,4 @@ def _blind_keys(own: ClientState, request: BlindKeys) -> BlindedKeys:
     return BlindedKeys(points=blind(request.points, blinding_key(own.secret, request.job, request.domain)))
 
 
-EXCHANGES = (
-    Exchange(
-        SendKeys,
-        (Keys,),
-        ALL_PURPOSES,
-        permit=_permit_keys,
-        enforce=_enforce_keys,
-        check_request=_check_keys_request,
-        check_answer=_check_keys,
-        handle=_send_keys,
-        leaves_state=True,
-        is_fixed=True,
-    ),
-    Exchange(
-        BlindKeys,
-        (BlindedKeys,),
-        ALL_PURPOSES,
-        permit=NoCheck("the policy's limit of keys was judged with the contract"),
-        enforce=_enforce_blinding,
-        check_request=_check_blinding_request,
-        check_answer=_check_blinded,
-        handle=_blind_keys,
-    ),
-)
+EXCHANGES = (_send_keys, _blind_keys)

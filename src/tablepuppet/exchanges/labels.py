@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array
-from tablepuppet.exchanges.base import SCORING, WITH_LABELS, Exchange, NoCheck
+from tablepuppet.exchanges.base import SCORING, WITH_LABELS, Rules
 from tablepuppet.owner import row_rules
 from tablepuppet.owner.enforcement import (
     JobUnderContract,
@@ -39,6 +39,7 @@ from tablepuppet.protocol.base import (
     Fraction,
     Message,
     Place,
+    ScanRequest,
     Seed,
     Text,
 )
@@ -59,12 +60,9 @@ from tablepuppet.sources.columns import STRING_KINDS
 Classes = Annotated[list[Text | Finite], Meta(max_length=MOST_CLASSES)]
 
 
-class DescribeLabels(Message, frozen=True):
+class DescribeLabels(ScanRequest, frozen=True):
     """Which classes, or which kind of number, is the label? → LabelSummary"""
 
-    discloses: ClassVar[FieldDisclosures] = ()
-    job: str
-    scan: int
     column: int
     wants_classes: bool = True  # the distinct values, where they are numbers
 
@@ -76,12 +74,10 @@ class LabelSummary(Message, frozen=True):
     missing: Count = 0
 
 
-class SendLabels(Message, frozen=True):
+class SendLabels(ScanRequest, frozen=True):
     """Send one label per row, as a class number or a number, and each row's side of the split. → Labels"""
 
     discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("classes", "label classes"),)
-    job: str
-    scan: int
     column: int
     classes: list[str | float] | None  # None: a number
     offset: Count  # this client's first row number in the label table
@@ -109,12 +105,9 @@ class Labels(Message, frozen=True):
     folds: NDArray[np.int16] | None = None  # which each row is in; by time, the first is never held out
 
 
-class SendSides(Message, frozen=True):
+class SendSides(ScanRequest, frozen=True):
     """Say which side of the split each row is on, as `SendLabels` draws it, and nothing of its label. → Sides"""
 
-    discloses: ClassVar[FieldDisclosures] = ()
-    job: str
-    scan: int
     offset: Count  # this client's first row number in the label table
     seed: Seed
     test_fraction: Fraction
@@ -133,12 +126,9 @@ class Sides(Message, frozen=True):
     is_validation: NDArray[np.bool_] | None  # None: no row
 
 
-class SendWeights(Message, frozen=True):
+class SendWeights(ScanRequest, frozen=True):
     """Send the sample weight of each row of the label table. → Weights"""
 
-    discloses: ClassVar[FieldDisclosures] = ()
-    job: str
-    scan: int
     column: int
 
 
@@ -170,6 +160,7 @@ def _check_summary(request: DescribeLabels, answer: LabelSummary, known: Known) 
     require(answer.kind != "boolean" or classes == [0.0, 1.0], "classes", "of a boolean label are false and true")
 
 
+@Rules(WITH_LABELS, permit=_permit_classes, enforce=_enforce_classes, check_answer=_check_summary, is_fixed=True)
 def _describe_labels(own: ClientState, request: DescribeLabels) -> LabelSummary:
     column, info = own.column(request.job, request.scan, request.column)
     if info.kind in STRING_KINDS:
@@ -258,6 +249,14 @@ def _check_held_out(request: SendLabels | SendSides, answer: Labels | Sides, row
         require(not (answer.is_validation & answer.is_test).any(), "is_validation", "names rows that are for the test")
 
 
+@Rules(
+    WITH_LABELS,
+    permit=_permit_labels,
+    enforce=_enforce_labels,
+    check_request=_check_labels_request,
+    check_answer=_check_labels_answer,
+    is_fixed=True,
+)
 def _send_labels(own: ClientState, request: SendLabels) -> Labels:
     column, info = own.column(request.job, request.scan, request.column)
     order = own.tables.order(request.job, request.scan)
@@ -312,6 +311,9 @@ def _check_sides(request: SendSides, answer: Sides, known: Known) -> None:
     _check_held_out(request, answer, rows)
 
 
+@Rules(
+    SCORING, permit=_permit_sides, enforce=_enforce_sides, check_request=_check_sides_request, check_answer=_check_sides
+)
 def _send_sides(own: ClientState, request: SendSides) -> Sides:
     sides, order = _split_rows(own, request), own.tables.order(request.job, request.scan)
     rows = own.tables.scan(request.job, request.scan).num_rows
@@ -337,52 +339,9 @@ def _check_weights(request: SendWeights, answer: Weights, known: Known) -> None:
     require(not (np.abs(answer.values) > LARGEST).any(), "values", TOO_LARGE)
 
 
+@Rules(WITH_LABELS, permit=_permit_weights, enforce=_enforce_weights, check_answer=_check_weights, is_fixed=True)
 def _send_weights(own: ClientState, request: SendWeights) -> Weights:
     return Weights(values=read_weights(*own.column(request.job, request.scan, request.column)))
 
 
-EXCHANGES = (
-    Exchange(
-        DescribeLabels,
-        (LabelSummary,),
-        WITH_LABELS,
-        permit=_permit_classes,
-        enforce=_enforce_classes,
-        check_request=NoCheck("the contract names the scan and the column"),
-        check_answer=_check_summary,
-        handle=_describe_labels,
-        is_fixed=True,
-    ),
-    Exchange(
-        SendLabels,
-        (Labels,),
-        WITH_LABELS,
-        permit=_permit_labels,
-        enforce=_enforce_labels,
-        check_request=_check_labels_request,
-        check_answer=_check_labels_answer,
-        handle=_send_labels,
-        is_fixed=True,
-    ),
-    Exchange(
-        SendSides,
-        (Sides,),
-        SCORING,
-        permit=_permit_sides,
-        enforce=_enforce_sides,
-        check_request=_check_sides_request,
-        check_answer=_check_sides,
-        handle=_send_sides,
-    ),
-    Exchange(
-        SendWeights,
-        (Weights,),
-        WITH_LABELS,
-        permit=_permit_weights,
-        enforce=_enforce_weights,
-        check_request=NoCheck("the contract names the scan and the column"),
-        check_answer=_check_weights,
-        handle=_send_weights,
-        is_fixed=True,
-    ),
-)
+EXCHANGES = (_describe_labels, _send_labels, _send_sides, _send_weights)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import PolicyError, TransportError
-from tablepuppet.exchanges.base import PREDICTING, SCORING, Exchange, NoCheck
+from tablepuppet.exchanges.base import PREDICTING, SCORING, Rules
 from tablepuppet.exchanges.features import check_encoders
 from tablepuppet.exchanges.keys import check_key_values, check_numbering, check_table
 from tablepuppet.models.neural import NeuralModel
@@ -31,7 +31,7 @@ from tablepuppet.owner.policy import Policy, Use, permit_columns
 from tablepuppet.owner.releases import DisclosedValues, reads, score_name, unknowns
 from tablepuppet.owner.state import ClientState, check_model, check_outputs
 from tablepuppet.privacy.gaussian import secure_generator
-from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Finite, Message
+from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Finite, Message, ScanRequest
 from tablepuppet.protocol.bounds import Known, check_array, check_finite, check_row_numbers, require
 from tablepuppet.protocol.columns import ColumnInfo, Encoder
 from tablepuppet.protocol.contract import Contract, fingerprint
@@ -39,12 +39,10 @@ from tablepuppet.sources.columns import STRING_KINDS, as_read
 from tablepuppet.sources.encoding import encode
 
 
-class ScoreRows(Message, frozen=True):
+class ScoreRows(ScanRequest, frozen=True):
     """Encode these rows of a scan like this and predict them with θ. → Scores"""
 
     discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("theta", "model"),)
-    job: str
-    scan: int
     columns: list[int]
     rows: RowNumbers
     encoders: list[Encoder]
@@ -57,12 +55,9 @@ class ScoreRows(Message, frozen=True):
     value: Finite | str | None = None  # of it; None: missing
 
 
-class ScoreOwnRows(Message, frozen=True):
+class ScoreOwnRows(ScanRequest, frozen=True):
     """Predict these rows of a scan with the part of a model that you hold. → Scores"""
 
-    discloses: ClassVar[FieldDisclosures] = ()
-    job: str
-    scan: int
     columns: list[int]
     rows: RowNumbers
     model: str
@@ -75,12 +70,9 @@ class Scores(Message, frozen=True):
     values: Array  # h of the rows asked for
 
 
-class SendIdentifiers(Message, frozen=True):
+class SendIdentifiers(ScanRequest, frozen=True):
     """Send the columns that name the rows of a scan in the answer to a prediction. → Identifiers"""
 
-    discloses: ClassVar[FieldDisclosures] = ()
-    job: str
-    scan: int
     columns: list[int]
 
 
@@ -170,10 +162,24 @@ def _check_own_scores(request: ScoreOwnRows, answer: Scores, known: Known) -> No
     check_finite(answer.values, "values")
 
 
+@Rules(
+    SCORING,
+    permit=permit_scores,
+    enforce=_enforce_scores,
+    check_request=_check_score_request,
+    check_answer=_check_scores,
+)
 def _score_rows(own: ClientState, request: ScoreRows) -> Scores:
     return _score(own, request, request.encoders, request.theta, request.model, request.outputs)
 
 
+@Rules(
+    SCORING,
+    permit=permit_own_scores,
+    enforce=_enforce_scores,
+    check_request=_check_own_request,
+    check_answer=_check_own_scores,
+)
 def _score_own_rows(own: ClientState, request: ScoreOwnRows) -> Scores:
     part = own.part_store.find(request.model, request.name, own.asker(request.job))
     infos = own.tables.columns(request.job, request.scan)
@@ -258,40 +264,10 @@ def _check_identifiers(request: SendIdentifiers, answer: Identifiers, known: Kno
     check_key_values(answer.columns, "columns", request.columns, scan.columns)
 
 
+@Rules(PREDICTING, permit=_permit_identifiers, enforce=_enforce_identifiers, check_answer=_check_identifiers)
 def _send_identifiers(own: ClientState, request: SendIdentifiers) -> Identifiers:
     table = own.tables.scan(request.job, request.scan)
     return Identifiers(columns=as_read(table, request.columns))
 
 
-EXCHANGES = (
-    Exchange(
-        ScoreRows,
-        (Scores,),
-        SCORING,
-        permit=permit_scores,
-        enforce=_enforce_scores,
-        check_request=_check_score_request,
-        check_answer=_check_scores,
-        handle=_score_rows,
-    ),
-    Exchange(
-        ScoreOwnRows,
-        (Scores,),
-        SCORING,
-        permit=permit_own_scores,
-        enforce=_enforce_scores,
-        check_request=_check_own_request,
-        check_answer=_check_own_scores,
-        handle=_score_own_rows,
-    ),
-    Exchange(
-        SendIdentifiers,
-        (Identifiers,),
-        PREDICTING,
-        permit=_permit_identifiers,
-        enforce=_enforce_identifiers,
-        check_request=NoCheck("the contract names the scan and the columns"),
-        check_answer=_check_identifiers,
-        handle=_send_identifiers,
-    ),
-)
+EXCHANGES = (_score_rows, _score_own_rows, _send_identifiers)

@@ -9,11 +9,11 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from tablepuppet.exchanges.base import BEFORE_CONTRACT, WITH_LABELS, Exchange, NoCheck
+from tablepuppet.exchanges.base import BEFORE_CONTRACT, WITH_LABELS, NoCheck, Rules
 from tablepuppet.owner.enforcement import JobUnderContract, count_once, refused, scan_of
 from tablepuppet.owner.releases import disclosed_values
 from tablepuppet.owner.state import ClientState
-from tablepuppet.protocol.base import MOST_COLUMNS, Count, Done, FieldDisclosure, FieldDisclosures, Message
+from tablepuppet.protocol.base import MOST_COLUMNS, Count, Done, FieldDisclosure, FieldDisclosures, Message, ScanRequest
 from tablepuppet.protocol.bounds import Known, KnownScan, check_count, require
 from tablepuppet.protocol.columns import ColumnInfo, Merges
 from tablepuppet.protocol.contract import Contract
@@ -22,28 +22,23 @@ from tablepuppet.protocol.contract import Contract
 class DescribeTable(Message, frozen=True):
     """Which columns does your table have, or a query over your tables give? → TableSchema"""
 
-    discloses: ClassVar[FieldDisclosures] = ()
     table: str
     query: str | None = None  # a SELECT over tables of the client's, whose rows are taken as a table's
 
 
 class TableSchema(Message, frozen=True):
-    discloses: ClassVar[FieldDisclosures] = ()
     columns: Annotated[list[ColumnInfo], Meta(max_length=MOST_COLUMNS)]
     withholds: bool = False  # whether the owner keeps the parameters that are trained on its table
     merges: Merges = ""  # which figures of groups the owner lets be merged with those of other owners
     stamp: Annotated[bytes, Meta(max_length=1024)] = b""  # another one whenever the table may have changed
 
 
-class OpenScan(Message, frozen=True):
+class OpenScan(ScanRequest, frozen=True):
     """Prepare to read these expressions of a table, for the rows that pass the filter. → ScanSchema
 
     Nothing is read yet: the answer gives the type of each expression.
     """
 
-    discloses: ClassVar[FieldDisclosures] = ()
-    job: str
-    scan: int
     table: str
     columns: list[str]
     filter: str | None = None
@@ -52,16 +47,11 @@ class OpenScan(Message, frozen=True):
 
 
 class ScanSchema(Message, frozen=True):
-    discloses: ClassVar[FieldDisclosures] = ()
     columns: Annotated[list[ColumnInfo], Meta(max_length=MOST_COLUMNS)]
 
 
-class CountRows(Message, frozen=True):
+class CountRows(ScanRequest, frozen=True):
     """How many rows does a scan have? → RowCount"""
-
-    discloses: ClassVar[FieldDisclosures] = ()
-    job: str
-    scan: int
 
 
 class RowCount(Message, frozen=True):
@@ -72,7 +62,6 @@ class RowCount(Message, frozen=True):
 class CloseJob(Message, frozen=True):
     """Forget everything about a job. → Done"""
 
-    discloses: ClassVar[FieldDisclosures] = ()
     job: str
 
 
@@ -89,6 +78,13 @@ def _check_table_schema(request: DescribeTable, answer: TableSchema, known: Know
     require(len(names) == len(answer.columns), "columns", "name one column twice")
 
 
+@Rules(
+    BEFORE_CONTRACT,
+    permit=NoCheck("names and types of columns are what a query is written from; no value is among them"),
+    enforce=NoCheck("it belongs to no job"),
+    check_request=NoCheck("its texts are parsed and looked up before they are used"),
+    check_answer=_check_table_schema,
+)
 def _describe_table(own: ClientState, request: DescribeTable) -> TableSchema:
     described = own.tables.describe(request.table, request.query)
     return TableSchema(
@@ -111,6 +107,15 @@ def _check_scan_schema(request: OpenScan, answer: ScanSchema, known: Known) -> N
     known.scans[request.job, request.scan] = KnownScan(asked, answer.columns)
 
 
+@Rules(
+    BEFORE_CONTRACT,
+    permit=NoCheck("the handler judges the scan once its expressions are read; until then no row is"),
+    enforce=_enforce_scan,
+    check_request=NoCheck("its texts are parsed and looked up before they are used"),
+    check_answer=_check_scan_schema,
+    leaves_state=True,
+    is_fixed=True,
+)
 def _open_scan(own: ClientState, request: OpenScan) -> ScanSchema:
     columns = own.tables.open_scan(request)
     own.policy.check_scan(own.tables.use(request.job, request.scan))
@@ -126,10 +131,23 @@ def _check_rows(request: CountRows, answer: RowCount, known: Known) -> None:
     check_row_count(answer.rows, known.scan(request), known)
 
 
+@Rules(
+    WITH_LABELS,
+    permit=NoCheck("the contract says how often the rows of its scans are counted"),
+    enforce=_enforce_count,
+    check_answer=_check_rows,
+    is_fixed=True,
+)
 def _count_rows(own: ClientState, request: CountRows) -> RowCount:
     return RowCount(rows=own.tables.scan(request.job, request.scan).num_rows)
 
 
+@Rules(
+    BEFORE_CONTRACT,
+    permit=NoCheck("nothing of a table leaves"),
+    enforce=NoCheck("a job may end at any time"),
+    check_request=NoCheck("a job that there is not is closed already"),
+)
 def _close_job(own: ClientState, request: CloseJob) -> Done:
     own.contracts.close(request.job)
     for (job, _), part in own.parts.items():
@@ -143,48 +161,4 @@ def _close_job(own: ClientState, request: CloseJob) -> Done:
     return Done()
 
 
-EXCHANGES = (
-    Exchange(
-        DescribeTable,
-        (TableSchema,),
-        BEFORE_CONTRACT,
-        permit=NoCheck("names and types of columns are what a query is written from; no value is among them"),
-        enforce=NoCheck("it belongs to no job"),
-        check_request=NoCheck("its texts are parsed and looked up before they are used"),
-        check_answer=_check_table_schema,
-        handle=_describe_table,
-    ),
-    Exchange(
-        OpenScan,
-        (ScanSchema,),
-        BEFORE_CONTRACT,
-        permit=NoCheck("the handler judges the scan once its expressions are read; until then no row is"),
-        enforce=_enforce_scan,
-        check_request=NoCheck("its texts are parsed and looked up before they are used"),
-        check_answer=_check_scan_schema,
-        handle=_open_scan,
-        leaves_state=True,
-        is_fixed=True,
-    ),
-    Exchange(
-        CountRows,
-        (RowCount,),
-        WITH_LABELS,
-        permit=NoCheck("the contract says how often the rows of its scans are counted"),
-        enforce=_enforce_count,
-        check_request=NoCheck("the contract names the scan"),
-        check_answer=_check_rows,
-        handle=_count_rows,
-        is_fixed=True,
-    ),
-    Exchange(
-        CloseJob,
-        (Done,),
-        BEFORE_CONTRACT,
-        permit=NoCheck("nothing of a table leaves"),
-        enforce=NoCheck("a job may end at any time"),
-        check_request=NoCheck("a job that there is not is closed already"),
-        check_answer=NoCheck("Done says nothing"),
-        handle=_close_job,
-    ),
-)
+EXCHANGES = (_describe_table, _open_scan, _count_rows, _close_job)

@@ -20,7 +20,7 @@ from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.algorithms.shape import RunShape
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import PolicyError, TransportError
-from tablepuppet.exchanges.base import TRAINING, Exchange, NoCheck
+from tablepuppet.exchanges.base import TRAINING, NoCheck, Rules
 from tablepuppet.exchanges.steps import check_predictions, check_summands
 from tablepuppet.models.linear import LinearModel, Model
 from tablepuppet.models.neural import NeuralModel
@@ -57,6 +57,7 @@ from tablepuppet.protocol.base import (
     FieldDisclosures,
     Finite,
     Message,
+    PartRequest,
     Seed,
 )
 from tablepuppet.protocol.bounds import (
@@ -74,15 +75,13 @@ _MOST_FIGURES = 100
 FiguresByName = Annotated[dict[Annotated[str, Meta(max_length=200)], Finite], Meta(max_length=_MOST_FIGURES)]
 
 
-class StartPart(Message, Generic[_Options], frozen=True):
+class StartPart(PartRequest, Generic[_Options], frozen=True):
     """Make the part's model and start the algorithm's client half. → Started"""
 
     discloses: ClassVar[FieldDisclosures] = (
         FieldDisclosure("weights", "summed weights", is_per_row=True),
         FieldDisclosure("multiplicity", "multiplicities", is_per_row=True),
     )
-    job: str
-    part: int
     algorithm: _Options  # of one of the algorithms in the list (algorithms/registry.py)
     model: ModelSpec
     block: Annotated[int, Meta(ge=0, le=MOST_CLIENTS)]  # its number, which a neural model begins by
@@ -121,20 +120,13 @@ class Started(Message, frozen=True):
     entropy: Seed = 0  # under privacy: chance for the server's samples, which a journal can repeat and nobody foretell
 
 
-class SendFigures(Message, frozen=True):
+class SendFigures(PartRequest, frozen=True):
     """The figures that Started held back, as a summand. → Masked"""
 
-    discloses: ClassVar[FieldDisclosures] = ()
-    job: str
-    part: int
 
-
-class MultiplyGram(Message, frozen=True):
+class MultiplyGram(PartRequest, frozen=True):
     """Tᵀ diag(G) T v, to bound the objective's curvature. → Partial | Masked"""
 
-    discloses: ClassVar[FieldDisclosures] = ()
-    job: str
-    part: int
     vector: Array
 
 
@@ -262,6 +254,14 @@ def _most_parameters(request: StartPart[Any], width: int) -> int:
     return sum((before + 1) * after for before, after in pairwise(sizes)) + request.outputs
 
 
+@Rules(
+    TRAINING,
+    permit=_permit_start,
+    enforce=_enforce_start,
+    check_request=_check_start_request,
+    check_answer=_check_started,
+    leaves_state=True,
+)
 def _start_part(own: ClientState, request: Start) -> Started:
     part = own.part(request)
     if part.train is None or part.test is None:
@@ -382,7 +382,13 @@ def _check_figure_sums(request: SendFigures, answer: Partial | Masked, known: Kn
     require(all(v.size <= _MOST_FIGURES for v in answer.values), "values", "are more numbers than figures")
 
 
-def _send_figures(own: ClientState, request: SendFigures) -> Message:
+@Rules(
+    TRAINING,
+    permit=NoCheck("it follows from a part that was started under the policy"),
+    enforce=_enforce_figures,
+    check_answer=_check_figure_sums,
+)
+def _send_figures(own: ClientState, request: SendFigures) -> Partial | Masked:
     part = own.started(request)
     return part.sealed(Partial(values=[np.array(astuple(part.figures), np.float64)]), "figure")
 
@@ -406,7 +412,14 @@ def _check_gram(request: MultiplyGram, answer: Partial | Masked, known: Known) -
     check_summands(answer, known.part(request), "gram", [request.vector.shape])
 
 
-def _multiply_gram(own: ClientState, request: MultiplyGram) -> Message:
+@Rules(
+    TRAINING,
+    permit=_permit_second_moments,
+    enforce=_enforce_second_moments,
+    check_request=_check_gram_request,
+    check_answer=_check_gram,
+)
+def _multiply_gram(own: ClientState, request: MultiplyGram) -> Partial | Masked:
     part = own.started(request)
     assert part.setup is not None
     if part.setup.is_private:
@@ -417,36 +430,4 @@ def _multiply_gram(own: ClientState, request: MultiplyGram) -> Message:
     return part.sealed(Partial(values=[product]), "gram")
 
 
-EXCHANGES = (
-    Exchange(
-        StartPart,
-        (Started,),
-        TRAINING,
-        permit=_permit_start,
-        enforce=_enforce_start,
-        check_request=_check_start_request,
-        check_answer=_check_started,
-        handle=_start_part,
-        leaves_state=True,
-    ),
-    Exchange(
-        SendFigures,
-        (Partial, Masked),
-        TRAINING,
-        permit=NoCheck("it follows from a part that was started under the policy"),
-        enforce=_enforce_figures,
-        check_request=NoCheck("the contract names the part"),
-        check_answer=_check_figure_sums,
-        handle=_send_figures,
-    ),
-    Exchange(
-        MultiplyGram,
-        (Partial, Masked),
-        TRAINING,
-        permit=_permit_second_moments,
-        enforce=_enforce_second_moments,
-        check_request=_check_gram_request,
-        check_answer=_check_gram,
-        handle=_multiply_gram,
-    ),
-)
+EXCHANGES = (_start_part, _send_figures, _multiply_gram)

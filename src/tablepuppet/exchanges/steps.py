@@ -6,6 +6,7 @@ curvatures of theirs. Under masks nothing can be read in it but its shape and sc
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from math import isfinite, isqrt
 from typing import Any, ClassVar
@@ -15,11 +16,11 @@ from msgspec.structs import replace
 
 from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.errors import PolicyError, TransportError
-from tablepuppet.exchanges.base import TRAINING, WITH_STATISTICS, Exchange, NoCheck
+from tablepuppet.exchanges.base import STARTED, TRAINING, WITH_STATISTICS, Exchange, Rules
 from tablepuppet.owner.enforcement import JobUnderContract, count_request, opened_part, refused, started_part
 from tablepuppet.owner.releases import release_predictions
 from tablepuppet.owner.state import ClientState, Part
-from tablepuppet.protocol.base import Done, Exponent, FieldDisclosures, Message
+from tablepuppet.protocol.base import Done, Exponent, Message, PartRequest
 from tablepuppet.protocol.bounds import (
     LARGEST,
     Known,
@@ -34,13 +35,10 @@ from tablepuppet.protocol.contract import Contract
 from tablepuppet.protocol.steps import Combined, Masked, Move, Partial, Predictions, Update
 
 
-class Seal(Message, frozen=True):
+class Seal(PartRequest, frozen=True):
     """Send the last summand once more, at this scale and under new masks. → Masked"""
 
-    discloses: ClassVar[FieldDisclosures] = ()
     repeats: ClassVar[bool] = True
-    job: str
-    part: int
     scales: list[Exponent]
 
 
@@ -285,6 +283,7 @@ def _check_sealed(request: Seal, answer: Masked, known: Known) -> None:
     _check_masked(answer, part)
 
 
+@Rules(WITH_STATISTICS, permit=STARTED, enforce=_enforce_seal, check_answer=_check_sealed)
 def _seal(own: ClientState, request: Seal) -> Masked:
     part = own.part(request)
     if part.sealing is None:
@@ -292,52 +291,18 @@ def _seal(own: ClientState, request: Seal) -> Masked:
     return part.sealing.again(request.scales)
 
 
-STARTED = NoCheck("it follows from a part that was started under the policy")
-
-
-def update_exchange(request: type[Update], *answers: type[Message]) -> Exchange:
-    """The exchange of an algorithm's own update; `answers`: what only this algorithm answers with."""
-    return Exchange(
-        request,
-        (Predictions, Partial, Masked, *answers),
-        TRAINING,
-        permit=STARTED,
-        enforce=_enforce_step,
-        check_request=_check_step_request,
-        check_answer=_check_step,
-        handle=_take_step,
-    )
-
-
-EXCHANGES = (
-    Exchange(
-        Combined,
-        (Predictions, Partial, Masked),
-        TRAINING,
-        permit=STARTED,
-        enforce=_enforce_combined,
-        check_request=_check_combined_request,
-        check_answer=_check_combined,
-        handle=_take_step,
-    ),
-    Exchange(
-        Move,
-        (Done,),
-        TRAINING,
-        permit=STARTED,
-        enforce=_enforce_move,
-        check_request=_check_move_request,
-        check_answer=NoCheck("Done says nothing"),
-        handle=_take_step,
-    ),
-    Exchange(
-        Seal,
-        (Masked,),
-        WITH_STATISTICS,
-        permit=STARTED,
-        enforce=_enforce_seal,
-        check_request=NoCheck("a scale is an exponent, whatever it is for"),
-        check_answer=_check_sealed,
-        handle=_seal,
-    ),
+_STEP = Rules(
+    TRAINING, permit=STARTED, enforce=_enforce_step, check_request=_check_step_request, check_answer=_check_step
 )
+_COMBINED = dataclasses.replace(
+    _STEP, enforce=_enforce_combined, check_request=_check_combined_request, check_answer=_check_combined
+)
+_MOVE = Rules(TRAINING, permit=STARTED, enforce=_enforce_move, check_request=_check_move_request)
+
+
+def update_exchange(request: type[Message], *answers: type[Message], rules: Rules = _STEP) -> Exchange:
+    """The exchange of an algorithm's own update; `answers`: what only this algorithm answers with."""
+    return rules.over(request, (Predictions, Partial, Masked, *answers), _take_step)
+
+
+EXCHANGES = (update_exchange(Combined, rules=_COMBINED), _MOVE.over(Move, (Done,), _take_step), _seal)

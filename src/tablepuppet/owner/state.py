@@ -26,9 +26,8 @@ from tablepuppet.owner.policy import Policy
 from tablepuppet.owner.releases import Releases
 from tablepuppet.owner.row_sets import RowSets
 from tablepuppet.owner.store import ClientTables
-from tablepuppet.protocol.base import Message
 from tablepuppet.protocol.columns import ColumnInfo, Encoder
-from tablepuppet.protocol.steps import Partial
+from tablepuppet.protocol.steps import Masked, Partial
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -141,7 +140,7 @@ class Part:
         """The parameters that are evaluated and released."""
         return self.kept.theta if self.kept is not None and self.kept.is_restored else self.state.theta
 
-    def sealed(self, partial: Partial, kind: str) -> Message:
+    def sealed(self, partial: Partial, kind: str) -> Masked | Partial:
         """A summand as it may leave."""
         return partial if self.sealing is None else self.sealing.seal(partial, kind)
 

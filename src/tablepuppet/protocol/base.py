@@ -80,26 +80,37 @@ class FieldDisclosure(NamedTuple):
     if_empty: bool = False  # whether leaving the field out tells as much ("all are one", "too many to list")
 
 
-FieldDisclosures = tuple[FieldDisclosure, ...] | None  # None: not declared; (): nothing
+FieldDisclosures = tuple[FieldDisclosure, ...]
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True, kw_only=True):
     """Base of all messages; the tag is the class name."""
 
-    discloses: ClassVar[FieldDisclosures] = None
+    discloses: ClassVar[FieldDisclosures] = ()
     repeats: ClassVar[bool] = False  # whether the answer says again what the last one said
+
+
+class ScanRequest(Message, frozen=True):
+    """A request about one scan of a job."""
+
+    job: str
+    scan: int
+
+
+class PartRequest(Message, frozen=True):
+    """A request about one client's share of a block."""
+
+    job: str
+    part: int
 
 
 class Done(Message, frozen=True):
     """The answer to a request that only asks for an action."""
 
-    discloses: ClassVar[FieldDisclosures] = ()
-
 
 class Failure(Message, frozen=True):
     """The answer when a request cannot be met: which error, and its message."""
 
-    discloses: ClassVar[FieldDisclosures] = ()
     error: Text
     message: Text
 
@@ -114,7 +125,7 @@ def disclosures(message: Message) -> list[tuple[FieldDisclosure, int]]:
     []
     """
     found = []
-    for disclosed in message.discloses or ():
+    for disclosed in message.discloses:
         value = getattr(message, disclosed.field)
         if value is None or (not disclosed.is_per_row and isinstance(value, _MANY) and not len(value)):
             if disclosed.if_empty:

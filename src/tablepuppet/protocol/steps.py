@@ -14,15 +14,13 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array
-from tablepuppet.protocol.base import MOST_COLUMNS, Exponent, FieldDisclosure, FieldDisclosures, Message
+from tablepuppet.protocol.base import MOST_COLUMNS, Exponent, FieldDisclosure, FieldDisclosures, Message, PartRequest
 
 
-class Update(Message, frozen=True):
+class Update(PartRequest, frozen=True):
     """What an algorithm's server half sends a part in a round. → Predictions | Partial | Masked"""
 
     keeps_trail: ClassVar[bool] = False  # whether predictions come with inner products of θ and all directions so far
-    job: str
-    part: int
 
     def check(self, outputs: int, clients: int) -> None:
         """Raises a WrongError where a field does not fit the others, or the part that it is for."""
@@ -48,22 +46,17 @@ class Masked(Message, frozen=True):
     kinds: Annotated[list[Literal["<f8", "<f4"]], Meta(max_length=MOST_COLUMNS)]  # what each array was
 
 
-class Combined(Message, frozen=True):
+class Combined(PartRequest, frozen=True):
     """What the union step made of the sum. → Predictions | Partial | Masked"""
 
     discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("values", "agreed values"),)
-    job: str
-    part: int
     values: Annotated[list[Array], Meta(min_length=1, max_length=2)]
     scales: list[Exponent] = msgspec.field(default_factory=list)  # of the next masked summand
 
 
-class Move(Message, frozen=True):
+class Move(PartRequest, frozen=True):
     """The step coefficients chosen for the last directions. → Done"""
 
-    discloses: ClassVar[FieldDisclosures] = ()
-    job: str
-    part: int
     coefficients: Array
 
 

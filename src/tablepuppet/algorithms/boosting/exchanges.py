@@ -34,11 +34,10 @@ from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.algorithms.shape import Exchanges
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import PolicyError, TransportError
-from tablepuppet.exchanges.base import SCORING, TRAINING, Exchange, NoCheck
+from tablepuppet.exchanges.base import SCORING, STARTED, TRAINING, NoCheck, Rules
 from tablepuppet.exchanges.evaluation import enforce_holding, enforce_release, permit_release
 from tablepuppet.exchanges.features import OpenPart
 from tablepuppet.exchanges.prediction import check_asked_rows, count_scores, permit_own_scores, permit_scores
-from tablepuppet.exchanges.steps import STARTED
 from tablepuppet.memory import trim_heap
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.owner.enforcement import (
@@ -566,95 +565,67 @@ def _enforce_rows(job: JobUnderContract, contract: Contract, request: trees.AskR
 
 
 EXCHANGES = (
-    Exchange(
-        trees.SketchFeatures,
-        (trees.FeatureSketches,),
+    Rules(
         TRAINING,
         permit=_permit_sketch,
         enforce=_enforce_sketch,
         check_request=_check_sketch_request,
         check_answer=answer_rules.check_sketches,
-        handle=sketch_features,
-    ),
-    Exchange(
-        trees.StartTrees,
-        (trees.TreesStarted,),
+    )(sketch_features),
+    Rules(
         TRAINING,
         permit=_permit_trees,
         enforce=_enforce_start,
         check_request=_check_start_request,
         check_answer=answer_rules.check_started,
-        handle=start_trees,
         leaves_state=True,
-    ),
-    Exchange(
-        trees.CheckTrees,
-        (trees.TreeObjections,),
+    )(start_trees),
+    Rules(
         TRAINING,
         permit=STARTED,
         enforce=_enforce_checks,
         check_request=_check_trees_request,
         check_answer=answer_rules.check_objections,
-        handle=check_trees,
-    ),
-    Exchange(
-        trees.SumTrees,
-        (trees.TreeSums,),
+    )(check_trees),
+    Rules(
         TRAINING,
         permit=STARTED,
         enforce=_enforce_checks,
         check_request=_check_trees_request,
         check_answer=answer_rules.check_sums,
-        handle=sum_trees,
-    ),
-    Exchange(
-        trees.RevealKeys,
-        (trees.RevealedKeys,),
+    )(sum_trees),
+    Rules(
         TRAINING,
         permit=STARTED,
         enforce=_enforce_checks,
         check_request=_check_keys_request,
         check_answer=answer_rules.check_revealed,
-        handle=reveal_keys,
-    ),
-    Exchange(
-        trees.ReleaseSplits,
-        (trees.Splits,),
+    )(reveal_keys),
+    Rules(
         TRAINING,
         permit=permit_release,
         enforce=_enforce_release,
         check_request=NoCheck("keys are looked up among those that the part knows"),
         check_answer=answer_rules.check_splits,
-        handle=release_splits,
-    ),
-    Exchange(
-        trees.HoldSplits,
-        (Done,),
+    )(release_splits),
+    Rules(
         TRAINING,
         permit=NoCheck("nothing leaves: the splits stay with their owner"),
         enforce=_enforce_holding,
         check_request=NoCheck("keys are looked up among those that the part knows"),
-        check_answer=NoCheck("Done says nothing"),
-        handle=hold_splits,
-    ),
-    Exchange(
-        trees.AskRows,
-        (trees.RowBits,),
+    )(hold_splits),
+    Rules(
         SCORING,
         permit=permit_scores,
         enforce=_enforce_rows,
         check_request=_check_rows_request,
         check_answer=answer_rules.check_bits,
-        handle=ask_rows,
-    ),
-    Exchange(
-        trees.AskOwnRows,
-        (trees.RowBits,),
+    )(ask_rows),
+    Rules(
         SCORING,
         permit=permit_own_scores,
         enforce=_enforce_rows,
         check_request=check_asked_rows,
         check_answer=answer_rules.check_own_bits,
-        handle=ask_own_rows,
-    ),
+    )(ask_own_rows),
 )

@@ -64,7 +64,7 @@ def server_step(prepared: Prepared) -> ServerStep:
     rng = np.random.default_rng(0)
     problem = Problem(
         loss=plan.loss,
-        l2=[l2_of(plan.job.l2, block.name, block.table) for block in plan.mapping.bound.blocks],
+        l2=[l2_of(plan.job.model.l2, block.name, block.table) for block in plan.mapping.bound.blocks],
         joined=joined,
         rows=tuple(index.rows for index in joined.indices),
         clients=(1,) * len(joined.indices),

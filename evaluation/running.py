@@ -243,5 +243,5 @@ def _kept(file: Path, query: str, given: Mapping[str, Any], seed: int) -> RunRec
         algorithm=given["algorithm"],
         given={**options, "seed": seed},
     )
-    settled = msgspec.structs.replace(job, options=job.options_for_run).over(record.data.train_rows)
+    settled = job.replace(options=job.options_for_run).over(record.data.train_rows)
     return record if record.job == msgspec.json.decode(msgspec.json.encode(settled)) else None

@@ -11,7 +11,7 @@ import pytest
 
 import tablepuppet as tp
 from tablepuppet.algorithms.registry import ALGORITHMS
-from tablepuppet.job import Job
+from tablepuppet.job import ARGUMENTS
 from tablepuppet.sql import parse
 
 ROOT = Path(__file__).parents[1]
@@ -72,10 +72,14 @@ def test_every_command_is_in_the_list_of_the_command_line() -> None:
     assert [name for name in commands if f"\n    tablepuppet {name} " not in page] == []
 
 
-@pytest.mark.parametrize("kind", [Job, *(a.options for a in ALGORITHMS)], ids=lambda kind: kind.__name__)
-def test_every_option_of_a_job_and_of_an_algorithm_is_documented(kind: type[Job]) -> None:
+@pytest.mark.parametrize(
+    "names",
+    [tuple(ARGUMENTS), *(a.options.__struct_fields__ for a in ALGORITHMS)],
+    ids=["job", *(a.name for a in ALGORITHMS)],
+)
+def test_every_option_of_a_job_and_of_an_algorithm_is_documented(names: tuple[str, ...]) -> None:
     page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
-    assert [name for name in kind.__struct_fields__ if name != "options" and f"`{name}`" not in page] == []
+    assert [name for name in names if name != "options" and f"`{name}`" not in page] == []
 
 
 @pytest.mark.parametrize("name", ["max_categories", "test_where", "wire", "progress", "on_round", "max_joined_rows"])

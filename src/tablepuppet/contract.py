@@ -126,14 +126,14 @@ def job_contracts(
             folds=None if job.search is None else job.search.folds,
             keys=privacy.keys,
             most_keys=_most_keys(privacy),
-            wants_classes=not job.negatives
-            and job.loss_name != "squared"
-            and not (job.loss_name == "auto" and privacy.label is not None),
+            wants_classes=not job.data.negatives
+            and job.model.loss_name != "squared"
+            and not (job.model.loss_name == "auto" and privacy.label is not None),
             label_privacy=privacy.label,
             feature_privacy=privacy.features,
             prediction_privacy=privacy.predictions,
             allow_reconstruction=privacy.allow_reconstruction,
-            split=(job.test_fraction, job.validation_fraction),
+            split=(job.split.test_fraction, job.split.validation_fraction),
             shuffles=shuffles,
             sides=_sides_of(client, bound, use.sides),
         )
@@ -143,11 +143,11 @@ def job_contracts(
 
 def id_features(job: Job, block: Block) -> tuple[tuple[int, ...], bool]:
     """Which features of a block are ids that stay with their owner, by place; whether owners find them themselves."""
-    if job.ids is None:
-        is_sum = job.is_sum and not job.probe  # a probe stands for heads
-        is_open = is_sum or job.max_categories is not None or job.is_expanded
+    if job.data.ids is None:
+        is_sum = job.model.is_sum and not job.probe  # a probe stands for heads
+        is_open = is_sum or job.data.max_categories is not None or job.is_expanded
         return (), not (is_open or algorithm_of(job.options).is_pooled)
-    wanted = {name.lower() for name in job.ids}
+    wanted = {name.lower() for name in job.data.ids}
     return tuple(i for i, name in enumerate(block.features) if wanted & _names_of(name)), False
 
 
@@ -159,7 +159,7 @@ def check_ids(job: Job, bound: BoundQuery) -> None:
         for name, column in zip(block.features, block.columns, strict=True)
         for known in _names_of(name)
     }
-    for name in job.ids or ():
+    for name in job.data.ids or ():
         if name.lower() not in kinds:
             raise JobError(f"ids name {name!r}, which is no feature of the query")
         if kinds[name.lower()] not in STRING_KINDS:
@@ -175,22 +175,22 @@ def _training(job: Job) -> Training:
     """How a model of a job is trained."""
     return Training(
         algorithm=msgspec.to_builtins(job.options_for_run),
-        model=job.spec,
+        model=job.model.spec,
         epochs=job.epochs,
         batch_size=job.batch_size if algorithm_of(job.options).uses_batches else None,
-        l2=job.l2,
-        l2_by_rows=job.l2_by_rows,
-        l1=job.l1,
-        signs=job.signs,
-        loss=job.loss_name,
-        negatives=job.negatives,
-        loss_options=job.loss_options,
-        has_weights=job.weight is not None or job.class_weight is not None,
+        l2=job.model.l2,
+        l2_by_rows=job.model.l2_by_rows,
+        l1=job.model.l1,
+        signs=job.model.signs,
+        loss=job.model.loss_name,
+        negatives=job.data.negatives,
+        loss_options=job.model.loss_options,
+        has_weights=job.data.has_weights,
         releases=job.release and job.search is None,
         is_expanded=job.is_expanded,
         is_pooled=algorithm_of(job.options).is_pooled,
         sends_second_moments=job.options.sends_second_moments,
-        most_rows=job.max_joined_rows,
+        most_rows=job.data.max_joined_rows,
         earlier_splits=0 if job.warm_start is None else max((b.splits for b in job.warm_start.blocks), default=0),
     )
 

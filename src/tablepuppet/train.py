@@ -89,7 +89,7 @@ def _run(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | None) 
     if job.search is not None:
         with one_blas_thread:
             return run_search(prepared, link, job_id, on_round)
-    own = own_model(job.spec)
+    own = own_model(job.model.spec)
     if own is not None:
         return cast(Result, own.run(prepared, link, job_id, on_round))
     with one_blas_thread:
@@ -104,7 +104,7 @@ def explain(job: Job, tables: Tables, link: Link, job_id: str | None = None) -> 
         prepared = prepare_job(job, session, "explain", cluster)
         plan = prepared.plan
         _ = plan.private  # what training would refuse is refused here
-        own = own_model(job.spec)
+        own = own_model(job.model.spec)
         if own is not None:
             own.check_exposure(plan.shape, plan.job)
             return plan if not job.probe else replace(plan, gains=_gains(plan, tables, link))
@@ -277,27 +277,27 @@ def prepare_job(
 ) -> Prepared:
     """Text → Ucq → BoundQuery → Contracts → TableMapping → Prepared; joined rows lie on the cluster, if any."""
     tables, link, job_id = session.tables, session.link, session.job_id
-    ucq = read_query(job.query, tables, link)
-    where = job.test_where if measured is None else measured.rows.condition
+    ucq = read_query(job.data.query, tables, link)
+    where = job.split.test_where if measured is None else measured.rows.condition
     folds = None if job.search is None else job.search.folds
-    beside = LabelColumns(job.weight, where, job.validation_where, None if folds is None else folds.column)
-    bound = bind(ucq, label=job.label, tables=tables, link=link, job=job_id, beside=beside)
+    beside = LabelColumns(job.data.weight, where, job.split.validation_where, None if folds is None else folds.column)
+    bound = bind(ucq, label=job.data.label, tables=tables, link=link, job=job_id, beside=beside)
     use = None if measured is None else measured.use(bound)
     rounding = agree(job_contracts(bound, job, purpose, link.asker, use), link, job_id)
     request = MappingRequest(
         job=job_id,
         task=task_of(job),
         seed=job.seed,
-        test_fraction=job.test_fraction,
-        validation_fraction=job.validation_fraction,
-        max_joined_rows=job.max_joined_rows,
+        test_fraction=job.split.test_fraction,
+        validation_fraction=job.split.validation_fraction,
+        max_joined_rows=job.data.max_joined_rows,
         privacy=job.privacy,
         folds=folds,
     )
     choice = None if measured is None else measured.rows.choice(bound, link, job_id)
     mapping = map_tables(bound, link, request, cluster=cluster, choice=choice)
-    if job.negatives:
-        mapping = with_negatives(mapping, job.negatives, job.seed, job.max_joined_rows or default_limit())
+    if job.data.negatives:
+        mapping = with_negatives(mapping, job.data.negatives, job.seed, job.data.max_joined_rows or default_limit())
     return replace(prepare(mapping, job), rounding=rounding)
 
 
@@ -312,13 +312,13 @@ def map_features(job: Job, session: Session, purpose: Purpose, measured: Measure
         key=(),
         beside=LabelColumns(None, selection.condition),
     )
-    bound = bind_features(read_query(job.query, tables, link), wanted, tables=tables, link=link, job=job_id).bound
+    bound = bind_features(read_query(job.data.query, tables, link), wanted, tables=tables, link=link, job=job_id).bound
     agree(job_contracts(bound, job, purpose, link.asker, measured.use(bound)), link, job_id)
     request = MappingRequest(
         job=job_id,
         task=task_of(job),
         test_fraction=0.0,
-        max_joined_rows=job.max_joined_rows,
+        max_joined_rows=job.data.max_joined_rows,
         privacy=job.privacy,
     )
     return map_tables(bound, link, request, choice=selection.choice(bound, link, job_id))

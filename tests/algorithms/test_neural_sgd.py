@@ -43,7 +43,7 @@ def fresh(result: tp.Result) -> list[Any]:
             torch.manual_seed(result.plan.job.seed + number)
             outputs = result.plan.loss.outputs
             net = torch.nn.Sequential(torch.nn.Linear(width, 16), torch.nn.ReLU(), torch.nn.Linear(16, outputs))
-        modules.append(net.to(getattr(torch, result.plan.job.dtype)))
+        modules.append(net.to(getattr(torch, result.plan.job.model.dtype)))
     return modules
 
 
@@ -53,7 +53,7 @@ def oracle(result: tp.Result, joined: Joined, optimizer: Any, size: int | None, 
     steps = optimizer([p for m in modules for p in m.parameters()])
     for rows in joined.batches(job.epochs, size, job.seed):
         steps.zero_grad()
-        torch.autograd.backward(joined.objective(modules, rows, l2_of(job.l2, "", "")))
+        torch.autograd.backward(joined.objective(modules, rows, l2_of(job.model.l2, "", "")))
         if clip is not None:
             for module in modules:
                 torch.nn.utils.clip_grad_norm_(module.parameters(), clip)

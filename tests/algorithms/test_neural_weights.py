@@ -33,6 +33,6 @@ def test_parameters_equal_those_of_torch_with_weights(label: str, given: dict[st
         if label == "class":
             losses = torch.nn.functional.cross_entropy(a, y.long(), reduction="none")
         penalty = sum(p.square().sum() for m in modules for p in m.parameters())
-        torch.autograd.backward((weights[rows] * losses).mean() + 0.5 * l2_of(job.l2, "", "") * penalty)
+        torch.autograd.backward((weights[rows] * losses).mean() + 0.5 * l2_of(job.model.l2, "", "") * penalty)
         steps.step()
     assert_same(result, modules, 1e-9)

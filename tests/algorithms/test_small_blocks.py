@@ -13,6 +13,7 @@ import tablepuppet as tp
 from tablepuppet.algorithms.newton import server as light
 from tablepuppet.algorithms.newton.server import small_blocks
 from tablepuppet.algorithms.registry import options_of
+from tablepuppet.job.job import Job, JobData
 from tablepuppet.plan.plan import Plan
 from tablepuppet.sources.encoding import encoded_width
 
@@ -120,13 +121,13 @@ def test_a_second_step_is_one_more_number_of_each_row() -> None:
     assert "one prediction per train row and output, up to 3 times, once more of a, b" in learns["server"]
     assert "the slope of the loss at each of its rows, up to 4 times" in learns["client a (a)"]
     assert "the slope of the loss at each of its rows, up to 3 times" in learns["client s (s)"]
-    by_admm = replace(result.plan, job=_by("admm", result))
+    by_admm = replace(result.plan, job=_by("admm"))
     assert [exposure.numbers for exposure in by_admm.exposures] == [4, 4, 4]
 
 
-def _by(algorithm: str, result: tp.Result) -> Any:
+def _by(algorithm: str) -> Job:
     options = options_of(algorithm, {})
-    return type(result.plan.job)(query=QUERY, label="y", algorithm=algorithm, options=options, epochs=3)
+    return Job(data=JobData(query=QUERY, label="y"), algorithm=algorithm, options=options, epochs=3)
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ def test_plans_and_results_cross_a_network() -> None:
 def test_estimators_and_job_files_take_the_options_of_a_loss(tmp_path: Path) -> None:
     with federation() as owner:
         model = tp.RelationalRegressor(model="huber").set_params(delta=3.0).fit(owner, QUERY.format(y="heavy"), "heavy")
-        assert model.result_.plan.job.loss_options == {"delta": 3.0}
+        assert model.result_.plan.job.model.loss_options == {"delta": 3.0}
         assert model.score(owner, rows="all") == pytest.approx(model.result_.metrics["train"]["r2"])
     from tablepuppet.cli.job_file import read_job
 

@@ -129,7 +129,7 @@ class Clock:
 
 def with_widths(result: tp.Result) -> Plan:
     """The plan as explain has it, which asks for statistics."""
-    if result.plan.job.spec.kind == "boosted":
+    if result.plan.job.model.spec.kind == "boosted":
         return result.plan
     return replace(result.plan, widths=tuple(sum(map(encoded_width, block.encoders)) for block in result.blocks))
 

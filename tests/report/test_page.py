@@ -199,7 +199,7 @@ def test_the_job_file_of_the_page_is_read_back_as_the_same_job(records: list[Run
         path.write_text(job_toml(record.job), encoding="utf-8")
         given = dict(read_job(path).arguments)
         names = {name: given.pop(name) for name in ("label", "model", "algorithm")}
-        again = make_job(result.plan.job.query, **names, given=given)
+        again = make_job(result.plan.job.data.query, **names, given=given)
         assert again == result.plan.job
 
 

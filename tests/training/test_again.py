@@ -168,7 +168,7 @@ def test_a_path_is_that_of_scikit_learn(before: tp.Federation) -> None:
     found = tp.path(before, QUERY.format(label="price"), label="price", l1=[1e-3, 0.1, 1.0], l2=0.0, test_fraction=0.0)
     assert found.table["l1"].tolist() == [1.0, 0.1, 1e-3]
     for result in found.results:
-        l1 = result.plan.job.l1
+        l1 = result.plan.job.model.l1
         best = Lasso(alpha=l1, tol=1e-12, max_iter=100_000).fit(x, y)
         objective = 0.5 * np.mean((y - best.predict(x)) ** 2) + l1 * np.abs(best.coef_).sum()
         assert result.objective == pytest.approx(objective, rel=1e-6)

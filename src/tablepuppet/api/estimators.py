@@ -13,7 +13,6 @@ import inspect
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -21,12 +20,12 @@ from numpy.typing import NDArray
 from tablepuppet.algorithms.registry import BY_NAME
 from tablepuppet.api import Federation
 from tablepuppet.errors import JobError, ModelError, TablePuppetError
-from tablepuppet.job import BatchSize, Job, loss_options
+from tablepuppet.job import ARGUMENTS, BatchSize, loss_options
 from tablepuppet.training.measured_rows import RowsWanted
 from tablepuppet.training.result import Result
 
-_KINDS: list[type[msgspec.Struct]] = [Job, *(a.options for a in BY_NAME.values())]
-_OPTIONS = {*(name for kind in _KINDS for name in kind.__struct_fields__), *loss_options()} - {
+_OF_ALGORITHMS = {name for a in BY_NAME.values() for name in a.options.__struct_fields__}
+_OPTIONS = {*ARGUMENTS, *_OF_ALGORITHMS, *loss_options()} - {
     "query",
     "label",
     "options",
@@ -197,7 +196,9 @@ class RelationalClassifier(_RelationalEstimator):
             return np.column_stack([1.0 - second, second])
         named = [name for name in table.column_names if name.startswith("probability_")]
         if not named:
-            raise ModelError(f'model="{self._require_result().plan.job.model}" predicts classes without probabilities')
+            raise ModelError(
+                f'model="{self._require_result().plan.job.model.name}" predicts classes without probabilities'
+            )
         return np.column_stack([table[name].to_numpy() for name in named])
 
     def score(self, federation: Federation, query: str | None = None, *, rows: RowsWanted = "test") -> float:

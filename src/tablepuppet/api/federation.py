@@ -208,7 +208,7 @@ class Federation:
                 on_round.start(job)
             with show_progress("training", progress) as bar:
                 result = self._train(job, bar.chain_callback(on_round), resume)
-        return replace(result, builder=known.builder, head_module=options["head"] if job.head_module else None)
+        return replace(result, builder=known.builder, head_module=options["head"] if job.model.head_module else None)
 
     def _train(self, job: Job, on_round: Callable[[RoundEvent], None] | None, resume: bool) -> Result:
         if resume:
@@ -257,10 +257,10 @@ class Federation:
 
             made = jobs(algorithm)
             if algorithm is None and len({job.algorithm for job in made}) > 1:  # that of kinks trains without them too
-                made = jobs(next((job.algorithm for job in made if job.l1 or job.signs), None))
+                made = jobs(next((job.algorithm for job in made if job.model.l1 or job.model.signs), None))
             with show_progress("searching", progress) as bar:
                 on_round = bar.chain_callback(None)
-                if all(own_model(job.spec) is not None for job in made):
+                if all(own_model(job.model.spec) is not None for job in made):
                     check_apart(made, drawn)
                     found = search_apart(made, tried, drawn, lambda job: self._train(job, on_round, False))
                 else:

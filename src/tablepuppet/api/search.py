@@ -75,7 +75,7 @@ class PathResult:
 
         rows = []
         for result in self.results:
-            counts = {"l1": result.plan.job.l1, "weights": int((result.coefficients()["weight"] != 0).sum())}
+            counts = {"l1": result.plan.job.model.l1, "weights": int((result.coefficients()["weight"] != 0).sum())}
             side = result.metrics["test"] or result.metrics["train"]
             rows.append({**counts, "objective": result.objective, **side})
         return pd.DataFrame(rows)
@@ -86,7 +86,8 @@ class PathResult:
         import pandas as pd
 
         found = {
-            r.plan.job.l1: r.coefficients().set_index(["table", "feature", "class_"])["weight"] for r in self.results
+            r.plan.job.model.l1: r.coefficients().set_index(["table", "feature", "class_"])["weight"]
+            for r in self.results
         }
         return pd.concat(found, axis=1)
 

@@ -22,7 +22,7 @@ from tablepuppet.algorithms.registry import BY_NAME, DEFAULT
 from tablepuppet.api import Federation
 from tablepuppet.api.owners import federation_from_toml, read_toml
 from tablepuppet.errors import JobError, nearest, unreadable
-from tablepuppet.job import Job, loss_options
+from tablepuppet.job import ARGUMENTS, loss_options
 
 JobArgument = Annotated[Path, typer.Argument(metavar="JOB", help="A job file (TOML).", show_default=False)]
 FederationOption = Annotated[
@@ -31,7 +31,7 @@ FederationOption = Annotated[
 ]
 
 _OF_THE_FILE = ("query_file", "federation", "tables", "owners", "partitioned_by", "privacy", "rows")
-_OF_A_JOB = tuple(name for name in Job.__struct_fields__ if name not in ("options", "loss_options"))
+_OF_A_JOB = tuple(name for name in ARGUMENTS if name not in ("options", "loss_options"))
 _OF_ALGORITHMS = tuple({name for a in BY_NAME.values() for name in a.options.__struct_fields__})
 
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import msgspec
-
-from tablepuppet.algorithms.options import explain_error
 from tablepuppet.algorithms.registry import (
     BY_NAME,
     FEDERATED,
@@ -17,7 +14,7 @@ from tablepuppet.algorithms.registry import (
     own_model,
 )
 from tablepuppet.errors import JobError, PrivacyError, nearest
-from tablepuppet.job.job import OPEN_LOSSES, Job, Local, loss_options
+from tablepuppet.job.job import ARGUMENTS, OPEN_LOSSES, Job, JobData, Local, job_of, loss_options
 from tablepuppet.models.heads.kinds import check_head, traits_of
 from tablepuppet.models.losses import (
     LOSSES,
@@ -30,10 +27,7 @@ _TRIED = ("l2", "l1", "signs", "options", "epochs", "batch_size", "hidden", "act
 
 def check_job(job: Job) -> None:
     """What `make_job` promises, of a job that somebody else made."""
-    try:
-        msgspec.convert({name: getattr(job, name) for name in Job.__struct_fields__}, Job, strict=True)
-    except msgspec.ValidationError as error:
-        raise JobError(explain_error(error, Job, {})) from None
+    job_of(job.arguments())
     if job.algorithm not in BY_NAME:
         raise JobError(f"unknown algorithm {job.algorithm[:64]!r}; choose one of {', '.join(BY_NAME)}")
     _check(job)
@@ -62,8 +56,8 @@ def _check_head(job: Job, given: dict[str, Any]) -> None:
     check_head(
         job,
         given,
-        is_trained=job.head in algorithm.heads and not job.is_expanded,
-        trained_by=name_algorithms(tuple(a for a in FEDERATED if job.head in a.heads)),
+        is_trained=job.model.head in algorithm.heads and not job.is_expanded,
+        trained_by=name_algorithms(tuple(a for a in FEDERATED if job.model.head in a.heads)),
         needs_bound=algorithm.figures_by(job.options, is_linear=True) == "power iteration",
     )
 
@@ -72,29 +66,40 @@ def _check(job: Job) -> None:
     monitors = ["loss", *(name for name, metric in metrics_by_name().items() if metric.can_monitor)]
     rules = [
         (
-            all(0 <= l2 < math.inf for l2 in (job.l2.values() if isinstance(job.l2, dict) else [job.l2])),
+            all(
+                0 <= l2 < math.inf
+                for l2 in (job.model.l2.values() if isinstance(job.model.l2, dict) else [job.model.l2])
+            ),
             "l2 must be a number from 0 up, or one for each table",
         ),
-        (0 <= job.l1 < math.inf, "l1 must be a number from 0 up"),
-        (all(sign in (-1, 1) for sign in job.signs.values()), "signs must be 1 (not negative) or -1 (not positive)"),
-        (0 <= job.test_fraction < 1, "test_fraction must lie in [0, 1)"),
+        (0 <= job.model.l1 < math.inf, "l1 must be a number from 0 up"),
         (
-            job.validation_fraction >= 0 and (job.test_where is None) * job.test_fraction + job.validation_fraction < 1,
+            all(sign in (-1, 1) for sign in job.model.signs.values()),
+            "signs must be 1 (not negative) or -1 (not positive)",
+        ),
+        (0 <= job.split.test_fraction < 1, "test_fraction must lie in [0, 1)"),
+        (
+            job.split.validation_fraction >= 0
+            and (job.split.test_where is None) * job.split.test_fraction + job.split.validation_fraction < 1,
             "validation_fraction must lie in [0, 1), and leave rows to train on beside test_fraction",
         ),
         (job.patience is None or job.patience >= 1, "patience must be at least 1, or None to train to the end"),
         (0 <= job.min_delta < math.inf, "min_delta must be a number from 0 up"),
         (
-            not isinstance(job.class_weight, dict) or all(0 <= w < math.inf for w in job.class_weight.values()),
+            not isinstance(job.data.class_weight, dict)
+            or all(0 <= w < math.inf for w in job.data.class_weight.values()),
             "class_weight must give numbers from 0 up",
         ),
         (job.monitor in monitors, f"monitor must be one of {', '.join(monitors)}"),
         (job.epochs >= 1, "epochs must be at least 1"),
         (job.batch(1) is None or (job.batch(1) or 0) >= 1, 'batch_size must be at least 1, "auto", or None for all'),
         (0 <= job.seed < 2**63, "seed must be a whole number from 0 to 2**63 − 1"),
-        (job.max_categories is None or job.max_categories >= 1, "max_categories must be at least 1, or None"),
-        (0 <= job.negatives <= 1000, "negatives must be a whole number from 0 to 1,000"),
-        (job.max_joined_rows is None or job.max_joined_rows >= 1, "max_joined_rows must be at least 1, or None"),
+        (job.data.max_categories is None or job.data.max_categories >= 1, "max_categories must be at least 1, or None"),
+        (0 <= job.data.negatives <= 1000, "negatives must be a whole number from 0 to 1,000"),
+        (
+            job.data.max_joined_rows is None or job.data.max_joined_rows >= 1,
+            "max_joined_rows must be at least 1, or None",
+        ),
     ]
     for is_fine, rule in rules:
         if not is_fine:
@@ -107,9 +112,9 @@ def _check(job: Job) -> None:
 
 
 def _check_negatives(job: Job) -> None:
-    if not job.negatives:
+    if not job.data.negatives:
         return
-    loss, privacy = job.loss_class, job.privacy
+    loss, privacy = job.model.loss_class, job.privacy
     if loss is not None and loss.task != "binary":
         raise JobError(
             f"negatives tell joined rows from pairs that did not meet, two classes, and the {loss.name} loss has "
@@ -120,7 +125,7 @@ def _check_negatives(job: Job) -> None:
             "negatives let rows take part in more joined rows than private training bounds, and make labels that no "
             "owner knows; leave privacy.features, privacy.predictions and privacy.label out, or negatives"
         )
-    if job.exposure is not None:
+    if job.data.exposure is not None:
         raise JobError("exposure belongs to a label that is a number, and negatives make classes; leave it out")
     if not isinstance(job.engine, Local):
         raise JobError("negatives are drawn in one process; leave engine out")
@@ -129,28 +134,30 @@ def _check_negatives(job: Job) -> None:
 def check_loss(job: Job) -> None:
     """The loss is known, and takes the options that are given."""
     names = [*(loss.name for loss in LOSSES), *OPEN_LOSSES]
-    if job.loss is not None and job.loss not in names:
-        raise JobError(f"unknown loss {job.loss!r}; choose one of {', '.join(names)}{hint(job.loss, names)}")
-    loss = job.loss_class
-    for option in job.loss_options:
+    if job.model.loss is not None and job.model.loss not in names:
+        raise JobError(
+            f"unknown loss {job.model.loss!r}; choose one of {', '.join(names)}{hint(job.model.loss, names)}"
+        )
+    loss = job.model.loss_class
+    for option in job.model.loss_options:
         if loss is None or option not in loss.options:
             owner = loss_options().get(option)
             where = f'it belongs to loss="{owner}"' if owner else f"there are {', '.join(loss_options())}"
             raise JobError(f"{option} is not an option of this model's loss; {where}")
     if loss is not None:
-        loss.of(LabelFacts(classes=2), **job.loss_options)  # which checks the options
+        loss.of(LabelFacts(classes=2), **job.model.loss_options)  # which checks the options
 
 
 def _check_model(job: Job, given: dict[str, Any]) -> None:
     """What the model cannot have, and what the algorithm cannot train."""
-    algorithm, loss = algorithm_of(job.options), job.loss_class
+    algorithm, loss = algorithm_of(job.options), job.model.loss_class
     _check_penalties(job)
     if job.warm_start is not None and not algorithm.can_go_on(job.options):
         raise JobError(
             "warm_start adds boosted trees to those of a model; leave it out of other models, and of forests"
         )
     _check_ids(job)
-    if own_model(job.spec) is not None or algorithm.own_model:
+    if own_model(job.model.spec) is not None or algorithm.own_model:
         _check_boosted(job, given)
         return
     if algorithm.requires_curvature and loss is not None and not loss.is_smooth:
@@ -159,22 +166,26 @@ def _check_model(job: Job, given: dict[str, Any]) -> None:
             f'algorithm="{job.algorithm}" needs second derivatives, and the {loss.name} loss has kinks; train it with '
             f"{able}"
         )
-    if job.spec.is_linear:
+    if job.model.spec.is_linear:
         for name in ("hidden", "activation", "dropout", "dtype", "module"):
-            if name in given and not (name in ("activation", "dtype") and traits_of(job.head).is_network):
-                raise JobError(f'{name} belongs to a neural model; use it with model="mlp", not model="{job.model}"')
-        if job.loss is not None and job.model not in ("auto", "linear"):
-            raise JobError(f'model="{job.model}" already names its loss; use model="linear" with loss="{job.loss}"')
-        if job.intercept is False and not algorithm.can_omit_intercept:
+            if name in given and not (name in ("activation", "dtype") and traits_of(job.model.head).is_network):
+                raise JobError(
+                    f'{name} belongs to a neural model; use it with model="mlp", not model="{job.model.name}"'
+                )
+        if job.model.loss is not None and job.model.name not in ("auto", "linear"):
+            raise JobError(
+                f'model="{job.model.name}" already names its loss; use model="linear" with loss="{job.model.loss}"'
+            )
+        if job.model.intercept is False and not algorithm.can_omit_intercept:
             able = name_algorithms(tuple(a for a in FEDERATED if a.can_omit_intercept))
             raise JobError(f"a linear model can do without its intercept under {able} only")
         _check_refusal(job)
         return
-    if job.model == "module" and not job.module:
+    if job.model.name == "module" and not job.model.module:
         raise JobError('model="module" needs module=…, the name under which the clients know the builder')
-    if not 0 <= job.dropout < 1:
+    if not 0 <= job.model.dropout < 1:
         raise JobError("dropout must lie in [0, 1)")
-    if any(size < 1 for size in job.hidden):
+    if any(size < 1 for size in job.model.hidden):
         raise JobError("hidden must list layer sizes of at least 1, for example (16,)")
     if algorithm.requires_linear:
         able = name_algorithms(tuple(a for a in FEDERATED if not a.requires_linear))
@@ -187,9 +198,9 @@ def _check_model(job: Job, given: dict[str, Any]) -> None:
 
 def _check_ids(job: Job) -> None:
     algorithm = algorithm_of(job.options)
-    if job.ids and (algorithm.own_model or algorithm.is_pooled or job.is_expanded):
+    if job.data.ids and (algorithm.own_model or algorithm.is_pooled or job.is_expanded):
         raise JobError(f'algorithm="{job.algorithm}" takes texts as categories; leave ids out')
-    if job.ids and job.privacy.features is not None:
+    if job.data.ids and job.privacy.features is not None:
         raise JobError(
             "ids stay with their owner, and so do their parameters: privacy.features has nothing to protect there; "
             "leave one of them out"
@@ -198,19 +209,19 @@ def _check_ids(job: Job) -> None:
 
 def _check_penalties(job: Job) -> None:
     algorithm = algorithm_of(job.options)
-    if job.start and not (algorithm.takes_start and job.is_sum and not job.is_private):
+    if job.start and not (algorithm.takes_start and job.model.is_sum and not job.is_private):
         able = name_algorithms(tuple(a for a in BY_NAME.values() if a.takes_start))
         raise JobError(
             f"warm_start with a linear model gives the weights that another begins with, under {able} and without "
             "privacy.features; leave it out"
         )
-    if (job.l1 or job.signs) and not algorithm.supports_nonsmooth:
-        what = "l1" if job.l1 else "signs"
+    if (job.model.l1 or job.model.signs) and not algorithm.supports_nonsmooth:
+        what = "l1" if job.model.l1 else "signs"
         raise JobError(
             f'algorithm="{job.algorithm}" cannot train with {what}: it needs a penalty without kinks; '
             f"train a linear model with {name_algorithms(KINKED)}, or leave algorithm out"
         )
-    if isinstance(job.l2, dict) and (algorithm.own_model or algorithm.is_pooled or not job.is_sum):
+    if isinstance(job.model.l2, dict) and (algorithm.own_model or algorithm.is_pooled or not job.model.is_sum):
         raise JobError(
             "an l2 for each table belongs to linear and neural models whose scores are sums, trained by "
             f"{name_algorithms(FEDERATED)}; give one number"
@@ -220,14 +231,14 @@ def _check_penalties(job: Job) -> None:
 def _check_boosted(job: Job, given: dict[str, Any]) -> None:
     own = algorithm_of(job.options).own_model
     able = name_algorithms(tuple(a for a in BY_NAME.values() if a.own_model))
-    if job.model != own:
+    if job.model.name != own:
         raise JobError(
-            f'model="boosted" is grown by {able} and by nothing else, not model="{job.model}" by '
+            f'model="boosted" is grown by {able} and by nothing else, not model="{job.model.name}" by '
             f'algorithm="{job.algorithm}"; use both, or neither'
         )
-    plain = Job(query="", label="")
+    plain = Job(data=JobData(query="", label=""))
     for name in ("hidden", "activation", "dropout", "dtype", "module", "intercept", "standardize", "batch_size"):
-        if name in given and getattr(job, name) != getattr(plain, name):
+        if name in given and job.get(name) != plain.get(name):
             raise JobError(f'{name} has no meaning for boosted trees; leave it out with model="boosted"')
     if given.get("epochs") is not None:
         raise JobError("boosted trees have no epochs; set trees instead")
@@ -241,7 +252,7 @@ def _check_boosted(job: Job, given: dict[str, Any]) -> None:
 
 
 def _check_refusal(job: Job) -> None:
-    why = algorithm_of(job.options).refusal(job.options, job.spec)
+    why = algorithm_of(job.options).refusal(job.options, job.model.spec)
     if why is not None:
         raise JobError(why)
 
@@ -250,7 +261,7 @@ def _check_stopping(job: Job) -> None:
     """What early stopping needs, and cannot be had with."""
     if job.patience is None:
         return
-    if not job.validation_fraction and job.validation_where is None:
+    if not job.split.validation_fraction and job.split.validation_where is None:
         raise JobError("patience needs validation rows; add validation_fraction=0.1 or validation_where=…")
     if algorithm_of(job.options).is_pooled:
         raise JobError(f'algorithm="{job.algorithm}" is a baseline without epochs to stop at; leave patience out')
@@ -264,7 +275,7 @@ def _check_stopping(job: Job) -> None:
 
 
 def _check_label_privacy(job: Job) -> None:
-    loss = job.loss_class
+    loss = job.model.loss_class
     if loss is not None and job.privacy.label is not None and loss.label_noise == "refused":
         raise PrivacyError(
             f"the {loss.name} loss has no private form for labels: noise on them would bias what it fits; use "
@@ -284,8 +295,8 @@ def check_search(job: Job) -> None:
     if search.folds.by != "row" and search.folds.column is None:
         raise JobError(f"folds by {search.folds.by} need the column")
     for other in search.jobs:
-        for name in Job.__struct_fields__:
-            if name not in (*_TRIED, "search") and getattr(other, name) != getattr(job, name):
+        for name in ARGUMENTS:
+            if name not in (*_TRIED, "search") and other.get(name) != job.get(name):
                 raise JobError(
                     f"a search tries settings on the same joined rows and features, and {name} changes more than that; "
                     f"run one search for each, or vary {', '.join(_TRIED)} and options of the algorithm"

@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 import msgspec
 
 from tablepuppet.algorithms.boosting.messages import GrownTrees
-from tablepuppet.algorithms.options import AlgorithmOptions
+from tablepuppet.algorithms.options import AlgorithmOptions, explain_error
 from tablepuppet.algorithms.registry import (
     BY_NAME,
     DEFAULT,
@@ -87,71 +87,57 @@ class Search(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     jobs: tuple[Job, ...]  # the same, made
 
 
-class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One training job; the same names in Python, in TOML and on the command line."""
+class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One part of a job."""
+
+
+class JobData(_Part, frozen=True):
+    """The joined rows, their labels and features."""
 
     query: str
     label: str
-    model: str = "auto"  # auto: what fits the label
-    algorithm: str = DEFAULT
-    options: Options = msgspec.field(default_factory=BY_NAME[DEFAULT].options)
-    l2: float | dict[str, float] = (
-        L2  # for all tables, or by table (or alias); others have the usual one; factor heads: 1e-8
-    )
-    l1: float = 0.0
-    signs: dict[str, int] = {}  # of features: 1, a weight that is not negative; −1, none that is positive
-    test_fraction: float = 0.15
-    test_where: str | None = None  # a condition on the label table's rows, instead of a fraction
-    validation_fraction: float = 0.0
-    validation_where: str | None = None
-    patience: int | None = None  # epochs without a better validation loss; None: train to the end
-    min_delta: float = 0.0  # what counts as better
-    monitor: str = "loss"  # the validation figure that patience watches
     weight: str | None = None  # of rows: a column of the label's table, or an expression over it
     exposure: str | None = None  # how long, or of how many, a count is: its rate is modelled, weighted by it
     negatives: int = 0  # for each joined row, so many pairs that did not meet: joined rows are then what was seen
     class_weight: Literal["balanced"] | dict[str, float] | None = None
     standardize: bool = True
-    seed: int = 0
-    epochs: int = 20
-    epochs_by_rows: bool = False  # whether the user left them open: fewer are enough where each has many batches
-    l2_by_rows: float = 0.0  # where l2 is left open under a head: so much more, divided by the joined rows
-    batch_size: BatchSize = "auto"  # joined rows, of algorithms with batches; auto: from how many there are, None: all
     max_categories: int | None = None
     ids: tuple[str, ...] | None = None  # texts that stay with their owner; None: under a head, those that owners find
     max_joined_rows: int | None = None
-    wire: Wire = "float64"
+
+    @property
+    def has_weights(self) -> bool:
+        return self.weight is not None or self.class_weight is not None
+
+
+class JobModel(_Part, frozen=True):
+    """The model of every block, the head over them, the loss and the penalties."""
+
+    name: str = "auto"  # auto: what fits the label
     loss: str | None = None  # None: what the model's name or the label says
     loss_options: dict[str, float] = {}  # what the loss declares: delta of huber, quantile
+    # For all tables, or by table (or alias); others have the usual one; factor heads: 1e-8.
+    l2: float | dict[str, float] = L2
+    l2_by_rows: float = 0.0  # where l2 is left open under a head: so much more, divided by the joined rows
+    l1: float = 0.0
+    signs: dict[str, int] = {}  # of features: 1, a weight that is not negative; −1, none that is positive
     intercept: bool | None = None  # None: for linear models; neural ones have biases of their own
     hidden: tuple[int, ...] = (16,)
     activation: Activation = "relu"
     dropout: float = 0.0
     dtype: Dtype = "float32"  # of a neural model's arithmetic
-    privacy: Privacy = Privacy()
-    engine: Engine = Local()  # where joined rows lie and are walked over
-    release: bool = True  # False: every owner keeps the trained parameters of its own block
-    module: str = ""  # model="module": the name under which clients know its builder
+    module: str = ""  # name="module": the name under which clients know its builder
     head: HeadKind = "sum"  # how scores come from what tables say (docs/heads.md)
     rank: int | None = None  # of head="factor": the length of vectors; None: 16
     widths: int | tuple[int, ...] | None = None  # of a network head: numbers from each table; None: 16
     head_hidden: tuple[int, ...] | None = None  # layers of head="mlp"; None: (64, 32)
     shrinkage: float | None = None  # of a head: λ of ½ λ ‖h‖² per joined row; None: as docs/heads.md says
     head_module: str = ""  # head="module": the name under which the server knows it
-    warm_start: GrownTrees | None = None  # boosted trees that more are added to
-    start: dict[str, dict[str, list[float]]] = {}  # weights to begin with on the original scale, by feature and unit
-    probe: bool = False  # explain: train a sum for it first, and say which model would gain from what it leaves
-    search: Search | None = None  # cross-validation of several settings, instead of one model
-
-    @property
-    def fits(self) -> int:
-        """How many models are trained."""
-        return 1 if self.search is None else self.search.folds.count * len(self.search.jobs)
 
     @property
     def spec(self) -> ModelSpec:
         """What every block's model is."""
-        kind = self.model if self.model in ("mlp", "module", "boosted") else "linear"
+        kind = self.name if self.name in ("mlp", "module", "boosted") else "linear"
         return ModelSpec(
             kind=cast("Any", kind),
             hidden=self.hidden,
@@ -160,6 +146,93 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             dtype=self.dtype,
             module=self.module,
         )
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether scores are the sum of what tables say."""
+        return traits_of(self.head).is_sum
+
+    @property
+    def is_convex(self) -> bool:
+        """Whether scores are linear in all parameters at once."""
+        return self.spec.is_linear and self.is_sum
+
+    @property
+    def has_intercept(self) -> bool:
+        is_usual = self.spec.is_linear and not traits_of(self.head).is_network
+        return is_usual if self.intercept is None else self.intercept
+
+    @property
+    def loss_name(self) -> str:
+        """The loss; "auto": a number's is squared, classes have cross-entropy."""
+        own = loss_of_model(self.name)
+        return self.loss or ("auto" if own is None else own.name)
+
+    @property
+    def loss_class(self) -> type[Loss] | None:
+        """The loss, where the job names it; None: the label decides."""
+        return None if self.loss_name in ("auto", *OPEN_LOSSES) else loss_named(self.loss_name)
+
+
+class JobSplit(_Part, frozen=True):
+    """Which rows of the label's table are held out."""
+
+    test_fraction: float = 0.15
+    test_where: str | None = None  # a condition on the label table's rows, instead of a fraction
+    validation_fraction: float = 0.0
+    validation_where: str | None = None
+
+
+class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One training job: what to train on, what to train, which rows to hold out, what to hide; and how to train it.
+
+    Python, TOML and the command line give all of that under flat names: ARGUMENTS has the place of each.
+    """
+
+    data: JobData
+    model: JobModel = JobModel()
+    split: JobSplit = JobSplit()
+    privacy: Privacy = Privacy()
+    algorithm: str = DEFAULT
+    options: Options = msgspec.field(default_factory=BY_NAME[DEFAULT].options)
+    epochs: int = 20
+    epochs_by_rows: bool = False  # whether the user left them open: fewer are enough where each has many batches
+    batch_size: BatchSize = "auto"  # joined rows, of algorithms with batches; auto: from how many there are, None: all
+    patience: int | None = None  # epochs without a better validation loss; None: train to the end
+    min_delta: float = 0.0  # what counts as better
+    monitor: str = "loss"  # the validation figure that patience watches
+    seed: int = 0
+    wire: Wire = "float64"
+    engine: Engine = Local()  # where joined rows lie and are walked over
+    release: bool = True  # False: every owner keeps the trained parameters of its own block
+    warm_start: GrownTrees | None = None  # boosted trees that more are added to
+    start: dict[str, dict[str, list[float]]] = {}  # weights to begin with on the original scale, by feature and unit
+    probe: bool = False  # explain: train a sum for it first, and say which model would gain from what it leaves
+    search: Search | None = None  # cross-validation of several settings, instead of one model
+
+    def get(self, argument: str) -> Any:
+        """The value of a user's argument."""
+        part, field = ARGUMENTS[argument]
+        return getattr(getattr(self, part) if part else self, field)
+
+    def arguments(self) -> dict[str, Any]:
+        """The whole job under the names of a user's arguments."""
+        return {name: self.get(name) for name in ARGUMENTS}
+
+    def replace(self, **arguments: Any) -> Job:
+        """The same job with other values of some of a user's arguments."""
+        changes: dict[str, dict[str, Any]] = {}
+        for name, value in arguments.items():
+            part, field = ARGUMENTS[name]
+            changes.setdefault(part, {})[field] = value
+        own = changes.pop("", {})
+        parts = {part: msgspec.structs.replace(getattr(self, part), **change) for part, change in changes.items()}
+        return msgspec.structs.replace(self, **parts, **own)
+
+    @property
+    def fits(self) -> int:
+        """How many models are trained."""
+        return 1 if self.search is None else self.search.folds.count * len(self.search.jobs)
 
     def batch(self, rows: int) -> int | None:
         """How many of so many joined rows are a batch; None: all of them."""
@@ -172,52 +245,22 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         size = self.batch(rows)
         batches = 1 if size is None else -(-rows // size)
         epochs = algorithm_of(self.options).enough_epochs(
-            self.epochs, batches, is_linear=self.spec.is_linear, head=self.head
+            self.epochs, batches, is_linear=self.model.spec.is_linear, head=self.model.head
         )
-        return msgspec.structs.replace(self, epochs=epochs, epochs_by_rows=False)
+        return self.replace(epochs=epochs, epochs_by_rows=False)
 
     @property
     def chooses_steps(self) -> bool:
         """Whether the length of steps is left to the software: it begins at a constant, and takes the label's unit."""
         algorithm = algorithm_of(self.options)
-        is_linear = self.is_convex if algorithm.is_pooled else self.spec.is_linear
+        is_linear = self.model.is_convex if algorithm.is_pooled else self.model.spec.is_linear
         return algorithm.chooses_steps(self.options, is_linear=is_linear, features=self.privacy.features)
-
-    @property
-    def is_convex(self) -> bool:
-        """Whether scores are linear in all parameters at once."""
-        return self.spec.is_linear and self.is_sum
-
-    @property
-    def is_sum(self) -> bool:
-        """Whether scores are the sum of what tables say."""
-        return traits_of(self.head).is_sum
 
     @property
     def is_centred(self) -> bool:
         """Whether networks without an intercept stand beside the best constant."""
-        return (
-            self.chooses_steps
-            and (not self.spec.is_linear or traits_of(self.head).is_network)
-            and self.intercept is None
-        )
-
-    @property
-    def loss_name(self) -> str:
-        """The loss; "auto": a number's is squared, classes have cross-entropy."""
-        own = loss_of_model(self.model)
-        return self.loss or ("auto" if own is None else own.name)
-
-    @property
-    def loss_class(self) -> type[Loss] | None:
-        """The loss, where the job names it; None: the label decides."""
-        return None if self.loss_name in ("auto", *OPEN_LOSSES) else loss_named(self.loss_name)
-
-    @property
-    def has_intercept(self) -> bool:
-        return (
-            (self.spec.is_linear and not traits_of(self.head).is_network) if self.intercept is None else self.intercept
-        )
+        is_network = not self.model.spec.is_linear or traits_of(self.model.head).is_network
+        return self.chooses_steps and is_network and self.model.intercept is None
 
     @property
     def is_private(self) -> bool:
@@ -233,6 +276,35 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     def is_expanded(self) -> bool:
         """Whether blocks are expanded to joined rows first: the VFL baselines."""
         return is_expanded(self.algorithm)
+
+
+PARTS: dict[str, type[_Part]] = {"data": JobData, "model": JobModel, "split": JobSplit}
+# A user's argument → the part of a job that has it ("": the job itself), and the field there.
+ARGUMENTS: dict[str, tuple[str, str]] = {
+    "model" if field == "name" else field: (part, field)
+    for part, fields in (*((part, kind.__struct_fields__) for part, kind in PARTS.items()), ("", Job.__struct_fields__))
+    for field in fields
+    if part or field not in PARTS
+}
+
+
+def job_of(arguments: dict[str, Any]) -> Job:
+    """The job with these arguments of a user; their types are checked."""
+    values: dict[str, dict[str, Any]] = {part: {} for part in (*PARTS, "")}
+    for name, value in arguments.items():
+        part, field = ARGUMENTS[name]
+        values[part][field] = value
+    for part, kind in PARTS.items():
+        values[""][part] = _convert(values[part], kind)
+    job: Job = _convert(values[""], Job)
+    return job
+
+
+def _convert(values: dict[str, Any], kind: type[msgspec.Struct]) -> Any:
+    try:
+        return msgspec.convert(values, kind, strict=True)
+    except msgspec.ValidationError as error:
+        raise JobError(explain_error(error, kind, values)) from None
 
 
 def models() -> list[str]:

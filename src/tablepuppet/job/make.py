@@ -6,12 +6,11 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from tablepuppet.algorithms.algorithm import Algorithm
 from tablepuppet.algorithms.boosting.messages import GrownTrees
-from tablepuppet.algorithms.options import AlgorithmOptions, explain_error
+from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.algorithms.registry import (
     BY_NAME,
     DEFAULT,
@@ -22,7 +21,7 @@ from tablepuppet.algorithms.registry import (
 )
 from tablepuppet.errors import JobError, PrivacyWarning
 from tablepuppet.job.checks import check_given, check_loss, check_search, hint
-from tablepuppet.job.job import Job, Search, engine_of, loss_options, models
+from tablepuppet.job.job import ARGUMENTS, Job, JobModel, Search, engine_of, job_of, loss_options, models
 from tablepuppet.models.heads.base import HeadKind
 from tablepuppet.models.heads.kinds import head_given, traits_of
 from tablepuppet.models.losses import (
@@ -32,13 +31,9 @@ from tablepuppet.models.spec import L2
 from tablepuppet.privacy.options import privacy_of
 from tablepuppet.protocol.contract import Folds
 
-_OURS = ("module", "head_module", "epochs_by_rows", "l2_by_rows")  # fields of a job that nobody sets by hand
-# What a job says of its joined rows, features and labels, besides the model.
-_OF_THE_ROWS = (
-    *("test_fraction", "test_where", "validation_fraction", "validation_where", "weight", "exposure", "negatives"),
-    *("class_weight", "standardize", "seed", "max_categories", "ids", "max_joined_rows", "wire"),
-    *("loss", "loss_options", "privacy"),
-)
+_OURS = ("module", "head_module")  # arguments of a job that nobody gives by hand
+# Arguments that are options of a job: not those with a place of their own, nor what the software finds.
+_OPTIONS = frozenset(ARGUMENTS) - {"query", "label", "model", "algorithm", "options", "epochs_by_rows", "l2_by_rows"}
 _PROBE_EPOCHS = 6
 
 
@@ -48,75 +43,26 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
     >>> make_job("SELECT …", label="y", model="linear", algorithm="admm", given={"rho": 0.5}).options.rho
     0.5
     """
-    if not isinstance(query, str):
-        raise JobError(f"query must be SQL text, not {type(query).__name__}")
-    if not isinstance(label, str) or not label:
-        raise JobError("label must be the name of a column in the SELECT list")
-    if not isinstance(model, str) or model not in (*models(), "module"):
-        raise JobError(
-            f"unknown model {model!r}; choose one of {', '.join(models())}, or give a callable (width, outputs) → "
-            f"torch.nn.Module{hint(model, models())}"
-        )
-    given = {name: value.item() if isinstance(value, np.generic) else value for name, value in given.items()}
-    if isinstance(given.get("class_weight"), Mapping):
-        weights = given["class_weight"].items()
-        given["class_weight"] = {class_text(c): w.item() if isinstance(w, np.generic) else w for c, w in weights}
-    given |= head_given(given.get("head", "sum"))
+    _check_names(query, label, model)
+    given = _normalize(given)
     if algorithm is None:
         algorithm = usual_algorithm(given["head"], model, is_sparse=bool(given.get("l1") or given.get("signs")))
-    own = set(Job.__struct_fields__) - {
-        "query",
-        "label",
-        "model",
-        "algorithm",
-        "options",
-        "epochs_by_rows",
-        "l2_by_rows",
-    }
-    values = {name: value for name, value in given.items() if name in own - {"privacy", "engine", "warm_start"}}
-    if values.get("exposure") is not None:
-        if values.get("weight") not in (None, values["exposure"]):
-            raise JobError("exposure is the weight of the rate that is modelled; leave weight out")
-        values["weight"] = values["exposure"]
-    values["loss_options"] = dict(values.get("loss_options") or {})
-    extra = {name: value for name, value in given.items() if name not in own}
-    for option in [name for name in extra if name in loss_options()]:
-        values["loss_options"][option] = extra.pop(option)
-    declared = BY_NAME.get(algorithm) if isinstance(algorithm, str) else None
-    if declared is not None and declared.own_model and isinstance(given.get("l2"), int | float):
-        extra["l2"] = given["l2"]  # of leaves; the default is the algorithm's own
-    is_open = values.get("l2") is None
-    if is_open:
-        own_l2 = traits_of(given["head"]).l2
-        values["l2"] = L2 if own_l2 is None else own_l2
-    name, options = _algorithm(algorithm, extra, own)
+    values, extra = _sort_arguments(given, algorithm)
+    name, options = _algorithm(algorithm, extra)
     if model == "auto":
         model = algorithm_of(options).own_model or model
-    is_usual = values.get("epochs") is None
-    values["epochs"] = 1 if is_usual else values["epochs"]
-    try:
-        job = msgspec.convert(
-            {"query": query, "label": label, "model": model, "algorithm": name, **values}, Job, strict=True
-        )
-    except msgspec.ValidationError as error:
-        raise JobError(explain_error(error, Job, values)) from None
+    job = job_of({"query": query, "label": label, "model": model, "algorithm": name, **values})
     check_loss(job)
-    if is_usual:
-        job = msgspec.structs.replace(job, epochs=_epochs(job, algorithm_of(options)), epochs_by_rows=True)
     privacy = privacy_of(given.get("privacy"))
-    options = options.resolve_defaults(is_linear=job.spec.is_linear, is_private=privacy.features is not None)
-    if job.loss_class is not None and not job.loss_class.is_smooth:
+    options = options.resolve_defaults(is_linear=job.model.spec.is_linear, is_private=privacy.features is not None)
+    if job.model.loss_class is not None and not job.model.loss_class.is_smooth:
         options = options.for_kinks()
     before = given.get("warm_start")
     if before is not None and not isinstance(before, GrownTrees):
         raise JobError("warm_start begins with an earlier model; it belongs to train")
     engine = engine_of(given.get("engine"))
-    job = msgspec.structs.replace(job, options=options, privacy=privacy, engine=engine, warm_start=before)
-    is_open = is_open and job.shrinkage is None and job.chooses_steps and job.spec.is_linear
-    if is_open and not algorithm_of(options).learns_shrinkage:
-        traits = traits_of(job.head)
-        more = traits.most_epochs if is_usual else 1  # few rows take more epochs, where ids and networks are kept small
-        job = msgspec.structs.replace(job, l2_by_rows=traits.l2_by_rows, epochs=more * job.epochs)
+    job = job.replace(options=options, privacy=privacy, engine=engine, warm_start=before)
+    job = _choose_defaults(job, has_epochs=given.get("epochs") is not None, has_l2=given.get("l2") is not None)
     if job.privacy.keys == "sha256":
         warnings.warn(
             'keys="sha256" hides no key that somebody can guess: whoever lists the possible ids, a million a second, '
@@ -128,24 +74,90 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
     return job
 
 
+def _check_names(query: Any, label: Any, model: Any) -> None:
+    if not isinstance(query, str):
+        raise JobError(f"query must be SQL text, not {type(query).__name__}")
+    if not isinstance(label, str) or not label:
+        raise JobError("label must be the name of a column in the SELECT list")
+    if not isinstance(model, str) or model not in (*models(), "module"):
+        raise JobError(
+            f"unknown model {model!r}; choose one of {', '.join(models())}, or give a callable (width, outputs) → "
+            f"torch.nn.Module{hint(model, models())}"
+        )
+
+
+def _normalize(given: dict[str, Any]) -> dict[str, Any]:
+    """Plain numbers instead of NumPy's, classes as texts, and a known head."""
+    given = {name: _plain(value) for name, value in given.items()}
+    if isinstance(given.get("class_weight"), Mapping):
+        given["class_weight"] = {class_text(c): _plain(w) for c, w in given["class_weight"].items()}
+    return given | head_given(given.get("head", "sum"))
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _sort_arguments(given: dict[str, Any], algorithm: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Options of the job, and the others, which are the algorithm's."""
+    values = {name: value for name, value in given.items() if name in _OPTIONS - {"privacy", "engine", "warm_start"}}
+    extra = {name: value for name, value in given.items() if name not in _OPTIONS}
+    if values.get("exposure") is not None:
+        if values.get("weight") not in (None, values["exposure"]):
+            raise JobError("exposure is the weight of the rate that is modelled; leave weight out")
+        values["weight"] = values["exposure"]
+    values["loss_options"] = dict(values.get("loss_options") or {})
+    for option in [name for name in extra if name in loss_options()]:
+        values["loss_options"][option] = extra.pop(option)
+    declared = BY_NAME.get(algorithm) if isinstance(algorithm, str) else None
+    if declared is not None and declared.own_model and isinstance(given.get("l2"), int | float):
+        extra["l2"] = given["l2"]  # of leaves; the default is the algorithm's own
+    if values.get("l2") is None:
+        own_l2 = traits_of(given["head"]).l2
+        values["l2"] = L2 if own_l2 is None else own_l2
+    if values.get("epochs") is None:
+        values["epochs"] = 1  # until `_choose_defaults`
+    return values, extra
+
+
+def _choose_defaults(job: Job, *, has_epochs: bool, has_l2: bool) -> Job:
+    """The epochs and the penalty by rows of a job whose user left them open."""
+    algorithm, traits = algorithm_of(job.options), traits_of(job.model.head)
+    if not has_epochs:
+        job = job.replace(epochs=_epochs(job, algorithm), epochs_by_rows=True)
+    is_open = not has_l2 and job.model.shrinkage is None and job.chooses_steps and job.model.spec.is_linear
+    if not is_open or algorithm.learns_shrinkage:
+        return job
+    more = 1 if has_epochs else traits.most_epochs  # few rows take more epochs, where ids and networks are kept small
+    return job.replace(l2_by_rows=traits.l2_by_rows, epochs=more * job.epochs)
+
+
 def probe_job(job: Job) -> Job:
     """A sum of the same tables, trained for a few rounds to see what it leaves; no owner releases anything of it."""
     if job.is_private or job.privacy.label is not None:
         raise JobError("probe looks at what a sum leaves of exact labels and features; leave it out of private jobs")
-    if job.loss_class is not None and not job.loss_class.is_smooth:
-        raise JobError(f"probe trains a sum by {DEFAULT}, and the {job.loss_name} loss has kinks; leave probe out")
-    plain, usual = Job(query=job.query, label=job.label), BY_NAME[DEFAULT].options()
-    kept = {name: getattr(job, name) for name in _OF_THE_ROWS}
-    model = "auto" if job.model in ("mlp", "module", "boosted") else job.model
-    options = usual.resolve_defaults(is_linear=True, is_private=False)
-    return msgspec.structs.replace(
-        plain, **kept, model=model, options=options, epochs=_PROBE_EPOCHS, release=False, probe=True
+    if job.model.loss_class is not None and not job.model.loss_class.is_smooth:
+        raise JobError(
+            f"probe trains a sum by {DEFAULT}, and the {job.model.loss_name} loss has kinks; leave probe out"
+        )
+    name = "auto" if job.model.name in ("mlp", "module", "boosted") else job.model.name
+    return Job(
+        data=job.data,
+        model=JobModel(name=name, loss=job.model.loss, loss_options=job.model.loss_options),
+        split=job.split,
+        privacy=job.privacy,
+        options=BY_NAME[DEFAULT].options().resolve_defaults(is_linear=True, is_private=False),
+        epochs=_PROBE_EPOCHS,
+        seed=job.seed,
+        wire=job.wire,
+        release=False,
+        probe=True,
     )
 
 
 def search_job(jobs: Sequence[Job], settings: Sequence[dict[str, Any]], folds: Folds) -> Job:
     """A job that tries settings of one model on the same joined rows."""
-    job = msgspec.structs.replace(jobs[0], search=Search(folds=folds, settings=tuple(settings), jobs=tuple(jobs)))
+    job = jobs[0].replace(search=Search(folds=folds, settings=tuple(settings), jobs=tuple(jobs)))
     check_search(job)
     return job
 
@@ -179,7 +191,7 @@ def class_text(value: Any) -> str:
     return str(value)
 
 
-def _algorithm(algorithm: Any, extra: dict[str, Any], own: set[str]) -> tuple[str, AlgorithmOptions]:
+def _algorithm(algorithm: Any, extra: dict[str, Any]) -> tuple[str, AlgorithmOptions]:
     if isinstance(algorithm, AlgorithmOptions):
         if extra:
             raise JobError(
@@ -191,7 +203,7 @@ def _algorithm(algorithm: Any, extra: dict[str, Any], own: set[str]) -> tuple[st
             raise JobError(
                 f"unknown algorithm {algorithm!r}; choose one of {', '.join(BY_NAME)}{hint(algorithm, BY_NAME)}"
             )
-        known = own | set(BY_NAME[algorithm].options.__struct_fields__)
+        known = _OPTIONS | set(BY_NAME[algorithm].options.__struct_fields__)
         for name in extra:
             if name not in known:
                 near = hint(name, known) or "."
@@ -203,19 +215,19 @@ def _algorithm(algorithm: Any, extra: dict[str, Any], own: set[str]) -> tuple[st
 
 def _epochs(job: Job, algorithm: Algorithm[Any]) -> int:
     """How many epochs are usually enough; "auto" may turn out to be any of the usual losses."""
-    if not job.spec.is_linear and algorithm.network_epochs:
+    if not job.model.spec.is_linear and algorithm.network_epochs:
         return algorithm.network_epochs
-    if not job.is_sum and algorithm.head_epochs:
+    if not job.model.is_sum and algorithm.head_epochs:
         return algorithm.head_epochs
     if algorithm.is_pooled:
-        return algorithm.epochs if job.is_convex else Algorithm.epochs
+        return algorithm.epochs if job.model.is_convex else Algorithm.epochs
     if algorithm.supports_nonsmooth:
         return algorithm.epochs
-    losses = [usual_loss(classes) for classes in (0, 2, 3)] if job.loss_class is None else [job.loss_class]
+    losses = [usual_loss(classes) for classes in (0, 2, 3)] if job.model.loss_class is None else [job.model.loss_class]
     return max(loss.epochs.get(algorithm.uses, algorithm.epochs) for loss in losses)
 
 
 def _options(algorithm: str) -> str:
     """What can be chosen: of the algorithm, and of every job."""
-    others = sorted(set(Job.__struct_fields__) - {"query", "label", "model", "algorithm", "options", *_OURS})
+    others = sorted(_OPTIONS - set(_OURS))
     return f"It has {', '.join(BY_NAME[algorithm].options.__struct_fields__)}; every job has {', '.join(others)}"

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from tablepuppet.errors import TransportError
-from tablepuppet.job import Job
+from tablepuppet.job import ARGUMENTS, PARTS, Job
 from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.model import Model
 from tablepuppet.protocol.codec import Buffer, Frame, check_stream
@@ -147,6 +147,8 @@ def _class(module: str, name: str, allowed: frozenset[type] | None) -> type:
 
 def _make(kind: type, flat: dict[str, Any], buffers: Any, allowed: frozenset[type] | None) -> Any:
     names = _fields(kind)
+    if allowed is None and kind is Job and "data" not in flat:
+        flat = _in_parts(flat)
     if allowed is not None and set(names) != set(flat):
         raise ValueError(f"{kind.__name__} is not the same at both ends; install the same release of TablePuppet")
     held = {name: _whole(flat[name], buffers, allowed) for name in names if name in flat}
@@ -161,6 +163,15 @@ def _make(kind: type, flat: dict[str, Any], buffers: Any, allowed: frozenset[typ
     for field, value in held.items():
         object.__setattr__(made, field, value)
     return made
+
+
+def _in_parts(flat: dict[str, Any]) -> dict[str, Any]:
+    """A job of an earlier release, which had the fields of its parts itself."""
+    parts: dict[str, Any] = {}
+    for part, kind in PARTS.items():
+        held = {field: flat[name] for name, (of, field) in ARGUMENTS.items() if of == part and name in flat}
+        parts[part] = ["object", kind.__module__, kind.__name__, held]
+    return flat | parts
 
 
 def _defaults(kind: type, names: tuple[str, ...]) -> dict[str, Any]:

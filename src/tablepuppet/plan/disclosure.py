@@ -67,10 +67,10 @@ def exchanges_of(job: Job, loss: Loss, rows: int, epochs: int | None = None) -> 
         epochs=job.epochs if epochs is None else epochs,
         rows=rows,
         batch_size=job.batch(rows),
-        is_linear=job.spec.is_linear,
+        is_linear=job.model.spec.is_linear,
         is_private=job.privacy.features is not None,
         curvature_varies=not loss.is_quadratic and loss.outputs == 1,
-        has_head=not job.is_sum,
+        has_head=not job.model.is_sum,
     )
     return algorithm_of(job.options).exchanges(job.options, run)
 
@@ -177,7 +177,7 @@ def _of_part(account: Account, part: PartSummary, plan: Plan, asked: Exchanges, 
     account.client(
         part.client,
         subject,
-        summed_weights=int(job.weight is not None or job.class_weight is not None),
+        summed_weights=int(job.data.has_weights),
         signals=steps * outputs,
         curvatures=steps * asked.sends_curvature * curvature,
         agreed_values=inner,

@@ -23,7 +23,7 @@ def document(plan: Plan) -> dict[str, Any]:
     shape, job = plan.shape, plan.job
     return {
         "label": plan.mapping.bound.label,
-        "model": job.model,
+        "model": job.model.name,
         "algorithm": job.algorithm,
         "epochs": job.epochs,
         "batch_size": plan.batch_size if plan.algorithm.uses_batches else None,

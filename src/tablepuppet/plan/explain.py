@@ -39,24 +39,28 @@ def render(plan: Plan, counted: Account | None = None, epochs: int | None = None
 def title_lines(plan: Plan) -> list[str]:
     job, label = plan.job, plan.mapping.label
     kind = f"{len(label.classes)} classes" if label.classes else "a number"
-    named = {"loss": job.loss} if job.loss is not None and job.loss_class is not None else {}
-    chosen = ", ".join(f"{name} {value}" for name, value in (named | job.loss_options).items())
-    model = f"{job.model} ({chosen})" if chosen else job.model
+    named = {"loss": job.model.loss} if job.model.loss is not None and job.model.loss_class is not None else {}
+    chosen = ", ".join(f"{name} {value}" for name, value in (named | job.model.loss_options).items())
+    model = f"{job.model.name} ({chosen})" if chosen else job.model.name
     usual = f"model {model}, {penalty_text(job)}, at most {plural(job.epochs, 'epoch')}"
     what = plan.algorithm.title(job.options) or usual
     title = [f"Train {plan.mapping.bound.label} ({kind}) by {job.algorithm}: {what}"]
     steps = plan.algorithm.steps(job.options, _batches(plan), plan.unit)
     if steps is not None:
         title.append(f"  {steps}")
-    if job.weight is not None or job.class_weight is not None:
-        rows = [] if job.weight is None else [f"rows by {job.weight}"]
-        classes = [] if job.class_weight is None else ["classes alike" if job.class_weight == "balanced" else "classes"]
+    if job.data.has_weights:
+        rows = [] if job.data.weight is None else [f"rows by {job.data.weight}"]
+        classes = (
+            []
+            if job.data.class_weight is None
+            else ["classes alike" if job.data.class_weight == "balanced" else "classes"]
+        )
         title.append(f"  weighs {' and '.join([*rows, *classes])}, on average 1")
-    if job.negatives:
+    if job.data.negatives:
         seen, drawn = plan.mapping.seen_rows, plan.mapping.label.negatives
         title.append(
             f"  {plural(seen, 'joined row')} as what was seen, and beside them {plural(drawn, 'pair')} of rows that "
-            f"did not meet, {job.negatives} for each, drawn by the server"
+            f"did not meet, {job.data.negatives} for each, drawn by the server"
         )
     if job.patience is not None:
         title.append(
@@ -140,7 +144,7 @@ def _rows(plan: Plan) -> list[str]:
         if block.unmatched:
             rows = plural(block.unmatched, "training row")
             stay = f"LEFT JOIN: {rows} without a partner in {block.name} stay, with zeros in its encoded columns"
-            own = own_model(plan.job.spec)
+            own = own_model(plan.job.model.spec)
             if own is not None:
                 lines += [f"  LEFT JOIN: {rows} without a partner in {block.name} {own.unmatched}"]
                 continue
@@ -223,7 +227,7 @@ def _privacy(plan: Plan) -> list[str]:
 
 
 def _exposure(plan: Plan) -> Sequence[str]:
-    own = own_model(plan.job.spec)
+    own = own_model(plan.job.model.spec)
     usual = "Exposure: numbers that the server may see of one row, against the row's columns"
     lines = [usual if own is None else own.exposure_title]
     for exposure in plan.exposures:

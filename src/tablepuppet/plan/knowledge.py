@@ -89,9 +89,9 @@ def common_insights(mapping: MappingSummary, job: Job) -> list[str]:
         "clients have; their figures pass it under masks that only a group's holder can take off"
         for scan, merged in merged_scans(mapping)
     ]
-    if job.weight is not None:
-        server.append(f"the sample weight {job.weight} of {plural(mapping.seen_rows, 'joined row')}")
-    split = [name for name in (job.test_where, job.validation_where) if name is not None]
+    if job.data.weight is not None:
+        server.append(f"the sample weight {job.data.weight} of {plural(mapping.seen_rows, 'joined row')}")
+    split = [name for name in (job.split.test_where, job.split.validation_where) if name is not None]
     if split:
         server.append(f"for which label rows {' and '.join(split)} hold{'s' * (len(split) == 1)}")
     return server
@@ -149,7 +149,7 @@ def insights(mapping: MappingSummary, shape: Shape, job: Job, loss: Loss, ids: I
             agreed = _statistics(mapping, block, job, ids, has_counts=False)
             learns.append(f"over all clients of {block.name}: {agreed}")
         if not is_pooled:
-            if job.weight is not None or job.class_weight is not None:
+            if job.data.has_weights:
                 learns.append("the weights of those joined rows, summed for each of its rows")
             slopes = plural(asked.row_steps(block.most) + disclosure.again, "time")
             learns.append(f"the slope of the loss at each of its rows, up to {slopes}")

@@ -59,7 +59,7 @@ class NoisyBlock:
         most = max(1, block.most)  # at most the cap, where there is one
         mean = block.joined / block.rows if block.rows else 1.0
         form = algorithm_of(job.options).private_form(
-            job.options, features, is_linear=job.spec.is_linear, blocks=len(mapping.bound.blocks)
+            job.options, features, is_linear=job.model.spec.is_linear, blocks=len(mapping.bound.blocks)
         )
         inner = form.inner_rounds if len(mapping.parts_of(number)) > 1 else 1
         local = -(-form.local_steps // inner)
@@ -68,7 +68,7 @@ class NoisyBlock:
     @property
     def l2(self) -> float:
         block = self.mapping.bound.blocks[self.number]
-        return l2_of(self.job.l2, block.name, block.table)
+        return l2_of(self.job.model.l2, block.name, block.table)
 
     @property
     def is_local(self) -> bool:
@@ -112,7 +112,7 @@ class NoisyBlock:
     @property
     def reach(self) -> float:
         """R: how far a row's share of a sum may move, for each unit of its signal; no bound for a network's outputs."""
-        is_linear = self.job.spec.is_linear
+        is_linear = self.job.model.spec.is_linear
         return math.sqrt(self.squared_norm) if is_linear or self.outputs == 1 else math.inf
 
     @property

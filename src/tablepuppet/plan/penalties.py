@@ -14,38 +14,42 @@ from tablepuppet.sources.encoding import encoded_width
 
 def penalty_text(job: Job) -> str:
     """The penalties, in words."""
-    by_table = ", ".join(f"{table} {value:g}" for table, value in job.l2.items()) if isinstance(job.l2, dict) else ""
-    words = [f"l2 of {by_table}" if by_table else f"l2 {job.l2:g}"]
-    if job.l2_by_rows:
-        words[0] += f" + {job.l2_by_rows:g} / joined rows"
-    if job.l1:
-        words.insert(0, f"l1 {job.l1:g}")
-    if job.signs:
-        words.append(f"signs of {', '.join(job.signs)}")
+    by_table = (
+        ", ".join(f"{table} {value:g}" for table, value in job.model.l2.items())
+        if isinstance(job.model.l2, dict)
+        else ""
+    )
+    words = [f"l2 of {by_table}" if by_table else f"l2 {job.model.l2:g}"]
+    if job.model.l2_by_rows:
+        words[0] += f" + {job.model.l2_by_rows:g} / joined rows"
+    if job.model.l1:
+        words.insert(0, f"l1 {job.model.l1:g}")
+    if job.model.signs:
+        words.append(f"signs of {', '.join(job.model.signs)}")
     return ", ".join(words)
 
 
 def check_penalties(job: Job, blocks: Sequence[Any]) -> None:
     """Every name that a penalty speaks of is there."""
     known = [name for block in blocks for name in dict.fromkeys((block.name, block.table))]
-    for name in job.l2 if isinstance(job.l2, dict) else ():
+    for name in job.model.l2 if isinstance(job.model.l2, dict) else ():
         if name not in known:
             raise JobError(f"l2 names {name!r}, and the query has no such table; {_choice(name, known)}")
     features = [feature for block in blocks for feature in block.features]
-    for name in job.signs:
+    for name in job.model.signs:
         if not any(name in _spellings(feature) for feature in features):
             raise JobError(f"signs names {name!r}, which is not a feature of the query; {_choice(name, features)}")
 
 
 def column_signs(job: Job, blocks: Sequence[Any], encoders: Sequence[Sequence[Encoder]]) -> tuple[tuple[int, ...], ...]:
     """The sign of each encoded column of each block; nothing where a job has none."""
-    if not job.signs:
+    if not job.model.signs:
         return ()
     found = []
     for block, own in zip(blocks, encoders, strict=True):
         signs: list[int] = []
         for feature, encoder in zip(block.features, own, strict=True):
-            sign = next((job.signs[name] for name in _spellings(feature) if name in job.signs), 0)
+            sign = next((job.model.signs[name] for name in _spellings(feature) if name in job.model.signs), 0)
             if sign and not isinstance(encoder, NumberEncoder):
                 raise JobError(f"signs names {feature!r}, which is text: only a number can be bound to a sign")
             width = encoded_width(encoder)

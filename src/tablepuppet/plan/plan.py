@@ -68,13 +68,13 @@ class Plan:
     @property
     def spec(self) -> ModelSpec:
         """What every block's model is, the label's unit included: a sum's; other heads multiply by it themselves."""
-        return msgspec.structs.replace(self.job.spec, unit=self.unit if self.job.is_sum else 1.0)
+        return msgspec.structs.replace(self.job.model.spec, unit=self.unit if self.job.model.is_sum else 1.0)
 
     @property
     def head(self) -> HeadSpec:
         """How scores come from what the blocks say."""
         blocks, learns = len(self.mapping.bound.blocks), self.algorithm.learns_shrinkage
-        return head_spec(self.job, blocks, self.loss.outputs, self.unit, learns=learns)
+        return head_spec(self.job.model, blocks, self.loss.outputs, self.unit, learns=learns)
 
     @property
     def algorithm(self) -> Algorithm[Any]:
@@ -91,8 +91,8 @@ class Plan:
         """The sizes that costs depend on."""
         value_bytes = 4 if self.job.wire.startswith("float32") else 8  # before compression
         job = self.job
-        given = (self.mapping, self.loss, job.spec, self.widths, value_bytes, job.privacy, job.epochs)
-        has_weights = job.weight is not None or job.class_weight is not None
+        given = (self.mapping, self.loss, job.model.spec, self.widths, value_bytes, job.privacy, job.epochs)
+        has_weights = job.data.has_weights
         return shape_of(*given, head=self.head, has_weights=has_weights)
 
     def cost(self, algorithm: str, epochs: int, *, after: int = 0) -> Cost:
@@ -105,7 +105,7 @@ class Plan:
         """What every algorithm that can train the model would cost."""
         found = []
         for name, algorithm in BY_NAME.items():
-            is_able = self.job.head in algorithm.heads and (self.job.is_sum or not is_expanded(name))
+            is_able = self.job.model.head in algorithm.heads and (self.job.model.is_sum or not is_expanded(name))
             is_able = (
                 is_able
                 and _trains(algorithm, self.job)
@@ -123,7 +123,7 @@ class Plan:
     @property
     def advice(self) -> Advice:
         """Which algorithm to take, and why."""
-        own = own_model(self.job.spec)
+        own = own_model(self.job.model.spec)
         if own is not None:
             return cast(Advice, own.advise(self.shape, self.job.options))
         if self.algorithm.supports_nonsmooth:
@@ -133,13 +133,13 @@ class Plan:
     @property
     def beside(self) -> str | None:
         """What a model that is no sum would cost, where the job could have it."""
-        is_plain = self.job.is_convex and not self.job.is_private
+        is_plain = self.job.model.is_convex and not self.job.is_private
         return trees_beside(self.shape) if is_plain and not self.algorithm.is_pooled else None
 
     @property
     def insights(self) -> list[Insight]:
         """Who learns what."""
-        own = own_model(self.job.spec)
+        own = own_model(self.job.model.spec)
         if own is not None:
             return own.insights(self.mapping, self.shape, self.job)
         return insights(self.mapping, self.shape, self.job, self.loss, self.ids)
@@ -147,7 +147,7 @@ class Plan:
     @property
     def exposures(self) -> list[Exposure]:
         """How many numbers the server may see of a row."""
-        own = own_model(self.job.spec)
+        own = own_model(self.job.model.spec)
         if own is not None:
             return own.exposures(self.shape, self.job.options)
         return exposures(self.shape, self.job, self.loss)
@@ -157,7 +157,7 @@ class Plan:
 
         How often trees are checked, and how many splits are told, depends on the data: of these it is the most.
         """
-        own = own_model(self.job.spec)
+        own = own_model(self.job.model.spec)
         if own is not None:
             return own.disclosures(self.mapping, self.shape, self.job)
         return training_disclosures(self, epochs or self.job.epochs)
@@ -188,9 +188,9 @@ class Plan:
         return plan_html(self)
 
     def __repr__(self) -> str:
-        return f"Plan({self.job.model} by {self.job.algorithm}, {self.mapping.joined_rows:,} joined rows)"
+        return f"Plan({self.job.model.name} by {self.job.algorithm}, {self.mapping.joined_rows:,} joined rows)"
 
 
 def _trains(algorithm: Algorithm[Any], job: Job) -> bool:
     """Whether an algorithm trains a job's model: some have one of their own."""
-    return bool(algorithm.own_model) == (own_model(job.spec) is not None)
+    return bool(algorithm.own_model) == (own_model(job.model.spec) is not None)

@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from math import log2
 
-import msgspec
 import numpy as np
 
 from tablepuppet.arrays import Array, RowNumbers
@@ -44,11 +43,11 @@ def prepare(mapping: TableMapping, job: Job) -> Prepared:
         raise JobError("there are no training rows; lower test_fraction or validation_fraction, or bring more rows")
     summary = summarise(mapping)
     check_custody(job, summary)
-    if job.model == "auto":
-        kind = job.loss_class or usual_loss(len(mapping.label.classes))
-        job = msgspec.structs.replace(job, model=kind.model, loss=None)
-    job = msgspec.structs.replace(job, options=job.options_for_run).over(mapping.train.rows)
-    mapping = mapping if job.exposure is None else _rates(mapping)
+    if job.model.name == "auto":
+        kind = job.model.loss_class or usual_loss(len(mapping.label.classes))
+        job = job.replace(model=kind.model, loss=None)
+    job = job.replace(options=job.options_for_run).over(mapping.train.rows)
+    mapping = mapping if job.data.exposure is None else _rates(mapping)
     loss = _loss(job, mapping)
     check_labels(loss, mapping)
     mapping = add_weights(_unbias_labels(mapping, loss), job)
@@ -118,17 +117,17 @@ def check_labels(loss: Loss, mapping: TableMapping) -> None:
 
 def task_of(job: Job) -> Task:
     """What kind of label a job's loss needs."""
-    loss = job.loss_class
-    if job.negatives:
+    loss = job.model.loss_class
+    if job.data.negatives:
         return "seen"
     if loss is not None:
         return loss.task
-    return "any" if job.loss_name == "auto" else "classes"
+    return "any" if job.model.loss_name == "auto" else "classes"
 
 
 def _loss(job: Job, mapping: TableMapping) -> Loss:
-    kind = job.loss_class or usual_loss(len(mapping.label.classes))
-    return kind.of(_label_facts(kind, mapping), **job.loss_options)
+    kind = job.model.loss_class or usual_loss(len(mapping.label.classes))
+    return kind.of(_label_facts(kind, mapping), **job.model.loss_options)
 
 
 def _label_facts(kind: type[Loss], mapping: TableMapping) -> LabelFacts:
@@ -149,7 +148,7 @@ def _label_facts(kind: type[Loss], mapping: TableMapping) -> LabelFacts:
 
 def add_weights(mapping: TableMapping, job: Job) -> TableMapping:
     """The mapping with each row's weight, if the job has any; test rows all count alike."""
-    if job.weight is None and job.class_weight is None:
+    if not job.data.has_weights:
         return mapping
     if job.privacy.label is not None:
         raise PrivacyError(
@@ -186,7 +185,7 @@ def _rates(mapping: TableMapping) -> TableMapping:
 
 def _class_factors(mapping: TableMapping, job: Job) -> Array | None:
     """The weight of each class, as scikit-learn means it; None: the same for all."""
-    given, label = job.class_weight, mapping.label
+    given, label = job.data.class_weight, mapping.label
     if given is None:
         return None
     if not label.classes:

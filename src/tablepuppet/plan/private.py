@@ -87,7 +87,7 @@ def plan_privacy(job: Job, mapping: MappingSummary, loss: Loss, slope: float, we
     if features is None:
         is_local = predictions.mode == "local"
         gradients = [GradientPrivacy(clip=0.0, noise=0.0, **shared) if is_local else None] * len(numbers)
-    elif own_model(job.spec) is not None:
+    elif own_model(job.model.spec) is not None:
         rounds = algorithm_of(job.options).run_epochs(job.options, rounds)
         between = public_bounds(job, mapping)
         leaves = leaf_noise(job, mapping, loss, slope, weight, rounds)
@@ -131,7 +131,7 @@ def _calibrate(
         return WholeModel((), (), 0.0, bound), [], []
     job, given = blocks[0].job, blocks[0].features.clip
     algorithm, norms = algorithm_of(job.options), sum(block.squared_norm for block in blocks)
-    change = algorithm.signal_change(job.options, loss, bound, weight, is_linear=job.spec.is_linear)
+    change = algorithm.signal_change(job.options, loss, bound, weight, is_linear=job.model.spec.is_linear)
 
     def steps(deviations: Sequence[float], clips: Sequence[float]) -> list[NoisySteps]:
         return [b.descent(n / c, loss, norms) for b, n, c in zip(blocks, deviations, clips, strict=True)]

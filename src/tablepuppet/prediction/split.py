@@ -66,7 +66,7 @@ def split_of(job: Job, mapping: MappingSummary) -> dict[str, Any]:
         SplitRows(scan.table, scan.filter, scan.query, own.offset, own.rows)
         for scan, own in zip(scans, mapping.label_rows, strict=True)
     ]
-    shares = (job.test_fraction, job.validation_fraction, job.test_where, job.validation_where)
+    shares = (job.split.test_fraction, job.split.validation_fraction, job.split.test_where, job.split.validation_where)
     return cast("dict[str, Any]", msgspec.to_builtins(SplitRecord(job.seed, *shares, rows)))
 
 

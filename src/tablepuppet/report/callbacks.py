@@ -91,7 +91,7 @@ class MLflow:
 
 def parameters(job: Job) -> dict[str, str]:
     """A job under flat names: query, label, algorithm, learning_rate, privacy.keys, …"""
-    plain: dict[str, Any] = msgspec.to_builtins(job)
+    plain: dict[str, Any] = msgspec.to_builtins(job.arguments())
     options, privacy = plain.pop("options"), plain.pop("privacy")
     own = {name: value for name, value in options.items() if name != "type"}
     given = plain | own | {f"privacy.{name}": value for name, value in privacy.items()}

@@ -58,17 +58,17 @@ _TREES = 20  # that a record has in words
 def record_of(result: Result, name: str | None = None) -> RunRecord:
     """A result as plain data."""
     job = result.plan.job
-    is_linear = job.is_convex
+    is_linear = job.model.is_convex
     intercept = np.atleast_1d(np.asarray(result.intercept if is_linear else result.encoded_intercept, dtype=float))
     counted = replace(
         result.plan,
-        job=msgspec.structs.replace(job, epochs=max(1, len(result.history))),
+        job=job.replace(epochs=max(1, len(result.history))),
         widths=tuple(_width(block) for block in result.blocks),
     )
     return RunRecord(
         name=name or job.algorithm,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        job=msgspec.json.decode(msgspec.json.encode(job)),
+        job=msgspec.json.decode(msgspec.json.encode(job.arguments())),
         data=_data(result),
         objective=_finite(result.objective),
         metrics=_metrics(result.metrics),

@@ -64,7 +64,7 @@ def judge(
     notes = [] if converged else [_describe_unfinished(plan, _last_change(start, objectives), len(objectives))]
     if metrics.get("test"):
         notes += _worse(prepared, constant, metrics)
-    elif plan.job.test_fraction:
+    elif plan.job.split.test_fraction:
         notes.append("no joined row fell on the test side, and figures are of training rows; raise test_fraction")
     notes += _names_of_rows(prepared, encoders)
     return Verdict(converged, tuple(notes))
@@ -116,7 +116,7 @@ def _describe_unfinished(plan: Plan, change: float, epochs: int) -> str:
     last = max(1, epochs // 5)
     when = "the last epoch" if last == 1 else f"the last {last} epochs"
     how = f"train longer, with epochs={2 * plan.job.epochs}"
-    if plan.algorithm.takes_many_rounds and plan.job.is_convex and plan.job.privacy.features is None:
+    if plan.algorithm.takes_many_rounds and plan.job.model.is_convex and plan.job.privacy.features is None:
         how += f', or by algorithm="{DEFAULT}", which needs few rounds'
     return f"{name} did not converge: the objective changed by {100 * change:.2g} % in {when}; {how}"
 
@@ -140,9 +140,9 @@ def _worse(prepared: Prepared, constant: Array, metrics: dict[str, Metrics]) -> 
     ways = ["raise l2, or select fewer features: the model fits training rows and not others"] if fits else []
     if plan.algorithm.own_model:
         ways.append("grow fewer or smaller trees, or stop early (validation_fraction, patience)")
-    if not plan.job.spec.is_linear:
+    if not plan.job.model.spec.is_linear:
         ways.append(f'compare model="auto", a linear model by {DEFAULT}')
-    elif not plan.job.is_sum:
+    elif not plan.job.model.is_sum:
         ways.append(f"leave head out: {DEFAULT} then trains the sum of tables")
     elif plan.algorithm.untuned:
         ways.append(f'{plan.algorithm.untuned}, or train by algorithm="{DEFAULT}"')
@@ -175,7 +175,7 @@ def find_copy(result: Result) -> list[str]:
     if not is_perfect or plan.mapping.test_rows < _FEW_ROWS:
         return []
     weighs = ""
-    if plan.job.is_convex or result.trees:
+    if plan.job.model.is_convex or result.trees:
         weighs = f", and {result.importance()['feature'].iloc[0]} weighs most"
     return [
         f"test rows are predicted perfectly{weighs}: is a feature the label under another name, or known only after "

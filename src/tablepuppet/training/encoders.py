@@ -41,10 +41,10 @@ def private_encoder(statistics: Statistics, name: str, bounds: Mapping[str, tupl
     Which categories a string has, and whether any value is missing, is taken to be public.
     """
     if not isinstance(statistics, NumberStatistics):
-        return encoder(statistics, job.standardize, job.max_categories)
+        return encoder(statistics, job.data.standardize, job.data.max_categories)
     known = bounds.get(name) or bounds.get(name.rpartition(".")[2])
     ones = np.ones_like(statistics.mean)
-    if known is None and not job.standardize:
+    if known is None and not job.data.standardize:
         return NumberEncoder(mean=0 * ones, scale=ones, fill=0 * ones, has_missing=statistics.missing > 0)
     if known is None:
         raise PrivacyError(
@@ -132,7 +132,7 @@ def gather_statistics(union: UnionOperator, mapping: TableMapping, job: Job) -> 
     encoders: list[list[Encoder]] = []
     for block, merged in zip(union.blocks, every, strict=True):
         if job.privacy.features is None:
-            encoders.append([encoder(s, job.standardize, job.max_categories, _salt(job)) for s in merged])
+            encoders.append([encoder(s, job.data.standardize, job.data.max_categories, _salt(job)) for s in merged])
         else:
             names = mapping.bound.blocks[block[0].block].features if block else ()
             bounds = job.privacy.features.bounds
@@ -142,7 +142,7 @@ def gather_statistics(union: UnionOperator, mapping: TableMapping, job: Job) -> 
 
 def _salt(job: Job) -> str:
     """The same for the same job, which so repeats bit for bit, and another for another query or seed."""
-    return hashlib.sha256(f"{job.seed} {job.query}".encode()).hexdigest()[:16]
+    return hashlib.sha256(f"{job.seed} {job.data.query}".encode()).hexdigest()[:16]
 
 
 def _sum_masked(union: UnionOperator, agreed: list[list[Statistics]]) -> list[list[Statistics]]:

@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -254,7 +253,7 @@ def headed_cost(plan: Plan, head: HeadKind) -> Cost:
     """What the job would cost under another head, by the algorithm that it is usually trained by."""
     several = plan.loss.outputs > 1
     algorithm = BY_NAME[usual_algorithm(head, "softmax" if several else "auto")]
-    job = msgspec.structs.replace(
-        plan.job, model="auto", head=head, algorithm=algorithm.name, options=algorithm.options(), l2_by_rows=0.0
+    job = plan.job.replace(
+        model="auto", head=head, algorithm=algorithm.name, options=algorithm.options(), l2_by_rows=0.0
     )
     return replace(plan, job=job).cost(algorithm.name, algorithm.head_epochs or algorithm.epochs)

@@ -50,7 +50,7 @@ def run_pooled(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | 
     union = UnionOperator(link, job_id, mapping, plan.head.widths)
     encoders = agree_on_encoders(union, mapping, job)
     problem = make_problem(plan, mapping, union, encoders)
-    as_codes = not job.is_convex
+    as_codes = not job.model.is_convex
     revealed = union.ask(lambda p: RevealFeatures(job=job_id, part=p.number, as_codes=as_codes), "training")
     has_absent = [any(column.absent is not None for column in block.columns) for block in mapping.bound.blocks]
     tables = [_table(block, encoders[n], revealed, has_absent=has_absent[n]) for n, block in enumerate(union.blocks)]
@@ -162,11 +162,11 @@ def _optimum(prepared: Prepared, problem: Problem, tables: Sequence[_Table]) -> 
     plan, train = prepared.plan, rows_here(prepared.mapping.train)
     algorithm, job = plan.algorithm, plan.job
     assert isinstance(algorithm, PooledAlgorithm)
-    assert isinstance(job.l2, int | float)
+    assert isinstance(job.model.l2, int | float)
     joined = np.concatenate([train.expand(block, t.train.dense) for block, t in enumerate(tables)], axis=1)
     weights = train.joined_weights()
     loss = plan.loss if weights is None else Weighted(plan.loss, weights)
-    best = algorithm.fit(joined, train.joined_labels(), loss, job.l2, job.options)
+    best = algorithm.fit(joined, train.joined_labels(), loss, job.model.l2, job.options)
     borders = np.cumsum([0, *(t.train.width for t in tables)])
     thetas = [best.theta[a:b] for a, b in itertools.pairwise(borders)]
     return _Found(thetas, best.intercept, best.iterations, best.value)

@@ -185,7 +185,7 @@ class Result:
         shown = "".join(f", {name} {value:.4g}" for name, value in found.items() if name in first)
         job = self.plan.job
         quality = f"{side} {shown[2:]}; " if found else ""
-        return f"Result({job.model} by {job.algorithm}: {quality}{self._took()})"
+        return f"Result({job.model.name} by {job.algorithm}: {quality}{self._took()})"
 
     @property
     def epochs(self) -> str:
@@ -199,7 +199,7 @@ class Result:
         """What was reached, and what it took."""
         ran = f"epoch {self.epochs}" if " of " in self.epochs else f"{self.epochs} epochs"
         ran = f"{len(self.trees)} trees" if self.trees else ran
-        if self.plan.job.l1 and not self.withheld:
+        if self.plan.job.model.l1 and not self.withheld:
             sizes = [block.theta for block in self.blocks]
             kept, whole = sum(int((theta != 0).sum()) for theta in sizes), sum(theta.size for theta in sizes)
             ran += f", {kept:,} of {whole:,} weights not zero"
@@ -213,7 +213,7 @@ class Result:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        title = f"{self.plan.job.model} by {self.plan.job.algorithm}: {self._took()}"
+        title = f"{self.plan.job.model.name} by {self.plan.job.algorithm}: {self._took()}"
         title = ". ".join([title, *self.notes])
         return result_html(title, self.metrics, [record.objective for record in self.history])
 
@@ -262,8 +262,8 @@ class Result:
         job = self.plan.job
         aliases, tables = describe_use(self.plan.mapping.bound)
         return Model(
-            kind=job.model,
-            query=job.query,
+            kind=job.model.name,
+            query=job.data.query,
             label=self.plan.mapping.bound.label,
             label_aliases=aliases,
             classes=self.classes,
@@ -275,10 +275,10 @@ class Result:
             tables=tables,
             metadata={
                 "algorithm": job.algorithm,
-                "l2": job.l2,
+                "l2": job.model.l2,
                 "seed": job.seed,
-                "weight": job.weight,
-                "exposure": job.exposure,
+                "weight": job.data.weight,
+                "exposure": job.data.exposure,
                 # The metrics of a private run come from exact predictions, and stay with whoever ran it.
                 **({} if job.is_private else {"objective": self.objective, "metrics": self.metrics}),
                 "training_rows": self.plan.mapping.train_rows,
@@ -293,7 +293,7 @@ class Result:
             head=self.head,
             head_module=self.head_module,
             loss_name=self.plan.loss.name,
-            loss_options=job.loss_options,
+            loss_options=job.model.loss_options,
             trees=self.trees,
         )
 

@@ -280,7 +280,7 @@ class Run:
     def advice(self, encoders: Sequence[Sequence[Encoder]]) -> list[str]:
         """That tables say more together, where a look at what the sum leaves finds it; or less than their sum."""
         job, mapping = self.plan.job, self.mapping
-        if not job.is_sum:
+        if not job.model.is_sum:
             sides = {"validation": mapping.validation, "test": mapping.test}
             judged = {side: (rows, self.losses[side]) for side, rows in sides.items() if side in self.losses}
             return compare_with_sum(self.problem, judged, self.held_out, self.contributions)
@@ -291,7 +291,7 @@ class Run:
         """Whether a look at what a sum leaves is worth it, and disclosed to nobody."""
         job = self.plan.job
         is_exact = not job.is_private and job.privacy.label is None
-        return job.is_convex and is_exact and isinstance(self.mapping.train, JoinedRows)
+        return job.model.is_convex and is_exact and isinstance(self.mapping.train, JoinedRows)
 
     def _probe(self, joined: Any) -> Interaction | None:
         return probe(joined, self.contributions, self.intercept, self.problem.loss, self.plan.job.seed)

@@ -161,7 +161,7 @@ def check_apart(jobs: Sequence[Job], folds: Folds) -> None:
         raise JobError("boosted trees are searched with rows held out by chance; leave group and time out")
     if not isinstance(folds.count, int) or not 2 <= folds.count <= 1000:
         raise JobError("folds must be a whole number from 2 to 1,000")
-    if any(job.test_fraction or job.test_where is not None for job in jobs):
+    if any(job.split.test_fraction or job.split.test_where is not None for job in jobs):
         raise JobError("a search of boosted trees holds rows out by itself; leave test_fraction and test_where out")
 
 
@@ -174,7 +174,7 @@ def search_apart(
     for fold in range(folds.count):
         for number, job in enumerate(jobs):
             began = time.perf_counter()
-            own = msgspec.structs.replace(job, test_fraction=1.0 / folds.count, seed=job.seed + fold)
+            own = job.replace(test_fraction=1.0 / folds.count, seed=job.seed + fold)
             result = train(own)
             rows = result.plan.mapping
             metrics = {"loss": _loss_of(result), **result.metrics["test"]}
@@ -274,11 +274,11 @@ class _Runs:
 
 def _complete_job(whole: Job, job: Job) -> Job:
     """A setting's job, with what the label has decided for all of them."""
-    return msgspec.structs.replace(job, model=whole.model, loss=whole.loss, options=job.options_for_run)
+    return job.replace(model=whole.model.name, loss=whole.model.loss, options=job.options_for_run)
 
 
 def _without_l2(job: Job) -> Job:
-    return msgspec.structs.replace(job, l2=0.0)
+    return job.replace(l2=0.0)
 
 
 def _measure(rows: Walkable, predictions: Sequence[Array], plan: Plan, intercept: Array) -> Metrics:

@@ -36,13 +36,13 @@ def make_problem(
 ) -> Problem:
     """What an algorithm's server half is given."""
     job, private, head = plan.job, plan.private, _head(plan)
-    ridges = [l2_of(job.l2, block.name, block.table) for block in mapping.bound.blocks]
+    ridges = [l2_of(job.model.l2, block.name, block.table) for block in mapping.bound.blocks]
     return Problem(
         loss=plan.loss,
-        l2=[l2 + job.l2_by_rows / mapping.train.rows for l2 in ridges],
+        l2=[l2 + job.model.l2_by_rows / mapping.train.rows for l2 in ridges],
         head_l2=max(ridges),
         sum_l2=max(ridges) + SUM_BY_ROWS / mapping.train.rows if plan.head.sum_weight else None,
-        l1=job.l1,
+        l1=job.model.l1,
         signs=column_signs(job, mapping.bound.blocks, encoders),
         joined=apply_head(mapping.train, head),
         rows=tuple(index.rows for index in mapping.train.indices),
@@ -53,8 +53,8 @@ def make_problem(
         seed=job.seed,
         is_private=private.is_noisy,
         private_rates=private.rates,
-        is_linear=job.spec.is_linear,
-        has_intercept=job.has_intercept,
+        is_linear=job.model.spec.is_linear,
+        has_intercept=job.model.has_intercept,
         is_centred=job.is_centred,
         unit=plan.unit,
         widths=widths_of(encoders),
@@ -96,7 +96,7 @@ def start_parts(
             joined_rows=problem.joined.rows,
             share=_share(part, problem.multiplicity[part.block]),
             l2=problem.ridges[part.block],
-            l1=job.l1,
+            l1=job.model.l1,
             l2_by_output=problem.by_output(part.block),
             signs=list(problem.signs[part.block]) if problem.signs else [],
             seed=job.seed,
@@ -143,7 +143,7 @@ def _values(kind: type[Figures], told: dict[str, float], client: str) -> Array:
 
 def _head(plan: Plan) -> TrainedHead | None:
     """The plan's head with its initial values; None: a sum, which walks over joined rows add up by themselves."""
-    if plan.job.is_sum:
+    if plan.job.model.is_sum:
         return None
     head = make_head(plan.head, plan.job.seed)
     return TrainedHead(head, head.initial())

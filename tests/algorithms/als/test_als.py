@@ -58,10 +58,10 @@ def least_squares(result: tp.Result, joined: Joined) -> list[Array]:
         matrix = (bound[:, None] * whole).T @ whole + spec.shrinkage * np.kron(
             features[i].T @ features[i], np.eye(size)
         )
-        ridge = n * l2_of(job.l2, "", "")
+        ridge = n * l2_of(job.model.l2, "", "")
         matrix += ridge * np.eye(len(matrix))
         right = whole.T @ slope + (
-            spec.shrinkage * features[i].T @ h[i] + n * l2_of(job.l2, "", "") * thetas[i]
+            spec.shrinkage * features[i].T @ h[i] + n * l2_of(job.model.l2, "", "") * thetas[i]
         ).reshape(-1)
         thetas[i] = thetas[i] - np.linalg.solve(matrix, right).reshape(thetas[i].shape)
     return thetas

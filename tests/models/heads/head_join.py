@@ -30,7 +30,7 @@ class Oracle:
         self.joined, self.job, self.spec = joined, result.plan.job, result.head.spec
         self.head = None if head is None else head.double()
         self.thetas = [self._initial(number, block) for number, block in enumerate(result.blocks)]
-        self.intercept = torch.zeros(self.spec.outputs, dtype=torch.float64, requires_grad=self.job.has_intercept)
+        self.intercept = torch.zeros(self.spec.outputs, dtype=torch.float64, requires_grad=self.job.model.has_intercept)
 
     def _initial(self, number: int, block: Any) -> torch.Tensor:
         drawn = np.random.default_rng((SEED, number)).standard_normal(block.theta.shape)
@@ -65,12 +65,12 @@ class Oracle:
         else:
             loss = F.cross_entropy(a, y.long())
         own = [] if self.head is None else list(self.head.parameters())
-        loss = loss + 0.5 * l2_of(self.job.l2, "", "") * sum(p.square().sum() for p in (*self.thetas, *own))
+        loss = loss + 0.5 * l2_of(self.job.model.l2, "", "") * sum(p.square().sum() for p in (*self.thetas, *own))
         return loss + 0.5 * (self.spec.shrinkage or 0.0) * sum(v.square().sum(dim=1).mean() for v in h)
 
     def train(self, optimizer: Any) -> Oracle:
         own = [] if self.head is None else list(self.head.parameters())
-        free = [self.intercept] if self.job.has_intercept else []
+        free = [self.intercept] if self.job.model.has_intercept else []
         steps = optimizer([{"params": [*self.thetas, *own]}, {"params": free, "weight_decay": 0.0}])
         for rows in self.joined.batches(self.job.epochs, self.job.batch(len(self.joined.labels)), SEED):
             steps.zero_grad()

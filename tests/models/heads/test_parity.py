@@ -117,8 +117,8 @@ def test_at_defaults_factors_are_shrunk_by_the_rows_and_the_noise_and_else_as_th
     said, _ = trained("many-to-many", "number", l2=1e-8, **given)
     assert usual.head is not None
     assert said.head is not None
-    assert (usual.plan.job.l2_by_rows > 0, usual.head.spec.shrinkage) == (True, None)
-    assert (said.plan.job.l2_by_rows, said.head.spec.shrinkage) == (0.0, 0.05)
+    assert (usual.plan.job.model.l2_by_rows > 0, usual.head.spec.shrinkage) == (True, None)
+    assert (said.plan.job.model.l2_by_rows, said.head.spec.shrinkage) == (0.0, 0.05)
     assert "/ joined rows" in str(usual.plan)
 
 

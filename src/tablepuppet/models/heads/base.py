@@ -46,7 +46,7 @@ class HeadTraits:
     """What others ask about a kind of head before there is one. A new kind declares it and joins KINDS in kinds.py."""
 
     make: Callable[[HeadSpec, int], Head]  # with its initial values, by a seed
-    widths: Callable[[Any, int, int], tuple[int, ...]]  # k_i for a job, so many blocks and outputs
+    widths: Callable[[Any, int, int], tuple[int, ...]]  # k_i for a job's model, so many blocks and outputs
     options: tuple[str, ...] = ()  # of a job, that are its own
     is_sum: bool = False  # scores are the sum of what tables say
     is_network: bool = False  # has weights, an activation and a precision

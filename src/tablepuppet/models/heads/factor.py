@@ -79,8 +79,8 @@ class FactorHead:
         return signal
 
 
-def _factor_widths(job: Any, blocks: int, outputs: int) -> tuple[int, ...]:
-    return (outputs * (1 + (job.rank or _RANK)),) * blocks
+def _factor_widths(model: Any, blocks: int, outputs: int) -> tuple[int, ...]:
+    return (outputs * (1 + (model.rank or _RANK)),) * blocks
 
 
 FACTOR = HeadTraits(

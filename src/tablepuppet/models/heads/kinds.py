@@ -71,16 +71,16 @@ SUM_BY_ROWS = 1.0  # what l2 gets besides, as in HeadTraits, of the outputs that
 _SUM_WEIGHT = 2.0  # they learn twice as fast as what the perceptron sees
 
 
-def _network_widths(job: Any, blocks: int, outputs: int) -> tuple[int, ...]:
-    if not isinstance(job.widths, tuple):
-        return (job.widths or _WIDTH,) * blocks
-    if len(job.widths) != blocks:
-        raise JobError(f"widths has {len(job.widths)} numbers, and the join has {blocks} tables with features")
-    return job.widths
+def _network_widths(model: Any, blocks: int, outputs: int) -> tuple[int, ...]:
+    if not isinstance(model.widths, tuple):
+        return (model.widths or _WIDTH,) * blocks
+    if len(model.widths) != blocks:
+        raise JobError(f"widths has {len(model.widths)} numbers, and the join has {blocks} tables with features")
+    return model.widths
 
 
 SUM = HeadTraits(
-    make=lambda spec, seed: SumHead(spec), widths=lambda job, blocks, outputs: (outputs,) * blocks, is_sum=True
+    make=lambda spec, seed: SumHead(spec), widths=lambda model, blocks, outputs: (outputs,) * blocks, is_sum=True
 )
 PERCEPTRON = HeadTraits(
     make=_make_network,
@@ -126,12 +126,13 @@ def check_head(job: Any, given: dict[str, Any], *, is_trained: bool, trained_by:
     `is_trained`: whether the job's algorithm trains such a head; `trained_by`: which ones do, as a sentence names them;
     `needs_bound`: whether its steps rest on a bound of the curvature.
     """
-    traits = traits_of(job.head)
+    model = job.model
+    traits = traits_of(model.head)
     for name in dict.fromkeys(option for kind in KINDS.values() for option in kind.options):
         heads = [kind for kind, known in KINDS.items() if name in known.options]
-        if given.get(name) is not None and job.head not in heads:
+        if given.get(name) is not None and model.head not in heads:
             named = " or ".join(f'head="{h}"' for h in heads)
-            raise JobError(f'{name} belongs to {named}, not to head="{job.head}"')
+            raise JobError(f'{name} belongs to {named}, not to head="{model.head}"')
     if traits.is_sum:
         if not is_trained and not job.is_expanded:
             raise JobError(
@@ -139,12 +140,12 @@ def check_head(job: Any, given: dict[str, Any], *, is_trained: bool, trained_by:
                 f"sum with {trained_by}"
             )
         return
-    if traits.is_own and not job.head_module:
+    if traits.is_own and not model.head_module:
         raise JobError("a head of your own is given as the module itself: head=torch.nn.Sequential(…)")
     if not is_trained:
         raise JobError(
             f'algorithm="{job.algorithm}" trains sums of table scores only, for it needs an objective that is convex '
-            f'in all tables at once; train head="{job.head}" with {trained_by}'
+            f'in all tables at once; train head="{model.head}" with {trained_by}'
         )
     if job.privacy.features is not None:
         raise JobError(
@@ -153,39 +154,39 @@ def check_head(job: Any, given: dict[str, Any], *, is_trained: bool, trained_by:
         )
     if needs_bound:
         raise JobError(
-            f'plain descent takes its learning rate from a bound on the curvature, and head="{job.head}" has none; '
+            f'plain descent takes its learning rate from a bound on the curvature, and head="{model.head}" has none; '
             'give learning_rate, or use optimizer="adam"'
         )
-    sizes = (job.widths,) if isinstance(job.widths, int) else job.widths or (1,)
+    sizes = (model.widths,) if isinstance(model.widths, int) else model.widths or (1,)
     for is_fine, rule in (
-        (job.rank is None or job.rank >= 1, "rank must be at least 1"),
+        (model.rank is None or model.rank >= 1, "rank must be at least 1"),
         (min(sizes) >= 1, "widths must be at least 1: one number, or one for each table of the join"),
-        (min(job.head_hidden or (1,)) >= 1, "head_hidden must list layer sizes of at least 1, for example (32,)"),
-        (job.shrinkage is None or 0 <= job.shrinkage < math.inf, "shrinkage must be a number from 0 up"),
+        (min(model.head_hidden or (1,)) >= 1, "head_hidden must list layer sizes of at least 1, for example (32,)"),
+        (model.shrinkage is None or 0 <= model.shrinkage < math.inf, "shrinkage must be a number from 0 up"),
     ):
         if not is_fine:
             raise JobError(rule)
 
 
-def head_spec(job: Any, blocks: int, outputs: int, unit: float, *, learns: bool = False) -> HeadSpec:
-    """The head of a job over so many blocks; `learns`: whether its algorithm learns a shrinkage that is left open."""
-    traits = traits_of(job.head)
-    widths = traits.widths(job, blocks, outputs)
+def head_spec(model: Any, blocks: int, outputs: int, unit: float, *, learns: bool = False) -> HeadSpec:
+    """The head of a job's model over so many blocks; `learns`: whether the algorithm learns an open shrinkage."""
+    traits = traits_of(model.head)
+    widths = traits.widths(model, blocks, outputs)
     if traits.is_sum:
         return HeadSpec(outputs=outputs, widths=widths)
-    is_open = learns or (traits.learns_shrinkage and job.l2_by_rows > 0)
+    is_open = learns or (traits.learns_shrinkage and model.l2_by_rows > 0)
     usual = None if is_open else traits.shrinkage
-    shrinkage = usual if job.shrinkage is None else job.shrinkage
-    has_sum = traits.stands_beside_sum and job.l2_by_rows > 0 and min(widths) > outputs
+    shrinkage = usual if model.shrinkage is None else model.shrinkage
+    has_sum = traits.stands_beside_sum and model.l2_by_rows > 0 and min(widths) > outputs
     return HeadSpec(
-        kind=job.head,
+        kind=model.head,
         outputs=outputs,
         widths=widths,
         unit=unit,
         shrinkage=shrinkage,
-        hidden=_HIDDEN if job.head_hidden is None else job.head_hidden,
+        hidden=_HIDDEN if model.head_hidden is None else model.head_hidden,
         sum_weight=_SUM_WEIGHT if has_sum else 0.0,
-        activation=job.activation,
-        dtype=job.dtype,
-        module=job.head_module,
+        activation=model.activation,
+        dtype=model.dtype,
+        module=model.head_module,
     )

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from tablepuppet.models.features import Features
-from tablepuppet.models.inputs import Inputs
-from tablepuppet.models.neural import NeuralModel
+from tablepuppet.models.neural import Inputs, NeuralModel
 from tablepuppet.models.spec import ModelSpec
 
 

@@ -15,13 +15,7 @@ import tablepuppet as tp
 from tablepuppet.algorithms.admm.algorithm import ALGORITHM as ADMM
 from tablepuppet.algorithms.admm.options import Admm
 from tablepuppet.algorithms.admm.server import join_step, opening_step
-from tablepuppet.models.losses import Loss
-from tablepuppet.models.losses.huber import Huber
-from tablepuppet.models.losses.logistic import Logistic
-from tablepuppet.models.losses.quantile import Quantile
-from tablepuppet.models.losses.softmax import Softmax
-from tablepuppet.models.losses.squared import Squared
-from tablepuppet.models.losses.weighted import Weighted
+from tablepuppet.models.losses import Huber, Logistic, Loss, Quantile, Softmax, Squared, Weighted
 from tablepuppet.privacy.accounting import Mechanism, composed_epsilon, participation, replacement_epsilon
 from tablepuppet.privacy.gaussian import clip_scale
 from tablepuppet.protocol.steps import Predictions

@@ -22,8 +22,8 @@ from tablepuppet.arrays import Array, PerRow, RowNumbers
 from tablepuppet.models.heads.base import TrainedHead
 from tablepuppet.models.linear import Model
 from tablepuppet.models.losses import Loss
+from tablepuppet.models.metrics import Sums
 from tablepuppet.models.spec import Penalty
-from tablepuppet.models.tally import Tally
 from tablepuppet.privacy.labels import Channel
 from tablepuppet.protocol.base import Message
 from tablepuppet.protocol.steps import Partial, Predictions
@@ -177,8 +177,8 @@ class Server(ABC):
         return None
 
     @property
-    def tally(self) -> Tally | None:
-        """What metrics are made of (models/tally.py) at these predictions, where the last walk has counted it."""
+    def tally(self) -> Sums | None:
+        """What metrics are made of at these predictions, where the last walk has counted it."""
         return None
 
     def rounds_per_epoch(self) -> int:

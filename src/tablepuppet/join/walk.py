@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, Moved, PerRow, Triangles, floats
 from tablepuppet.join.row_index import Place, gather, scatter_add
-from tablepuppet.models.losses.weighted import Weighted
+from tablepuppet.models.losses import Weighted
 from tablepuppet.sizes import NUMBERS_PER_TRIANGLES
 
 if TYPE_CHECKING:

@@ -14,10 +14,8 @@ import numpy as np
 from tablepuppet.algorithms.base import Walkable
 from tablepuppet.arrays import Array, PerRow, RowNumbers
 from tablepuppet.join.mapping import Class
-from tablepuppet.models.losses import Loss
-from tablepuppet.models.losses.weighted import Weighted
-from tablepuppet.models.metrics import Moment
-from tablepuppet.models.tally import Tally, tally
+from tablepuppet.models.losses import Loss, Weighted
+from tablepuppet.models.metrics import Moment, Sums
 from tablepuppet.privacy.labels import Channel
 from tablepuppet.training.curves import Curves, Probabilities, Ranking, curves_of, pack_labels, rank, rank_rows
 
@@ -81,7 +79,7 @@ def measure(
     intercept: Array,
     criterion: Criterion,
     *,
-    known: Tally | None = None,
+    known: Sums | None = None,
 ) -> Measured:
     """A model's predictions on some joined rows, as far as they are measured at the moment.
 
@@ -109,14 +107,14 @@ def measure(
     return _summarise(sums, criterion, found)
 
 
-def sum_metrics(joined: Walkable, per_row: Sequence[PerRow], intercept: Array, criterion: Criterion) -> Tally:
+def sum_metrics(joined: Walkable, per_row: Sequence[PerRow], intercept: Array, criterion: Criterion) -> Sums:
     """A walk for all sums of the moment; scores are kept where they are to be ranked."""
     loss, moment = criterion.loss, criterion.moment
     writes = ("scores",) if criterion.is_ranked and loss.outputs == 1 else ()
     for name in writes:
         joined.allocate(name, 1)
     given: dict[str, Any] = {"loss": loss, "intercept": intercept, "channel": criterion.channel, "moment": moment}
-    sums: Tally = joined.run(measure_step, per_row, writes=writes, **given).sums
+    sums: Sums = joined.run(measure_step, per_row, writes=writes, **given).sums
     return sums | {"moment": moment}
 
 
@@ -162,9 +160,9 @@ def _probability(loss: Loss, scores: Array, number: int) -> Array:
     return probabilities[:, number]
 
 
-def _sums(loss: Loss, scores: Array, labels: Array, channel: Channel | None, moment: Moment) -> Tally:
+def _sums(loss: Loss, scores: Array, labels: Array, channel: Channel | None, moment: Moment) -> Sums:
     """What metrics and curves are made of."""
-    sums = tally(loss, scores, labels, channel, moment=moment)
+    sums = loss.tally(scores, labels, channel, moment=moment)
     plain = loss.plain if isinstance(loss, Weighted) else loss
     if plain.task == "number" or plain.outputs > 1:
         return sums
@@ -185,7 +183,7 @@ def _draws_curves(criterion: Criterion) -> bool:
     return criterion.moment is Moment.FINISHED and criterion.channel is None
 
 
-def _summarise(sums: Tally, criterion: Criterion, ranked: Sequence[Ranking] = ()) -> Measured:
+def _summarise(sums: Sums, criterion: Criterion, ranked: Sequence[Ranking] = ()) -> Measured:
     """What follows from sums, and from the ranks of the second class, or of each of several."""
     loss, channel = criterion.loss, criterion.channel
     mean_loss = loss.mean(sums, is_noisy=channel is not None)

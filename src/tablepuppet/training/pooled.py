@@ -22,7 +22,7 @@ from tablepuppet.join.joined_rows import JoinedRows
 from tablepuppet.join.mapping import Part, rows_here
 from tablepuppet.models.features import Features
 from tablepuppet.models.heads.base import apply_head
-from tablepuppet.models.losses.weighted import Weighted
+from tablepuppet.models.losses import Weighted
 from tablepuppet.models.metrics import Moment
 from tablepuppet.models.modules import build_module
 from tablepuppet.models.neural import NeuralModel

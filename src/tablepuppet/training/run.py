@@ -22,8 +22,7 @@ from tablepuppet.join.joined_rows import JoinedRows
 from tablepuppet.join.mapping import Part
 from tablepuppet.memory import trim_heap
 from tablepuppet.models.heads.base import TrainedHead, apply_head
-from tablepuppet.models.metrics import Moment
-from tablepuppet.models.tally import Tally
+from tablepuppet.models.metrics import Moment, Sums
 from tablepuppet.plan.disclosure import held_blocks
 from tablepuppet.plan.knowledge import check_exposure
 from tablepuppet.plan.prepare import Prepared
@@ -69,7 +68,7 @@ def _train(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | None
     problem = make_problem(plan, mapping, union, encoders)
     if job.patience is None and problem.head is None and problem.channel is None:  # the last epoch is the model
 
-        def last_look(per_row: Sequence[PerRow], intercept: Array) -> Tally:
+        def last_look(per_row: Sequence[PerRow], intercept: Array) -> Sums:
             return sum_metrics(mapping.train, per_row, intercept, Criterion(problem.loss, Moment.FINISHED))
 
         problem = replace(problem, last_look=last_look)

@@ -26,7 +26,7 @@ from tablepuppet.algorithms.numerics.linear_systems import Spectrum
 from tablepuppet.algorithms.numerics.subspace import Tracker
 from tablepuppet.arrays import Array
 from tablepuppet.models.losses import Loss
-from tablepuppet.models.tally import Tally
+from tablepuppet.models.metrics import Sums
 
 _RESTART = 3  # rounds between restarts from the reported model
 _INTERCEPT_STEPS = 8
@@ -128,7 +128,7 @@ class AdmmServer(Server):
         return self._tracker.predictions if self._averages else self._iterates
 
     @property
-    def tally(self) -> Tally | None:
+    def tally(self) -> Sums | None:
         return self._tracker.tally if self._averages else None
 
     @property

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting.leaf_noise import LeafNoise
 from tablepuppet.errors import TrainingError
-from tablepuppet.models.losses import Logistic, Loss, Squared
-from tablepuppet.models.losses.weighted import Weighted
+from tablepuppet.models.losses import Logistic, Loss, Squared, Weighted
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.signedinteger[Any]]

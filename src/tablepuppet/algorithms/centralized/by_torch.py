@@ -19,9 +19,9 @@ from tablepuppet.algorithms.pooled import Pooled, PooledBlock, Trained
 from tablepuppet.arrays import Array
 from tablepuppet.models.heads.base import Head
 from tablepuppet.models.heads.network import BESIDE, NetworkHead
-from tablepuppet.models.inputs import Inputs
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.modules import build_module, need_torch, one_torch_thread
+from tablepuppet.models.neural import Inputs
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -24,7 +24,7 @@ from tablepuppet.algorithms.elastic.options import Elastic, ElasticUpdate
 from tablepuppet.algorithms.numerics.initialisation import best_intercept
 from tablepuppet.arrays import Array
 from tablepuppet.models.losses import Loss
-from tablepuppet.models.tally import Tally, tally
+from tablepuppet.models.metrics import Sums
 from tablepuppet.privacy.labels import Channel
 
 _STEPS = 20  # of Newton for the intercept
@@ -41,7 +41,7 @@ class Point:
     signals: list[Array]
     curvatures: list[Array] | None
     bend: Array  # Σ ∂²ℓ/∂a² over joined rows
-    tally: Tally
+    tally: Sums
 
 
 @dataclass
@@ -61,7 +61,7 @@ def slope_step(
     """∂ℓ/∂a, and ∂²ℓ/∂a² where it is asked for, and their sums."""
     scores = np.add(shard.scores, intercept, out=shard.scores)
     total, gradient, curvature = loss.derivatives(scores, shard.labels, wants_curvature=wants_curvature)
-    sums = tally(loss, scores, shard.labels, channel, total) | {"residual": gradient.sum(axis=0)}
+    sums = loss.tally(scores, shard.labels, channel, total) | {"residual": gradient.sum(axis=0)}
     if curvature is None:
         return (gradient,), sums
     return ((gradient, curvature),), sums | {"bend": curvature.sum(axis=0)}
@@ -96,7 +96,7 @@ class ElasticServer(Server):
         return self._known.predictions
 
     @property
-    def tally(self) -> Tally | None:
+    def tally(self) -> Sums | None:
         return self._known.tally
 
     @property

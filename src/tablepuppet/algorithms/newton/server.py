@@ -38,7 +38,7 @@ from tablepuppet.algorithms.newton.options import Newton, NewtonFigures, NewtonU
 from tablepuppet.algorithms.numerics.linear_systems import Spectrum, unpack_triangle
 from tablepuppet.algorithms.numerics.subspace import Tracker, kept_directions
 from tablepuppet.arrays import Array, Following
-from tablepuppet.models.tally import Tally
+from tablepuppet.models.metrics import Sums
 
 HEAVY = 1_000_000  # values of a full round: what US-UK (0.9 million) and US-US (1.2 million) carry within a latency
 SHARE = 1 / 32  # of all rows: what light blocks hold together
@@ -105,7 +105,7 @@ class NewtonServer(Server):
         return self._tracker.predictions
 
     @property
-    def tally(self) -> Tally | None:
+    def tally(self) -> Sums | None:
         return self._tracker.tally
 
     def begin(self, predictions: list[Array], figures: Sequence[NewtonFigures]) -> None:

@@ -18,7 +18,6 @@ from tablepuppet.algorithms.base import Problem
 from tablepuppet.algorithms.numerics.search import Derivatives, Objective, Subspace, derivatives, hessian_step, minimise
 from tablepuppet.arrays import Array, Following, RowNumbers, freeze
 from tablepuppet.models.losses.logistic import curvature_of_slopes
-from tablepuppet.models.tally import tally
 from tablepuppet.sizes import ROWS_IN_CACHE
 from tablepuppet.threads import parallel_for
 
@@ -72,7 +71,7 @@ def counted_derivatives(problem: Problem, predictions: Sequence[Array], intercep
         Following(signal, curvature_of_slopes) if own is None else own
         for signal, own in zip(signals, curved, strict=True)
     ]
-    one, other = (tally(loss, scores[:1], classes[k : k + 1], None) for k in (0, 1))
+    one, other = (loss.tally(scores[:1], classes[k : k + 1], None) for k in (0, 1))
     sums = {name: counts[0] * one[name] + counts[1] * other[name] for name in one}
     return Derivatives(sums["loss"] / joined.rows, signals, curvatures, counts @ slope, sums)
 

@@ -23,7 +23,7 @@ from tablepuppet.algorithms.numerics.linear_systems import eigenvalues
 from tablepuppet.arrays import Array, Following, Moved, PerRow, freeze
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.losses.logistic import curvature_of_slopes
-from tablepuppet.models.tally import Tally, tally
+from tablepuppet.models.metrics import Sums
 from tablepuppet.privacy.labels import Channel
 from tablepuppet.sizes import NUMBERS_PER_CLASS_PAIRS, ROWS_IN_CACHE
 from tablepuppet.threads import parallel_for
@@ -42,7 +42,7 @@ class Derivatives:
     signals: list[Array]  # collapse_i(∂ℓ/∂a); none, once they were given up for the slopes along directions
     curvatures: list[Array | Following] | None  # collapse_i(∂²ℓ/∂a²), where it was asked for
     residual: Array  # Σ ∂ℓ/∂a over joined rows
-    tally: Tally  # what metrics are made of
+    tally: Sums  # what metrics are made of
 
 
 def slopes(vectors: Sequence[Sequence[Array]], at: Derivatives) -> Array:
@@ -80,7 +80,7 @@ def derivative_step(
     """
     scores = np.add(shard.scores, intercept, out=shard.scores)
     total, gradient, curvature = loss.derivatives(scores, shard.labels, wants_curvature=wants_curvature)
-    sums = tally(loss, scores, shard.labels, channel, total) | {"residual": gradient.sum(axis=0)}
+    sums = loss.tally(scores, shard.labels, channel, total) | {"residual": gradient.sum(axis=0)}
     if curvature is None:
         return (gradient,), sums
     both, second = (gradient, curvature), () if follows else curvature

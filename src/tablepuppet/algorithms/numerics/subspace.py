@@ -38,7 +38,7 @@ from tablepuppet.algorithms.numerics.search import (
     slopes,
 )
 from tablepuppet.arrays import Array, Following, PerRow
-from tablepuppet.models.tally import Tally
+from tablepuppet.models.metrics import Sums
 from tablepuppet.threads import submit
 
 _SMALL = 1 << 24  # numbers, of all rows, outputs and directions
@@ -191,7 +191,7 @@ class Tracker:
         self._constant_curvatures = self._sampled = None
 
     @property
-    def tally(self) -> Tally | None:
+    def tally(self) -> Sums | None:
         """What metrics are made of, at the current model."""
         return None if self.at is None else self.at.tally
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from tablepuppet.errors import JobError
-from tablepuppet.models.losses.base import Derivatives, LabelFacts, Loss, Task
-from tablepuppet.models.losses.huber import Huber
+from tablepuppet.models.losses.base import Derivatives, LabelFacts, Loss, Task, Weighted
 from tablepuppet.models.losses.logistic import Logistic, sigmoid
-from tablepuppet.models.losses.poisson import Poisson
-from tablepuppet.models.losses.quantile import Quantile
+from tablepuppet.models.losses.numbers import Huber, Poisson, Quantile, Squared
 from tablepuppet.models.losses.softmax import Softmax, softmax
-from tablepuppet.models.losses.squared import Squared
 from tablepuppet.models.metrics import Metric
 
 LOSSES: list[type[Loss]] = [
@@ -33,6 +30,7 @@ __all__ = [
     "Softmax",
     "Squared",
     "Task",
+    "Weighted",
     "loss_named",
     "loss_of_model",
     "metrics_by_name",

@@ -19,10 +19,12 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from tablepuppet.arrays import Array
-from tablepuppet.models.metrics import Metric, metrics_of
+from tablepuppet.models.metrics import Metric, Moment, Sums, metrics_of, sums_of
+from tablepuppet.privacy.labels import Channel
 
 STEPS = 60  # more than a bisection to machine precision needs
 EXACT = 1e-10
+_NO_WEIGHT = 1e-30  # no weight above 0 is below it
 Derivatives = tuple[float, Array, Array | None]
 Task = Literal["number", "binary", "classes"]
 LabelNoise = Literal["unbiased labels", "targets", "refused"]
@@ -155,8 +157,97 @@ class Loss(ABC):
         return None
 
     def mean(self, sums: Mapping[str, Any], *, is_noisy: bool) -> float:
-        """The mean loss, from sums over rows (tally.py); `is_noisy`: of labels that their owners made noisy."""
+        """The mean loss, from sums over rows (`tally`); `is_noisy`: of labels that their owners made noisy."""
         return float(sums["loss"] / sums["rows"])
+
+    def tally(
+        self,
+        scores: Array,
+        labels: Array,
+        channel: Channel | None,
+        total: float | None = None,
+        moment: Moment = Moment.EPOCH,
+    ) -> Sums:
+        """Sums over some rows, of which the objective and all metrics but those of ranks are made (metrics.py).
+
+        `total`: Σ ℓ, where it is known. Of labels that their owners made noisy, sums are estimates without bias of
+        what the true labels would give.
+        """
+        sums: Sums = {"rows": len(labels), "loss": self.total(scores, labels) if total is None else total}
+        for part in sums_of(self.metrics, moment):
+            sums |= part(self, scores, labels, channel)
+        return sums
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weighted(Loss):
+    """w·ℓ(a; y), with one weight for each row that it is called with: a row of weight 2 counts as two rows."""
+
+    plain: Loss
+    weights: Array
+
+    @property
+    def outputs(self) -> int:
+        return self.plain.outputs
+
+    @property
+    def bound(self) -> float:
+        return self.plain.bound * float(self.weights.max(initial=0.0))
+
+    def slope_change(self, move: float) -> float:
+        return self.plain.slope_change(move) * float(self.weights.max(initial=0.0))
+
+    @property
+    def is_quadratic(self) -> bool:  # type: ignore[override]
+        return self.plain.is_quadratic
+
+    @property
+    def is_smooth(self) -> bool:  # type: ignore[override]
+        return self.plain.is_smooth
+
+    @property
+    def curvature_needs_labels(self) -> bool:  # type: ignore[override]
+        return self.plain.curvature_needs_labels
+
+    def value(self, scores: Array, labels: Array) -> Array:
+        return self.weights * self.plain.value(scores, labels)
+
+    def total(self, scores: Array, labels: Array) -> float:
+        return float(self.weights @ self.plain.value(scores, labels))
+
+    def gradient(self, scores: Array, labels: Array) -> Array:
+        return self.weights[:, None] * self.plain.gradient(scores, labels)
+
+    def curvature(self, scores: Array, labels: Array) -> Array:
+        return self.weights[:, None] * self.plain.curvature(scores, labels)
+
+    def parabola(self, scores: Array, labels: Array) -> Array:
+        return self.weights[:, None] * self.plain.parabola(scores, labels)
+
+    def derivatives(self, scores: Array, labels: Array, *, wants_curvature: bool) -> Derivatives:
+        _, gradient, curvature = self.plain.derivatives(scores, labels, wants_curvature=wants_curvature)
+        across, total = self.weights[:, None], self.total(scores, labels)
+        return total, across * gradient, None if curvature is None else across * curvature
+
+    def hessian_product(self, scores: Array, labels: Array, vectors: Array) -> Array:
+        return self.weights[:, None, None] * self.plain.hessian_product(scores, labels, vectors)
+
+    def proximal(self, centre: Array, rho: float | Array, labels: Array, start: Array) -> Array:
+        """argmin w·ℓ(u) + ρ/2 ‖u − c‖² = argmin ℓ(u) + (ρ/w)/2 ‖u − c‖²; without weight, c itself."""
+        return self.plain.proximal(centre, rho / np.maximum(self.weights, _NO_WEIGHT)[:, None], labels, start)
+
+    def tally(
+        self,
+        scores: Array,
+        labels: Array,
+        channel: Channel | None,
+        total: float | None = None,
+        moment: Moment = Moment.EPOCH,
+    ) -> Sums:
+        """Metrics count every row alike; the objective does not."""
+        whole = self.total(scores, labels) if total is None else total
+        sums = self.plain.tally(scores, labels, channel, moment=moment)
+        return sums | {"weighted": whole, "weight": float(self.weights.sum())}
 
 
 @np.errstate(over="ignore", invalid="ignore")

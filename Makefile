@@ -21,7 +21,7 @@ PIP := $(INSTALL) -c constraints.txt
 PYTEST := $(BIN)/python -m pytest -q -n auto --dist worksteal
 SOURCES := $(foreach d,src tests examples evaluation benchmarks tools,$(if $(wildcard $(d)/*.py $(d)/*/*.py),$(d)))
 
-.PHONY: help demo test check check-install docs wheel nightly test-all bench evaluation fmt clean
+.PHONY: help demo test check rules types check-install docs wheel nightly test-all bench evaluation fmt clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,16 +29,23 @@ help: ## show this list
 demo: $(VENV)/.demo ## train on New York's flights of 2013: sixteen airlines, three other owners, nothing pooled
 	@$(BIN)/tablepuppet demo $(if $(FLIGHTS),--flights $(FLIGHTS))
 
-test: check ## check, then doctests, quick tests and examples (minutes)
-	@$(PYTEST) -m "not slow and not root and not network"
+# mypy takes one core for a minute; the tests begin meanwhile.
+test: rules ## check, doctests, quick tests and examples (less than eight minutes on two cores)
+	@$(MAKE) --no-print-directory types & types=$$!; \
+		$(PYTEST) -m "not slow and not root and not network" && passed=1 || passed=; \
+		wait $$types && test -n "$$passed"
 
-check: $(VENV)/.dev ## format, lint, types and import rules
+check: rules types ## format, lint, types and import rules
+
+rules: $(VENV)/.dev
 	@$(BIN)/ruff format --check --quiet $(SOURCES) || { echo "Some files are not formatted: run make fmt."; exit 1; }
 	@$(BIN)/ruff check --quiet $(SOURCES)
-	@echo "mypy: checking types"
-	@$(BIN)/mypy $(SOURCES)
 	@$(BIN)/lint-imports --no-cache --no-logo
 	@$(BIN)/python tools/check_shape.py
+
+types: $(VENV)/.dev
+	@echo "mypy: checking types"
+	@$(BIN)/mypy $(SOURCES)
 
 check-install: ## make demo as on a new machine: fresh clone of HEAD, oldest pip, no cache, nothing built
 	@tools/check_install.sh "$(PYTHON)" $(FLIGHTS)
@@ -53,7 +60,7 @@ docs: $(VENV)/.dev ## build the documentation site into build/site; a broken lin
 wheel: $(VENV)/.dev ## build dist/, install the wheel into an environment of its own and use it there
 	@tools/check_wheel.sh "$(PYTHON)"
 
-nightly: $(VENV)/.dev ## everything, part by part, and how long each took: make test, slow tests, those that need root, docs, wheel
+nightly: $(VENV)/.dev ## everything, part by part, and how long each took: make test, slow tests, those that need root, docs, wheel, an hour of random SQL
 	@tools/nightly.sh
 
 POOLED = --algorithm newton --algorithm sklearn-newton

@@ -103,6 +103,7 @@ CASES = [
 ]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("kind", "where"), CASES, ids=[" in ".join(case) for case in CASES])
 def test_the_same_values_have_the_same_tokens(
     kind: str, where: str, tmp_path: Path, request: pytest.FixtureRequest

@@ -38,6 +38,7 @@ def trained(threads: int, monkeypatch: pytest.MonkeyPatch, clients: int, **optio
         torch.set_num_threads(before)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("clients", [1, 5])
 @pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
 def test_parameters_do_not_depend_on_the_number_of_threads(

@@ -44,6 +44,7 @@ def parameters(result: tp.Result) -> Any:
     return np.concatenate([b.theta for b in result.blocks]), result.encoded_intercept
 
 
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("model", ["linear", "logistic", "softmax"])
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.name)
 def test_full_batch_sgd_is_gradient_descent_on_the_join(scenario: Scenario, model: str) -> None:
@@ -94,27 +95,29 @@ def test_momentum_and_adam_follow_their_textbook_updates() -> None:
         np.testing.assert_allclose(intercept, shift.detach().numpy(), atol=1e-9)
 
 
+@pytest.mark.one_in(7)
+@pytest.mark.parametrize("scenario", [SCENARIOS[1], SCENARIOS[3], SCENARIOS[6]], ids=lambda s: s.name)
 @pytest.mark.parametrize("model", ["linear", "logistic", "softmax"])
 @pytest.mark.parametrize(
     "algorithm",
     [tp.Sgd(), tp.Sgd(optimizer="adam"), tp.Newton(), tp.Admm(union="exact")],
     ids=["sgd", "adam", "newton", "admm exact"],
 )
-def test_splitting_tables_among_clients_changes_nothing(algorithm: Any, model: str) -> None:
-    for scenario in (SCENARIOS[1], SCENARIOS[3], SCENARIOS[6]):
-        scenario = with_labels(scenario, model)
-        answers = []
-        for parts in (1, 2, 7):
-            with split(scenario, parts) as federation:
-                given = GIVEN | {"test_fraction": 0.2}
-                result = federation.train(
-                    scenario.query, model=model, algorithm=algorithm, epochs=6, batch_size=100, **given
-                )
-            answers.append(parameters(result)[0])
-        for other in answers[1:]:
-            np.testing.assert_allclose(other, answers[0], atol=1e-8)
+def test_splitting_tables_among_clients_changes_nothing(algorithm: Any, model: str, scenario: Scenario) -> None:
+    scenario = with_labels(scenario, model)
+    answers = []
+    for parts in (1, 2, 7):
+        with split(scenario, parts) as federation:
+            given = GIVEN | {"test_fraction": 0.2}
+            result = federation.train(
+                scenario.query, model=model, algorithm=algorithm, epochs=6, batch_size=100, **given
+            )
+        answers.append(parameters(result)[0])
+    for other in answers[1:]:
+        np.testing.assert_allclose(other, answers[0], atol=1e-8)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.name)
 def test_newton_reaches_the_centralised_optimum_in_ten_rounds(scenario: Scenario) -> None:
     x, y = scenario.encoded()
@@ -149,6 +152,7 @@ def test_newton_reaches_the_softmax_optimum_in_thirty_rounds(scenario: Scenario)
     assert result.objective <= best + 1e-6
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("model", ["linear", "logistic", "softmax"])
 @pytest.mark.parametrize("union", ["consensus", "exact"])
 @pytest.mark.parametrize("scenario", [SCENARIOS[1], SCENARIOS[3]], ids=lambda s: s.name)

@@ -56,6 +56,7 @@ def trained(factor: float, shift: float = 0.0, clients: int = 1, **options: Any)
         return result, result.predict(owner)["prediction"].to_numpy()
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("factor", [2.0**-10, 2.0**20])
 @pytest.mark.parametrize("options", RUNS.values(), ids=RUNS)
 def test_labels_in_another_unit_give_the_same_model_in_that_unit(options: dict[str, Any], factor: float) -> None:
@@ -69,6 +70,7 @@ def test_labels_in_another_unit_give_the_same_model_in_that_unit(options: dict[s
     assert scaled.plan.unit == factor * plain.plan.unit
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("options", RUNS.values(), ids=RUNS)
 def test_a_label_far_from_zero_is_learnt_as_well(options: dict[str, Any]) -> None:
     plain, predicted = trained(1.0, **options)

@@ -66,6 +66,7 @@ def assert_same(result: tp.Result, modules: list[Any], tolerance: float) -> None
         np.testing.assert_allclose(block.theta, parameters(module), rtol=0, atol=tolerance)
 
 
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("clients", [1, 2, 5])
 @pytest.mark.parametrize("join", JOINS)
 def test_parameters_equal_those_of_torch_on_the_materialised_join(join: str, clients: int) -> None:
@@ -79,6 +80,7 @@ def test_so_they_do_for_classes(label: str) -> None:
     assert_same(result, oracle(result, joined, OPTIMIZERS["sgd"][1], 100), 1e-9)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimiser_takes_the_steps_of_torch(name: str) -> None:
     options, optimizer = OPTIMIZERS[name]

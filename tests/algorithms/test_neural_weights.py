@@ -12,6 +12,7 @@ from tablepuppet.models.spec import l2_of
 torch = pytest.importorskip("torch")
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("clients", [1, 2])
 @pytest.mark.parametrize(
     ("label", "given"),

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.optimize
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.linear_model import ElasticNet, LogisticRegression
 from tests.algorithms.oracle import Array
@@ -209,7 +209,6 @@ def test_a_wide_table_is_trained_too() -> None:
     assert result.objective == pytest.approx(expected, rel=1e-6)
 
 
-@settings(max_examples=60)
 @given(
     seed=st.integers(0, 10_000),
     width=st.integers(1, 8),

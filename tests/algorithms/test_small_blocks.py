@@ -57,6 +57,7 @@ def every_round_is_heavy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(light, "HEAVY", 0)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("every_round_is_heavy")
 @pytest.mark.parametrize("clients", [1, 2, 3])  # three clients mask their sums
 @pytest.mark.parametrize("model", ["linear", "logistic", "softmax"])

@@ -209,6 +209,7 @@ def test_blocks_of_one_column_keep_one_direction_and_all_give_up_what_training_n
     )
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("model", ["linear", "logistic", "softmax"])
 @pytest.mark.parametrize("algorithm", ["newton", "admm"])
 @pytest.mark.parametrize("scenario", scenarios()[:3], ids=lambda s: s.name)

@@ -40,6 +40,7 @@ def best(scenario: Scenario, model: str, weights: Any) -> Any:
     return fitted.coef_.T
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("model", ["linear", "logistic", "softmax"])
 @pytest.mark.parametrize("scenario", [STAR, MANY, UNION], ids=lambda s: s.name)
 def test_sample_weights_give_what_scikit_learn_gives(scenario: Scenario, model: str) -> None:
@@ -51,6 +52,7 @@ def test_sample_weights_give_what_scikit_learn_gives(scenario: Scenario, model: 
         np.testing.assert_allclose(parameters(result)[0], expected, atol=2e-5)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("model", ["linear", "logistic", "softmax"])
 @pytest.mark.parametrize("algorithm", EXACT.values(), ids=EXACT)
 def test_so_does_every_algorithm_that_reaches_the_optimum(algorithm: Any, model: str) -> None:
@@ -131,6 +133,7 @@ def test_weights_are_counted_as_traffic_of_their_own() -> None:
     assert weighted.traffic.setup.by_message["Weights"] > 8 * STAR.tables["orders"].num_rows
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("given", "message"),
     [

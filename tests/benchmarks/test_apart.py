@@ -14,6 +14,7 @@ from benchmarks import processes
 from tablepuppet.errors import JobError
 
 
+@pytest.mark.slow
 def test_the_command_shows_what_the_server_takes_for_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "figures.json"
     asked = ["many", "--processes", "--rows", "20000", "--epochs", "2", "--out", str(out)]

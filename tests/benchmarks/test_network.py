@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from benchmarks.processes import Overhead, measure_network
 
 
@@ -11,6 +12,7 @@ def test_what_is_added_is_the_difference_of_runs_that_took_turns() -> None:
     assert found.median == 2.0
 
 
+@pytest.mark.slow
 def test_a_job_over_processes_gives_the_model_of_one_process() -> None:
     found = measure_network(clients=3, epochs=1, repeats=1)
     assert found.is_same_model

@@ -128,6 +128,7 @@ def test_an_interrupt_while_libraries_load_is_one_message(tmp_path: Path) -> Non
     assert (done.returncode, done.stderr) == (130, "Error: interrupted from the keyboard\n")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_shell_completes_commands_and_options(shell: str) -> None:
     def complete(words: str) -> str:

@@ -12,9 +12,10 @@ from tests.fuzz.queries import make_case
 QUICK = 120
 
 
-@pytest.mark.parametrize("first", range(0, QUICK, 20))
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("first", range(0, QUICK, 12))
 def test_random_queries_mean_what_duckdb_means(first: int) -> None:
-    verdicts = [judge(make_case(seed))[0] for seed in range(first, first + 20)]
+    verdicts = [judge(make_case(seed))[0] for seed in range(first, first + 12)]
     assert "equal" in verdicts
 
 

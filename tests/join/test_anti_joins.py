@@ -80,6 +80,7 @@ def check(federation: tp.Federation, query: str, **more: Any) -> tp.Result:
     return found
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", QUERIES)
 def test_the_rows_are_those_of_duckdb(name: str) -> None:
     with tp.Federation(TABLES) as federation:

@@ -10,7 +10,7 @@ from random import Random
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tablepuppet.arrays import RowNumbers
@@ -55,7 +55,6 @@ def written(side: BranchSide, start: int = 0, stop: int | None = None) -> list[R
     return [np.concatenate([found[i] for found in ordered]) for i in sorted(ordered[0])] if ordered else []
 
 
-@settings(max_examples=60, deadline=None)
 @given(branches(), st.randoms(use_true_random=False))
 def test_counting_and_duckdb_agree_row_for_row(given: tuple[Branch, list[ScanKeys]], random: Random) -> None:
     branch, keys = given

@@ -102,6 +102,7 @@ def test_users_who_have_met_nearly_everything_have_fewer_pairs() -> None:
         mapped(views(users=20, items=8, each=8), negatives=4, test_fraction=0.0)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("clients", [1, 3])
 @pytest.mark.parametrize("join", ["star", "star with tags"])
 def test_a_factor_head_is_torchs_on_the_materialised_join_and_the_same_pairs(join: str, clients: int) -> None:

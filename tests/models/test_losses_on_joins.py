@@ -62,6 +62,7 @@ def huber(theta: Array, delta: float = 1.5) -> float:
     return float(np.where(size <= delta, 0.5 * size**2, delta * (size - 0.5 * delta)).mean())
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("algorithm", ["newton", "admm", "centralized"])
 @pytest.mark.parametrize("weight", [None, "a.heft"])
 def test_poisson_is_that_of_scikit_learn(algorithm: str, weight: str | None) -> None:

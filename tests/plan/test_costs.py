@@ -24,6 +24,7 @@ def trained(model: str, algorithm: Any, orders: int, items: int, **options: Any)
     ), result
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize(("orders", "items"), [(1, 1), (2, 3)])
 @pytest.mark.parametrize("algorithm", ["newton", "admm", tp.Admm(union="exact"), "vfl-admm", "centralized"], ids=str)
 @pytest.mark.parametrize("model", ["linear", "logistic", "softmax"])

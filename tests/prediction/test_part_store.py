@@ -33,6 +33,7 @@ def whole() -> tp.Result:
         return owners.train(TEXT, label="returned")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("algorithm", ["newton", "admm", "sgd", "vfl-admm"])
 def test_a_model_that_nobody_released_predicts_as_the_released_one_does(algorithm: str, tmp_path: Path) -> None:
     given: dict[str, Any] = {"label": "returned", "algorithm": algorithm, "epochs": 5}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tablepuppet.algorithms.boosting.fixed_point import Labels, clipped_derivatives
@@ -19,7 +19,6 @@ def _moved(rows: np.ndarray, noise: LeafNoise, loss: Loss, scores: np.ndarray, l
     return np.array([noise.unit * own[rows].sum() for d in found for own in (d.g, d.h)])
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(["logistic", "squared", "softmax"]), st.floats(1e-6, 1e6))
 def test_a_base_row_moves_no_sum_by_more_than_its_joined_rows_times_the_clip(seed: int, name: str, clip: float) -> None:
     rng = np.random.default_rng(seed)

@@ -76,6 +76,7 @@ def test_a_text_that_is_too_long_is_not_even_parsed() -> None:
         check_expression("a" + " " * MAX_LENGTH, COLUMNS)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("depth", [300, 5000])
 @pytest.mark.parametrize(
     ("before", "after"), [("(", ")"), ("abs(", ")"), ("- ", ""), ("", "+a"), ("[", "]"), ("", "[1]")]

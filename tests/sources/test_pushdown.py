@@ -109,6 +109,7 @@ def test_the_table_itself_is_what_was_put_in(things: Source, request: pytest.Fix
     assert found.to_pydict() == expected.to_pydict()
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 def test_an_expression_gives_what_duckdb_gives(things: Source, oracle: Source, expression: str) -> None:
     guarded = check_expression(expression, TABLE.column_names)
@@ -119,6 +120,7 @@ def test_an_expression_gives_what_duckdb_gives(things: Source, oracle: Source, e
     assert things.describe_scan([guarded], None) == oracle.describe_scan([guarded], None)
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("expression", [e for e in EXPRESSIONS if e != "'x'"])
 def test_a_filter_keeps_what_duckdb_keeps(things: Source, oracle: Source, expression: str) -> None:
     predicate = check_predicate(f"({expression}) IS NOT NULL AND b < 4", TABLE.column_names)
@@ -129,6 +131,7 @@ def test_a_filter_keeps_what_duckdb_keeps(things: Source, oracle: Source, expres
         assert things.read(['"order"'], predicate).to_pydict() == oracle.read(['"order"'], predicate).to_pydict()
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("expression", [e for e in RUNNABLE if "v" not in e.replace("div", "").replace("even", "")])
 def test_whatever_the_guard_lets_through_is_computed(things: Source, oracle: Source, expression: str) -> None:
     names = ["a", "b", "name", "t", "d"]

@@ -102,7 +102,7 @@ def connection() -> Iterator[duckdb.DuckDBPyConnection]:
         yield opened
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(sql=queries(), rows=st.tuples(*[ROWS] * len(TABLES)))
 def test_what_is_accepted_gives_the_rows_of_the_sql(
     link: Link,

@@ -501,12 +501,14 @@ def check(federation: tp.Federation, name: str, label: str, query: str) -> None:
     np.testing.assert_allclose(found.objective, expected.objective, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.one_in(11)
 @pytest.mark.parametrize("name", QUERIES)
 def test_a_query_means_what_duckdb_makes_of_it(name: str, federations: dict[str, tp.Federation]) -> None:
     where, label, query = QUERIES[name]
     check(federations[where], where, label, query)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", AT_ONE_OWNER)
 def test_what_no_join_can_say_runs_at_the_owner_of_all_its_tables(name: str) -> None:
     where, query = AT_ONE_OWNER[name]

@@ -134,6 +134,7 @@ def query(request: pytest.FixtureRequest) -> tuple[str, BoundQuery]:
     return request.param, bound(request.param, EMPTY)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("query", QUERIES, indirect=True)
 @settings(max_examples=12)
 @given(data=tables())

@@ -159,6 +159,7 @@ def fitted(frame: pd.DataFrame) -> np.ndarray:
     return np.sort(LinearRegression().fit(encoded, frame["y"]).predict(encoded))
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("name", QUERIES)
 def test_a_derived_table_is_what_duckdb_makes_of_the_same_text(name: str, federation: tp.Federation) -> None:
     query = QUERIES[name]
@@ -214,6 +215,7 @@ def test_tables_that_one_owner_holds_may_meet_in_a_subquery() -> None:
 WHOLE_GROUPS = ["groups", "with, having, filter, left join", "window functions", "qualify", "distinct", "case in a sum"]
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", WHOLE_GROUPS)
 def test_groups_that_lie_with_one_client_each_are_computed_there(name: str) -> None:
     odd = TABLES["transactions"]["account_id"] % 2 == 1
@@ -226,6 +228,7 @@ def test_groups_that_lie_with_one_client_each_are_computed_there(name: str) -> N
     np.testing.assert_allclose(found, expected, rtol=1e-8)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", WHOLE_GROUPS)
 def test_groups_with_rows_of_several_clients_are_refused_with_the_reason(name: str) -> None:
     halves = [TABLES["transactions"][:1_000], TABLES["transactions"][1_000:]]
@@ -248,6 +251,7 @@ MERGED = QUERIES | {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "clients"),
     [

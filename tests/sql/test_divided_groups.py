@@ -77,6 +77,7 @@ def assert_same(query: str, b: list[pd.DataFrame], expected: pd.DataFrame, **giv
     np.testing.assert_allclose(found, np.sort(fitted), atol=1e-4)
 
 
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("name", [*MERGEABLE, *UNMERGEABLE])
 def test_a_filter_does_not_hide_that_groups_are_divided(name: str) -> None:
     query = (MERGEABLE | UNMERGEABLE)[name]
@@ -88,12 +89,14 @@ def test_a_filter_does_not_hide_that_groups_are_divided(name: str) -> None:
     assert_same(query, APART, pooled(query, APART))
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", MERGEABLE)
 def test_divided_groups_are_merged_before_any_filter(name: str) -> None:
     policies = {"b": Policy(merge_groups=True)}
     assert_same(MERGEABLE[name], B, pooled(MERGEABLE[name], B), policies=policies)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", OVER_ALL)
 def test_what_needs_the_rows_of_all_clients_is_refused(name: str) -> None:
     policies = {"b": Policy(merge_groups="extremes")}

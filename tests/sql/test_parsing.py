@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tablepuppet.errors import QueryError
@@ -34,20 +34,17 @@ def survives(text: str) -> None:
 
 
 @given(st.text())
-@settings(max_examples=200)
 def test_any_text_is_read_or_refused(text: str) -> None:
     survives(text)
     survives(f"SELECT {text}")
 
 
 @given(st.lists(WORDS, max_size=25))
-@settings(max_examples=300)
 def test_any_sequence_of_sql_words_is_read_or_refused(words: list[str]) -> None:
     survives("SELECT " + " ".join(words))
 
 
 @given(st.lists(st.tuples(st.integers(0, len(QUERY) - 1), WORDS), max_size=4), st.booleans())
-@settings(max_examples=300)
 def test_a_damaged_query_is_read_or_refused(changes: list[tuple[int, str]], inserted: bool) -> None:
     words = list(QUERY)
     for place, word in changes:

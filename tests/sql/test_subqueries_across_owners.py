@@ -47,6 +47,7 @@ def pooled(query: str) -> pd.DataFrame:
         return connection.sql(query).df()
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", QUERIES)
 def test_rows_are_those_of_the_pooled_tables(name: str) -> None:
     expected = pooled(QUERIES[name])
@@ -73,6 +74,7 @@ SHARED = {
 }
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", SHARED)
 def test_a_key_that_several_clients_have_keeps_a_row_once(name: str) -> None:
     expected = pooled(SHARED[name])

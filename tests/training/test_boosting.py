@@ -33,6 +33,7 @@ def pooled(scenario: Scenario) -> tuple[tp.Federation, str]:
     ), f"SELECT {names}, j.y FROM joined j"
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("scenario", scenarios(), ids=lambda s: s.name)
 @pytest.mark.parametrize("owners", [1, 2, 5])
 def test_trees_over_tables_fit_as_those_over_the_materialised_join(scenario: Scenario, owners: int) -> None:
@@ -46,6 +47,7 @@ def test_trees_over_tables_fit_as_those_over_the_materialised_join(scenario: Sce
     np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("scenario", scenarios(), ids=lambda s: s.name)
 def test_random_splits_over_tables_are_those_over_the_materialised_join(scenario: Scenario) -> None:
     job = JOB | {"splits": "random", "trees": 5, "test_fraction": 0.0}
@@ -380,6 +382,7 @@ def test_trees_under_label_privacy_learn_from_randomised_labels_alone() -> None:
         federation.train(query, **job, privacy={"label": {"epsilon": 2.0}, "features": {"epsilon": 1.0}})
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("label", ["y", "late", "level"])
 @pytest.mark.parametrize("owners", [1, 3])
 def test_more_trees_on_a_saved_model_are_those_of_one_run(tmp_path: Path, label: str, owners: int) -> None:

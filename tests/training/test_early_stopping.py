@@ -31,6 +31,7 @@ def train(owner: tp.Federation, **given: Any) -> tp.Result:
     return owner.train(QUERY.format(y="class"), label="class", **given)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("clients", [1, 3])
 @pytest.mark.parametrize("options", [*ALGORITHMS.values(), *NEURAL.values()], ids=[*ALGORITHMS, "mlp sgd", "mlp admm"])
 def test_the_model_is_the_best_epochs(options: dict[str, Any], clients: int) -> None:

@@ -41,6 +41,14 @@ def split(shop: tp.Federation, result: Any) -> pd.Series:
     return shop.predict(result, key=[], split=True).to_pandas()["split"]
 
 
+def test_trees_that_know_coin_flips_by_heart_are_better_on_training_rows_only() -> None:
+    with tp.Federation(coins(0)) as found:
+        linear, trees = (found.train(QUERY, label="y", **given) for given in ({}, {"model": "boosted", "trees": 30}))
+        assert not found.compare(linear, trees).is_better
+        assert found.compare(linear, trees, rows="all").is_better
+
+
+@pytest.mark.slow  # twenty tables, so that chance evens out
 def test_no_model_of_coin_flips_is_better_and_no_column_matters() -> None:
     verdicts, rises, seen = [], [], []
     for seed in range(20):
@@ -55,6 +63,7 @@ def test_no_model_of_coin_flips_is_better_and_no_column_matters() -> None:
     assert abs(np.mean(rises)) < 0.01
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "options",
     [

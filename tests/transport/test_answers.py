@@ -199,6 +199,7 @@ def test_a_lie_about_splits_of_trees_is_refused(what: str, lie: Callable[[Any], 
             federation.train(QUERY, label="y", algorithm="boosting", trees=2, depth=3, reveal=reveal)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("who", "kind", "lie", "says"), LIES, ids=lambda v: v if isinstance(v, str) else "")
 def test_a_lie_is_refused_by_client_and_field(who: str, kind: type, lie: Lie, says: str) -> None:
     with tp.Federation(data()) as federation:

@@ -248,6 +248,7 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "tablepuppet")
 
 
+@pytest.mark.one_in(21)
 @pytest.mark.parametrize("name", [*TRAINED, *PREDICTED])
 @pytest.mark.parametrize("direction", ["requests", "answers"])
 def test_one_changed_value_is_refused_by_name_or_could_be_true(name: str, direction: str) -> None:

@@ -58,7 +58,6 @@ def _leaves(tree: Tree, join: Join, blocks: list[Block], side: str) -> np.ndarra
     return at
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**32))
 def test_leaves_are_those_of_the_materialised_join(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tablepuppet.algorithms.boosting import rows
@@ -13,7 +13,6 @@ from tablepuppet.algorithms.boosting.fixed_point import Derivatives
 from tablepuppet.algorithms.boosting.tree_checks import Packed
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.booleans(), st.booleans())
 def test_pairs_of_parts_are_those_of_their_joined_rows(seed: int, is_sorted: bool, is_wide: bool) -> None:
     rng = np.random.default_rng(seed)
@@ -39,7 +38,6 @@ def test_pairs_of_parts_are_those_of_their_joined_rows(seed: int, is_sorted: boo
         assert np.array_equal(pairs.h.numbers(joined), np.bincount(place, h[own], minlength=len(found)))
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-200, 200)))
 def test_numbers_of_any_size_travel_whole(values: list[int]) -> None:
     given_ = np.array(values, np.int64)

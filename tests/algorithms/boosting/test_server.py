@@ -52,7 +52,6 @@ def _options(rng: np.random.Generator, **given: Any) -> Boosting:
     )
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32))
 def test_strict_trees_equal_the_centralised_ones_split_for_split(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -34,6 +34,7 @@ def perceptron(width: int, outputs: int, hidden: int = 6) -> Any:
         return torch.nn.Sequential(torch.nn.Linear(width, hidden), torch.nn.Tanh(), torch.nn.Linear(hidden, outputs))
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("clients", [1, 3])
 @pytest.mark.parametrize("join", ["one-to-many", "many-to-many", "left"])
 def test_a_factor_head_is_the_factor_model_of_the_join(join: str, clients: int) -> None:

@@ -521,3 +521,14 @@ def test_branches_may_bring_a_block_from_tables_of_two_owners() -> None:
     with tp.Federation(tables) as owners, tp.Federation({"t": pooled}) as one:
         expected = one.train("SELECT t.x, t.z, t.y FROM t", **options)
         assert owners.train(query, **options).objective == pytest.approx(expected.objective, rel=1e-9)
+
+
+@pytest.mark.parametrize("owners", [1, 2])
+def test_a_column_of_one_value_is_split_by_what_is_missing(owners: int) -> None:
+    rng = np.random.default_rng(2)
+    is_missing = rng.random(120) < 0.4
+    table = pa.table({"x": np.where(is_missing, None, 1.0).tolist(), "y": is_missing + 0.01 * rng.normal(size=120)})
+    federation = tp.Federation({"t": slices(table, owners)})
+    result = federation.train("SELECT t.x, t.y FROM t", label="y", model="boosted", trees=40)
+    assert result.metrics["test"]["rmse"] < 0.05
+    assert {rule.border for rule in result.blocks[0].splits} == {None}

@@ -161,7 +161,7 @@ OBJECTED: list[tuple[str, Callable[[Any], Any], str]] = [
     ("a column", lambda f: replace(f, keys=_changed(f.keys, column=77)), "found.keys.column is none"),
     ("bits", lambda f: replace(f, keys=_changed(f.keys, right=np.zeros(1, np.uint8))), "found.keys.right has shape"),
     ("missing", lambda f: replace(f, keys=[replace(k, is_missing=True) for k in f.keys * 2]), "found.keys.is_missing"),
-    ("borders", lambda f: replace(f, keys=_changed(f.keys, borders=0)), "found.keys.borders are not in"),
+    ("borders", lambda f: replace(f, keys=_changed(f.keys, borders=-1)), "found.keys.borders are not in"),
     ("more borders", lambda f: replace(f, keys=_changed(f.keys, borders=255)), "found.keys.borders are not in"),
     ("digits", lambda f: replace(f, keys=_changed(f.keys, digits=np.zeros((8, 1), np.uint8))), "digits has shape"),
     ("bins", lambda f: replace(f, keys=[_changed_bins(k) for k in f.keys]), "NewColumn.digits holds a bin that"),

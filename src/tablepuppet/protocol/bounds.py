@@ -7,6 +7,7 @@ shape, or to what was said before (`Known`).
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,7 +79,9 @@ class KnownPart:
     scales: dict[str, list[int]] = field(default_factory=dict)  # of masked sums, by what is summed
     kinds: Any = None  # of columns in bins
     bins: int | None = None  # of all columns, where the server chose them
-    keys: list[tuple[int, bool]] = field(default_factory=list)  # of trees: column, and whether it says what is missing
+    keys: list[int] = field(default_factory=list)  # of trees: the column of each
+    splits: Counter[int] = field(default_factory=Counter)  # keys of each column
+    has_missing: set[int] = field(default_factory=set)  # columns of which a key says what is missing
 
     @property
     def shape(self) -> tuple[int, ...] | None:

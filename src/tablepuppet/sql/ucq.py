@@ -86,10 +86,11 @@ def matches(identifier: exp.Identifier, names: Sequence[str]) -> list[int]:
 
     An exact spelling wins, so that "Id" and "id" of one table can still be told apart.
     """
-    exact = [k for k, name in enumerate(names) if name == identifier.name]
+    wanted = identifier.name
+    exact = [k for k, name in enumerate(names) if name == wanted]
     if exact or identifier.quoted:
         return exact
-    return [k for k, name in enumerate(names) if name.lower() == identifier.name.lower()]
+    return [k for k, name in enumerate(names) if name.lower() == wanted.lower()]
 
 
 class Scope:

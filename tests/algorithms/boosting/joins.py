@@ -21,7 +21,7 @@ from tablepuppet.algorithms.boosting.bins import (
 from tablepuppet.algorithms.boosting.client import ClientHalf, send_objections
 from tablepuppet.algorithms.boosting.drawn import Drawable, DrawnServer, Draws
 from tablepuppet.algorithms.boosting.fixed_point import Labels
-from tablepuppet.algorithms.boosting.keys import KeyBook, node_sums
+from tablepuppet.algorithms.boosting.keys import KeyBook, add_up
 from tablepuppet.algorithms.boosting.known import KnownBlock
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.rows import BlockIndex
@@ -201,7 +201,7 @@ def answer(block: Block, checks: list[Check]) -> Objections:
         book.add_unions(checks[0].unions)
     sums = [half.histograms(check) for half, check in zip(block.parts, checks, strict=True)]
     total = [np.sum(own, axis=0) for own in zip(*sums, strict=True)]
-    per_node = [node_sums(outline, own) for outline, own in zip(checks[0].trees, total, strict=True)]
+    per_node = [add_up(outline, own) for outline, own in zip(checks[0].trees, total, strict=True)]
     kept, fresh = block.book.add_new(block.book.objections(checks[0], per_node))
     for half in block.parts:
         for key in fresh:

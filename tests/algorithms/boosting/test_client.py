@@ -79,8 +79,8 @@ def test_a_client_adds_up_the_rows_of_every_cell() -> None:
     )
     values = np.arange(10) - 5
     found = _half().histograms(Check(np.array([True]), [], [parted]))[0]
-    assert found.sum(axis=1).tolist() == [[values[::2].sum(), 5], [values[1::2].sum(), 5]]
-    assert found[0, 1].tolist() == [-5, 1]  # the first row's bin
+    assert found.sum(axis=1).tolist() == [[0, 0], [values[::2].sum(), 5], [values[1::2].sum(), 5]]
+    assert found[1, 1].tolist() == [-5, 1]  # the first row's bin
 
 
 _CUT = replace(_PAIRS.g, data=_PAIRS.g.data[:-3])

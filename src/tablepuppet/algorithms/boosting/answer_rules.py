@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,7 @@ def check_started(request: trees.StartTrees, answer: trees.TreesStarted, known: 
     part = known.part(request)
     if part is not None:
         part.width, part.kinds, part.keys = len(answer.kinds), answer.kinds, []
+        part.splits, part.has_missing = Counter(), set()
         part.bins = None if request.bins is None else sum(bins.size for bins in request.bins)
 
 
@@ -115,7 +117,7 @@ def _against(found: Objections, check: Check, part: KnownPart | None) -> None:
     require(bool((found.key >= -1).all()), "found.key", "is none of the part's")
     if part is not None:
         require(bool((found.key < len(part.keys)).all()), "found.key", "is none of the part's")
-        columns = [part.keys[key][0] for key in found.key[has_split].tolist()]
+        columns = [part.keys[key] for key in found.key[has_split].tolist()]
         require(bool(check.columns[columns].all()), "found.key", "is of a column that this tree may not use")
     require(bool((has_split | found.is_void).all()), "found.key", "is missing, and there is nothing else to object")
     require(bool((own[found.is_void] >= 0).all()), "found.is_void", "is said of a split that is not the part's own")
@@ -130,19 +132,28 @@ def _learn(keys: list[Any], name: str, check: Check | None, part: KnownPart | No
     if part is None:
         return
     if check is not None:
-        part.keys += [(union.column, False) for union in check.unions]
+        _number([union.column for union in check.unions], part)
     for key in keys:
-        before = [is_missing for column, is_missing in part.keys if column == key.column]
+        count = part.splits[key.column]
         kind = NUMBER if part.kinds is None else int(part.kinds[key.column])
         if isinstance(key, NewColumn):
-            require(kind == NUMBER and not before, f"{name}.column", "is not of numbers, or was told before")
-            part.keys += [(key.column, True), *[(key.column, False)] * key.borders]
+            require(kind == NUMBER and not count, f"{name}.column", "is not of numbers, or was told before")
+            _number([key.column] * key.keys, part)
+            part.has_missing.add(key.column)
             continue
         most = {NUMBER: _CODES - 1, ONE_HOT: FEW + 1}.get(kind)  # sets of categories may be many
-        require(most is None or len(before) < most, f"{name}.column", f"has more than {most} splits")
-        may_miss = kind == NUMBER and not any(before)
-        require(may_miss or not key.is_missing, f"{name}.is_missing", "is said of a column again, or of categories")
-        part.keys.append((key.column, key.is_missing))
+        require(most is None or count < most, f"{name}.column", f"has more than {most} splits")
+        _number([key.column], part)
+        if key.is_missing:
+            may_miss = kind == NUMBER and key.column not in part.has_missing
+            require(may_miss, f"{name}.is_missing", "is said of a column again, or of categories")
+            part.has_missing.add(key.column)
+
+
+def _number(columns: list[int], part: KnownPart) -> None:
+    """Gives keys of these columns the next numbers."""
+    part.keys += columns
+    part.splits.update(columns)
 
 
 def check_sums(request: trees.SumTrees, answer: trees.TreeSums, known: Known) -> None:
@@ -194,7 +205,7 @@ def _bits_of(keys: list[Any], name: str, part: KnownPart | None) -> None:
     for key in keys:
         require(0 <= key.column < width, f"{name}.column", "is none of the part's")
         if isinstance(key, NewColumn):
-            require(1 <= key.borders < _CODES - 1, f"{name}.borders", f"are not in 1..{_CODES - 2}")
+            require(0 <= key.borders < _CODES - 1, f"{name}.borders", f"are not in 0..{_CODES - 2}")
             check_array(key.digits, f"{name}.digits", (digits_of(key.borders), rows), kinds=_BYTES)
         else:
             check_array(key.right, f"{name}.right", (rows,), kinds=_BYTES)

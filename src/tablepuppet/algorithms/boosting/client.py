@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting import kernels
 from tablepuppet.algorithms.boosting.bins import Codes, Key
-from tablepuppet.algorithms.boosting.keys import KeyBook, Objection, Split, node_sums
+from tablepuppet.algorithms.boosting.keys import KeyBook, Objection, Split, add_up
 from tablepuppet.algorithms.boosting.tree_checks import Check, Complete, NewColumn, NewKey, Objections, Outline
 from tablepuppet.errors import TransportError
 
@@ -33,8 +33,7 @@ class ClientHalf:
         """What this block, which lies here alone, has against some trees."""
         self.book.add_unions(check.unions)
         is_first = not self.book.told
-        cells = self.histograms(check)
-        sums = [node_sums(outline, own) for outline, own in zip(check.trees, cells, strict=True)]
+        sums = [add_up(outline, own) for outline, own in zip(check.trees, self.histograms(check), strict=True)]
         kept, fresh = self.book.add_new(self.book.objections(check, sums))
         changed = range(len(self._occurs)) if is_first else sorted({key.column for key in fresh})
         complete = [self.book.completed(column, self._occurs[column]) for column in changed]
@@ -54,7 +53,7 @@ class ClientHalf:
         return np.ascontiguousarray(self.train.T)
 
     def histograms(self, check: Check) -> list[Sums]:
-        """Σ (g, h) per cell and bin, of every tree."""
+        """Σ (g, h) per node and bin, of every tree, where the node is a cell; else 0."""
         if len(check.columns) != len(self.book.columns.kinds):
             raise TransportError("a check does not have this block's columns")
         if not check.trees:
@@ -67,21 +66,20 @@ class ClientHalf:
         return self.book.told_as(key, codes if self.book.is_whole(key) else self.book.columns.right(key)[codes])
 
     def _count(self, outline: Outline) -> Sums:
-        """Σ (g, h) per cell and bin."""
-        cells = int(np.count_nonzero(outline.left < 0))
         _check_outline(outline)
-        out = np.zeros((cells, self.book.columns.bins, 2), np.int64)
+        cells = np.flatnonzero(outline.left < 0)
+        out = np.zeros((len(outline.left), self.book.columns.bins, 2), np.int64)
         if outline.pairs is None:
             raise TransportError("a check has no sums")
         rows = len(self.train)
         counts = outline.pairs.counts.numbers(rows)
         size = int(counts.sum())
-        if len(counts) != rows or counts.min(initial=0) < 0 or counts.max(initial=0) > cells:
+        if len(counts) != rows or counts.min(initial=0) < 0 or counts.max(initial=0) > len(cells):
             raise TransportError("sums are of rows or cells that there are not")
         own = [packed.numbers(size) for packed in (outline.pairs.cells, outline.pairs.g, outline.pairs.h)]
-        if any(len(o) != size for o in own) or (size and not 0 <= own[0].min() <= own[0].max() < cells):
+        if any(len(o) != size for o in own) or (size and not 0 <= own[0].min() <= own[0].max() < len(cells)):
             raise TransportError("sums are of rows or cells that there are not")
-        pairs = kernels.PairArrays(counts.astype(np.int32), own[0].astype(np.int32), *own[1:])
+        pairs = kernels.PairArrays(counts.astype(np.int32), cells[own[0]].astype(np.int32), *own[1:])
         kernels.count_pairs(pairs, self._by_column, self.book.columns.offsets, out)
         return out
 

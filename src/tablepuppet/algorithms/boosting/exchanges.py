@@ -194,6 +194,7 @@ def sum_trees(own: ClientState, request: trees.SumTrees) -> trees.TreeSums:
     half = _half(part)
     half.book.add_unions(request.check.unions)
     sums = half.histograms(request.check)
+    sums = [own[outline.left < 0] for own, outline in zip(sums, request.check.trees, strict=True)]
     _keep(part, half)
     return trees.TreeSums(values=sums if part.sealing is None else part.sealing.seal_integers(sums))
 
@@ -529,8 +530,7 @@ def _check_keys_request(own: ClientState, request: trees.RevealKeys) -> None:
         require(0 <= key.column < len(grown.bins), "keys.column", "is none of the part's")
         bins = grown.bins[key.column]
         if bins.kind == NUMBER:
-            is_whole = key.border == WHOLE and bins.size > 2
-            is_border = is_whole or 1 <= key.border < bins.size
+            is_border = key.border == WHOLE or 1 <= key.border < bins.size
             require(is_border and not key.left, "keys.border", "is none of the column's")
         else:
             is_inside = all(0 <= code < bins.size for code in key.left) and len(set(key.left)) == len(key.left)

@@ -233,18 +233,15 @@ class KeyBook:
 
     def objections(self, check: Check, sums: Sequence[Sums]) -> list[Objection]:
         """Of every node that is asked about: the best split, where it comes before the one that it has. `sums` are
-        Σ(g, h) of every tree's nodes per bin."""
+        Σ(g, h) of every tree's nodes per bin. All nodes are searched: to copy the sums of some would take longer."""
         found = []
         for number, (outline, per_node) in enumerate(zip(check.trees, sums, strict=True)):
-            asked = np.flatnonzero(outline.asks)
-            bounds = outline.bounds[asked] if len(outline.bounds) else outline.bounds
-            how = SplitRules(np.array(outline.unit), self.rules, bounds, outline.light[asked])
-            splits = search_splits(per_node[asked], self.columns, check.columns, how)
-            is_best = (splits.found[:, 0] >= 0) & (splits.gain >= outline.gain[asked])
-            is_own = outline.block[asked] == self.block
-            for place in np.flatnonzero(is_best | is_own).tolist():
-                node = int(asked[place])
-                objection = self._against(outline, number, node, self.best(splits, place), per_node[node])
+            how = SplitRules(np.array(outline.unit), self.rules, outline.bounds, outline.light)
+            splits = search_splits(per_node, self.columns, check.columns, how)
+            is_best = (splits.found[:, 0] >= 0) & (splits.gain >= outline.gain)
+            is_own = outline.block == self.block
+            for node in np.flatnonzero(outline.asks & (is_best | is_own)).tolist():
+                objection = self._against(outline, number, node, self.best(splits, node), per_node[node])
                 if objection is not None:
                     found.append(objection)
         return found
@@ -293,10 +290,8 @@ class KeyBook:
         return set(order[: len(split.key.left)].tolist()) == set(split.key.left)
 
 
-def node_sums(outline: Outline, cells: Sums) -> Sums:
-    """The histogram of every node: a cell's own, or the sum of its children's, which come after it."""
-    sums = np.empty((len(outline.left), *cells.shape[1:]), np.int64)
-    sums[outline.left < 0] = cells
+def add_up(outline: Outline, sums: Sums) -> Sums:
+    """The histogram of every node, from those of its cells: the sum of its children's, which come after it."""
     for node in np.flatnonzero(outline.left >= 0)[::-1].tolist():
         np.add(sums[outline.left[node]], sums[outline.left[node] + 1], out=sums[node])
     return sums

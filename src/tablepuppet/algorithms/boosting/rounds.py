@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tablepuppet.algorithms.boosting.bins import Columns
 from tablepuppet.algorithms.boosting.client import send_objections
 from tablepuppet.algorithms.boosting.drawn import Drawable
-from tablepuppet.algorithms.boosting.keys import KeyBook, Objection, node_sums
+from tablepuppet.algorithms.boosting.keys import KeyBook, Objection, add_up
 from tablepuppet.algorithms.boosting.messages import (
     CheckTrees,
     FeatureSketches,
@@ -199,9 +199,12 @@ class TreeRounds:
         shapes = {tuple(v.shape for v in own) for own in sums}
         if len(shapes) > 1:
             raise TransportError(f"{clients_of(self.union.blocks[number])} answer with sums of different sizes")
-        with np.errstate(over="ignore"):  # masks wrap around
-            total = [np.sum(np.stack(own), axis=0) for own in zip(*sums, strict=True)]
-        per_node = [node_sums(outline, cells) for outline, cells in zip(check.trees, total, strict=True)]
+        per_node = []
+        for outline, own in zip(check.trees, zip(*sums, strict=True), strict=True):
+            every = np.zeros((len(outline.left), *own[0].shape[1:]), np.int64)
+            with np.errstate(over="ignore"):  # masks wrap around
+                every[outline.left < 0] = np.sum(np.stack(own), axis=0)
+            per_node.append(add_up(outline, every))
         return book.add_new(book.objections(check, per_node))
 
     def _complete(self, number: int, told_: Sequence[NewKey | NewColumn]) -> list[Complete]:

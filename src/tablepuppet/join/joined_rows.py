@@ -1,4 +1,4 @@
-"""Joined rows as row numbers: expand and collapse, shard by shard.
+"""Joined: what algorithms and training ask of joined rows. JoinedRows: those that lie here, as row numbers.
 
 The joined table exists only as p_i, one row number per block and joined row (docs/notation.md).
 `expand` carries per-row values to joined rows, `collapse` sums joined values back to rows; they
@@ -6,8 +6,8 @@ are adjoint, which is the one law that every algorithm rests on.
 
 All work over joined rows runs in shards small enough for a core's cache. Shards are grouped in
 lanes; a lane is walked by one thread, and lanes are summed in order. Borders depend on N alone,
-so the number of threads, or of the machines that lanes lie on (cluster.py), never changes a bit of
-the result.
+so the number of threads, or of the machines that lanes lie on (cluster/rows.py), never changes a bit
+of the result.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.algorithms.base import Walkable
 from tablepuppet.arrays import Array, Moved, PerRow, RowNumbers, floats, pieces
 from tablepuppet.join.row_index import RowIndex, count_rows, distinct, gather, rises
 from tablepuppet.join.walk import (
     BlockValues,
-    Collapsed,
     JoinStep,
     Lane,
     LaneResult,
@@ -36,16 +36,62 @@ from tablepuppet.join.walk import (
     add_sums,
     walk_lane,
 )
-from tablepuppet.sizes import JOINED_ROWS_PER_SHARD, VALUES_PER_SORTED_PIECE
+from tablepuppet.sizes import JOINED_ROWS_PER_SHARD, ROWS_IN_CACHE, VALUES_PER_SORTED_PIECE
 from tablepuppet.threads import one_blas_thread, pool
 
 __all__ = ["JoinStep", "JoinedRows", "LaneResult", "Pass", "RowIndex", "Shard", "Sums", "Work", "add_sums", "batch"]
 
+Used = slice | NDArray[np.int64]  # which of a block's rows some joined rows use
 LANES = 16
 _JOINED_ROWS_PER_LANE = 1 << 24  # joined rows beyond which 16 lanes would be too few: a lane lies on one machine
-_MAX_LABELS_KEPT = 1 << 10  # different labels that stay counted
 _MIN_BATCH_TO_CHECK_ORDER = 1 << 17  # rows of a batch from which it is worth a look whether they come in order
 _MAX_JOINED_ROWS_PER_LANE = 1 << 26  # joined rows of a lane, even where blocks are large
+
+
+class Joined(Walkable, Protocol):
+    """The joined rows of one side, wherever they lie: here as row numbers, or on a cluster (cluster/rows.py).
+
+    Algorithms see what Walkable has. Plans and training ask besides for labels, weights and counts.
+    """
+
+    @property
+    def indices(self) -> Sequence[BlockIndex]:
+        """For each block, what is known of p_i."""
+
+    @property
+    def labels(self) -> NDArray[Any]:
+        """Per row of the label table."""
+
+    def label_counts(self) -> RowNumbers:
+        """How many joined rows have their label from each label row."""
+
+    def collapsed_weights(self) -> list[Array] | None:
+        """collapse_i of the rows' weights; None: they are the multiplicities."""
+
+    def with_weights(self, weights: Array | None) -> Joined:
+        """The same joined rows with other weights, per row of the label table."""
+
+    def with_labels(self, labels: Array) -> Joined:
+        """The same joined rows with other labels, per row of the label table."""
+
+    def fetch(self) -> JoinedRows:
+        """The same joined rows in this process, for work that is not a walk."""
+
+
+class BlockIndex(Protocol):
+    """What is known of p_i, wherever its numbers lie."""
+
+    @property
+    def rows(self) -> int:
+        """n_i."""
+
+    @property
+    def is_identity(self) -> bool:
+        """Joined row j has row j of the block."""
+
+    @property
+    def is_partial(self) -> bool:
+        """Some joined rows have no row of the block."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,16 +131,11 @@ class JoinedRows:
         """
         work = Work(step, signals, tuple(writes), given, own)
         each = pool().map if len(self.lanes_of_shards) > 1 else map
-        results = self.walk(work, per_row, columns, each)
-        merged: list[list[Array]] = []
-        sums: list[Sums] = []
-        for collapsed, of_lane in results:  # as they come: a lane's arrays can be as large as the tables
-            sums.append(of_lane)
-            merged = merged or self._totals(collapsed)
-            _add(merged, collapsed)
-            del collapsed  # before the next lane's come
+        whole = [slice(0, p.rows) for p in self.indices]
+        lanes = ((whole, lane) for lane in self.walk(work, per_row, columns, each))
+        done = add_lanes(lanes, [p.rows for p in self.indices])
         zeros = [[np.zeros((p.rows, per_row[0].shape[1])) for p in self.indices] for _ in range(signals)]
-        return Pass(merged or zeros, add_sums(sums))
+        return done if done.signals else Pass(zeros, done.sums)
 
     def walk(
         self,
@@ -143,13 +184,18 @@ class JoinedRows:
 
     def collapsed_weights(self) -> list[Array] | None:
         """collapse_i of the rows' weights; None: they are the multiplicities."""
-        if self.weights is None:
-            return None
-        return self.run(weight_step, [np.zeros((p.rows, 1)) for p in self.indices], signals=1).signals[0]
+        return collapse_weights(self)
 
     def with_weights(self, weights: Array | None) -> JoinedRows:
         """The same joined rows with other weights, per row of the label table."""
         return replace(self, weights=weights, state={})
+
+    def with_labels(self, labels: Array) -> JoinedRows:
+        """The same joined rows with other labels, per row of the label table."""
+        return replace(self, labels=labels, state={})
+
+    def fetch(self) -> JoinedRows:
+        return self
 
     def label_counts(self) -> RowNumbers:
         """How many joined rows have their label from each label row."""
@@ -159,14 +205,7 @@ class JoinedRows:
         return np.broadcast_to(np.int32(1), p.rows) if p.index is None else count_rows(p.index, p.rows)
 
     def by_label(self) -> JoinedRows:
-        """The different labels, each as heavy as all joined rows that have it; few of them are counted once."""
-        found = self._by_label
-        if found.rows > _MAX_LABELS_KEPT:
-            del self.__dict__["_by_label"]
-        return found
-
-    @cached_property
-    def _by_label(self) -> JoinedRows:
+        """The different labels, each as heavy as all joined rows that have it."""
         return by_label(self.labels, self.label_counts(), self.weights)
 
     def iterate_sorted(self, name: str) -> Iterator[Array]:
@@ -179,13 +218,6 @@ class JoinedRows:
         if self.lanes is not None:
             return self.lanes
         return lanes_of(self.rows, sum(p.rows for p in self.indices if not p.is_sorted))
-
-    def _totals(self, collapsed: Collapsed) -> list[list[Array]]:
-        """By signal and block, zeros that lanes are added to."""
-        return [
-            [np.zeros((p.rows, out.shape[1])) for p, (_, out) in zip(self.indices, own, strict=True)]
-            for own in collapsed
-        ]
 
 
 def _in_memory(p: RowIndex, values: PerRow) -> PerRow:
@@ -206,38 +238,16 @@ def lanes_of(rows: int, scattered: int) -> list[Lane]:
 def by_label(labels: NDArray[Any], counts: RowNumbers, weights: Array | None) -> JoinedRows:
     """The different labels, each as heavy as all joined rows that have it, in one block: while nothing is
     predicted, sums over them are sums over all joined rows. `counts`: joined rows per label row."""
-    if weights is None and _are_classes(labels):
-        every = np.zeros((2, int(labels.max()) + 1))  # rows that have each class, and joined rows
-        is_once = counts.strides == (0,) and int(counts[0]) == 1
-        for here in pieces(len(labels)):
-            numbers = labels[here].astype(np.intp)
-            every[0] += np.bincount(numbers, minlength=every.shape[1])
-            if not is_once:
-                every[1] += np.bincount(numbers, counts[here], every.shape[1])
-        found = np.flatnonzero(every[0]).astype(np.float64)
-        heavy: Array = every[0 if is_once else 1, every[0] > 0]
-    elif weights is None and len(found := np.unique(labels)) < len(labels):
-        heavy = np.zeros(len(found))
-        for here in pieces(len(labels)):
-            heavy += np.bincount(np.searchsorted(found, labels[here]), counts[here], len(found))
+    found: NDArray[Any] = np.unique(labels)
+    if len(found) == len(labels):
+        found, heavy = labels, np.asarray(counts * (1.0 if weights is None else weights), np.float64)
     else:
-        heavy = np.asarray(counts * (1.0 if weights is None else weights), np.float64)
-        found = np.unique(labels)
-        if len(found) == len(labels):
-            found = labels
-        else:
-            heavy = np.asarray(np.bincount(np.searchsorted(found, labels), heavy, len(found)), np.float64)
+        heavy = np.zeros(len(found))
+        for here in pieces(len(labels), ROWS_IN_CACHE if weights is None else len(labels)):
+            own = counts[here] if weights is None else counts[here] * weights[here]
+            heavy += np.bincount(np.searchsorted(found, labels[here]), own, len(found))
     identity = RowIndex(len(found), None, is_sorted=True)
     return JoinedRows(len(found), (identity,), identity, floats(found), weights=heavy)
-
-
-def _are_classes(labels: NDArray[Any]) -> bool:
-    """Whether labels are 0, 1, 2, … and far fewer than the rows that have them: they are then counted, not sorted."""
-    if not len(labels) or not 0.0 <= labels.min() <= labels.max() < len(labels) / 8:
-        return False
-    if labels.dtype == np.int8:
-        return True
-    return all(bool((labels[here] == np.floor(labels[here])).all()) for here in pieces(len(labels)))
 
 
 def ascending(values: Array) -> Iterator[Array]:
@@ -246,17 +256,39 @@ def ascending(values: Array) -> Iterator[Array]:
     return (values[here] for here in pieces(max(1, len(values)), VALUES_PER_SORTED_PIECE))
 
 
-def weight_step(shard: Shard) -> tuple[Sequence[Array], Sums]:
+def collapse_weights(joined: Joined) -> list[Array] | None:
+    """collapse_i of the rows' weights; None: they are the multiplicities."""
+    if joined.weights is None:
+        return None
+    signals: list[list[Array]] = joined.run(
+        _weight_step, [np.zeros((p.rows, 1)) for p in joined.indices], signals=1
+    ).signals
+    return signals[0]
+
+
+def _weight_step(shard: Shard) -> tuple[Sequence[Array], Sums]:
     """The rows' weights."""
     assert shard.weights is not None
     return (shard.weights[:, None],), {}
 
 
-def _add(totals: Sequence[Sequence[Array]], collapsed: Collapsed) -> None:
-    """What one lane has collapsed, to what all have."""
-    for into, own in zip(totals, collapsed, strict=True):
-        for total, (base, out) in zip(into, own, strict=True):
-            total[base : base + len(out)] += out
+def add_lanes(lanes: Iterable[tuple[Sequence[Used], LaneResult]], rows: Sequence[int]) -> Pass:
+    """What lanes give, added up in order; with each lane, which rows of every block its own rows are."""
+    totals: list[list[Array]] = []
+    sums: list[Sums] = []
+    for used, (collapsed, of_lane) in lanes:  # as they come: a lane's arrays can be as large as the tables
+        sums.append(of_lane)
+        totals = totals or [
+            [np.zeros((size, out.shape[1])) for size, (_, out) in zip(rows, own, strict=True)] for own in collapsed
+        ]
+        for into, own in zip(totals, collapsed, strict=True):
+            for total, here, (base, out) in zip(into, used, own, strict=True):
+                if isinstance(here, slice):
+                    total[here.start + base : here.start + base + len(out)] += out
+                else:
+                    total[here[base : base + len(out)]] += out
+        del collapsed  # before the next lane's come
+    return Pass(totals, add_sums(sums))
 
 
 def batch(

@@ -17,27 +17,17 @@ from numpy.typing import NDArray
 from tablepuppet.algorithms.shape import FanOutHistogram
 from tablepuppet.arrays import RowNumbers, freeze
 from tablepuppet.errors import MappingError
-from tablepuppet.join.cluster.partitions import IndexFacts
-from tablepuppet.join.cluster.rows import ClusterRows
 from tablepuppet.join.groups import MergedGroups
-from tablepuppet.join.joined_rows import JoinedRows
-from tablepuppet.join.row_index import RowIndex
+from tablepuppet.join.joined_rows import BlockIndex, Joined, JoinedRows
 from tablepuppet.privacy.labels import Channel
 from tablepuppet.sql.bound import BoundQuery
-
-Joined = JoinedRows | ClusterRows
 
 
 def rows_here(joined: Joined) -> JoinedRows:
     """Joined rows of this process: all that baselines and benchmarks know."""
-    if isinstance(joined, ClusterRows):
+    if not isinstance(joined, JoinedRows):
         raise MappingError('these joined rows lie on a cluster; leave engine="ray" out for work that needs them here')
     return joined
-
-
-def fetch_rows(joined: Joined) -> JoinedRows:
-    """Joined rows in this process, brought here where they lie on a cluster."""
-    return joined.fetch() if isinstance(joined, ClusterRows) else joined
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -221,13 +211,12 @@ class MappingSummary:
 
 def summarise(mapping: TableMapping) -> MappingSummary:
     """The figures of a mapping."""
-    indices: Sequence[RowIndex | IndexFacts] = mapping.train.indices
     return MappingSummary(
         bound=mapping.bound,
         label=mapping.label,
         fits=mapping.fits,
         parts=tuple(_of_part(part, mapping) for part in mapping.parts),
-        blocks=tuple(_of_block(mapping, number, index) for number, index in enumerate(indices)),
+        blocks=tuple(_of_block(mapping, number, index) for number, index in enumerate(mapping.train.indices)),
         train_rows=mapping.train.rows,
         test_rows=mapping.test.rows,
         validation_rows=mapping.validation.rows,
@@ -238,7 +227,7 @@ def summarise(mapping: TableMapping) -> MappingSummary:
     )
 
 
-def _of_block(mapping: TableMapping, number: int, index: RowIndex | IndexFacts) -> BlockSummary:
+def _of_block(mapping: TableMapping, number: int, index: BlockIndex) -> BlockSummary:
     multiplicity = mapping.multiplicity[number]
     joined, most = int(multiplicity.sum()), int(multiplicity.max(initial=0))
     is_outer = index.is_partial or any(part.has_absent for part in mapping.parts_of(number))

@@ -32,9 +32,8 @@ from tablepuppet.join.cluster.rows import ClusterRows
 from tablepuppet.join.cluster.worker import Layout, merge
 from tablepuppet.join.duckdb_join import BranchSide
 from tablepuppet.join.join import Column, JoinedSide, Span
-from tablepuppet.join.joined_rows import JoinedRows, lanes_of
+from tablepuppet.join.joined_rows import Joined, JoinedRows, lanes_of
 from tablepuppet.join.labels import LabelSpace
-from tablepuppet.join.mapping import Joined
 from tablepuppet.join.row_index import RowIndex
 from tablepuppet.join.tree_join import TreeSide
 

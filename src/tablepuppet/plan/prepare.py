@@ -17,9 +17,9 @@ import numpy as np
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import JobError, PrivacyError
 from tablepuppet.job import Job, class_text
-from tablepuppet.join.joined_rows import JoinedRows, RowIndex
+from tablepuppet.join.joined_rows import Joined, JoinedRows, RowIndex
 from tablepuppet.join.labels import Task
-from tablepuppet.join.mapping import Joined, LabelInfo, Part, TableMapping, rows_here, summarise
+from tablepuppet.join.mapping import LabelInfo, Part, TableMapping, rows_here, summarise
 from tablepuppet.models.losses import LabelFacts, Loss, Squared, usual_loss
 from tablepuppet.plan.disclosure import check_custody
 from tablepuppet.plan.penalties import check_penalties
@@ -98,8 +98,7 @@ def _unbias_labels(mapping: TableMapping, loss: Loss) -> TableMapping:
     if channel is None or loss.label_noise == "targets":
         return mapping
     train, validation, test = (
-        replace(side, labels=channel.unbiased(side.labels))
-        for side in (mapping.train, mapping.validation, mapping.test)
+        side.with_labels(channel.unbiased(side.labels)) for side in (mapping.train, mapping.validation, mapping.test)
     )
     return replace(mapping, train=train, validation=validation, test=test)
 
@@ -178,7 +177,7 @@ def _rates(mapping: TableMapping) -> TableMapping:
         exposure = np.ones(len(side.labels)) if side.weights is None else side.weights
         if side.rows and not bool((exposure[side.label_counts() > 0] > 0).all()):
             raise JobError("exposure must be above 0 in every joined row; filter the others out with WHERE")
-        sides.append(replace(side, labels=np.divide(side.labels, exposure, out=side.labels * 0, where=exposure > 0)))
+        sides.append(side.with_labels(np.divide(side.labels, exposure, out=side.labels * 0, where=exposure > 0)))
     train, validation, test = sides
     return replace(mapping, train=train, validation=validation, test=test)
 

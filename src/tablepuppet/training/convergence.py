@@ -16,8 +16,7 @@ import numpy as np
 from tablepuppet.algorithms.registry import DEFAULT
 from tablepuppet.arrays import Array
 from tablepuppet.errors import TrainingError
-from tablepuppet.join.joined_rows import by_label
-from tablepuppet.join.mapping import Joined
+from tablepuppet.join.joined_rows import Joined, by_label
 from tablepuppet.models.losses import Loss, metrics_by_name
 from tablepuppet.plan.plan import Plan
 from tablepuppet.plan.prepare import Prepared

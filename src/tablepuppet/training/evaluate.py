@@ -10,7 +10,7 @@ row of the label's table are no witnesses of their own: the standard error count
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -19,7 +19,8 @@ from tablepuppet.algorithms.registry import own_model
 from tablepuppet.arrays import Array
 from tablepuppet.errors import ModelError
 from tablepuppet.exchanges.prediction import Scores
-from tablepuppet.join.mapping import Joined, TableMapping, rows_here
+from tablepuppet.join.joined_rows import Joined
+from tablepuppet.join.mapping import TableMapping, rows_here
 from tablepuppet.models.heads.base import apply_head
 from tablepuppet.models.heads.kinds import trained_head
 from tablepuppet.models.metrics import Moment
@@ -104,7 +105,7 @@ def _in_classes_of(model: Model, mapping: TableMapping) -> Joined:
     if unknown:
         raise ModelError(f"the query's label has {unknown} classes that the model does not know; retrain with them")
     number = np.array([model.classes.index(c) for c in classes], np.float64)
-    return replace(mapping.train, labels=number[mapping.train.labels.astype(np.intp)])
+    return mapping.train.with_labels(number[mapping.train.labels.astype(np.intp)])
 
 
 @dataclass(frozen=True, eq=False)

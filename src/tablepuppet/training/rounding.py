@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tablepuppet.arrays import Array
-from tablepuppet.join.mapping import Joined, TableMapping
+from tablepuppet.join.joined_rows import Joined
+from tablepuppet.join.mapping import TableMapping
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.metrics import binary_sums, class_sums
 from tablepuppet.privacy.options import Rounding

@@ -32,7 +32,7 @@ from tablepuppet.algorithms.numerics.initialisation import best_intercept
 from tablepuppet.arrays import Array, floats
 from tablepuppet.errors import JobError, TransportError
 from tablepuppet.join.joined_rows import JoinedRows
-from tablepuppet.join.mapping import Part, fetch_rows
+from tablepuppet.join.mapping import Part
 from tablepuppet.join.row_index import RowIndex
 from tablepuppet.memory import trim_heap
 from tablepuppet.models.metrics import Moment
@@ -64,7 +64,7 @@ def run_boosting(prepared: Prepared, link: Link, job_id: str, on_round: OnRound 
     union = UnionOperator(link, job_id, mapping, plan.loss.outputs, job.privacy)
     open_parts(union, mapping, job, wants_moments=job.privacy.features is None, wants_statistics=False)
     names = [block.name for block in mapping.bound.blocks]
-    sides = [fetch_rows(side) for side in (mapping.train, mapping.test, mapping.validation)]
+    sides = [side.fetch() for side in (mapping.train, mapping.test, mapping.validation)]
     is_outer = [any(side.indices[b].is_partial for side in sides) for b in range(len(names))]
     signs = monotone_signs(job.options.monotone, mapping.bound.blocks)
     if any(map(any, signs)) and plan.loss.outputs > 1:

@@ -22,7 +22,7 @@ import pyarrow.fs
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, RowNumbers
-from tablepuppet.join.joined_rows import JoinedRows
+from tablepuppet.join.joined_rows import JoinedRows, Used
 from tablepuppet.join.row_index import RowIndex, is_sparse
 from tablepuppet.join.walk import Lane
 
@@ -75,7 +75,6 @@ def _whole(column: pa.ChunkedArray) -> NDArray[Any]:
 
 
 MAX_ROWS_TO_SEND = 1 << 17  # rows of a block that are sooner sent than numbered anew
-Used = slice | NDArray[np.int64]  # which of a block's rows a partition uses
 
 
 @dataclass(frozen=True, slots=True)

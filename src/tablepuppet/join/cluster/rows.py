@@ -21,9 +21,9 @@ from tablepuppet.arrays import Array, PerRow, RowNumbers
 from tablepuppet.join.cluster.cluster import Cluster
 from tablepuppet.join.cluster.partitions import IndexFacts, Partition, write_labels
 from tablepuppet.join.cluster.worker import Kept, Source, Walk
-from tablepuppet.join.joined_rows import JoinedRows, batch, by_label, weight_step
+from tablepuppet.join.joined_rows import JoinedRows, add_lanes, batch, by_label, collapse_weights
 from tablepuppet.join.row_index import RowIndex
-from tablepuppet.join.walk import JoinStep, LaneResult, Pass, Work, add_sums
+from tablepuppet.join.walk import JoinStep, Pass, Work
 from tablepuppet.sizes import VALUES_PER_CLUSTER_SORT
 
 
@@ -59,19 +59,12 @@ class ClusterRows:
         work = Work(step, signals, tuple(writes), given, own)
         walk = Walk(next(self.numbers), work, len(per_row), dict(self.state))
         calls = self._calls(walk, per_row, columns)
-        merged: list[list[Array]] = []
-        sums = []
-        for partition, results in zip(self.partitions, self.cluster.ask("walk", calls), strict=True):
-            for lane in results:
-                merged = merged or [
-                    [np.zeros((len(v), out.shape[1])) for v, (_, out) in zip(per_row, blocks, strict=True)]
-                    for blocks in lane[0]
-                ]
-                _add(merged, partition, lane)
-                sums.append(lane[1])
+        answers = zip(self.partitions, self.cluster.ask("walk", calls), strict=True)
+        lanes = ((partition.used, lane) for partition, results in answers for lane in results)
+        done = add_lanes(lanes, [len(values) for values in per_row])
         for name in writes:
             self.state[name] = Kept(self.state[name].outputs, self.state[name].dtype, walk.number)
-        return Pass(merged, add_sums(sums))
+        return done
 
     def _calls(self, walk: Walk, per_row: Sequence[PerRow], columns: Sequence[Array]) -> list[tuple[Any, ...]]:
         """For each partition: its path, the walk, and the values of the rows that it uses."""
@@ -103,7 +96,7 @@ class ClusterRows:
         return name
 
     def iterate_sorted(self, name: str) -> Iterator[Array]:
-        """As JoinedRows.ordered: workers sort their own, and send what lies between some values at a time."""
+        """As JoinedRows.iterate_sorted: workers sort their own, and send what lies between some values at a time."""
         state = {name: self.state.pop(name)}
         chunks = -(-self.rows // VALUES_PER_CLUSTER_SORT)
         sources = [(self._source(partition), name, state) for partition in self.partitions]
@@ -117,31 +110,39 @@ class ClusterRows:
             yield found
 
     def with_weights(self, weights: Array | None) -> ClusterRows:
-        """As JoinedRows.weighted."""
         return replace(self, weights=weights, state={})
+
+    def with_labels(self, labels: Array) -> ClusterRows:
+        return replace(self, labels=labels, state={})
 
     def label_counts(self) -> RowNumbers:
         return self.counts
 
     def by_label(self) -> JoinedRows:
-        """As JoinedRows.by_label: few rows, which stay here."""
+        """Few rows, which stay here."""
         return by_label(self.labels, self.counts, self.weights)
 
     def collapsed_weights(self) -> list[Array] | None:
-        """As JoinedRows.collapsed_weights."""
-        if self.weights is None:
-            return None
-        signals: list[list[Array]] = self.run(
-            weight_step, [np.zeros((p.rows, 1)) for p in self.indices], signals=1
-        ).signals
-        return signals[0]
+        return collapse_weights(self)
 
     def take(self, joined: NDArray[np.int64]) -> tuple[JoinedRows, list[RowNumbers]]:
         """A batch, looked up where its joined rows lie; it is small, and walked over here."""
+        return batch(*self._look_up(joined), [p.rows for p in self.indices])
+
+    def fetch(self) -> JoinedRows:
+        """The same joined rows in this process, for work that is not a walk."""
+        numbers, labels, weights = self._look_up(np.arange(self.rows))
+        indices = tuple(RowIndex.of(own, facts.rows) for own, facts in zip(numbers, self.indices, strict=True))
+        return JoinedRows(self.rows, indices, RowIndex(self.rows, None, is_sorted=True), labels, weights=weights)
+
+    def _look_up(self, joined: NDArray[np.int64]) -> tuple[list[RowNumbers], Array, Array | None]:
+        """As JoinedRows.look_up, each where it lies."""
         holder = np.searchsorted([partition.first for partition in self.partitions], joined, side="right") - 1
         places = [np.flatnonzero(holder == k) for k in range(len(self.partitions))]
         calls = [(self._source(p), joined[place] - p.first) for p, place in zip(self.partitions, places, strict=True)]
-        numbers = [np.empty(len(joined), np.int64) for _ in self.indices]
+        numbers: list[RowNumbers] = [
+            np.empty(len(joined), np.int32 if p.rows < 2**31 else np.int64) for p in self.indices
+        ]
         labels, weights = np.empty(len(joined)), np.empty(len(joined)) if self.weights is not None else None
         for partition, place, found in zip(self.partitions, places, self.cluster.ask("look_up", calls), strict=True):
             for block, own in enumerate(found[0]):
@@ -149,35 +150,4 @@ class ClusterRows:
             labels[place] = found[1]
             if weights is not None:
                 weights[place] = found[2]
-        return batch(numbers, labels, weights, [p.rows for p in self.indices])
-
-    def fetch(self) -> JoinedRows:
-        """The same joined rows in this process, for work that is not a walk; a partition at a time."""
-        numbers: list[RowNumbers] = [
-            np.empty(self.rows, np.int32) if p.rows < 2**31 else np.empty(self.rows, np.int64) for p in self.indices
-        ]
-        labels, weights = np.empty(self.rows), np.empty(self.rows) if self.weights is not None else None
-        calls = []
-        stops = [*(partition.first for partition in self.partitions[1:]), self.rows]
-        for partition, stop in zip(self.partitions, stops, strict=True):
-            calls.append((self._source(partition), np.arange(stop - partition.first)))
-        for partition, stop, found in zip(self.partitions, stops, self.cluster.ask("look_up", calls), strict=True):
-            own = slice(partition.first, stop)
-            for block, rows in enumerate(found[0]):
-                numbers[block][own] = partition.number(block, rows)
-            labels[own] = found[1]
-            if weights is not None:
-                weights[own] = found[2]
-        indices = tuple(RowIndex.of(own, facts.rows) for own, facts in zip(numbers, self.indices, strict=True))
-        return JoinedRows(self.rows, indices, RowIndex(self.rows, None, is_sorted=True), labels, weights=weights)
-
-
-def _add(merged: list[list[Array]], partition: Partition, lane: LaneResult) -> None:
-    """total[rows] += what a lane collapsed to them."""
-    for blocks, totals in zip(lane[0], merged, strict=True):
-        for block, (base, out) in enumerate(blocks):
-            used = partition.used[block]
-            if isinstance(used, slice):
-                totals[block][used.start + base : used.start + base + len(out)] += out
-            else:
-                totals[block][used[base : base + len(out)]] += out
+        return numbers, labels, weights

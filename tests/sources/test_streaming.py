@@ -11,7 +11,7 @@ import pytest
 from tests.mysql import MySQLDatabase
 from tests.postgres import Database
 
-from tablepuppet.sources.databases import OPENERS
+from tablepuppet.sources.databases import open_database
 from tablepuppet.sources.pushdown import push_down
 from tablepuppet.sources.source import source
 
@@ -55,7 +55,7 @@ def multiple(url: str, rows: int) -> float:
 
 def batches(url: str) -> list[int]:
     """How many rows each batch of a driver's answer has."""
-    opened: Any = OPENERS[url.partition("://")[0]](source(url, table="big"), "big", "big")
+    opened: Any = open_database(source(url, table="big"), "big")
     driver = opened._driver
     scan = push_down(driver.relation, ['"x"'], None, driver.columns(), driver.dialect)
     found = [batch.num_rows for batch in driver.stream(scan)]

@@ -1,23 +1,33 @@
-"""Any database with an ADBC driver: Snowflake, BigQuery, Flight SQL.
+"""Tables behind ADBC drivers: SQLite, and any other database that has one (Snowflake, BigQuery, Flight SQL).
 
-In: a URL, a table. Out: a Driver. The database is asked for the columns that a query uses and for nothing else; filters
-and expressions are the client's own, so that they mean the same as everywhere. A further database is one line of
-DRIVERS: the package of its driver, and how its options follow from the URL.
+In: a URL or a file, a table. Out: a Driver. Of any other database the columns that a query uses are asked for, and
+nothing else; filters and expressions are the client's own, so that they mean the same as everywhere. A further database
+is one line of DRIVERS: the package of its driver, and how its options follow from the URL.
+
+A column of SQLite may hold values of any type; its declared type says which are meant, and a row that holds another is
+an error, never a silent zero. The file is opened for reading only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Final
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, quote, urlsplit
 
 import duckdb
 import pyarrow as pa
 
 from tablepuppet.errors import SourceError
-from tablepuppet.sources.pushdown import Dialect, OwnerColumn, PushDown
+from tablepuppet.sources.duckdb_source import quote_name
+from tablepuppet.sources.pushdown import COMMON, FETCHED, Dialect, Family, OwnerColumn, PushDown
+from tablepuppet.sources.source import stamp_of
+
+EXTRA: Final = "{} needs pip install 'tablepuppet[databases]'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,60 +67,68 @@ DRIVERS: Final = {
 }
 
 
-class Adbc:
-    """A table behind an ADBC driver."""
+class Session:
+    """A table behind a session of an ADBC driver; each database opens it, and explains its errors, in its own way."""
 
-    def __init__(self, url: str, table: str, name: str) -> None:
-        kind = DRIVERS[url.partition("://")[0].lower()]
+    relation: str
+
+    def __init__(self, package: str, name: str, install: str) -> None:
         try:
-            module: Any = import_module(f"{kind.package}.dbapi")
+            self._dbapi: Any = import_module(f"{package}.dbapi")
         except ImportError:
-            package = kind.package.replace("_", "-")
-            raise SourceError(f"table {name}: this database needs its driver: pip install {package}") from None
-        arguments, options = kind.connect(url)
-        self._start(module, arguments, options, kind.dialect, table, name)
-
-    def _start(
-        self, module: Any, arguments: tuple[Any, ...], options: dict[str, Any], dialect: str, table: str, name: str
-    ) -> None:
+            raise SourceError(f"table {name}: {install}") from None
         self._name = name
-        self._errors: Any = module.Error
-        self.dialect = Dialect(name=dialect, families=frozenset(), nodes=frozenset(), computes=False)
-        mark = "`" if dialect == "bigquery" else '"'
-        self.relation = ".".join(f"{mark}{part.replace(mark, mark * 2)}{mark}" for part in table.split("."))
+        self._errors: Any = self._dbapi.Error
+        self._connection = self._open()
+
+    def _open(self) -> Any:
         try:
-            self._connection: Any = module.connect(*arguments, **options)
+            return self._connect()
         except self._errors as error:
             raise self._error(error) from None
 
-    def columns(self) -> list[OwnerColumn]:
-        schema = self.run(f"SELECT * FROM {self.relation} WHERE 1 = 0", is_last=False).schema
-        with duckdb.connect() as connection:
-            types = connection.from_arrow(schema.empty_table()).types if len(schema) else []
-        return [OwnerColumn(field.name, str(kind)) for field, kind in zip(schema, types, strict=True)]
+    def reopen(self) -> None:
+        """A session anew, where the one before was lost."""
+        self.close()
+        self._connection = self._open()
+
+    def _connect(self) -> Any:
+        raise NotImplementedError
+
+    def _error(self, error: Any) -> SourceError:
+        """What is wrong, without the database's own words, which may quote a row or a credential."""
+        return SourceError(
+            f"table {self._name}: the database reports {type(error).__name__}; check address, rights and table name"
+        )
+
+    @contextmanager
+    def _execute(self, select: str, given: tuple[str, ...] | None = None) -> Iterator[Any]:
+        """A cursor with the answer to a query."""
+        try:
+            with self._connection.cursor() as cursor:
+                cursor.execute(select, given)
+                yield cursor
+        except self._errors as error:
+            raise self._error(error) from None
+
+    def _rows(self, select: str, given: tuple[str, ...] | None = None) -> list[tuple[Any, ...]]:
+        with self._execute(select, given) as cursor:
+            return list(cursor.fetchall())
 
     def stream(self, scan: PushDown) -> Iterator[pa.RecordBatch]:
-        names = [f"tablepuppet:{k}" for k in range(len(scan.fetched))]
-        try:
-            with self._connection.cursor() as cursor:
-                cursor.execute(scan.select)
-                reader = cursor.fetch_record_batch()
-                yield pa.RecordBatch.from_pylist([], schema=reader.schema).rename_columns(names)
-                yield from (batch.rename_columns(names) for batch in reader)
-        except self._errors as error:
-            raise self._error(error) from None
+        names = [f"{FETCHED}{k}" for k in range(len(scan.fetched))]
+        with self._execute(scan.select) as cursor:
+            reader = cursor.fetch_record_batch()
+            yield pa.RecordBatch.from_pylist([], schema=reader.schema).rename_columns(names)
+            yield from (batch.rename_columns(names) for batch in reader)
 
-    def run(self, query: str, *, is_last: bool = True) -> pa.Table:
-        """The answer to a query; the session ends with the owner's own."""
+    def run(self, query: str) -> pa.Table:
+        """The answer to the owner's own query; the session ends with it."""
         try:
-            with self._connection.cursor() as cursor:
-                cursor.execute(query)
+            with self._execute(query) as cursor:
                 return cursor.fetch_arrow_table()
-        except self._errors as error:
-            raise self._error(error) from None
         finally:
-            if is_last:
-                self.close()
+            self.close()
 
     def stamp(self) -> str | None:
         return None
@@ -118,8 +136,135 @@ class Adbc:
     def close(self) -> None:
         self._connection.close()
 
-    def _error(self, error: Any) -> SourceError:
-        """What is wrong, without the database's own words, which may quote a row or a credential."""
-        return SourceError(
-            f"table {self._name}: the database reports {type(error).__name__}; check address, rights and table name"
+
+class Adbc(Session):
+    """A table of any database that has a driver."""
+
+    def __init__(self, url: str, table: str, name: str) -> None:
+        kind = DRIVERS[url.partition("://")[0].lower()]
+        self._arguments, self._options = kind.connect(url)
+        self.dialect = Dialect(name=kind.dialect, families=frozenset(), nodes=frozenset(), computes=False)
+        mark = "`" if kind.dialect == "bigquery" else '"'
+        self.relation = ".".join(f"{mark}{part.replace(mark, mark * 2)}{mark}" for part in table.split("."))
+        super().__init__(
+            kind.package, name, f"this database needs its driver: pip install {kind.package.replace('_', '-')}"
         )
+
+    def _connect(self) -> Any:
+        return self._dbapi.connect(*self._arguments, **self._options)
+
+    def columns(self) -> list[OwnerColumn]:
+        with self._execute(f"SELECT * FROM {self.relation} WHERE 1 = 0") as cursor:
+            schema = cursor.fetch_arrow_table().schema
+        with duckdb.connect() as connection:
+            types = connection.from_arrow(schema.empty_table()).types if len(schema) else []
+        return [OwnerColumn(field.name, str(kind)) for field, kind in zip(schema, types, strict=True)]
+
+
+# Texts are compared by their column's own collation and dates are texts: the client compares both itself. Expressions
+# too are its own business: SQLite would compute them in this very process, and in other types.
+_SQLITE: Final = Dialect(name="sqlite", families=frozenset({"number", "boolean"}), nodes=COMMON, computes=False)
+# What words in a declared type mean, the first that fits (https://sqlite.org/datatype3.html, and custom).
+_DECLARED: Final = (
+    (r"BOOL", "BOOLEAN"),
+    (r"TIMESTAMPTZ|WITH TIME ZONE", "TIMESTAMPTZ"),
+    (r"DATETIME|TIMESTAMP", "TIMESTAMP"),
+    (r"DATE", "DATE"),
+    (r"INT|(DECIMAL|NUMERIC)\(\d+(,\s*0)?\)", "BIGINT"),
+    (r"CHAR|CLOB|TEXT|STRING|UUID", "VARCHAR"),
+    (r"BLOB|TIME", "BLOB"),
+    (r"", "DOUBLE"),
+)
+_FAMILIES: Final[dict[str, Family]] = {"BIGINT": "number", "DOUBLE": "number", "BOOLEAN": "boolean"}
+# How a column of each type may be stored, and a value of it: from the first row ADBC learns the types of the answer.
+_STORED: Final[dict[str, tuple[tuple[str, ...], str]]] = {
+    "BIGINT": (("integer",), "0"),
+    "BOOLEAN": (("integer",), "0"),
+    "DOUBLE": (("integer", "real"), "0.5"),
+    "VARCHAR": (("text",), "''"),
+    "DATE": (("text",), "''"),
+    "TIMESTAMP": (("text",), "''"),
+    "TIMESTAMPTZ": (("text",), "''"),
+    "BLOB": (("blob",), "x''"),
+}
+
+
+class SQLite(Session):
+    """A table of a SQLite file."""
+
+    dialect = _SQLITE
+
+    def __init__(self, file: Path, table: str, name: str) -> None:
+        self._table = table
+        self._file = file
+        self.relation = f"{quote_name(table)} NOT INDEXED"  # or rows come in the order of any index that covers them
+        super().__init__("adbc_driver_sqlite", name, EXTRA.format("SQLite"))
+
+    def _connect(self) -> Any:
+        self._inode = self._file.stat().st_ino
+        return self._dbapi.connect(f"file:{quote(str(self._file))}?mode=ro", autocommit=True)
+
+    def columns(self) -> list[OwnerColumn]:
+        if not self._file.is_file():
+            raise SourceError(f"table {self._name}: its SQLite file is gone; put it back")
+        if self._file.stat().st_ino != self._inode:  # another file has taken its place
+            self.reopen()
+        literal = "'" + self._table.replace("'", "''") + "'"
+        found = self._rows(f'SELECT name, type, "notnull" FROM pragma_table_info({literal})')
+        if not found:
+            raise SourceError(f"table {self._name}: there is no such table in the SQLite file; check its name")
+        return [replace(self._column(name, declared), nullable=not required) for name, declared, required in found]
+
+    def stream(self, scan: PushDown) -> Iterator[pa.RecordBatch]:
+        """The answer behind a row of each column's type: from the first row ADBC learns the types."""
+        self._check_storage(scan.used)
+        first = ", ".join("0" if column is None else _STORED[column.type][1] for column in scan.fetched)
+        batches = super().stream(replace(scan, select=f"SELECT {first} UNION ALL {scan.select}"))
+        yield next(batches)
+        yield next(batches).slice(1)
+        yield from batches
+
+    def stamp(self) -> str | None:
+        return stamp_of([str(self._file), f"{self._file}-wal"])
+
+    def _column(self, name: str, declared: str) -> OwnerColumn:
+        kind = next(kind for word, kind in _DECLARED if re.search(word, declared.upper()))
+        if not declared:  # an expression of a view
+            kind = self._found_type(name)
+        fetch = "CAST({} AS REAL)" if kind == "DOUBLE" else None
+        return OwnerColumn(name, kind, _FAMILIES.get(kind), fetch)
+
+    def _found_type(self, name: str) -> str:
+        """The type of a column without a declared one: the narrowest that holds all that is there."""
+        stored = {kind for (kind,) in self._rows(f"SELECT DISTINCT typeof({quote_name(name)}) FROM {self.relation}")}
+        order = ("BIGINT", "DOUBLE", "VARCHAR")
+        return next((kind for kind in order if stored - {"null"} <= set(_STORED[kind][0])), "BLOB")
+
+    def _check_storage(self, used: Sequence[OwnerColumn]) -> None:
+        """No row of these columns holds a value of another kind than its column's type says."""
+        for column in used:
+            if column.type != "BLOB":
+                allowed = ", ".join(f"'{kind}'" for kind in (*_STORED[column.type][0], "null"))
+                own = quote_name(column.name)
+                if self._rows(f"SELECT 1 FROM {self.relation} WHERE typeof({own}) NOT IN ({allowed}) LIMIT 1"):
+                    raise SourceError(
+                        f"table {self._name}: column {column.name} is meant to be {column.type}, and some row holds a "
+                        "value of another type, which SQLite allows; mend such rows, or make a view with a CAST"
+                    )
+
+    def _error(self, error: Any) -> SourceError:
+        """What is wrong, without SQLite's own words, which may quote a row."""
+        text = str(error)
+        if "not a database" in text:
+            reason = "the file is not a SQLite database; check the path"
+        elif "no such table" in text:
+            reason = "there is no such table in the SQLite file (any more); check its name"
+        elif "no such column" in text:
+            reason = "a column is gone from the table; open the federation again"
+        elif "locked" in text or "busy" in text:
+            reason = "the SQLite file is locked by a writer; try again"
+        elif "malformed" in text:
+            reason = "the SQLite file is damaged; restore it"
+        else:
+            reason = f"SQLite reports {type(error).__name__}; check the file and its rights"
+        return SourceError(f"table {self._name}: {reason}")

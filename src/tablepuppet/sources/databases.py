@@ -1,7 +1,7 @@
 """Tables in databases: a URL's scheme says who opens it; read in the owner's dialect, as a stream of Arrow.
 
-In: a SourceSpec whose URL names a database. Out: a Source. A database is one entry of OPENERS; an opener imports its
-driver only when it is called. A driver describes one table and streams the answer to a SELECT.
+In: a SourceSpec whose URL names a database. Out: a Source. A database is one entry of _DRIVERS; what it needs is
+imported only when a table of it is opened. A driver describes one table and streams the answer to a SELECT.
 
 `${NAME}` in a URL stands for an environment variable, `${file:/run/secrets/shop}` for the content of a file; what they
 hold is percent-encoded, so that a password may contain any character. The URL to connect with is never printed.
@@ -32,7 +32,7 @@ from msgspec.structs import replace
 from tablepuppet.errors import SourceError
 from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.sources import duckdb_source
-from tablepuppet.sources.adbc import DRIVERS, Adbc
+from tablepuppet.sources.adbc import DRIVERS, Adbc, SQLite
 from tablepuppet.sources.duckdb_source import (
     MOST_HELD,
     RELATION,
@@ -48,7 +48,6 @@ from tablepuppet.sources.mysql import MySQL
 from tablepuppet.sources.postgresql import PostgreSQL
 from tablepuppet.sources.pushdown import Dialect, OwnerColumn, PushDown, push_down
 from tablepuppet.sources.source import FileSource, Source, SourceSpec, redact
-from tablepuppet.sources.sqlite import SQLite
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +92,10 @@ class Driver(Protocol):
 
     def stamp(self) -> str | None:
         """A text that is another one whenever the table may have changed; None: there is no telling."""
+        ...
+
+    def run(self, query: str) -> pa.Table:
+        """The answer to the owner's own query; nothing is asked after it."""
         ...
 
     def close(self) -> None: ...
@@ -158,9 +161,6 @@ class DatabaseSource:
             )
 
 
-Opener = Callable[[SourceSpec, str, str], Source]  # where, its table, the name that the federation gives it
-
-
 def is_database_url(url: str) -> bool:
     """Whether this is scheme://…, and no file of a store; a path is not."""
     return "://" in url and not is_remote_url(url)
@@ -179,53 +179,18 @@ def open_remote_url(url: str, name: str) -> Source:
 def open_database(spec: SourceSpec, name: str) -> Source:
     """Opens a table of a database."""
     scheme = spec.url.partition("://")[0].lower()
-    if scheme not in OPENERS:
-        known = ", ".join(sorted([*OPENERS, *WEB, *STORES]))
+    if scheme not in (*_DRIVERS, "duckdb"):
+        known = ", ".join(sorted([*_DRIVERS, "duckdb", *WEB, *STORES]))
         raise SourceError(
             f"table {name}: {redact(spec.url)} cannot be read; known are {known}:// "
             "URLs, paths of Parquet, CSV, JSON lines and Arrow files, and DataFrames"
         )
-    if spec.query is not None:
-        return open_memory(_RUNNERS[scheme](spec, spec.query, name), name)
-    if spec.table is None:
+    if spec.query is None and spec.table is None:
         raise SourceError(f"table {name}: say which table of {redact(spec.url)}: tp.source(url, table=…)")
-    return OPENERS[scheme](spec, spec.table, name)
-
-
-def _open_postgresql(spec: SourceSpec, table: str, name: str) -> Source:
-    return DatabaseSource(name, PostgreSQL(fill_placeholders(spec.url, name), table, name))
-
-
-def _open_sqlite(spec: SourceSpec, table: str, name: str) -> Source:
-    return DatabaseSource(name, SQLite(_file(spec, name, "SQLite"), table, name))
-
-
-def _open_mysql(spec: SourceSpec, table: str, name: str) -> Source:
-    return DatabaseSource(name, MySQL(fill_placeholders(spec.url, name), table, name))
-
-
-def _open_adbc(spec: SourceSpec, table: str, name: str) -> Source:
-    return DatabaseSource(name, Adbc(fill_placeholders(spec.url, name), table, name))
-
-
-def _run_adbc(spec: SourceSpec, query: str, name: str) -> pa.Table:
-    return Adbc(fill_placeholders(spec.url, name), "", name).run(query)
-
-
-def _run_postgresql(spec: SourceSpec, query: str, name: str) -> pa.Table:
-    return PostgreSQL(fill_placeholders(spec.url, name), "pg_catalog.pg_class", name).run(query)
-
-
-def _run_sqlite(spec: SourceSpec, query: str, name: str) -> pa.Table:
-    return SQLite(_file(spec, name, "SQLite"), "sqlite_master", name).run(query)
-
-
-def _run_mysql(spec: SourceSpec, query: str, name: str) -> pa.Table:
-    return MySQL(fill_placeholders(spec.url, name), "information_schema.tables", name).run(query)
-
-
-def _run_duckdb(spec: SourceSpec, query: str, name: str) -> pa.Table:
-    return run_in_database(name, str(_file(spec, name, "DuckDB")), query)
+    if scheme == "duckdb":
+        return _open_duckdb(spec, name)
+    driver = _DRIVERS[scheme](spec, spec.table or "", name)
+    return DatabaseSource(name, driver) if spec.query is None else open_memory(driver.run(spec.query), name)
 
 
 def _file(spec: SourceSpec, name: str, kind: str) -> Path:
@@ -244,34 +209,28 @@ def _file(spec: SourceSpec, name: str, kind: str) -> Path:
     return file
 
 
-def _open_duckdb(spec: SourceSpec, table: str, name: str) -> Source:
+def _open_duckdb(spec: SourceSpec, name: str) -> Source:
     file = _file(spec, name, "DuckDB")
+    if spec.query is not None:
+        return open_memory(run_in_database(name, str(file), spec.query), name)
 
     def find() -> list[str]:
         if not file.is_file():
             raise SourceError(f"table {name}: its DuckDB file is gone; put it back")
         return [str(file)]
 
-    return FileSource(name, find, lambda files: from_database(name, files[0], table))
+    return FileSource(name, find, lambda files: from_database(name, files[0], spec.table or ""))
 
 
-OPENERS: Final[Mapping[str, Opener]] = {
-    "duckdb": _open_duckdb,
-    "mariadb": _open_mysql,
-    "mysql": _open_mysql,
-    "postgres": _open_postgresql,
-    "postgresql": _open_postgresql,
-    "sqlite": _open_sqlite,
-    **dict.fromkeys(DRIVERS, _open_adbc),
-}
-_RUNNERS: Final[Mapping[str, Callable[[SourceSpec, str, str], pa.Table]]] = {
-    "duckdb": _run_duckdb,
-    "mariadb": _run_mysql,
-    "mysql": _run_mysql,
-    "postgres": _run_postgresql,
-    "postgresql": _run_postgresql,
-    "sqlite": _run_sqlite,
-    **dict.fromkeys(DRIVERS, _run_adbc),
+def _by_url(driver: Callable[[str, str, str], Driver]) -> Callable[[SourceSpec, str, str], Driver]:
+    return lambda spec, table, name: driver(fill_placeholders(spec.url, name), table, name)
+
+
+_DRIVERS: Final[Mapping[str, Callable[[SourceSpec, str, str], Driver]]] = {
+    **dict.fromkeys(("mariadb", "mysql"), _by_url(MySQL)),
+    **dict.fromkeys(("postgres", "postgresql"), _by_url(PostgreSQL)),
+    **dict.fromkeys(DRIVERS, _by_url(Adbc)),
+    "sqlite": lambda spec, table, name: SQLite(_file(spec, name, "SQLite"), table, name),
 }
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 from sqlglot import exp
 
 from tablepuppet.errors import SourceError
+from tablepuppet.sources.adbc import EXTRA, Session
 from tablepuppet.sources.duckdb_source import MOST_HELD, quote_name
 from tablepuppet.sources.pushdown import COMMON, Dialect, Family, OwnerColumn, PushDown
 
@@ -76,93 +77,50 @@ _REASONS: Final = {
 }
 
 
-class PostgreSQL:
+class PostgreSQL(Session):
     """A table of a PostgreSQL database."""
 
     dialect = _DIALECT
 
     def __init__(self, url: str, table: str, name: str) -> None:
-        try:
-            from adbc_driver_postgresql import dbapi
-        except ImportError:
-            raise SourceError(f"table {name}: PostgreSQL needs pip install 'tablepuppet[databases]'") from None
-        self._name = name
-        self._dbapi: Any = dbapi
-        self._errors: Any = dbapi.Error
         self._url = url
         self.relation = ".".join(quote_name(part) for part in table.split("."))
-        self._connection: Any = self._connect()
+        super().__init__("adbc_driver_postgresql", name, EXTRA.format("PostgreSQL"))
 
     def _connect(self) -> Any:
         """A session of our kind."""
+        connection = self._dbapi.connect(self._url, autocommit=True)
         try:
-            connection = self._dbapi.connect(self._url, autocommit=True)
-            try:
-                for statement in _SESSION:
-                    with connection.cursor() as cursor:
-                        cursor.execute(statement)
-            except self._errors:
-                connection.close()
-                raise
-        except self._errors as error:
-            raise self._error(error) from None
+            for statement in _SESSION:
+                with connection.cursor() as cursor:
+                    cursor.execute(statement)
+        except self._errors:
+            connection.close()
+            raise
         return connection
 
     def columns(self) -> list[OwnerColumn]:
         try:
             found = self._rows(_COLUMNS, (self.relation,))
         except SourceError:  # every job begins here: a session that was lost since the last one is opened anew
-            self.close()
-            self._connection = self._connect()
+            self.reopen()
             found = self._rows(_COLUMNS, (self.relation,))
         if not found:
             raise SourceError(f"table {self._name}: {_REASONS['42P01']}")
         return [replace(self._column(*row), nullable=nullable) for *row, nullable in found]
 
     def stream(self, scan: PushDown) -> Iterator[pa.RecordBatch]:
-        try:
-            with self._connection.cursor() as cursor:
-                cursor.execute(scan.select)
-                reader = cursor.fetch_record_batch()
-                schema = pa.schema([pa.field(f.name, _storage(f.type)) for f in reader.schema])
-                yield pa.RecordBatch.from_pylist([], schema)
-                for batch in reader:
-                    arrays = [getattr(column, "storage", column) for column in batch.columns]
-                    yield pa.RecordBatch.from_arrays(arrays, schema=schema)
-        except self._errors as error:
-            raise self._error(error) from None
+        for batch in super().stream(scan):
+            plain = _without_extensions(pa.Table.from_batches([batch]))
+            yield from plain.to_batches() or [pa.RecordBatch.from_pylist([], plain.schema)]
 
     def run(self, query: str) -> pa.Table:
-        """The answer to the owner's own query; the session ends with it."""
-        try:
-            with self._connection.cursor() as cursor:
-                cursor.execute(query)
-                table = cursor.fetch_arrow_table()
-        except self._errors as error:
-            raise self._error(error) from None
-        finally:
-            self.close()
-        plain = [
-            pa.chunked_array([getattr(c, "storage", c) for c in col.chunks], _storage(col.type))
-            for col in table.columns
-        ]
-        return pa.table(plain, names=table.column_names)
+        return _without_extensions(super().run(query))
 
     def stamp(self) -> str | None:
         """Which transactions are visible: the same text, the same rows."""
         [(snapshot,)] = self._rows("SELECT pg_current_snapshot()::text")
         return str(snapshot)
-
-    def close(self) -> None:
-        self._connection.close()
-
-    def _rows(self, select: str, given: tuple[str, ...] | None = None) -> list[tuple[Any, ...]]:
-        try:
-            with self._connection.cursor() as cursor:
-                cursor.execute(select, given)
-                return list(cursor.fetchall())
-        except self._errors as error:
-            raise self._error(error) from None
 
     def _column(self, name: str, kind: str, typtype: str, is_deterministic: bool) -> OwnerColumn:
         decimal = re.fullmatch(r"numeric\((\d+),(-?\d+)\)", kind)
@@ -203,5 +161,10 @@ class PostgreSQL:
         return SourceError(f"table {self._name}: {reason or f'PostgreSQL reports SQLSTATE {code}'}")
 
 
-def _storage(kind: pa.DataType) -> pa.DataType:
-    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+def _without_extensions(table: pa.Table) -> pa.Table:
+    """The table with what Arrow stores in the place of types that PostgreSQL alone knows."""
+    for i, field in enumerate(table.schema):
+        if isinstance(field.type, pa.BaseExtensionType):
+            chunks = [chunk.storage for chunk in table.column(i).chunks]
+            table = table.set_column(i, field.name, pa.chunked_array(chunks, field.type.storage_type))
+    return table

@@ -87,7 +87,7 @@ class Session:
         except self._errors as error:
             raise self._error(error) from None
 
-    def reopen(self) -> None:
+    def reconnect(self) -> None:
         """A session anew, where the one before was lost."""
         self.close()
         self._connection = self._open()
@@ -208,7 +208,7 @@ class SQLite(Session):
         if not self._file.is_file():
             raise SourceError(f"table {self._name}: its SQLite file is gone; put it back")
         if self._file.stat().st_ino != self._inode:  # another file has taken its place
-            self.reopen()
+            self.reconnect()
         literal = "'" + self._table.replace("'", "''") + "'"
         found = self._rows(f'SELECT name, type, "notnull" FROM pragma_table_info({literal})')
         if not found:

@@ -28,7 +28,7 @@ def open_memory(value: Any, name: str) -> Source:
         value = value.to_table()
     table = _to_arrow(value, name)
     check_names(table.column_names, name)
-    return duckdb_source.from_arrow(name, _widen(table))
+    return duckdb_source.from_arrow(name, _cast_for_duckdb(table))
 
 
 def _to_arrow(value: object, name: str) -> pa.Table:
@@ -106,7 +106,7 @@ def _integers(array: pa.Array) -> pa.Array:
     return whole if is_whole else array
 
 
-def _widen(table: pa.Table) -> pa.Table:
+def _cast_for_duckdb(table: pa.Table) -> pa.Table:
     """Types that DuckDB does not take from Arrow, as the nearest that it does."""
     for i, field in enumerate(table.schema):
         kind = _duckdb_type(field.type)

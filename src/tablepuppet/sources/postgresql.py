@@ -103,7 +103,7 @@ class PostgreSQL(Session):
         try:
             found = self._rows(_COLUMNS, (self.relation,))
         except SourceError:  # every job begins here: a session that was lost since the last one is opened anew
-            self.reopen()
+            self.reconnect()
             found = self._rows(_COLUMNS, (self.relation,))
         if not found:
             raise SourceError(f"table {self._name}: {_REASONS['42P01']}")

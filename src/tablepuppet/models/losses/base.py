@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from tablepuppet.arrays import Array
+from tablepuppet.models.losses.separable import Separable
 from tablepuppet.models.metrics import Metric, Moment, Sums, metrics_of, sums_of
 from tablepuppet.privacy.labels import Channel
 
@@ -145,6 +146,10 @@ class Loss(ABC):
     def proximal(self, centre: Array, rho: float | Array, labels: Array, start: Array) -> Array:
         """argmin_u ℓ(u; y) + ρ/2 ‖u − centre‖²; ρ is one number, or a column of one per row."""
         return newton_proximal(self, centre, rho, labels, start)
+
+    def separate(self, labels: Array) -> Separable | None:
+        """The loss in a form whose sums over a join need no joined row; None: it has none."""
+        return None
 
     # -- what a score means ----------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from tablepuppet.arrays import Array
 from tablepuppet.models.losses.base import EXACT, STEPS, Derivatives, LabelNoise, Loss, Task
+from tablepuppet.models.losses.separable import Analytic, Separable
 from tablepuppet.models.metrics import BINARY, Metric
 
 _PRODUCT = 512  # numbers from 1 to 2 whose product is certain to be finite
@@ -97,6 +98,9 @@ class Logistic(Loss):
                 break
         return u
 
+    def separate(self, labels: Array) -> Separable:
+        return Separable(_CORE, linear=-labels)
+
     def probabilities(self, scores: Array) -> Array:
         second = sigmoid(scores[:, 0])
         return np.column_stack([1.0 - second, second])
@@ -153,3 +157,17 @@ def _logarithms(powers: Array) -> float:
 
 def _sum(logarithms: float, a: Array, labels: Array, out: Array | None = None) -> float:
     return float(logarithms + np.maximum(a, 0.0, out=out).sum() - labels @ a)
+
+
+def _softplus(a: Array) -> Array:
+    """log(1 + eᵃ)."""
+    return np.asarray(np.logaddexp(0.0, a))
+
+
+def _bell(a: Array) -> Array:
+    """σ(a) (1 − σ(a))."""
+    _, p = _smaller(a)
+    return np.asarray(p - p * p)
+
+
+_CORE = Analytic(_softplus, sigmoid, _bell, strip=np.pi)

@@ -12,6 +12,7 @@ import numpy as np
 from tablepuppet.arrays import Array
 from tablepuppet.errors import JobError
 from tablepuppet.models.losses.base import LabelFacts, LabelNoise, Loss
+from tablepuppet.models.losses.separable import Exponential, Separable, Square
 from tablepuppet.models.metrics import COVERAGE, DEVIANCE, MAE, NUMBER, PINBALL, R2, RMSE, Metric
 
 _TINY = 1e-10  # what a mean of counts is at least
@@ -55,6 +56,9 @@ class Squared(Loss):
 
     def proximal(self, centre: Array, rho: float | Array, labels: Array, start: Array) -> Array:
         return np.asarray((labels[:, None] + rho * centre) / (1.0 + rho))
+
+    def separate(self, labels: Array) -> Separable:
+        return Separable(Square(), shift=labels)
 
     def mean(self, sums: Mapping[str, Any], *, is_noisy: bool) -> float:
         """Of noisy labels, from the sum of squared errors, which is without bias."""
@@ -222,6 +226,9 @@ class Poisson(Loss):
 
     def curvature(self, scores: Array, labels: Array) -> Array:
         return _exp(scores)
+
+    def separate(self, labels: Array) -> Separable:
+        return Separable(Exponential(), linear=-labels, constant=self.value(np.zeros((len(labels), 1)), labels) - 1.0)
 
     def predict(self, scores: Array) -> Array:
         return _exp(scores[:, 0])

@@ -1,0 +1,88 @@
+"""Joined rows of a tree by their numbers, and drawn at random: each is made when it is wanted, from the tree alone.
+
+In: numbers of joined rows, 0 ≤ j < N, in the order in which a tree's joined rows are made (tree_join.py). Out: their
+rows in each relation. The number is read digit by digit: the root's row is the one below which the j-th joined row
+lies, and what is left of j chooses a row of each group that is found, in proportion to the joined rows below it.
+So every j from 0 to N − 1, drawn uniformly, gives a uniform joined row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.arrays import RowNumbers
+from tablepuppet.join.tree_join import Edge, TreeSide
+
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class RowLookup:
+    """The joined rows of a side, none of which is held."""
+
+    side: TreeSide
+
+    @property
+    def rows(self) -> int:
+        return self.side.rows
+
+    def look_up(self, joined: Numbers) -> dict[int, RowNumbers]:
+        """The rows of some joined rows in each relation; −1 where a LEFT JOIN found none."""
+        join, ends = self.side.join, self._ends
+        if ends is None:
+            place, left = joined, np.zeros(len(joined), np.int64)
+        else:
+            place = np.searchsorted(ends, joined, side="right")
+            left = joined - np.where(place > 0, ends[place - 1], 0)
+        found: dict[int, RowNumbers] = {join.root: self.side.roots[place]}
+        size = self._below(join.root, found[join.root])  # of the joined rows among which `left` counts
+        for edge, running in zip(join.edges, self._running, strict=True):
+            parents = found[edge.parent]
+            if edge.only is not None:
+                found[edge.relation] = edge.only[parents]
+                continue
+            group = edge.group[parents]
+            first, last = edge.starts[group], edge.starts[group + 1]
+            below = running[last] - running[first]
+            is_there = below > 0  # a LEFT JOIN finds none elsewhere: there is no choice
+            others = size // np.where(is_there, below, 1)
+            target = running[first] + left // others
+            chosen = np.where(is_there, np.searchsorted(running, target, side="right") - 1, -1)
+            here = edge.grouped[chosen]
+            found[edge.relation] = here
+            left = left - np.where(is_there, (running[chosen] - running[first]) * others, 0)
+            size = np.where(is_there, self._below(edge.relation, here) * others, size)
+        return found
+
+    def _below(self, relation: int, rows: RowNumbers) -> Numbers:
+        """How many joined rows these make with the relations below."""
+        below = self._counts[relation]
+        return np.ones(len(rows), np.int64) if below is None else below[rows]
+
+    @cached_property
+    def _ends(self) -> Numbers | None:
+        return None if self.side.ends is None else self.side.ends.astype(np.int64)
+
+    @cached_property
+    def _counts(self) -> list[Numbers | None]:
+        return [None if below is None else below.astype(np.int64) for below in self.side.join.below]
+
+    @cached_property
+    def _running(self) -> list[Numbers]:
+        """For each edge on which there is a choice: how many joined rows lie below a relation's rows before each."""
+        return [self._add_up(edge) if edge.only is None else np.zeros(0, np.int64) for edge in self.side.join.edges]
+
+    def _add_up(self, edge: Edge) -> Numbers:
+        counts = self._below(edge.relation, edge.grouped[:-1])
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+
+
+def draw_numbers(rows: int, count: int, seed: int | Sequence[int]) -> Numbers:
+    """Numbers of joined rows, each drawn for itself, all equally likely."""
+    generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
+    return generator.integers(0, rows, count)

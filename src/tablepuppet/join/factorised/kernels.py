@@ -1,0 +1,160 @@
+"""e^{iωa} summed over the joined rows of every row, eight frequencies at a time, compiled (numba).
+
+In: a relation's rows in the order of their groups, e^{iωh} of each by its first frequency and the turn to the next.
+Out: a message for each group. `pass_up` sums what lies below a group's rows, `pass_down` what lies above and beside
+them; the product of both, times a series' coefficients, is added to every row's sums. A message is 16 numbers: eight
+real parts, then eight imaginary ones. Nothing is larger than rows or groups, and sums keep their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar, cast
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from tablepuppet.arrays import Array
+from tablepuppet.join.factorised.series import TILE
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Level(NamedTuple):
+    """A relation: its rows, group by group, and the groups that each of them finds in the relations below."""
+
+    first: int  # group
+    starts: NDArray[np.int64]  # where each group's rows begin, and the end
+    finds: NDArray[np.int32]  # (rows, relations below)
+
+
+class Phases(NamedTuple):
+    """e^{iωh} of a relation's rows at a tile's first frequency, and what turns it to the next; (rows, 2)."""
+
+    now: Array
+    turn: Array
+
+
+class Messages(NamedTuple):
+    """Of every group, (groups, 16)."""
+
+    up: Array
+    down: Array
+
+
+class Sums(NamedTuple):
+    """What is added up for each row: a series' coefficients, (functions, 16), and the sums, (rows, functions)."""
+
+    coefficients: Array
+    out: Array
+
+
+def _compile(function: F) -> F:
+    """A compiled loop that releases the interpreter's lock; sums keep their order."""
+    fast = {"contract", "nsz", "nnan"}
+    return cast(F, njit(function, nogil=True, cache=True, error_model="numpy", fastmath=fast))
+
+
+def _inline(function: F) -> F:
+    return cast(F, njit(function, nogil=True, cache=True, error_model="numpy", inline="always"))
+
+
+@_inline
+def _fill(e: Array, phases: Phases, row: int) -> tuple[float, float]:
+    """e^{iωh} at a tile's frequencies; returned: the turn to the next tile."""
+    zr, zi = phases.turn[row, 0], phases.turn[row, 1]
+    e[0], e[TILE] = phases.now[row, 0], phases.now[row, 1]
+    step = 1
+    for _ in range(3):
+        for b in range(step):
+            r, i = e[b], e[TILE + b]
+            e[step + b], e[TILE + step + b] = r * zr - i * zi, r * zi + i * zr
+        zr, zi = zr * zr - zi * zi, 2.0 * zr * zi
+        step *= 2
+    return zr, zi
+
+
+@_inline
+def _multiply(e: Array, by: Array, group: int) -> None:
+    """e times a message."""
+    for b in range(TILE):
+        r, i = e[b], e[TILE + b]
+        s, j = by[group, b], by[group, TILE + b]
+        e[b], e[TILE + b] = r * s - i * j, r * j + i * s
+
+
+@_compile
+def turn_to(turn: Array, frequency: int, out: Array) -> None:
+    """The turns' power: e^{iωh} at a tile's first frequency."""
+    for x in range(len(turn)):
+        zr, zi = turn[x, 0], turn[x, 1]
+        r, i = 1.0, 0.0
+        left = frequency
+        while left:
+            if left & 1:
+                r, i = r * zr - i * zi, r * zi + i * zr
+            zr, zi = zr * zr - zi * zi, 2.0 * zr * zi
+            left >>= 1
+        out[x, 0], out[x, 1] = r, i
+
+
+@_compile
+def pass_up(level: Level, phases: Phases, messages: Messages) -> None:
+    """The message of each of the relation's groups to those above."""
+    e, total = np.empty(2 * TILE), np.empty(2 * TILE)
+    for g in range(len(level.starts) - 1):
+        total[:] = 0.0
+        for x in range(level.starts[g], level.starts[g + 1]):
+            _fill(e, phases, x)
+            for k in range(level.finds.shape[1]):
+                _multiply(e, messages.up, level.finds[x, k])
+            for b in range(2 * TILE):
+                total[b] += e[b]
+        for b in range(2 * TILE):
+            messages.up[level.first + g, b] = total[b]
+
+
+@_compile
+def pass_down(level: Level, phases: Phases, messages: Messages, weights: Array, sums: Sums) -> None:
+    """Adds to each row's sums and to the messages of the groups that it finds; `weights`: of the root's rows."""
+    below = level.finds.shape[1]
+    e, part = np.empty(2 * TILE), np.empty(TILE)
+    ahead = np.empty((below + 1, 2 * TILE))  # the product of all but the relations below from some one on
+    for g in range(len(level.starts) - 1):
+        for x in range(level.starts[g], level.starts[g + 1]):
+            zr, zi = _fill(e, phases, x)
+            r, i = phases.now[x, 0], phases.now[x, 1]
+            phases.now[x, 0], phases.now[x, 1] = r * zr - i * zi, r * zi + i * zr
+            if len(weights):
+                for b in range(2 * TILE):
+                    e[b] *= weights[x]
+            else:
+                _multiply(e, messages.down, level.first + g)
+            for k in range(below):
+                for b in range(2 * TILE):
+                    ahead[k, b] = e[b]
+                _multiply(e, messages.up, level.finds[x, k])
+            for f in range(sums.out.shape[1]):
+                for b in range(TILE):
+                    part[b] = e[b] * sums.coefficients[f, b] + e[TILE + b] * sums.coefficients[f, TILE + b]
+                for b in range(4):
+                    part[b] += part[4 + b]
+                sums.out[x, f] += (part[0] + part[2]) + (part[1] + part[3])
+            if below == 0:
+                continue
+            last = level.finds[x, below - 1]
+            for b in range(2 * TILE):
+                messages.down[last, b] += ahead[below - 1, b]
+            if below > 1:
+                for b in range(2 * TILE):
+                    e[b] = messages.up[last, b]
+            for k in range(below - 2, -1, -1):
+                group = level.finds[x, k]
+                for b in range(TILE):
+                    r, i = ahead[k, b], ahead[k, TILE + b]
+                    s, j = e[b], e[TILE + b]
+                    messages.down[group, b] += r * s - i * j
+                    messages.down[group, TILE + b] += r * j + i * s
+                if k:
+                    _multiply(e, messages.up, group)

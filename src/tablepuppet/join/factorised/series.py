@@ -1,0 +1,118 @@
+"""φ, φ′ and φ″ as Fourier series on the interval where scores lie, to an error that is known beforehand.
+
+In: an analytic function, the least and the greatest score. Out: frequencies and coefficients, and the largest error
+found on a fine grid: the promise for each joined row. The period is a little longer than the interval. What the series
+does in the gap is free, so it converges as fast as the function is smooth, though no period of its own ends with the
+interval (a Fourier extension). Even and odd parts are fitted by least squares at Chebyshev nodes, each for itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil, floor, frexp, pi
+
+import numpy as np
+
+from tablepuppet.arrays import Array
+from tablepuppet.errors import TrainingError
+from tablepuppet.models.losses.separable import Analytic
+from tablepuppet.threads import one_blas_thread
+
+TILE = 8  # frequencies that are walked at a time
+TOLERANCE = 1e-10  # of the slope and the curvature of a joined row, and of its loss beside the largest
+MAX_FREQUENCIES = 4096
+_GAP = 4.0 / pi  # of the period, on either side of the interval, in strips: the fewest frequencies (measured)
+_PER_STRIP = 2.6 * pi  # frequencies that so long a piece of half the period asks for, about
+_NODES = 3  # per frequency, on either side
+_GRID = 20
+_TRUNCATION = 1e-14  # of the least squares' singular values
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Series:
+    """f(a) ≈ Σ_k c_k cos(kω(a − centre)) + s_k sin(kω(a − centre)), of f = φ′, φ″, φ."""
+
+    centre: float
+    omega: float
+    cosines: Array  # (3, K + 1)
+    sines: Array  # (3, K + 1); the first column is 0
+    errors: tuple[float, float, float]  # the largest found
+
+    @property
+    def frequencies(self) -> int:
+        """K, without 0."""
+        return int(self.cosines.shape[1]) - 1
+
+    @property
+    def promise(self) -> float:
+        """The largest error of a joined row's slope and curvature."""
+        return max(self.errors[:2])
+
+    def __call__(self, scores: Array) -> Array:
+        """All three functions, (3, scores)."""
+        angles = np.outer(np.arange(self.frequencies + 1) * self.omega, scores - self.centre)
+        return np.asarray(self.cosines @ np.cos(angles) + self.sines @ np.sin(angles))
+
+
+def fit_series(core: Analytic, low: float, high: float, tolerance: float = TOLERANCE) -> Series:
+    """The shortest series for scores from low to high; the interval is widened a little, so that the next walk's most
+    likely has the same."""
+    step = 2.0 ** (frexp(max(high - low, core.strip / 4.0))[1] - 4)
+    return _fit_shortest(core, floor(low / step) * step, ceil(high / step) * step, tolerance)
+
+
+@lru_cache(32)
+def _fit_shortest(core: Analytic, low: float, high: float, tolerance: float) -> Series:
+    reach = max((high - low) / 2.0, core.strip / 8.0)
+    guess = TILE * max(1, round(_PER_STRIP * (reach / core.strip + _GAP) / TILE))
+    with one_blas_thread:
+        found = None
+        for count in range(min(guess, MAX_FREQUENCIES), MAX_FREQUENCIES + 1, TILE):
+            found = _fit(core, (low + high) / 2.0, reach, count)
+            if _is_within(found, tolerance):
+                break
+        else:
+            raise TrainingError(_why_not(low, high, tolerance))
+        for count in range(found.frequencies - TILE, 0, -TILE):
+            shorter = _fit(core, (low + high) / 2.0, reach, count)
+            if not _is_within(shorter, tolerance):
+                break
+            found = shorter
+    return found
+
+
+def _fit(core: Analytic, centre: float, reach: float, count: int) -> Series:
+    from scipy.linalg import lstsq  # here: it takes a tenth of a second to load
+
+    omega = pi / (reach + _GAP * core.strip)
+    nodes = reach * np.cos(pi * (np.arange(_NODES * count) + 0.5) / (2 * _NODES * count))
+    angles = np.outer(nodes, omega * np.arange(count + 1))
+    above, below = _values(core, centre + nodes), _values(core, centre - nodes)
+
+    def solve(matrix: Array, right: Array) -> Array:
+        return np.asarray(lstsq(matrix, right, cond=_TRUNCATION, lapack_driver="gelsy")[0].T)
+
+    cosines = solve(np.cos(angles), (above + below) / 2.0)
+    sines = np.zeros_like(cosines)
+    sines[:, 1:] = solve(np.sin(angles[:, 1:]), (above - below) / 2.0)
+    series = Series(centre, omega, cosines, sines, (np.inf, np.inf, np.inf))
+    grid = np.linspace(centre - reach, centre + reach, _GRID * count + 1)
+    errors = np.abs(series(grid) - _values(core, grid).T).max(axis=1)
+    return Series(centre, omega, cosines, sines, (float(errors[0]), float(errors[1]), float(errors[2])))
+
+
+def _values(core: Analytic, scores: Array) -> Array:
+    return np.stack([core.slope(scores), core.curvature(scores), core.value(scores)], axis=1)
+
+
+def _is_within(series: Series, tolerance: float) -> bool:
+    largest = max(1.0, float(np.abs(series.cosines[2]).sum() + np.abs(series.sines[2]).sum()))
+    return series.promise <= tolerance and series.errors[2] <= tolerance * largest
+
+
+def _why_not(low: float, high: float, tolerance: float) -> str:
+    return (
+        f"scores reach from {low:.3g} to {high:.3g}, where no series of {MAX_FREQUENCIES:,} frequencies keeps to "
+        f"{tolerance:.0e}; the classes may be separable: raise l2, or look for extreme values in the columns"
+    )

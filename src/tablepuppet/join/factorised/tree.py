@@ -1,0 +1,157 @@
+"""Tree: a join in its factorised form, in which no joined row exists.
+
+In: TreeJoin. Out: for every relation its rows, group by group, and for each of them the groups that it finds in the
+relations below. A group holds the rows of one key. A row after a table's last stands for what a LEFT JOIN did not find.
+The last group of a relation is for rows that find nothing: it holds that row where the join is LEFT, and none where it
+is INNER, so that sums over it are what the join makes of it and walks need no case for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.join.tree_join import Edge, TreeJoin
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segments:
+    """Where the groups of some ordered rows begin; groups without rows are left out."""
+
+    groups: int
+    filled: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, starts: NDArray[np.int64]) -> Segments:
+        filled = np.flatnonzero(starts[1:] > starts[:-1])
+        return cls(len(starts) - 1, filled, starts[filled], np.diff(starts)[filled])
+
+    def repeat(self, per_group: Array) -> Array:
+        """A group's value for each of its rows."""
+        return np.repeat(per_group[self.filled], self.lengths)
+
+    def reduce(self, function: np.ufunc, values: Array, empty: float) -> Array:
+        """What the function makes of each group's values."""
+        out = np.full(self.groups, empty)
+        if len(self.filled):
+            out[self.filled] = function.reduceat(values, self.starts)
+        return out
+
+
+@dataclass(frozen=True, eq=False)
+class Relation:
+    """A relation's rows in the order of their groups."""
+
+    size: int  # rows of its table; row `size` stands for what a LEFT JOIN did not find
+    first: int  # number of its first group among those of all relations
+    rows: RowNumbers  # those that are in a group
+    starts: NDArray[np.int64]  # where each group begins, and the end
+    finds: NDArray[np.int32]  # (rows, children): groups, by their numbers among all
+    children: tuple[int, ...]
+
+    @cached_property
+    def segments(self) -> Segments:
+        return Segments.of(self.starts)
+
+    @cached_property
+    def group_of(self) -> NDArray[np.intp]:
+        """The group of each row, among the relation's own."""
+        return np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
+
+    def spread(self, values: Array, empty: float = 0.0) -> Array:
+        """Values of the rows here in the order of the table, and of the row after its last."""
+        out = np.full((self.size + 1, *values.shape[1:]), empty)
+        out[self.rows] = values
+        return out
+
+
+@dataclass(frozen=True, eq=False)
+class Tree:
+    """Relations, and the order from the root to the leaves."""
+
+    relations: tuple[Relation, ...]
+    root: int
+    order: tuple[int, ...]  # parents first
+    groups: int  # of all relations
+
+    @classmethod
+    def of(cls, join: TreeJoin) -> Tree:
+        order = (join.root, *(edge.relation for edge in join.edges))
+        links = {edge.relation: _link(edge, join.sizes[edge.relation]) for edge in join.edges}
+        below: dict[int, list[int]] = {relation: [] for relation in order}
+        firsts, groups = {}, 0
+        for edge in join.edges:
+            below[edge.parent].append(edge.relation)
+            firsts[edge.relation] = groups
+            groups += links[edge.relation].groups
+        found: dict[int, Relation] = {}
+        for relation in order:
+            rows = np.arange(join.sizes[relation] + 1, dtype=join.order.dtype)
+            own = links[relation].own if relation in links else np.zeros(len(rows), np.int64)
+            if relation == join.root:
+                own[-1] = -1
+            finds = np.empty((len(rows), len(below[relation])), np.int32)
+            for place, child in enumerate(below[relation]):
+                np.add(links[child].found, firsts[child], out=finds[:, place], casting="unsafe")
+            wide = max(range(len(below[relation])), key=lambda k: links[below[relation][k]].groups, default=None)
+            keys = (own,) if wide is None else (finds[:, wide], own)
+            some = np.lexsort(keys)[np.count_nonzero(own < 0) :]
+            count = links[relation].groups if relation in links else 1
+            starts = np.searchsorted(own[some], np.arange(count + 1))
+            found[relation] = Relation(
+                join.sizes[relation],
+                firsts.get(relation, groups),
+                rows[some],
+                starts,
+                finds[some],
+                tuple(below[relation]),
+            )
+        return cls(tuple(found[i] for i in range(len(order))), join.root, order, groups)
+
+    @cached_property
+    def finders(self) -> dict[int, tuple[NDArray[np.intp], Segments]]:
+        """For each relation but the root: its parent's rows in the order of the groups that they find."""
+        found = {}
+        for relation in self.relations:
+            for place, child in enumerate(relation.children):
+                below = self.relations[child]
+                groups = relation.finds[:, place] - below.first
+                order = np.argsort(groups, kind="stable")
+                counts = np.bincount(groups, minlength=len(below.starts) - 1)
+                found[child] = order, Segments.of(np.concatenate([[0], np.cumsum(counts)]))
+        return found
+
+    def order_rows(self, per_row: Sequence[Array]) -> list[Array]:
+        """Values of each relation's rows, in the order of its groups."""
+        return [values[relation.rows] for relation, values in zip(self.relations, per_row, strict=True)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Link:
+    """An edge by groups: which one each row of the relation is in (−1: none), and which each row above finds."""
+
+    own: NDArray[np.int64]
+    found: NDArray[np.int64]
+    groups: int
+
+
+def _link(edge: Edge, size: int) -> _Link:
+    own = np.full(size + 1, -1, np.int64)
+    if edge.only is not None:
+        own[:-1] = np.arange(size)
+        nothing, found = size, np.where(edge.only < 0, size, edge.only).astype(np.int64)
+    else:
+        counts = np.diff(edge.starts)
+        own[edge.grouped[:-1]] = np.repeat(np.arange(len(counts)), counts)
+        nothing = len(counts) - 1
+        found = np.where(counts[edge.group] == 0, nothing, edge.group).astype(np.int64)
+    if edge.is_outer:
+        own[-1] = nothing
+    return _Link(own, found, nothing + 1)

@@ -1,0 +1,51 @@
+"""A loss whose sums over a join need no joined row: ℓ(a; y) = u·φ(a − s) + v·a + c, where u, s, v, c follow from y.
+
+The score is a sum over tables, a = h₁ + … + h_M. A square, an exponential and the terms of a Fourier series turn that
+sum into products, which are summed up along the join's tree (join/factorised/). A loss says by `separate` which
+core φ it has. Losses with kinks have none, nor have losses of several outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tablepuppet.arrays import Array
+
+Function = Callable[[Array], Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Square:
+    """φ(a) = ½ a²."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exponential:
+    """φ(a) = e^{rate·a}."""
+
+    rate: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Analytic:
+    """φ is analytic near the real line, and so the sum of a short Fourier series wherever scores lie."""
+
+    value: Function
+    slope: Function
+    curvature: Function
+    strip: float  # how far from the real line the nearest pole lies: π of the logistic function
+
+
+Core = Square | Exponential | Analytic
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Separable:
+    """u·φ(a − s) + v·a + c: a number for each row of the label table; None: u = 1, and s, v or c = 0."""
+
+    core: Core
+    scale: Array | None = None  # u, at least 0
+    shift: Array | None = None  # s
+    linear: Array | None = None  # v
+    constant: Array | None = None  # c

@@ -16,7 +16,7 @@ from tablepuppet.join.factorised import tiles
 from tablepuppet.join.factorised.series import TILE
 from tablepuppet.join.factorised.tree import Tree
 from tablepuppet.join.factorised.walk import TreeLoss
-from tablepuppet.join.keys.gather import ScanKeys
+from tablepuppet.join.keys import ScanKeys
 from tablepuppet.join.tree_join import TreeJoin
 from tablepuppet.models.losses import Logistic, Loss, Poisson, Squared
 from tablepuppet.models.losses.separable import Analytic, Exponential, Separable

@@ -43,7 +43,8 @@ def split(shop: tp.Federation, result: Any) -> pd.Series:
 
 def test_trees_that_know_coin_flips_by_heart_are_better_on_training_rows_only() -> None:
     with tp.Federation(coins(0)) as found:
-        linear, trees = (found.train(QUERY, label="y", **given) for given in ({}, {"model": "boosted", "trees": 30}))
+        linear = found.train(QUERY, label="y")
+        trees = found.train(QUERY, label="y", model="boosted", trees=30)
         assert not found.compare(linear, trees).is_better
         assert found.compare(linear, trees, rows="all").is_better
 

@@ -110,13 +110,20 @@ def test_another_row_in_its_place_costs_more_than_none(probability: float) -> No
     assert 1.9 * zeroed < replaced < 4 * zeroed
 
 
-@pytest.mark.parametrize("algorithm", ["sgd", "admm"])
-def test_predictions_leave_within_bounds_that_follow_from_labels(algorithm: str) -> None:
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"algorithm": "sgd", "batch_size": None},
+        {"algorithm": "admm"},
+        pytest.param({"algorithm": "sgd"}, marks=pytest.mark.slow),  # batches take the accountant ten seconds
+    ],
+)
+def test_predictions_leave_within_bounds_that_follow_from_labels(given: dict[str, Any]) -> None:
     chance = np.random.default_rng(0)
-    users = pa.table({"k": np.arange(9), "x": chance.uniform(-1, 1, 9)})
-    rides = pa.table({"k": chance.integers(0, 9, 300), "z": chance.uniform(-1, 1, 300)})
+    users = pa.table({"k": np.arange(100), "x": chance.uniform(-1, 1, 100)})
+    rides = pa.table({"k": np.arange(300) % 100, "z": chance.uniform(-1, 1, 300)})
     rides = rides.append_column("y", pa.array(1e4 * (rides["z"].to_numpy() + chance.normal(size=300))))
-    features = {"epsilon": 50.0, "cap": 50, "bounds": {"x": (-1, 1), "z": (-1, 1)}}
+    features = {"epsilon": 50.0, "cap": 3, "bounds": {"x": (-1, 1), "z": (-1, 1)}}
     privacy = {"features": features, "allow_reconstruction": True}
     query, shown = "SELECT u.x, r.z, r.y FROM rides r JOIN users u ON r.k = u.k", []
     with tp.Federation({"users": users, "rides": rides}) as federation:
@@ -129,7 +136,7 @@ def test_predictions_leave_within_bounds_that_follow_from_labels(algorithm: str)
                 return found
 
             client.answer = answer  # type: ignore[method-assign]
-        result = federation.train(query, label="y", algorithm=algorithm, epochs=3, privacy=privacy)
+        result = federation.train(query, label="y", epochs=3, privacy=privacy, **given)
     bound = result.plan.private.gradients[0]
     assert bound is not None
     assert bound.prediction_bound == pytest.approx(0.5 * np.std(rides["y"].to_numpy()), rel=0.1)
@@ -146,7 +153,7 @@ def test_predictions_have_more_room_where_no_row_is_joined_twice(meets: int, spr
     given = {"features": features, "allow_reconstruction": True}
     with tp.Federation({"l": left, "r": right}) as owners:
         query = "SELECT l.x, r.z, l.y FROM l JOIN r ON l.k = r.k"
-        plan = owners.explain(query, label="y", algorithm="sgd", privacy=given)
+        plan = owners.explain(query, label="y", algorithm="sgd", batch_size=None, privacy=given)
     found = plan.private.gradients[0]
     assert found is not None
     assert found.prediction_bound == pytest.approx(spreads * np.std(left["y"].to_numpy()), rel=0.15)

@@ -13,7 +13,7 @@ from tests.joined_rows import joined_rows
 
 import tablepuppet as tp
 from tablepuppet.join.mapping import rows_here
-from tablepuppet.owner.row_ids import order_bits
+from tablepuppet.owner.row_sets import order_bits
 
 JOINS = {
     "one-to-many": "SELECT o.q, o.t, i.price, i.kind, o.{y} FROM orders o JOIN items i ON o.item = i.item",

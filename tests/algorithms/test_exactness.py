@@ -15,7 +15,7 @@ from tests.algorithms.oracle import gradient_descent, objective
 from tests.scenarios import Scenario, scenarios, slices
 
 import tablepuppet as tp
-from tablepuppet.owner.row_ids import order_bits
+from tablepuppet.owner.row_sets import order_bits
 
 SCENARIOS = scenarios()
 L2 = 1e-3

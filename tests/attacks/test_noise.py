@@ -36,7 +36,7 @@ def noisy_labels(federation: tp.Federation, filter: str, label: str = '"y"') -> 
     ask: dict[str, Any] = {"offset": 0, "seed": 0, "test_fraction": 0.0, "classes": [0.0, 1.0]}
     answer = client.answer(SendLabels(job=job, scan=0, column=1, privacy=privacy, **ask))
     assert isinstance(answer, Labels)
-    ids = client.tables.scan(job, 0).column("c0").to_pylist()
+    ids = client.tables.scan(job, 0).rows().column("c0").to_pylist()
     client.answer(CloseJob(job=job))
     return dict(zip(ids, answer.values.tolist(), strict=True))
 

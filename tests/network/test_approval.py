@@ -13,8 +13,7 @@ from tests.network.parties import QUERY, Parties, assert_same, in_process, runni
 
 import tablepuppet as tp
 from tablepuppet.errors import PolicyError
-from tablepuppet.owner.approvals import Approvals
-from tablepuppet.owner.owner_files import read_log, verify
+from tablepuppet.owner.owner_files import Approvals, read_log, verify
 
 
 @pytest.fixture(scope="module")

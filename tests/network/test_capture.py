@@ -29,7 +29,7 @@ from tablepuppet.network.idempotent_client import IdempotentClient
 from tablepuppet.network.join import Member
 from tablepuppet.network.serve import Server
 from tablepuppet.network.settings import read_federation
-from tablepuppet.owner.row_ids import in_order, order_bits
+from tablepuppet.owner.row_sets import in_order, order_bits
 from tablepuppet.owner.store import ClientTables
 from tablepuppet.protocol.codec import Frame, decode
 from tablepuppet.protocol.steps import Predictions

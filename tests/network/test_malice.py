@@ -19,8 +19,7 @@ from tablepuppet.exchanges.prediction import SendIdentifiers
 from tablepuppet.exchanges.registry import RESPONSES
 from tablepuppet.exchanges.schema import CountRows, DescribeTable, OpenScan, ScanSchema, TableSchema
 from tablepuppet.network.control import FROM_ANYBODY
-from tablepuppet.owner.approvals import Approvals
-from tablepuppet.owner.owner_files import verify
+from tablepuppet.owner.owner_files import Approvals, verify
 from tablepuppet.protocol.base import Failure, Message
 from tablepuppet.protocol.codec import Frame, decode, encode
 from tablepuppet.protocol.contract import Column, Contract, ScanTerms

@@ -13,9 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tablepuppet.errors import JobError, MappingError
-from tablepuppet.owner import labels as module
-from tablepuppet.owner.labels import LabelDescription, describe_labels, read_labels
-from tablepuppet.owner.split import Split, split
+from tablepuppet.owner.labels import LabelDescription, Split, describe_labels, read_labels, split
 from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.sources.columns import column_info
 
@@ -53,8 +51,7 @@ def test_few_distinct_numbers_can_be_classes_or_numbers(kind: pa.DataType) -> No
     assert values_of(column, None) == [5, 1, -9, 3, 5]
 
 
-def test_labels_read_piece_by_piece_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_CHUNK", 3)
+def test_whole_numbers_among_missing_ones_are_looked_up() -> None:
     column = labels([7, None, 5, 7, 7, 9, 5, None], pa.int16())
     assert values_of(column, [5.0, 7.0, 9.0]) == [1, -9, 0, 1, 1, 2, 0, -9]
     with pytest.raises(MappingError):

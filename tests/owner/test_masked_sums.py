@@ -18,9 +18,8 @@ from tablepuppet.exchanges.base import Exchange
 from tablepuppet.exchanges.features import FeatureNames, SumStatistics
 from tablepuppet.exchanges.registry import EXCHANGES, REQUESTS, RESPONSES
 from tablepuppet.exchanges.start import StartPart
-from tablepuppet.owner.masked_sums import Sealing
 from tablepuppet.owner.policy import Policy
-from tablepuppet.owner.state import ClientState
+from tablepuppet.owner.state import ClientState, Sealing
 from tablepuppet.protocol.base import Message
 from tablepuppet.protocol.codec import decode
 from tablepuppet.protocol.columns import IdStatistics, NumberEncoder, NumberStatistics

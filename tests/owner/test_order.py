@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tablepuppet.owner.row_ids import in_order, order_bits
+from tablepuppet.owner.row_sets import in_order, order_bits
 
 
 @given(st.integers(0, 40), st.integers(0, 40))

@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tablepuppet.errors import PolicyError
-from tablepuppet.owner import owner_files
-from tablepuppet.owner.owner_files import OwnerLog, read_log, verify
+from tablepuppet.owner.owner_files import OwnerLog, verify
 
 
-def test_refusals_beyond_an_hours_lines_are_counted_in_the_next_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(owner_files, "_MOST_AN_HOUR", 10)
-    path = tmp_path / "log.jsonl"
-    log = OwnerLog(path)
-    hour = ["2026-11-17T08"]
-    monkeypatch.setattr(log, "_has_room", lambda now: OwnerLog._has_room(log, hour[0]))
+def test_refusals_beyond_an_hours_lines_are_counted_in_the_next_line(tmp_path: Path) -> None:
+    hour = [8]
+    log = OwnerLog(clock=lambda: datetime(2026, 11, 17, hour[0], tzinfo=UTC))
     log.write("agreed", "first")
-    for _ in range(500):
+    for _ in range(10_490):
         log.write("refused", "second", detail={"why": "the policy does not grant it"})
-    assert len(read_log(path)) == 10
-    with pytest.raises(PolicyError, match="10 lines an hour and is full; nothing leaves before it is logged"):
+    assert len(log.entries) == 10_000
+    with pytest.raises(PolicyError, match="10,000 lines an hour and is full; nothing leaves before it is logged"):
         log.write("agreed", "third")
     log.write("disclosed", "first", detail={"scores": 7})  # it was agreed to before
-    assert read_log(path)[-1].detail == {"scores": 7, "refusals not written": 491}
+    assert log.entries[-1].detail == {"scores": 7, "refusals not written": 491}
     log.write("refused", "second")
-    hour[0] = "2026-11-17T09"
+    hour[0] = 9
     log.write("agreed", "third")
-    assert read_log(path)[-1].detail == {"refusals not written": 1}
-    assert verify(path) == 12
+    assert log.entries[-1].detail == {"refusals not written": 1}
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b"\n".join(map(msgspec.json.encode, log.entries)))
+    assert verify(path) == 10_002

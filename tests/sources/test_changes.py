@@ -136,11 +136,11 @@ def begin(tables: ClientTables, job: str) -> None:
 def test_what_a_job_has_read_stays_and_the_next_job_sees_the_change(write: Callable[[pa.Table], object]) -> None:
     tables = client(write(FIRST))
     begin(tables, "a")
-    assert tables.scan("a", 0).to_pydict() == {"c0": [1, 2, 3], "c1": [0.5, 1.5, 2.5]}
+    assert tables.scan("a", 0).rows().to_pydict() == {"c0": [1, 2, 3], "c1": [0.5, 1.5, 2.5]}
     write(SECOND)
-    assert tables.scan("a", 0).to_pydict() == {"c0": [1, 2, 3], "c1": [0.5, 1.5, 2.5]}
+    assert tables.scan("a", 0).rows().to_pydict() == {"c0": [1, 2, 3], "c1": [0.5, 1.5, 2.5]}
     begin(tables, "b")
-    assert sorted(tables.scan("b", 0)["c1"].to_pylist()) == [8.5, 9.5]
+    assert sorted(tables.scan("b", 0).rows()["c1"].to_pylist()) == [8.5, 9.5]
     assert tables.fingerprints("a") != tables.fingerprints("b")
     tables.shutdown()
 
@@ -150,7 +150,7 @@ def test_a_change_between_the_beginning_of_a_job_and_its_reading_is_named(write:
     begin(tables, "a")
     write(THIRD)
     with pytest.raises(SourceError, match=r"table t has changed since the job began: (its files|x is gone)"):
-        tables.scan("a", 0)
+        tables.scan("a", 0).rows()
     tables.shutdown()
 
 

@@ -89,12 +89,12 @@ def test_a_long_scan_takes_the_room_of_its_values_and_says_the_same_when_read_ag
     tables = ClientTables({"t": from_arrow("t", table)})
     asked = [f'"{name}"' for name in table.column_names]
     tables.open_scan(OpenScan(job="j", scan=0, table="t", columns=asked))
-    tables.shuffle("j", 0, bytes(32), 0, 0, wants_bits=False)
-    first, before = tables.scan("j", 0), tables.fingerprints("j")
+    tables.scan("j", 0).shuffle(bytes(32), 0, 0, wants_bits=False)
+    first, before = tables.scan("j", 0).rows(), tables.fingerprints("j")
     assert first.column(asked.index('"price"')).nbytes == 8 * ROWS  # as 128 bits: twice as much
-    tables.let_go("j", 0)
+    tables.scan("j", 0).let_go()
     assert tables.fingerprints("j") == before
-    again = tables.scan("j", 0)
+    again = tables.scan("j", 0).rows()
     assert again is not first
     assert again.equals(first)
     assert tables.find_changed("j", before) == []

@@ -76,7 +76,7 @@ def test_it_is_asked_for_the_columns_and_rows_that_are_needed_and_once_a_job(dat
     def work() -> None:
         tables = ClientTables({"everything": open_source(source(database.url, table="everything"), "everything")})
         tables.open_scan(OpenScan(job="j", scan=0, table="everything", columns=["b", "a * 2"], filter="l AND c > 2"))
-        assert tables.scan("j", 0).num_rows == tables.scan("j", 0).num_rows == 1
+        assert tables.scan("j", 0).rows().num_rows == tables.scan("j", 0).rows().num_rows == 1
         tables.shutdown()
 
     asked = [statement for statement in database.statements(work) if "tablepuppet" in statement]

@@ -11,8 +11,7 @@ import typer
 from tablepuppet.cli.screen import JsonOption, Screen, table
 from tablepuppet.formatting import printable
 from tablepuppet.network.settings import read_client
-from tablepuppet.owner.approvals import Approvals, Decision
-from tablepuppet.owner.owner_files import Entry, read_log
+from tablepuppet.owner.owner_files import Approvals, Decision, Entry, read_log
 from tablepuppet.owner.owner_files import verify as verify_log
 
 ContractArgument = Annotated[

@@ -170,9 +170,9 @@ def _propose(own: ClientState, request: ProposeContract) -> Agreement:
     contract, name = request.contract, request.contract.hash
     for scan in contract.scans:
         if contract.label_privacy is not None and scan.numbers("label"):
-            own.tables.identify(request.job, scan.scan)
+            own.tables.scan(request.job, scan.scan).is_identified = True
         if row_rules.applies(own):
-            own.tables.compare(request.job, scan.scan)
+            own.tables.scan(request.job, scan.scan).is_keyed = True
     if own.releases.is_restoring:
         earlier = own.approvals.decision(contract, request.job)
         own.contracts.agree(request.job, contract, is_excused=earlier is not None and bool(earlier.notes))

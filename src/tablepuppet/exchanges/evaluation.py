@@ -199,7 +199,7 @@ def _hold_part(own: ClientState, request: HoldPart) -> Done:
         theta=np.asarray(part.theta, np.float64),
         outputs=part.started.outputs,
         spec=part.started.model,
-        uses=(own.tables.reads(request.job, part.request.scan, part.request.columns),),
+        uses=(own.tables.scan(request.job, part.request.scan).reads(part.request.columns),),
     )
     own.part_store.hold(held, request.block)
     _record_model(own, part)

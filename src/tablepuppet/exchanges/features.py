@@ -30,10 +30,9 @@ from tablepuppet.owner.enforcement import (
     training_of,
 )
 from tablepuppet.owner.ids import Column, are_ids, id_statistics, known_ids, look_like_ids
-from tablepuppet.owner.masked_sums import Sealing
 from tablepuppet.owner.policy import Policy, Use, permit_columns, refused_by
 from tablepuppet.owner.releases import count_unknowns, limits_predictions
-from tablepuppet.owner.state import ClientState, Part
+from tablepuppet.owner.state import ClientState, Part, Sealing
 from tablepuppet.privacy.masks import MaskKey
 from tablepuppet.protocol.base import MOST_CATEGORIES, FieldDisclosure, FieldDisclosures, Message, PartRequest, Place
 from tablepuppet.protocol.bounds import (
@@ -213,7 +212,7 @@ def _enforce_part(job: JobUnderContract, contract: Contract, request: OpenPart) 
 
 
 def _check_part_request(own: ClientState, request: OpenPart) -> None:
-    rows = own.tables.scan(request.job, request.scan).num_rows
+    rows = own.tables.scan(request.job, request.scan).rows().num_rows
     if request.train_rows is not None:
         check_row_numbers(request.train_rows, "train_rows", rows)
     check_row_numbers(request.test_rows, "test_rows", rows)
@@ -439,7 +438,7 @@ def _encode_features(own: ClientState, request: EncodeFeatures) -> Encoded:
         for each in same:
             if limits_predictions(own, each):
                 count_unknowns(own, each)
-        own.tables.let_go(opened.job, opened.scan)
+        own.tables.scan(opened.job, opened.scan).let_go()
     trim_heap(part.train.rows)  # before training: what encoding took would stay with Arrow's pool
     return Encoded(width=part.train.width)
 

@@ -44,7 +44,7 @@ from tablepuppet.sources.columns import as_read
 
 
 class RowOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Number the rows of a scan in an order that only the clients know (owner/row_ids.py)."""
+    """Number the rows of a scan in an order that only the clients know (owner/row_sets.py)."""
 
     seed: Seed
     offset: Count  # of the client's first row in the whole table
@@ -192,8 +192,8 @@ def _send_keys(own: ClientState, request: SendKeys) -> Keys:
     if request.order is not None:
         order = _shuffle(own, request, request.order)
     elif not own.may_reveal:  # nobody need know where a row lies here: an order of this job, and of no other
-        own.tables.shuffle(request.job, request.scan, own.secret + request.job.encode(), 0, 0, wants_bits=False)
-    table = own.tables.scan(request.job, request.scan)
+        own.tables.scan(request.job, request.scan).shuffle(own.secret + request.job.encode(), 0, 0, wants_bits=False)
+    table = own.tables.scan(request.job, request.scan).rows()
     if request.tokens == "plain":
         return Keys(rows=table.num_rows, columns=as_read(table, request.columns), order=order)
     key = b"" if request.tokens == "sha256" else job_key(own.key, request.job)
@@ -213,8 +213,8 @@ def _send_keys(own: ClientState, request: SendKeys) -> Keys:
 def _shuffle(own: ClientState, request: SendKeys, order: RowOrder) -> NDArray[np.int64] | None:
     """Puts the rows in the clients' order; what the server needs to merge it with other clients' orders."""
     key = own.order_key if own.order_key is not None else key_of(own.key)
-    given = (request.job, request.scan, key, order.seed, order.offset)
-    return own.tables.shuffle(*given, wants_bits=order.is_shared)
+    scan = own.tables.scan(request.job, request.scan)
+    return scan.shuffle(key, order.seed, order.offset, wants_bits=order.is_shared)
 
 
 def _enforce_blinding(job: JobUnderContract, contract: Contract, request: BlindKeys) -> None:

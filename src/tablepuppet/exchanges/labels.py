@@ -24,11 +24,10 @@ from tablepuppet.owner.enforcement import (
     scan_of,
     uses_of,
 )
-from tablepuppet.owner.labels import LabelNoise, read_labels, read_weights
+from tablepuppet.owner.labels import LabelNoise, Split, fold_numbers, read_labels, read_weights
 from tablepuppet.owner.labels import describe_labels as describe
 from tablepuppet.owner.policy import Policy, Use, permit_columns
 from tablepuppet.owner.releases import reads
-from tablepuppet.owner.split import Split, fold_numbers
 from tablepuppet.owner.state import ClientState
 from tablepuppet.privacy.options import LabelPrivacy
 from tablepuppet.protocol.base import (
@@ -259,17 +258,17 @@ def _check_held_out(request: SendLabels | SendSides, answer: Labels | Sides, row
 )
 def _send_labels(own: ClientState, request: SendLabels) -> Labels:
     column, info = own.column(request.job, request.scan, request.column)
-    order = own.tables.order(request.job, request.scan)
+    order = own.tables.scan(request.job, request.scan).order()
     noise = None
-    table = own.tables.use(request.job, request.scan).table
+    table = own.tables.scan(request.job, request.scan).table
     if request.privacy is None:
         own.releases.check_plain_label(table)
         contract = own.contracts.contract(request.job)
         if request.classes is not None and contract is not None and contract.purpose != "evaluate":
             row_rules.check_classes(own, request, column)
     else:
-        rows = own.tables.row_ids(request.job, request.scan)
-        expression = own.tables.expressions(request.job, request.scan)[request.column]
+        rows = own.tables.scan(request.job, request.scan).row_ids()
+        expression = own.tables.scan(request.job, request.scan).expressions[request.column]
         noise = LabelNoise(request.privacy, own.secret, table, _spend(own, table, request), rows, expression)
     sides = _split_rows(own, request)
     labels = Labels(**read_labels(column, info, request.classes, sides, order, noise)._asdict())
@@ -315,8 +314,8 @@ def _check_sides(request: SendSides, answer: Sides, known: Known) -> None:
     SCORING, permit=_permit_sides, enforce=_enforce_sides, check_request=_check_sides_request, check_answer=_check_sides
 )
 def _send_sides(own: ClientState, request: SendSides) -> Sides:
-    sides, order = _split_rows(own, request), own.tables.order(request.job, request.scan)
-    rows = own.tables.scan(request.job, request.scan).num_rows
+    sides, order = _split_rows(own, request), own.tables.scan(request.job, request.scan).order()
+    rows = own.tables.scan(request.job, request.scan).rows().num_rows
     is_test = sides.test(rows, order)
     return Sides(is_test=is_test, is_validation=sides.validation(rows, order, is_test))
 

@@ -137,7 +137,7 @@ def _check_fixed(own: ClientState, request: ScoreRows) -> None:
         require(request.fixed == -1 and value is None, "fixed", "is no feature")
         return
     require(request.fixed < len(request.columns), "fixed", "is no feature")
-    kind = own.tables.columns(request.job, request.scan)[request.columns[request.fixed]].kind
+    kind = own.tables.scan(request.job, request.scan).columns[request.columns[request.fixed]].kind
     require(kind != "vector", "fixed", "is a vector, which is set to no single value")
     is_text = kind in STRING_KINDS
     require(value is None or isinstance(value, str) == is_text, "value", f"is not a {'text' if is_text else 'number'}")
@@ -149,7 +149,7 @@ def _check_own_request(own: ClientState, request: ScoreRows | ScoreOwnRows) -> N
 
 
 def check_asked_rows(own: ClientState, request: Any) -> None:
-    check_row_numbers(request.rows, "rows", own.tables.scan(request.job, request.scan).num_rows)
+    check_row_numbers(request.rows, "rows", own.tables.scan(request.job, request.scan).rows().num_rows)
 
 
 def _check_scores(request: ScoreRows, answer: Scores, known: Known) -> None:
@@ -182,8 +182,8 @@ def _score_rows(own: ClientState, request: ScoreRows) -> Scores:
 )
 def _score_own_rows(own: ClientState, request: ScoreOwnRows) -> Scores:
     part = own.part_store.find(request.model, request.name, own.asker(request.job))
-    infos = own.tables.columns(request.job, request.scan)
-    part.check(own.tables.reads(request.job, request.scan, request.columns), [infos[c] for c in request.columns])
+    infos = own.tables.scan(request.job, request.scan).columns
+    part.check(own.tables.scan(request.job, request.scan).reads(request.columns), [infos[c] for c in request.columns])
     return _score(own, request, part.encoders, part.theta, part.spec, part.outputs)
 
 
@@ -208,7 +208,7 @@ def _score(
     features = encode(columns, infos, request.rows, known)
     if own.releases.limits_scores:
         place = (own, request.job, request.scan, request.columns)
-        table = own.tables.use(request.job, request.scan).table
+        table = own.tables.scan(request.job, request.scan).table
         name = np.append(theta, secure_generator().random()) if request.shuffled else theta  # tells something new
         if isinstance(request, ScoreRows) and fixed >= 0:  # as well, unless it was asked for before
             name = np.append(name, np.frombuffer(repr((fixed, request.value)).encode(), np.uint8))
@@ -266,7 +266,7 @@ def _check_identifiers(request: SendIdentifiers, answer: Identifiers, known: Kno
 
 @Rules(PREDICTING, permit=_permit_identifiers, enforce=_enforce_identifiers, check_answer=_check_identifiers)
 def _send_identifiers(own: ClientState, request: SendIdentifiers) -> Identifiers:
-    table = own.tables.scan(request.job, request.scan)
+    table = own.tables.scan(request.job, request.scan).rows()
     return Identifiers(columns=as_read(table, request.columns))
 
 

@@ -139,7 +139,7 @@ def _check_rows(request: CountRows, answer: RowCount, known: Known) -> None:
     is_fixed=True,
 )
 def _count_rows(own: ClientState, request: CountRows) -> RowCount:
-    return RowCount(rows=own.tables.scan(request.job, request.scan).num_rows)
+    return RowCount(rows=own.tables.scan(request.job, request.scan).rows().num_rows)
 
 
 @Rules(

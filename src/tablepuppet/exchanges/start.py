@@ -312,7 +312,7 @@ def _start_part(own: ClientState, request: Start) -> Started:
     else:
         part.sealing = None
     _check_shares(part, request)
-    own.releases.charge_features(own.tables.use(request.job, part.request.scan).table, request, multiplicity)
+    own.releases.charge_features(own.tables.scan(request.job, part.request.scan).table, request, multiplicity)
     part.state, part.figures = algorithm_of(part.options).start(part.setup, part.options)
     is_zero = request.model.is_linear and not request.spread and (start is None or not start.any())
     values = None if is_zero else release_predictions(own, part, model.predict(part.state.theta, None, 0))
@@ -366,7 +366,7 @@ def _make_model(own: ClientState, part: Part, request: Start) -> Model:
     module = own.module(spec, part.train.width, request.outputs, request.name, request.seed + request.block)
     train = np.zeros(part.train.rows, np.bool_) if opened.train_rows is None else opened.train_rows < 0
     missing = (train, opened.test_rows < 0)
-    infos = own.tables.columns(opened.job, opened.scan)
+    infos = own.tables.scan(opened.job, opened.scan).columns
     if any(infos[c].absent is not None for c in opened.columns):  # a row that was not found has features, too
         missing = (np.zeros_like(missing[0]), np.zeros_like(missing[1]))
     given = (module, spec, part.train, part.test, request.outputs)

@@ -64,7 +64,7 @@ def _check_step_request(own: ClientState, request: Update) -> None:
     batch = getattr(part.state, "rows", None)
     rows, outputs = part.train.rows if batch is None else len(batch), part.setup.outputs
     kind = type(request)
-    for disclosed in kind.discloses or ():
+    for disclosed in kind.discloses:
         value = getattr(request, disclosed.field)
         if value is not None and disclosed.is_per_row:
             check_array(value, disclosed.field, (rows, None))

@@ -32,8 +32,7 @@ from tablepuppet.network.join import Member
 from tablepuppet.network.records import lock_folder
 from tablepuppet.network.serve import Server
 from tablepuppet.network.settings import ClientSettings, FederationSettings
-from tablepuppet.owner.approvals import Approvals
-from tablepuppet.owner.owner_files import AccountFile, OwnerLog, own_secret
+from tablepuppet.owner.owner_files import AccountFile, Approvals, OwnerLog, own_secret
 from tablepuppet.owner.part_store import PartStore
 from tablepuppet.owner.policy import Policy, read_policy
 from tablepuppet.owner.row_sets import RowSets

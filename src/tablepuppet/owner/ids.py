@@ -137,7 +137,7 @@ def _places(tokens: NDArray[np.int64], agreed: RowNumbers) -> NDArray[np.int32]:
 
 
 def _domain(own: ClientState, job: str, scan: int, place: int) -> str:
-    return f"{own.tables.use(job, scan).table} {place}"
+    return f"{own.tables.scan(job, scan).table} {place}"
 
 
 def _shared_key(own: ClientState) -> bytes:

@@ -1,4 +1,4 @@
-"""An owner's log and account on the disk.
+"""An owner's log, account and approvals on the disk.
 
 The log: every proposal, decision, disclosure count and refusal, each line bound to the one before by a hash.
 
@@ -10,17 +10,24 @@ in between. Whoever may write the file can cut off its end: keep the last hash e
 
 The account: what jobs have spent; nothing leaves before it is written. It outlives jobs and processes, as does the
 owner's own secret, from which the noise of labels follows, so that a repeated job gets the noise it got.
+
+Approvals: contracts that wait for a person, and what was decided of them. A running client looks at every proposal;
+whoever decides (the command `tablepuppet approve`, a program, a console) writes a decision here.
+
+    state/orders/contracts/1f…e2.json     a contract that was proposed and waits
+    state/orders/approvals.json           decisions: which contract or which asker and columns, until when
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import secrets
 import tempfile
 import threading
-from collections.abc import Mapping
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +35,7 @@ import msgspec
 
 from tablepuppet.errors import PolicyError
 from tablepuppet.privacy.ledger import Account, Spending, TableBudget
+from tablepuppet.protocol.contract import Contract, canonical
 
 Event = Literal["proposed", "agreed", "refused", "waiting", "approved", "denied", "disclosed"]
 _FIRST = "0" * 64
@@ -55,11 +63,15 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _ENTRY, _ACCOUNT = msgspec.json.Decoder(Entry), msgspec.json.Decoder(Account)
 
 
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
 class OwnerLog:
     """One owner's log; without a path it lasts as long as the process."""
 
-    def __init__(self, path: Path | None = None) -> None:
-        self._path = path
+    def __init__(self, path: Path | None = None, clock: Callable[[], datetime] = _now) -> None:
+        self._path, self._clock = path, clock
         self._lock = threading.Lock()
         self.entries: list[Entry] = []  # of this process, where there is no file
         self._last = (0, _FIRST)
@@ -72,7 +84,7 @@ class OwnerLog:
         """Adds a line; it is on the disk when this returns. Refusals beyond an hour's lines are counted later."""
         with self._lock:
             number, previous = self._last
-            now = datetime.now(UTC).isoformat(timespec="seconds")
+            now = self._clock().isoformat(timespec="seconds")
             if event != "disclosed" and not self._has_room(now):  # what left was agreed to, and is always written
                 if event == "refused":
                     self._unsaid += 1
@@ -141,7 +153,7 @@ class AccountFile:
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self.account = Account() if path is None or not path.exists() else _read(path)
+        self.account = Account() if path is None or not path.exists() else _read_account(path)
 
     def spend(self, *spendings: Spending, budget: TableBudget | None = None) -> None:
         """Writes releases of one kind down, or refuses them."""
@@ -164,7 +176,7 @@ def own_secret(path: Path) -> bytes:
     return found
 
 
-def _read(path: Path) -> Account:
+def _read_account(path: Path) -> Account:
     try:
         return _ACCOUNT.decode(path.read_bytes())
     except (OSError, msgspec.MsgspecError):
@@ -178,7 +190,7 @@ def _replace(path: Path, content: bytes) -> None:
     name = ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".account-")  # readable by its owner alone
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".unfinished-")  # readable by its owner alone
         with os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()
@@ -188,3 +200,152 @@ def _replace(path: Path, content: bytes) -> None:
         if name:
             Path(name).unlink(missing_ok=True)
         raise PolicyError(f"cannot write {path}: {error.strerror}; nothing leaves before it is kept") from None
+
+
+Scope = Literal["once", "contract", "asker"]
+_HASH = re.compile(r"[0-9a-f]{8,64}")
+
+
+class Decision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a person decided: of one contract (once, or until it expires), or of an asker's use of columns."""
+
+    name: str  # the contract's hash, or that of the asker's use
+    scope: Scope
+    is_approved: bool
+    until: str
+    job: str = ""  # once: the job that used it; a resumed job is the same one
+    notes: tuple[str, ...] = ()  # what the person was told besides: rows that no rule lets pass
+    is_used: bool = False  # once: the job is over
+
+    def is_over(self, now: datetime) -> bool:
+        return datetime.fromisoformat(self.until) < now
+
+
+_CONTRACT, _DECISIONS = msgspec.json.Decoder(Contract), msgspec.json.Decoder(list[Decision])  # before any thread asks
+
+
+class Approvals:
+    """One owner's decisions; without a folder they last as long as the process."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
+        self._decisions: list[Decision] = []
+        self._waiting: dict[str, Contract] = {}
+        self._notes: dict[str, tuple[str, ...]] = {}
+
+    def decision(self, contract: Contract, job: str, notes: Sequence[str] = ()) -> Decision | None:
+        """The decision that covers a contract, made knowing `notes`; one that holds once is used up by the job."""
+        now, name, use = _now(), contract.hash, use_of(contract)
+        decisions = self._read()
+        for place, found in enumerate(decisions):
+            if found.is_over(now) or found.name != (use if found.scope == "asker" else name):
+                continue
+            if found.is_approved and not set(notes) <= set(found.notes):
+                continue
+            if found.scope == "once" and found.is_approved:
+                if found.is_used or found.job not in ("", job):
+                    continue
+                decisions[place] = msgspec.structs.replace(found, job=job)
+                self._write(decisions)
+            return found
+        return None
+
+    def finish(self, job: str) -> None:
+        """A job is over in which something left: what was approved for it alone is used up, also for its name."""
+        decisions = self._read()
+        after = [
+            msgspec.structs.replace(d, is_used=True) if d.scope == "once" and d.job == job != "" else d
+            for d in decisions
+        ]
+        if after != decisions:
+            self._write(after)
+
+    def wait(self, contract: Contract, notes: Sequence[str] = ()) -> None:
+        """Keeps a contract for a person to look at, with what that person should know besides."""
+        self._waiting[contract.hash], self._notes[contract.hash] = contract, tuple(notes)
+        if any(d.is_used and d.name == contract.hash for d in self._read()):
+            self._write([d for d in self._read() if not (d.is_used and d.name == contract.hash)])
+        if self._folder is not None:
+            path = self._folder / "contracts" / f"{contract.hash}.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(msgspec.json.format(msgspec.json.encode(contract), indent=1))
+            path.with_suffix(".notes").write_bytes(msgspec.json.encode(tuple(notes)))
+
+    def notes(self, contract: Contract) -> tuple[str, ...]:
+        """What a person should know of a contract that waits."""
+        path = None if self._folder is None else self._folder / "contracts" / f"{contract.hash}.notes"
+        if path is None or not path.exists():
+            return self._notes.get(contract.hash, ())
+        return msgspec.json.decode(path.read_bytes(), type=tuple[str, ...])
+
+    def waiting(self) -> list[Contract]:
+        """The contracts that wait for a decision."""
+        found = dict(self._waiting)
+        if self._folder is not None:
+            for path in sorted((self._folder / "contracts").glob("*.json")):
+                found[path.stem] = _CONTRACT.decode(path.read_bytes())
+        now = _now()
+        decided = [d for d in self._read() if not d.is_over(now)]
+        return [c for c in found.values() if not any(self._decides(d, c) for d in decided)]
+
+    def _decides(self, decision: Decision, contract: Contract) -> bool:
+        is_same = decision.name == (use_of(contract) if decision.scope == "asker" else contract.hash)
+        return is_same and (not decision.is_approved or set(self.notes(contract)) <= set(decision.notes))
+
+    def find(self, name: str) -> Contract:
+        """A contract by the beginning of its name."""
+        if not _HASH.fullmatch(name):
+            raise PolicyError(
+                "a contract is named by eight or more of its hexadecimal digits; the owner's log has them"
+            )
+        known = dict(self._waiting)
+        if self._folder is not None:
+            for path in (self._folder / "contracts").glob(f"{name}*.json"):
+                known[path.stem] = _CONTRACT.decode(path.read_bytes())
+        matching = [contract for full, contract in known.items() if full.startswith(name)]
+        if len(matching) != 1:
+            raise PolicyError(
+                f"{len(matching)} contracts begin with {name}; give more of the name, as the log shows it"
+            )
+        return matching[0]
+
+    def decide(self, name: str, *, is_approved: bool, scope: Scope = "contract", days: int | None = None) -> Decision:
+        """Writes a decision down; an earlier one of the same contract gives way."""
+        contract = self.find(name)
+        lasts = min(contract.days, contract.days if days is None else days)
+        until = (_now() + timedelta(days=lasts)).isoformat(timespec="seconds")
+        of = use_of(contract) if scope == "asker" else contract.hash
+        decision = Decision(of, scope, is_approved, until, notes=self.notes(contract))
+        self._write([d for d in self._read() if d.name != of] + [decision])
+        if self._folder is not None:
+            detail = {"scope": scope, "until": decision.until, "notes": list(decision.notes)}
+            OwnerLog(self._folder / "decisions.jsonl").write(
+                "approved" if is_approved else "denied", "", contract.hash, detail
+            )
+        return decision
+
+    def _read(self) -> list[Decision]:
+        if self._folder is None:
+            return list(self._decisions)
+        path = self._folder / "approvals.json"
+        if not path.exists():
+            return []
+        try:
+            return _DECISIONS.decode(path.read_bytes())
+        except (OSError, msgspec.MsgspecError):
+            raise PolicyError(f"{path} cannot be read, and nothing is approved without it; restore it") from None
+
+    def _write(self, decisions: list[Decision]) -> None:
+        self._decisions = decisions
+        if self._folder is not None:
+            content = msgspec.json.format(msgspec.json.encode(decisions), indent=1)
+            _replace(self._folder / "approvals.json", content)
+
+
+def use_of(contract: Contract) -> str:
+    """Who reads which columns for what, and under which noise, whatever the algorithm and its options are."""
+    noise = (contract.label_privacy, contract.feature_privacy, contract.prediction_privacy)
+    exact = (contract.keys, contract.most_keys, contract.allow_reconstruction)
+    return hashlib.sha256(
+        canonical([contract.asker, contract.purpose, contract.scans, contract.blocks, noise, exact])
+    ).hexdigest()

@@ -83,7 +83,7 @@ class TableRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """An owner's rules. Without a file everything that the messages allow is allowed."""
 
-    ask: bool = False  # whether a person approves every contract (owner/approvals.py)
+    ask: bool = False  # whether a person approves every contract (owner/owner_files.py)
     minimum_rows: int = 1
     minimum_difference: int | None = None  # rows by which two agreed sets of rows differ, or not at all; None: as above
     minimum_clients: int = 1

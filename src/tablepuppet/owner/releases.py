@@ -318,9 +318,9 @@ def disclosed_values(own: ClientState, part: Part, numbers: int) -> DisclosedVal
 def table_and_columns(own: ClientState, part: Part) -> tuple[str, tuple[str, ...]]:
     """The table and the columns that a part's features are made of."""
     job, scan = part.request.job, part.request.scan
-    return own.tables.use(job, scan).table, reads(own, job, scan, part.request.columns)
+    return own.tables.scan(job, scan).table, reads(own, job, scan, part.request.columns)
 
 
 def feature_expressions(own: ClientState, part: Part) -> list[str]:
-    every = own.tables.expressions(part.request.job, part.request.scan)
+    every = own.tables.scan(part.request.job, part.request.scan).expressions
     return [every[c] for c in part.request.columns]

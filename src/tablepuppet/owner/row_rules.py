@@ -19,10 +19,10 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PolicyError
-from tablepuppet.owner.conditions import smallest_group
 from tablepuppet.owner.ids import names_rows
+from tablepuppet.owner.labels import Split
 from tablepuppet.owner.row_sets import Keys, Kind, Sketch, joined_keys
-from tablepuppet.owner.split import Split
+from tablepuppet.owner.singling_out import smallest_group
 from tablepuppet.owner.state import ClientState
 from tablepuppet.owner.store import TableConditions
 from tablepuppet.protocol.contract import Contract, Role, ScanTerms
@@ -60,7 +60,7 @@ def review(own: ClientState, job: str, contract: Contract) -> tuple[list[RowSet]
     notes: list[str] = []
     for scan in contract.scans:
         try:
-            tables = own.tables.conditions(job, scan.scan, _predicates(own, job, scan, contract))
+            tables = own.tables.scan(job, scan.scan).conditions(_predicates(own, job, scan, contract))
             if contract.purpose != "predict":
                 notes += _reach(own, job, scan)
         except PolicyError as error:  # of a query whose conditions cannot be placed
@@ -74,14 +74,14 @@ def review(own: ClientState, job: str, contract: Contract) -> tuple[list[RowSet]
             if contract.purpose != "predict":
                 notes += [*_near_constant(own, job, scan), *_models_of_few(own, job, scan, contract)]
         if contract.purpose != "predict":  # scores of single rows are what it is for; others limit those
-            sets.append(_compared(own, scan.table, "rows", own.tables.row_keys(job, scan.scan), sets, notes))
+            sets.append(_compared(own, scan.table, "rows", own.tables.scan(job, scan.scan).row_keys(), sets, notes))
     return sets, list(dict.fromkeys(notes))
 
 
 def _predicates(own: ClientState, job: str, scan: ScanTerms, contract: Contract) -> list[int]:
     """The expressions that say as a whole which rows are held out; groups and times of folds, which do not, are looked
     at once the folds are known (`check_folds`)."""
-    kinds, has_folds = own.tables.columns(job, scan.scan), contract.folds is not None and contract.folds.column
+    kinds, has_folds = own.tables.scan(job, scan.scan).columns, contract.folds is not None and contract.folds.column
     return [n for n in scan.numbers("split") if not has_folds or kinds[n].kind == "boolean"]
 
 
@@ -129,10 +129,13 @@ def check_split(own: ClientState, request: SendLabels | SendSides, sides: Split)
     """Refuses test or validation rows that are few, or that differ by few from those of an earlier job."""
     if not is_on(own):
         return
-    keys, order = own.tables.row_keys(request.job, request.scan), own.tables.order(request.job, request.scan)
+    keys, order = (
+        own.tables.scan(request.job, request.scan).row_keys(),
+        own.tables.scan(request.job, request.scan).order(),
+    )
     is_test = sides.test(len(keys), order)
     is_validation = sides.validation(len(keys), order, is_test)
-    table = own.tables.use(request.job, request.scan).table
+    table = own.tables.scan(request.job, request.scan).table
     for held, name in ((is_test, "test"), (is_validation, "validation")):
         count = 0 if held is None else int(np.count_nonzero(held))
         if held is None or not count:
@@ -150,7 +153,10 @@ def check_folds(own: ClientState, request: SendLabels, folds: NDArray[np.int16])
     """Refuses folds that are few rows, or that differ by few from rows that were held out in an earlier job."""
     if not is_on(own):
         return
-    keys, table = own.tables.row_keys(request.job, request.scan), own.tables.use(request.job, request.scan).table
+    keys, table = (
+        own.tables.scan(request.job, request.scan).row_keys(),
+        own.tables.scan(request.job, request.scan).table,
+    )
     for fold in np.unique(folds):
         held = folds == fold
         if np.count_nonzero(held) < own.policy.minimum_rows:
@@ -175,14 +181,14 @@ def check_part(own: ClientState, request: OpenPart) -> None:
     those of which one is most: whoever holds the other table may name its key a million times."""
     if not is_on(own):
         return
-    keys = own.tables.row_keys(request.job, request.scan)
+    keys = own.tables.scan(request.job, request.scan).row_keys()
     rows = np.arange(len(keys)) if request.train_rows is None else request.train_rows
     times = np.ones(len(rows), np.int64) if request.multiplicity is None else request.multiplicity.astype(np.int64)
     if len(times) != len(rows) or (len(rows) and rows.max() >= len(keys)):
         raise PolicyError("the request is outside its contract: it is about rows that there are not")
     total = np.bincount(rows[rows >= 0], times[rows >= 0], len(keys)).astype(np.int64)
     taken = np.flatnonzero(total)
-    table = own.tables.use(request.job, request.scan).table
+    table = own.tables.scan(request.job, request.scan).table
     is_one = own.policy.minimum_rows > 1 and 2 * int(total.max(initial=0)) > int(total.sum())
     notes = [_one_of_all(table)] if is_one else []
     _check_set(own, request.job, table, "part", joined_keys(keys[taken], total[taken]), notes)
@@ -218,7 +224,7 @@ def _reach(own: ClientState, job: str, scan: ScanTerms) -> list[str]:
         f"an expression on {table} tells of fewer than {least:,} rows: it is the same for all others, or nearly, and a "
         "sum over all rows would be one over those; use columns as they are, or functions in which many rows differ "
         "(rule minimum_rows)"
-        for table in own.tables.singles_out(job, scan.scan, numbers, least)
+        for table in own.tables.scan(job, scan.scan).singles_out(numbers, least)
     ]
 
 
@@ -252,7 +258,7 @@ def _models_of_few(own: ClientState, job: str, scan: ScanTerms, contract: Contra
         if training is None or not scan.numbers("label") or contract.label_privacy is not None:
             continue
         share = training.loss_options.get("quantile")
-        if share is not None and min(share, 1.0 - share) * own.tables.scan(job, scan.scan).num_rows < least:
+        if share is not None and min(share, 1.0 - share) * own.tables.scan(job, scan.scan).rows().num_rows < least:
             notes.append(
                 f"fewer than {least:,} labels of {scan.table} lie beyond this quantile, and it is nearly the last of "
                 "them; use one further from 0 and 1 (rule minimum_rows)"
@@ -277,7 +283,7 @@ def check_classes(own: ClientState, request: DescribeLabels | SendLabels, column
     if not is_on(own) or own.policy.minimum_rows < 2:
         return
     counts = np.asarray(pc.value_counts(column.drop_null()).field("counts"))
-    table = own.tables.use(request.job, request.scan).table
+    table = own.tables.scan(request.job, request.scan).table
     if counts.min(initial=own.policy.minimum_rows) < own.policy.minimum_rows:
         note = (
             f"fewer than {own.policy.minimum_rows:,} rows of {table} are of some class of the label, and a model would "
@@ -288,7 +294,7 @@ def check_classes(own: ClientState, request: DescribeLabels | SendLabels, column
 
 
 def _enough_rows(own: ClientState, job: str, scan: ScanTerms) -> None:
-    if own.tables.scan(job, scan.scan).num_rows < own.policy.minimum_rows:
+    if own.tables.scan(job, scan.scan).rows().num_rows < own.policy.minimum_rows:
         raise _refused(
             f"at least {own.policy.minimum_rows:,} distinct rows must take part, and fewer do; filter fewer rows out",
             "minimum_rows",

@@ -2,6 +2,11 @@
 
 A part is a client's share of a block: its rows, its model, and what rounds change in it. Here is also what a server may
 make a client compute: models and options that fit this machine, or a refusal before anything is allocated or begun.
+
+Sealing: a part's summands leave under masks, so that the server can read nothing but the sum of all clients. In: the
+arrays that one part adds to its block's sum. Out: a `Masked` answer (privacy/masks.py) at the scale that the block's
+parts agreed on, or, where there is none yet or a value does not fit, only how large the arrays are; the server then
+names a scale that fits everybody's (training/server.py), and asks for the same summands once more: `Seal`.
 """
 
 from __future__ import annotations
@@ -17,10 +22,8 @@ import pyarrow as pa
 from tablepuppet.errors import JobError, TransportError
 from tablepuppet.models.modules import Builder, build_module
 from tablepuppet.models.spec import ModelSpec
-from tablepuppet.owner.approvals import Approvals
 from tablepuppet.owner.enforcement import ContractEnforcer
-from tablepuppet.owner.masked_sums import Sealing, SealState
-from tablepuppet.owner.owner_files import AccountFile, OwnerLog
+from tablepuppet.owner.owner_files import AccountFile, Approvals, OwnerLog
 from tablepuppet.owner.part_store import PartStore
 from tablepuppet.owner.policy import Policy
 from tablepuppet.owner.releases import Releases
@@ -40,15 +43,17 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Generic, TypeVar
 
+import msgspec
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Figures, PartSetup
 from tablepuppet.algorithms.options import AlgorithmOptions
+from tablepuppet.arrays import Array
 from tablepuppet.memory import memory_limit
 from tablepuppet.models.features import Features
-from tablepuppet.privacy.masks import MaskKey
+from tablepuppet.privacy.masks import MaskKey, Masks, check_key, exponent_of, mask_key, new_private, to_integers
 from tablepuppet.sources.statistics import Statistics
 
 
@@ -79,8 +84,7 @@ class ClientState:
 
     def column(self, job: str, scan: int, column: int) -> tuple[pa.ChunkedArray, ColumnInfo]:
         """The values of a scan's column, and its kind."""
-        table = self.tables.scan(job, scan)
-        return table.column(f"c{column}"), self.tables.columns(job, scan)[column]
+        return self.tables.scan(job, scan).column(column)
 
     def asker(self, job: str) -> str | None:
         """In whose name a job is; None: within this process."""
@@ -215,3 +219,102 @@ def _check_bytes(size: int, what: str) -> None:
     most = memory_limit() // 2 // _COPIES
     if size > most:
         raise TransportError(f"{what} of {size:,} bytes are more than this client has memory for")
+
+
+_ROUGH, _STEP = ("counts", "moments"), 16  # leaves 40 of a sum's bits and more
+
+
+class SealState(msgspec.Struct, frozen=True):
+    """What a checkpoint keeps: the key, the masks that were used, the scales in force, and summands not yet summed."""
+
+    private: bytes
+    counter: int = 0
+    scales: dict[str, list[int]] = {}  # by what is summed: E of each array
+    kind: str = ""
+    pending: list[Array] = []
+
+
+@dataclass
+class Sealing:
+    """One part's masks."""
+
+    job: str
+    client: str
+    part: int
+    shared: bytes = field(repr=False)
+    state: SealState = field(default_factory=lambda: SealState(new_private()), repr=False)
+    peers: Sequence[MaskKey] = ()
+    _masks: Masks | None = field(default=None, repr=False)
+
+    def offer(self) -> MaskKey:
+        """What the other parts need to know."""
+        return mask_key(self.state.private, self.shared, self.job, self.client, self.part)
+
+    def meet(self, peers: Sequence[MaskKey]) -> None:
+        """The keys of all parts of the block, this one's among them; all of them must be clients'."""
+        for peer in peers:
+            check_key(peer, self.shared, self.job)
+        self.peers, self._masks = peers, None
+
+    def restore(self, state: SealState) -> None:
+        """Goes on where a checkpoint was made, with the key of then."""
+        self.state, self._masks = state, None
+
+    @property
+    def masks(self) -> Masks:
+        if self._masks is None:
+            self._masks = Masks.among(self.peers, self.state.private, self.shared, self.job, self.part)
+        return self._masks
+
+    def seal(self, partial: Partial, kind: str) -> Masked | Partial:
+        """The summands under masks; of numbers that are none (a run that diverges) just that."""
+        values = list(partial.values)
+        if not values:  # a block without numbers has no second moments
+            return partial
+        if not all(np.isfinite(v).all() for v in values):
+            return Partial(values=[np.full_like(v, np.nan) for v in values])
+        self.state = msgspec.structs.replace(self.state, kind=kind, pending=values)
+        return self._masked()
+
+    def seal_integers(self, values: Sequence[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
+        """Whole numbers under masks; they need no scale."""
+        counter = self.state.counter
+        self.state = msgspec.structs.replace(self.state, counter=counter + 1)  # used up, whatever follows
+        joined = self.masks.masked(np.concatenate([v.ravel() for v in values]), counter)
+        parts = np.split(joined, np.cumsum([v.size for v in values])[:-1])
+        return [part.reshape(v.shape) for part, v in zip(parts, values, strict=True)]
+
+    def again(self, scales: list[int]) -> Masked:
+        """The same summands at another scale, and under other masks."""
+        if not self.state.pending:
+            raise TransportError("there is no sum under way to be sealed")
+        self._scale(self.state.kind, scales)
+        return self._masked()
+
+    def rescale(self, scales: list[int]) -> None:
+        """The scale of the next sum in training."""
+        if scales:
+            self._scale("training", scales)
+
+    def _masked(self) -> Masked:
+        state = self.state
+        self.state = msgspec.structs.replace(state, counter=state.counter + 1)  # used up, whatever follows
+        own = [_size(v, state.kind) for v in state.pending]
+        kinds: list[Any] = [v.dtype.str for v in state.pending]
+        scales = state.scales.get(state.kind, [])[: len(own)]
+        if len(scales) < len(own) or any(e > scale for e, scale in zip(own, scales, strict=True)):
+            return Masked(values=[], exponents=own, scales=[], kinds=kinds)
+        integers = [to_integers(v, e, self.masks.parties) for v, e in zip(state.pending, scales, strict=True)]
+        joined = self.masks.masked(np.concatenate([i.ravel() for i in integers]), state.counter)
+        parts = np.split(joined, np.cumsum([i.size for i in integers])[:-1])
+        values = [part.reshape(i.shape) for part, i in zip(parts, integers, strict=True)]
+        return Masked(values=values, exponents=own, scales=scales, kinds=kinds)
+
+    def _scale(self, kind: str, scales: list[int]) -> None:
+        self.state = msgspec.structs.replace(self.state, scales=self.state.scales | {kind: list(scales)})
+
+
+def _size(values: Array, kind: str) -> int:
+    """The power of two that a client tells of an array: of sums of statistics, a client's own, only roughly."""
+    exponent = exponent_of(values)
+    return exponent if kind not in _ROUGH else -(-exponent // _STEP) * _STEP

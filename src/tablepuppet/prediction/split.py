@@ -2,7 +2,7 @@
 
 In: what a model's record says of its split, and the rows of a prediction. Out: a text for each joined row. Sides are
 drawn by the label's owners, by a hash of the seed and the row's number among the rows that the model's query reads of
-that table, or by a condition (owner/split.py); so they can be drawn again where the query reads the same rows, and a
+that table, or by a condition (owner/labels.py); so they can be drawn again where the query reads the same rows, and a
 condition's for any rows.
 """
 

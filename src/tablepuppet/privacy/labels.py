@@ -10,11 +10,9 @@ from __future__ import annotations
 import hmac
 import math
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher
-from cryptography.hazmat.primitives.ciphers.algorithms import AES
-from cryptography.hazmat.primitives.ciphers.modes import ECB
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array
@@ -120,23 +118,15 @@ def uniform_numbers(secret: bytes, release: str, rows: RowIds, labels: Array) ->
     """(rows, 3) uniform numbers: a pseudo-random function of the owner's secret, the mechanism, the row and its label.
 
     The same row with the same label gets the same draw under any filter, in any branch and in any job; a label that
-    changes gets another draw, and no other row does. The function is AES over two blocks: the row, then the label.
+    changes gets another draw, and no other row does. The function is keyed BLAKE2b (RFC 7693; Aumasson et al., ACNS
+    2013), whose 24 bytes are three numbers.
     """
     key = hmac.digest(secret, b"tablepuppet label noise " + release.encode(), "sha256")
-    row = np.frombuffer(_aes(key, np.ascontiguousarray(rows).tobytes()), np.uint64).reshape(-1, 2)
-    found = np.empty((len(labels), 3))
-    for number in range(3):
-        block = row.copy()
-        block[:, 0] ^= np.ascontiguousarray(labels, np.float64).view(np.uint64)
-        block[:, 1] ^= np.uint64(number + 1)
-        bits = np.frombuffer(_aes(key, block.tobytes()), np.uint64).reshape(-1, 2)[:, 0]
-        found[:, number] = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    return found
-
-
-def _aes(key: bytes, blocks: bytes) -> bytes:
-    """Each block of 16 bytes on its own: a pseudo-random permutation of blocks, which are different ones."""
-    return Cipher(AES(key), ECB()).encryptor().update(blocks)
+    named = np.column_stack([rows, np.ascontiguousarray(labels, np.float64).view(np.uint64)]).astype("<u8").tobytes()
+    size = 3 * 8
+    hashed = [blake2b(named[at : at + size], digest_size=size, key=key).digest() for at in range(0, len(named), size)]
+    bits = np.frombuffer(b"".join(hashed), "<u8").reshape(-1, 3)
+    return np.asarray((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
 
 def argmax_truth(epsilon: float, classes: int) -> float:

@@ -118,7 +118,7 @@ def sketch_features(own: ClientState, request: trees.SketchFeatures) -> trees.Fe
 
 def start_trees(own: ClientState, request: trees.StartTrees) -> trees.TreesStarted:
     part = own.part(request)
-    own.releases.charge_whole_model(request.job, own.tables.use(request.job, part.request.scan).table, request.spends)
+    own.releases.charge_whole_model(request.job, own.tables.scan(request.job, part.request.scan).table, request.spends)
     train = _raw(own, part.request, part.request.train_rows)
     held = _raw(own, part.request, part.request.test_rows)
     weights = _weights(part, own)
@@ -154,7 +154,7 @@ def start_trees(own: ClientState, request: trees.StartTrees) -> trees.TreesStart
     if before and not isinstance(request.before, str) and own.releases.limits_scores:
         opened = part.request
         place = (own, request.job, opened.scan, opened.columns)
-        table = own.tables.use(request.job, opened.scan).table
+        table = own.tables.scan(request.job, opened.scan).table
         own.releases.charge_scores(_values_of(table, reads(*place), before), partial(unknowns, *place))
     empty = [RawColumn(c.feature, c.entry, np.zeros(0) if c.is_number else None) for c in columns]
     part.trees = TreesPart(request, empty, bins, np.vstack([codes, missed]), held_codes, limit, reveals_columns, before)
@@ -227,7 +227,7 @@ def release_splits(own: ClientState, request: trees.ReleaseSplits) -> trees.Spli
 def hold_splits(own: ClientState, request: trees.HoldSplits) -> Done:
     part = own.part(request)
     rules = [*part.trees.before, *_rules(part, request.unions, request.keys)]
-    every = own.tables.expressions(request.job, part.request.scan)
+    every = own.tables.scan(request.job, part.request.scan).expressions
     asker = own.asker(request.job)
     held = BlockPart(
         askers=() if asker is None else (asker, *request.readers),
@@ -252,8 +252,8 @@ def ask_rows(own: ClientState, request: trees.AskRows) -> trees.RowBits:
 
 def ask_own_rows(own: ClientState, request: trees.AskOwnRows) -> trees.RowBits:
     part = own.part_store.find(request.model, request.name, own.asker(request.job))
-    every = own.tables.expressions(request.job, request.scan)
-    infos = own.tables.columns(request.job, request.scan)
+    every = own.tables.scan(request.job, request.scan).expressions
+    infos = own.tables.scan(request.job, request.scan).columns
     part.check([every[c] for c in request.columns], [infos[c] for c in request.columns])
     return _bits(own, request, part.splits)
 
@@ -263,8 +263,8 @@ def _earlier(own: ClientState, part: Part, request: trees.StartTrees) -> tuple[t
     if not isinstance(request.before, str):
         return tuple(request.before)
     held = own.part_store.find(request.before, request.name, own.asker(request.job))
-    every = own.tables.expressions(request.job, part.request.scan)
-    infos = own.tables.columns(request.job, part.request.scan)
+    every = own.tables.scan(request.job, part.request.scan).expressions
+    infos = own.tables.scan(request.job, part.request.scan).columns
     columns = part.request.columns
     held.check([every[c] for c in columns], [infos[c] for c in columns])
     return held.splits
@@ -298,7 +298,7 @@ def _bits(
     columns = _raw(own, request, request.rows)
     if own.releases.limits_scores:
         place = (own, request.job, request.scan, request.columns)
-        table = own.tables.use(request.job, request.scan).table
+        table = own.tables.scan(request.job, request.scan).table
         own.releases.charge_scores(_values_of(table, reads(*place), rules), partial(unknowns, *place))
     return trees.RowBits(right=answers(columns, _told(own, request, rules)))
 
@@ -311,9 +311,9 @@ def _told(
     if least <= 1 or not any(rule.left or rule.known for rule in rules):
         return rules
     named = sorted({rule.feature for rule in rules if rule.left or rule.known})
-    infos = own.tables.columns(request.job, request.scan)
+    infos = own.tables.scan(request.job, request.scan).columns
     places = [request.columns[feature] for feature in named]
-    read = own.tables.everywhere(request.job, request.scan, places)
+    read = own.tables.scan(request.job, request.scan).everywhere(places)
     found = raw_columns(read.columns, [infos[c] for c in places])
     columns = [replace(column, feature=named[column.feature]) for column in found]
     return rules_without_rare(rules, columns, least)
@@ -363,7 +363,7 @@ def _count_trained(own: ClientState, part: Part, rules: Sequence[trees.SplitRule
     """Writes down a model whose splits the owner trained it for."""
     opened = part.request
     if not tells_label(own, opened.job, reads(own, opened.job, opened.scan, opened.columns)):
-        own.releases.record_scores(own.tables.use(opened.job, opened.scan).table, trees.splits_name(rules))
+        own.releases.record_scores(own.tables.scan(opened.job, opened.scan).table, trees.splits_name(rules))
 
 
 def _values_of(table: str, columns: tuple[str, ...], rules: Sequence[trees.SplitRule]) -> DisclosedValues:
@@ -380,7 +380,7 @@ def _raw(
     found = raw_columns([c for c, _ in pairs], [i for _, i in pairs])
     if rows is None:
         return found
-    count = own.tables.scan(request.job, request.scan).num_rows
+    count = own.tables.scan(request.job, request.scan).rows().num_rows
     if len(rows) and (rows.min() < -1 or rows.max() >= count):
         raise TransportError("a request is about rows that there are not")
     return [column.take(rows) for column in found]
@@ -392,7 +392,7 @@ def _weights(part: Part, own: ClientState) -> Array:
     if request.multiplicity is not None:
         return request.multiplicity.astype(np.float64)
     rows = request.train_rows
-    return np.ones(own.tables.scan(request.job, request.scan).num_rows if rows is None else len(rows))
+    return np.ones(own.tables.scan(request.job, request.scan).rows().num_rows if rows is None else len(rows))
 
 
 def _permit_sketch(policy: Policy, request: trees.SketchFeatures, use: Use) -> None:

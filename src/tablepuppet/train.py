@@ -38,11 +38,9 @@ from tablepuppet.sql.binding import Key, Wanted, bind_features
 from tablepuppet.sql.bound import BoundQuery
 from tablepuppet.threads import find_blas, one_blas_thread
 from tablepuppet.training.convergence import find_copy
-from tablepuppet.training.drift import Drift, measure_drift
-from tablepuppet.training.encoders import gather_statistics, with_statistics
 from tablepuppet.training.evaluate import Comparison, Evaluation, score_labelled, score_rows
 from tablepuppet.training.evaluate import compare as compare_models
-from tablepuppet.training.inspection import Inspection, permutation_importance, vary_feature
+from tablepuppet.training.inspection import Drift, Inspection, measure_drift, permutation_importance, vary_feature
 from tablepuppet.training.inspection import partial_dependence as dependence
 from tablepuppet.training.interactions import gains_of
 from tablepuppet.training.measured_rows import RowSelection
@@ -52,6 +50,7 @@ from tablepuppet.training.rounding import RoundedResults
 from tablepuppet.training.run import OnRound, find_interactions, run
 from tablepuppet.training.search import SearchResult, run_search
 from tablepuppet.training.server import UnionOperator
+from tablepuppet.training.start import gather_statistics, with_statistics
 from tablepuppet.transport.link import Link
 
 Tables = Mapping[str, tuple[str, ...]]  # table name → its clients

@@ -50,7 +50,7 @@ class OwnModel(Protocol):
         """The score of every joined row, from what owners said (prediction/predict.py)."""
 
     def importance(self, model: Any) -> Any:
-        """How far each feature moves the score, as a data frame (prediction/coefficients.py)."""
+        """How far each feature moves the score, as a data frame (prediction/model.py)."""
 
     def set_feature(self, model: Any, block: int, told: Array, feature: int, value: Any) -> Array:
         """What owners of a block say once a feature has one value in all rows (training/inspection.py)."""

@@ -27,15 +27,13 @@ from tablepuppet.owner.policy import Policy
 from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.cache import PredictionCache, Predictor
 from tablepuppet.prediction.model import Model
-from tablepuppet.prediction.output import at_threshold, check_file, write
-from tablepuppet.prediction.predict import as_keys
+from tablepuppet.prediction.predict import as_keys, at_threshold, check_file, write
 from tablepuppet.privacy.options import privacy_of
 from tablepuppet.progress import show_progress
 from tablepuppet.protocol.contract import FoldBy, Folds
 from tablepuppet.sql.grammar import open_parser_early
-from tablepuppet.training.drift import Drift
 from tablepuppet.training.evaluate import Comparison, Evaluation
-from tablepuppet.training.inspection import Inspection
+from tablepuppet.training.inspection import Drift, Inspection
 from tablepuppet.training.measured_rows import RowsWanted
 from tablepuppet.training.result import Result, RoundEvent
 from tablepuppet.training.search import SearchResult, check_apart, search_apart

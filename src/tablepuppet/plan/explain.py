@@ -1,48 +1,53 @@
-"""The text of a plan: like a database's EXPLAIN, and after training with the counted truth beside it.
+"""A plan for people and machines: as text, like a database's EXPLAIN; as an HTML fragment for notebooks; as JSON.
 
-In: a Plan; after a run, what the meter counted. Out: text. Figures come from costs.py and
+In: a Plan; after a run, what the meter counted, which then stands beside the estimates. Figures come from costs.py and
 knowledge.py; here they are only laid out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from math import ceil
 from textwrap import wrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from tablepuppet import formatting
 from tablepuppet.algorithms.registry import own_model
 from tablepuppet.algorithms.shape import BlockShape
-from tablepuppet.formatting import columns, groups, plural, seconds, size
+from tablepuppet.formatting import columns, details, fragment, groups, items, plural, seconds, size
+from tablepuppet.job.job import JobModel
+from tablepuppet.join.mapping import RelationStats
 from tablepuppet.plan.costs import RUN_EPOCHS, Cost
-from tablepuppet.plan.penalties import penalty_text
+from tablepuppet.plan.knowledge import Exposure
 from tablepuppet.transport.meter import Account
 
 if TYPE_CHECKING:
-    from tablepuppet.plan.plan import Gain, Plan
+    from tablepuppet.plan.plan import AlgorithmCost, Gain, Plan
 
+NETWORKS = ("us-uk", "us-us")
 _CLIENTS_SHOWN = 6
 _LINE = 100
 
 
 def render(plan: Plan, counted: Account | None = None, epochs: int | None = None) -> str:
     """The plan as text; `counted` is what a run of `epochs` epochs took."""
-    sections = [title_lines(plan), tree_lines(plan), _rows(plan), _costs(plan)]
+    sections = [_title(plan), _tree(plan), _rows(plan), _costs(plan)]
     if counted is not None:
         sections.append(_comparison(plan, counted, epochs or plan.job.epochs))
-    sections += [_advice(plan), *([gain_lines(plan.gains)] if plan.gains else []), _knowledge(plan)]
+    sections += [_advice(plan), *([_gains(plan.gains)] if plan.gains else []), _knowledge(plan)]
     if plan.ledger.releases:
         sections.append(_privacy(plan))
     return "\n\n".join("\n".join(section) for section in sections)
 
 
-def title_lines(plan: Plan) -> list[str]:
+def _title(plan: Plan) -> list[str]:
     job, label = plan.job, plan.mapping.label
     kind = f"{len(label.classes)} classes" if label.classes else "a number"
     named = {"loss": job.model.loss} if job.model.loss is not None and job.model.loss_class is not None else {}
     chosen = ", ".join(f"{name} {value}" for name, value in (named | job.model.loss_options).items())
     model = f"{job.model.name} ({chosen})" if chosen else job.model.name
-    usual = f"model {model}, {penalty_text(job)}, at most {plural(job.epochs, 'epoch')}"
+    usual = f"model {model}, {_penalties(job.model)}, at most {plural(job.epochs, 'epoch')}"
     what = plan.algorithm.title(job.options) or usual
     title = [f"Train {plan.mapping.bound.label} ({kind}) by {job.algorithm}: {what}"]
     steps = plan.algorithm.steps(job.options, _batches(plan), plan.unit)
@@ -81,6 +86,21 @@ def title_lines(plan: Plan) -> list[str]:
     return title
 
 
+def _penalties(model: JobModel) -> str:
+    """The penalties, in words."""
+    if isinstance(model.l2, dict):
+        words = ["l2 of " + ", ".join(f"{table} {value:g}" for table, value in model.l2.items())]
+    else:
+        words = [f"l2 {model.l2:g}"]
+    if model.l2_by_rows:
+        words[0] += f" + {model.l2_by_rows:g} / joined rows"
+    if model.l1:
+        words.insert(0, f"l1 {model.l1:g}")
+    if model.signs:
+        words.append(f"signs of {', '.join(model.signs)}")
+    return ", ".join(words)
+
+
 def _batches(plan: Plan) -> str:
     """How many steps an epoch has, and on how many rows."""
     rows, size = plan.shape.joined, plan.batch_size
@@ -90,7 +110,7 @@ def _batches(plan: Plan) -> str:
     return f"{plural(batches, 'step')} an epoch on {what}"
 
 
-def tree_lines(plan: Plan) -> list[str]:
+def _tree(plan: Plan) -> list[str]:
     """LoJ ← LoU per block ← clients."""
     shape = plan.shape
     lines = [
@@ -128,17 +148,23 @@ def _clients(block: BlockShape) -> Iterator[str]:
         yield ("└─ " if i == len(lines) - 1 else "├─ ") + line
 
 
+_FIT = ("alias", "table", "owners", "rows", "matched", "orphans")
+
+
+def _fit_cells(fit: RelationStats) -> list[str]:
+    counts = (fit.clients, fit.rows, fit.matched, fit.orphans)
+    return [fit.alias, fit.table, *(f"{count:,}" for count in counts)]
+
+
 def _rows(plan: Plan) -> list[str]:
-    table = [["alias", "table", "owners", "rows", "matched", "orphans", "joined rows per row"]]
+    table = [[*_FIT, "joined rows per row"]]
     for fit in plan.mapping.fits:
         fan = f"{fit.mean_fan_out:,.1f} on average, {fit.max_fan_out:,} at most"
         if fit.is_anti:
             fan = "none: rows with a match here are left out"
         if fit.is_semi:
             fan = "none: rows with a match here are kept, once"
-        table.append(
-            [fit.alias, fit.table, f"{fit.clients:,}", f"{fit.rows:,}", f"{fit.matched:,}", f"{fit.orphans:,}", fan]
-        )
+        table.append([*_fit_cells(fit), fan])
     lines = ["Rows and how they meet", *columns(table)]
     for block in plan.shape.blocks:
         if block.unmatched:
@@ -161,10 +187,10 @@ def _costs(plan: Plan) -> list[str]:
     memory = [["server", "client"]]
     for row in plan.costs:
         names.append([("▸ " if row.algorithm == plan.job.algorithm else "  ") + row.algorithm])
-        shown = row.run if plan.algorithm.own_model else row.epoch
-        one.append([f"{shown.rounds:,}", size(shown.bytes), cpu_text(shown), *_times(shown)])
+        shown = _shown_cost(plan, row)
+        one.append([*_cost_cells(shown), *_times(shown)])
         run.append(_times(row.run))
-        memory.append([size(row.server_memory), size(row.client_memory)])
+        memory.append(_memory_cells(row))
     unit = plan.algorithm.epoch
     epochs = plural(plan.algorithm.run_epochs(plan.job.options, RUN_EPOCHS), unit)
     titled = [(epochs, one)] if plan.algorithm.own_model else [(f"one {unit}", one), (epochs, run)]
@@ -172,13 +198,21 @@ def _costs(plan: Plan) -> list[str]:
     return ["Estimated cost (▸ is this job)", *groups(list(titles), list(tables))]
 
 
-def cpu_text(of: Cost) -> str:
-    """CPU seconds, or a dash where a network that nobody knows is trained."""
-    return "–" if of.cpu is None else seconds(of.cpu)
+def _shown_cost(plan: Plan, row: AlgorithmCost) -> Cost:
+    return row.run if plan.algorithm.own_model else row.epoch
+
+
+def _cost_cells(of: Cost) -> list[str]:
+    """Rounds, bytes and CPU seconds; a dash where a network that nobody knows is trained."""
+    return [f"{of.rounds:,}", size(of.bytes), "–" if of.cpu is None else seconds(of.cpu)]
+
+
+def _memory_cells(row: AlgorithmCost) -> list[str]:
+    return [size(row.server_memory), size(row.client_memory)]
 
 
 def _times(of: Cost | Account) -> list[str]:
-    return [seconds(of.seconds(name)) for name in ("us-uk", "us-us")]
+    return [seconds(of.seconds(name)) for name in NETWORKS]
 
 
 def _comparison(plan: Plan, counted: Account, epochs: int) -> list[str]:
@@ -187,16 +221,8 @@ def _comparison(plan: Plan, counted: Account, epochs: int) -> list[str]:
     given: list[tuple[str, Cost | Account]] = [("estimated", estimate), ("counted", counted)]
     table = [["", "rounds", "arrays down", "arrays up", "all bytes", "US-UK", "US-US"]]
     for name, one in given:
-        table.append(
-            [
-                name,
-                f"{one.rounds:,}",
-                size(one.payload_down),
-                size(one.payload_up),
-                size(one.bytes),
-                *_times(one),
-            ]
-        )
+        sizes = [size(count) for count in (one.payload_down, one.payload_up, one.bytes)]
+        table.append([name, f"{one.rounds:,}", *sizes, *_times(one)])
     unit = plan.algorithm.epoch
     return [f"Estimated and counted: {plan.job.algorithm}, {plural(epochs, unit)}", *columns(table)]
 
@@ -231,19 +257,117 @@ def _exposure(plan: Plan) -> Sequence[str]:
     usual = "Exposure: numbers that the server may see of one row, against the row's columns"
     lines = [usual if own is None else own.exposure_title]
     for exposure in plan.exposures:
-        verdict = (
-            "enough to reconstruct it"
-            if exposure.reconstructs
-            else "fewer than its features, and yet enough for columns with few values"
-        )
-        lines.append(f"  {exposure.block}: {exposure.numbers:,} of {exposure.width:,}, {verdict}")
+        lines.append(f"  {exposure.block}: {exposure.numbers:,} of {exposure.width:,}, {_verdict(exposure)}")
     return lines
 
 
-def gain_lines(gains: Sequence[Gain]) -> list[str]:
+def _verdict(exposure: Exposure) -> str:
+    if exposure.reconstructs:
+        return "enough to reconstruct it"
+    return "fewer than its features, and yet enough for columns with few values"
+
+
+def _gains(gains: Sequence[Gain]) -> list[str]:
     """The section of explain's text."""
     rows = [["model", "of what the sum leaves", "tables", "rounds", "bytes"]]
     for gain in gains:
         share = f"{gain.share:.0%}" if gain.share else "–" if gain.model == gains[0].model else "nothing found"
         rows.append([gain.model, share, " and ".join(gain.blocks), f"{gain.rounds:,}", size(gain.bytes)])
     return ["What tables say together, by a sum that was trained for it and what it leaves", *columns(rows)]
+
+
+def document(plan: Plan) -> dict[str, Any]:
+    """Operators, rows, costs, memory, advice, who learns what: names, counts and estimates, unrounded."""
+    shape, job = plan.shape, plan.job
+    return {
+        "label": plan.mapping.bound.label,
+        "model": job.model.name,
+        "algorithm": job.algorithm,
+        "epochs": job.epochs,
+        "batch_size": plan.batch_size if plan.algorithm.uses_batches else None,
+        "joined_rows": plan.mapping.joined_rows,
+        "train_rows": shape.joined,
+        "validation_rows": shape.validation_joined,
+        "test_rows": shape.test_joined,
+        "blocks": [
+            {
+                "name": block.name,
+                "table": block.table,
+                "rows": block.rows,
+                "features": block.features,
+                "columns": block.width if shape.has_widths else None,
+                "clients": [{"client": part.client, "rows": part.rows} for part in block.parts],
+            }
+            for block in shape.blocks
+        ],
+        "tables": [asdict(fit) | {"orphans": fit.orphans} for fit in plan.mapping.fits],
+        "costs": [
+            {
+                "algorithm": row.algorithm,
+                "epoch": _cost(row.epoch),
+                "run": _cost(row.run) | {"epochs": row.run.epochs},
+                "server_memory": row.server_memory,
+                "client_memory": row.client_memory,
+            }
+            for row in plan.costs
+        ],
+        "advice": asdict(plan.advice),
+        "gains": [asdict(gain) for gain in plan.gains],
+        "who_learns_what": [asdict(insight) for insight in plan.insights],
+        "privacy": plan.ledger.to_dict(),
+        "exposure": [asdict(e) | {"reconstructs": e.reconstructs} for e in plan.exposures],
+    }
+
+
+def _cost(cost: Cost) -> dict[str, Any]:
+    return {
+        "rounds": cost.rounds,
+        "bytes": round(cost.bytes),
+        "payload_down": round(cost.payload_down),
+        "payload_up": round(cost.payload_up),
+        "cpu": cost.cpu,
+        "seconds": {name: cost.seconds(name) for name in NETWORKS},
+    }
+
+
+def plan_html(plan: Plan) -> str:
+    """One self-contained fragment of tables and lists."""
+    title, *notes = _title(plan)
+    parts = [formatting.lines(notes)] if notes else []
+    parts += [formatting.lines(_tree(plan)), _rows_html(plan), _costs_html(plan)]
+    parts.append(details(f"Advice: {plan.advice.algorithm}", items([plan.advice.why])))
+    if plan.gains:
+        title_of, *rest = _gains(plan.gains)
+        parts.append(details(title_of, formatting.lines(rest)))
+    known = "".join(fragment(insight.party, items(insight.learns)) for insight in plan.insights)
+    parts.append(details("Who learns what", known, _exposure_html(plan)))
+    if plan.ledger.releases:
+        parts.append(details("Privacy that the job spends, if every epoch is run", items(plan.ledger.lines())))
+    return fragment(title, *parts)
+
+
+def _rows_html(plan: Plan) -> str:
+    rows = [[*_fit_cells(fit), f"{fit.mean_fan_out:,.1f}", f"{fit.max_fan_out:,}"] for fit in plan.mapping.fits]
+    head = [*_FIT, "joined rows per row", "at most"]
+    return formatting.table(head, rows, text_columns=2, caption="Rows and how they meet")
+
+
+def _costs_html(plan: Plan) -> str:
+    """One line per algorithm; this job's is marked."""
+    algorithm = plan.algorithm
+    run = plural(algorithm.run_epochs(plan.job.options, RUN_EPOCHS), algorithm.epoch)
+    each = f"of {run}" if algorithm.own_model else "an epoch"  # no two trees are alike
+    head = ["", f"rounds {each}", f"bytes {each}", f"CPU {each}", f"US-UK, {run}", f"US-US, {run}"]
+    head += ["memory of the server", "of a client"]
+    rows = [
+        [row.algorithm, *_cost_cells(_shown_cost(plan, row)), *_times(row.run), *_memory_cells(row)]
+        for row in plan.costs
+    ]
+    own = next((i for i, row in enumerate(plan.costs) if row.algorithm == plan.job.algorithm), -1)
+    return formatting.table(head, rows, caption="Estimated cost (bold: this job)", marked=own)
+
+
+def _exposure_html(plan: Plan) -> str:
+    rows = [[e.block, f"{e.numbers:,}", f"{e.width:,}", _verdict(e)] for e in plan.exposures]
+    head = ["block", "numbers that the server may see of one row", "columns of the row", "which is"]
+    return formatting.table(head, rows, caption="Exposure")

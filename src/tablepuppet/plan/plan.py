@@ -21,8 +21,7 @@ from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.plan.costs import RUN_EPOCHS, Advice, Cost, advise, client_memory, cost, server_memory, shape_of
 from tablepuppet.plan.disclosure import Ids, training_disclosures
-from tablepuppet.plan.document import document, plan_html
-from tablepuppet.plan.explain import render
+from tablepuppet.plan.explain import document, plan_html, render
 from tablepuppet.plan.knowledge import Exposure, Insight, exposures, insights
 from tablepuppet.plan.private import PrivatePlan, plan_privacy
 from tablepuppet.privacy.ledger import Ledger

@@ -4,27 +4,32 @@ In: a table mapping with labels and weights as their owners sent them. Out: a pl
 mapping as training uses it: labels with the bias of their noise taken out; weights, those of a row times those of its
 class, of mean 1 (F is (1/N) Σ w_j ℓ_j + β R with Σ w_j = N, so l2 means what it does without weights); for the VFL
 baselines every block expanded to one row per joined row, as if its clients held X_i, so that the same algorithms send
-and compute N values per block instead of n_i. What holds arrays over rows lives here, and ends with the run.
+and compute N values per block instead of n_i. Penalties and signs are matched with the names of blocks and features.
+What holds arrays over rows lives here, and ends with the run.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import log2
+from typing import Any
 
 import numpy as np
 
 from tablepuppet.arrays import Array, RowNumbers
-from tablepuppet.errors import JobError, PrivacyError
+from tablepuppet.errors import JobError, PrivacyError, nearest
 from tablepuppet.job import Job, class_text
 from tablepuppet.join.joined_rows import Joined, JoinedRows, RowIndex
 from tablepuppet.join.labels import Task
 from tablepuppet.join.mapping import LabelInfo, Part, TableMapping, rows_here, summarise
 from tablepuppet.models.losses import LabelFacts, Loss, Squared, usual_loss
 from tablepuppet.plan.disclosure import check_custody
-from tablepuppet.plan.penalties import check_penalties
 from tablepuppet.plan.plan import Plan
 from tablepuppet.privacy.options import Rounding
+from tablepuppet.protocol.columns import Encoder, NumberEncoder
+from tablepuppet.sources.columns import NUMBER_KINDS
+from tablepuppet.sources.encoding import encoded_width
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -283,3 +288,65 @@ def _expand(joined: JoinedRows, block: int, parts: tuple[Part, ...], side: str) 
         own = getattr(part, f"{side}_rows")
         numbers.append(np.where(mine < 0, -1, np.append(own, -1)[mine - starts[k]]).astype(own.dtype))
     return numbers, RowIndex.of(place, joined.rows)
+
+
+def check_penalties(job: Job, blocks: Sequence[Any]) -> None:
+    """Every name that a penalty speaks of is there."""
+    known = [name for block in blocks for name in dict.fromkeys((block.name, block.table))]
+    for name in job.model.l2 if isinstance(job.model.l2, dict) else ():
+        if name not in known:
+            raise JobError(f"l2 names {name!r}, and the query has no such table; {_choice(name, known)}")
+    features = [feature for block in blocks for feature in block.features]
+    for name in job.model.signs:
+        if not any(name in _spellings(feature) for feature in features):
+            raise JobError(f"signs names {name!r}, which is not a feature of the query; {_choice(name, features)}")
+
+
+def column_signs(job: Job, blocks: Sequence[Any], encoders: Sequence[Sequence[Encoder]]) -> tuple[tuple[int, ...], ...]:
+    """The sign of each encoded column of each block; nothing where a job has none."""
+    if not job.model.signs:
+        return ()
+    found = []
+    for block, own in zip(blocks, encoders, strict=True):
+        signs: list[int] = []
+        for feature, encoder in zip(block.features, own, strict=True):
+            sign = next((job.model.signs[name] for name in _spellings(feature) if name in job.model.signs), 0)
+            if sign and not isinstance(encoder, NumberEncoder):
+                raise JobError(f"signs names {feature!r}, which is text: only a number can be bound to a sign")
+            width = encoded_width(encoder)
+            free = int(isinstance(encoder, NumberEncoder) and encoder.has_missing)  # the column that says it is missing
+            signs += [sign] * (width - free) + [0] * free
+        found.append(tuple(signs))
+    return tuple(found)
+
+
+def monotone_signs(given: Mapping[str, int], blocks: Sequence[Any]) -> list[list[int]]:
+    """Of each block's columns, a vector's one by one: the sign that a user gave them; nothing where there is none."""
+    features = [feature for block in blocks for feature in block.features]
+    for name in given:
+        if not any(name in _spellings(feature) for feature in features):
+            raise JobError(f"monotone names {name!r}, which is no feature of the query; {_choice(name, features)}")
+    found = []
+    for block in blocks:
+        signs: list[int] = []
+        for feature, info in zip(block.features, block.columns, strict=True):
+            sign = next((given[name] for name in _spellings(feature) if name in given), 0)
+            if sign and (info.kind == "vector" or info.kind not in NUMBER_KINDS):
+                raise JobError(f"monotone names {feature!r}, which is no number")
+            signs += [sign] * (info.size if info.kind == "vector" else 1)
+        found.append(signs if any(signs) else [])
+    return found
+
+
+def _spellings(feature: str) -> tuple[str, ...]:
+    """How a feature may be called: as results name it, or by its column alone.
+
+    >>> _spellings("o.price")
+    ('o.price', 'price')
+    """
+    return tuple(dict.fromkeys((feature, feature.rpartition(".")[2])))
+
+
+def _choice(name: str, known: Sequence[str]) -> str:
+    near = nearest(name, list(known))
+    return f"did you mean {near!r}?" if near is not None else f"there are {', '.join(dict.fromkeys(known))}"

@@ -1,31 +1,39 @@
-"""Predict: a model and a query's new rows → one prediction per joined row.
+"""Predict: a model and a query's new rows → an Arrow table with one prediction per joined row.
 
-Four rounds: schemas, scans, keys, and then each client is sent the encoders and parameters of its
-block and answers with h of its rows. The server expands them to joined rows and adds them up, as
-in training. No feature leaves its owner.
+Four rounds: schemas, scans, keys, and then each client is sent the encoders and parameters of its block and answers
+with h of its rows. The server expands them to joined rows and adds them up, as in training. No feature leaves its
+owner.
+
+Columns: the key; `prediction`, in the label's own type; where scores are probabilities, `probability` of the second
+class for two classes, `probability_<class>` for each class of softmax; and, where the request allowed owners to be
+missing, `assumed`: the tables whose mean contribution stands in for an unknown row; `split`, where it was asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from tablepuppet.algorithms.registry import own_model
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.contract import ModelUse, agree, score_contracts
 from tablepuppet.errors import JobError, ModelError
 from tablepuppet.exchanges.prediction import Identifiers, ScoreOwnRows, ScoreRows, Scores, SendIdentifiers
-from tablepuppet.join.mapping import Part
+from tablepuppet.join.mapping import Class, Part
 from tablepuppet.join.new_rows import NewRows, map_new_rows
 from tablepuppet.models.heads.base import TrainedHead
 from tablepuppet.models.heads.kinds import trained_head
+from tablepuppet.output_files import as_path, write_whole
 from tablepuppet.owner.part_store import check_types
 from tablepuppet.prediction.missing_owners import Reachable
 from tablepuppet.prediction.model import Model
-from tablepuppet.prediction.output import answer
 from tablepuppet.prediction.split import AskedSides, split_record
 from tablepuppet.privacy.options import privacy_of
 from tablepuppet.protocol.base import Message
@@ -167,7 +175,7 @@ def _sum(rows: NewRows, per_row: Sequence[Array], intercept: Array) -> Array:
     if rows.joined.rows == 0:
         return np.zeros((0, len(intercept)))
     rows.joined.allocate("scores", len(intercept))
-    rows.joined.run(_keep_scores, per_row, writes=("scores",), intercept=intercept)
+    rows.joined.run(keep_scores, per_row, writes=("scores",), intercept=intercept)
     return rows.joined.collect("scores")
 
 
@@ -198,7 +206,8 @@ def _keep_headed(
     return (), {}
 
 
-def _keep_scores(shard: Any, *, intercept: Array) -> tuple[Sequence[Array], dict[str, Any]]:
+def keep_scores(shard: Any, *, intercept: Array) -> tuple[Sequence[Array], dict[str, Any]]:
+    """The score of each joined row, kept in the state "scores"."""
     shard.state["scores"][...] = shard.scores + intercept
     return (), {}
 
@@ -272,3 +281,75 @@ def score_request(
         fixed=fixed,
         value=value,
     )
+
+
+def answer(
+    model: Model,
+    keys: pa.Table,
+    scores: Array,
+    missing: Mapping[str, NDArray[np.bool_]] | None,
+    sides: pa.Array | None = None,
+) -> pa.Table:
+    """The table that a prediction returns."""
+    columns: dict[str, pa.Array] = {}
+    predicted, probabilities = model.loss.predict(scores), model.loss.probabilities(scores)
+    if not model.classes:
+        columns["prediction"] = pa.array(predicted)
+    else:
+        columns["prediction"] = _classes(model.classes).take(pa.array(predicted.astype(np.int32)))
+    if probabilities is not None and model.outputs == 1:
+        columns["probability"] = pa.array(probabilities[:, 1])
+    elif probabilities is not None:
+        named = _classes(model.classes).cast(pa.string()).to_pylist()
+        columns |= {f"probability_{c}": pa.array(probabilities[:, k]) for k, c in enumerate(named)}
+    if missing is not None:
+        columns["assumed"] = _name_missing_tables(missing, len(scores))
+    if sides is not None:
+        columns["split"] = sides
+    taken = set(keys.column_names) & set(columns)
+    kept = keys.rename_columns([f"key_{name}" if name in taken else name for name in keys.column_names])
+    if not kept.num_columns:  # a table without columns has no rows either
+        return pa.table(columns)
+    for name, values in columns.items():
+        kept = kept.append_column(name, values)
+    return kept
+
+
+def at_threshold(model: Model, table: pa.Table, threshold: float) -> pa.Table:
+    """The same predictions, of the second class where its probability is at least `threshold`."""
+    if "probability" not in table.column_names:
+        raise ModelError("a threshold needs a model of two classes that predicts probabilities")
+    if not 0.0 <= threshold <= 1.0:
+        raise ModelError("threshold must be a probability, from 0 to 1: result.threshold() chooses one")
+    is_second = (table["probability"].to_numpy() >= threshold).astype(np.int32)
+    place = table.column_names.index("prediction")
+    return table.set_column(place, "prediction", _classes(model.classes).take(pa.array(is_second)))
+
+
+def write(table: pa.Table, path: str | Path) -> None:
+    """Writes predictions to .parquet or .csv, all or nothing."""
+    target = check_file(path)
+    save = pq.write_table if target.suffix.lower() == ".parquet" else pyarrow.csv.write_csv
+    write_whole(target, lambda file: save(table, file), "predictions", ModelError)
+
+
+def check_file(path: str | Path) -> Path:
+    """Where predictions are to be written, if that is a kind of file that they are written to."""
+    target = as_path(path, "predictions", ModelError)
+    if target.suffix.lower() not in (".parquet", ".csv"):
+        raise ModelError(f"predictions are written to .parquet or .csv, and {target.name} ends in neither")
+    return target
+
+
+def _classes(classes: tuple[Class, ...]) -> pa.Array:
+    """The classes in the label's own type."""
+    return pa.array(classes)
+
+
+def _name_missing_tables(missing: Mapping[str, NDArray[np.bool_]], rows: int) -> pa.Array:
+    """The names of the tables that each row lacks, or an empty text."""
+    # Each set of tables is a number, one bit for each table.
+    sets = sum((marks.astype(np.int64) << bit for bit, marks in enumerate(missing.values())), np.zeros(rows, np.int64))
+    found, codes = np.unique(sets, return_inverse=True)
+    names = [", ".join(table for bit, table in enumerate(missing) if int(code) >> bit & 1) for code in found]
+    return pa.array(names, pa.string()).take(pa.array(codes))

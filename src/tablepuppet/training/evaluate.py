@@ -26,7 +26,7 @@ from tablepuppet.models.heads.kinds import trained_head
 from tablepuppet.models.metrics import Moment
 from tablepuppet.plan.prepare import Prepared, check_labels
 from tablepuppet.prediction.model import Model
-from tablepuppet.prediction.predict import score_request
+from tablepuppet.prediction.predict import keep_scores, score_request
 from tablepuppet.training.measured_rows import MeasuredRows
 from tablepuppet.training.metrics import Criterion, Measured, Metrics, measure, measure_scores
 from tablepuppet.training.server import UnionOperator
@@ -63,13 +63,8 @@ class Scored:
             return own.scores(model, given, [index.numbers(rows.rows) for index in rows.indices], rows.rows)
         kept = apply_head(rows, trained_head(model.head))
         kept.allocate("scores", model.outputs)
-        kept.run(_keep_scores, given, writes=("scores",), intercept=model.encoded_intercept)
+        kept.run(keep_scores, given, writes=("scores",), intercept=model.encoded_intercept)
         return rows.state.pop("scores") if "scores" in rows.state else cast("Any", kept).collect("scores")
-
-
-def _keep_scores(shard: Any, *, intercept: Array) -> tuple[Sequence[Array], dict[str, Any]]:
-    shard.state["scores"][...] = shard.scores + intercept
-    return (), {}
 
 
 def score_labelled(model: Model, prepared: Prepared, link: Link, job_id: str) -> Scored:

@@ -33,12 +33,11 @@ from tablepuppet.protocol.base import Message
 from tablepuppet.protocol.columns import Encoder, NumberEncoder
 from tablepuppet.sources.encoding import encoded_width
 from tablepuppet.training.convergence import judge
-from tablepuppet.training.encoders import agree_on_encoders
 from tablepuppet.training.metrics import Criterion, by_side, measure
 from tablepuppet.training.result import EpochRecord, Result, RoundEvent
 from tablepuppet.training.run import OnRound
 from tablepuppet.training.server import UnionOperator
-from tablepuppet.training.start import make_problem
+from tablepuppet.training.start import agree_on_encoders, make_problem
 from tablepuppet.transport.link import Link
 
 

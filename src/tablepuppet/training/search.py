@@ -34,12 +34,11 @@ from tablepuppet.plan.plan import Plan
 from tablepuppet.plan.prepare import Prepared
 from tablepuppet.protocol.columns import Encoder
 from tablepuppet.protocol.contract import Folds
-from tablepuppet.training.encoders import agree_on_encoders
 from tablepuppet.training.metrics import Criterion, Metrics, measure
 from tablepuppet.training.result import Result
 from tablepuppet.training.run import OnRound, Run
 from tablepuppet.training.server import UnionOperator
-from tablepuppet.training.start import make_problem
+from tablepuppet.training.start import agree_on_encoders, make_problem
 from tablepuppet.transport.link import Link
 from tablepuppet.transport.meter import Traffic, all_of
 

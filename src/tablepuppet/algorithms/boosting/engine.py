@@ -37,18 +37,17 @@ from tablepuppet.join.row_index import RowIndex
 from tablepuppet.memory import trim_heap
 from tablepuppet.models.metrics import Moment
 from tablepuppet.plan.disclosure import held_blocks
-from tablepuppet.plan.penalties import monotone_signs
 from tablepuppet.plan.plan import Plan
-from tablepuppet.plan.prepare import Prepared
+from tablepuppet.plan.prepare import Prepared, monotone_signs
 from tablepuppet.prediction.model import BlockModel
 from tablepuppet.protocol.base import Message
 from tablepuppet.training.convergence import Patience, judge
 from tablepuppet.training.curves import Curves
-from tablepuppet.training.encoders import open_parts
 from tablepuppet.training.metrics import Criterion, Measured, Metrics, by_side, measure_scores
 from tablepuppet.training.result import EpochRecord, Result, RoundEvent
 from tablepuppet.training.run import OnRound
 from tablepuppet.training.server import UnionOperator, clients_of
+from tablepuppet.training.start import open_parts
 from tablepuppet.transport.link import Link
 
 _RECORDS = 10  # of a run, where nothing waits for each of them

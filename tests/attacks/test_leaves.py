@@ -18,7 +18,7 @@ from tests.privacy.test_runs import Tap
 
 import tablepuppet as tp
 from tablepuppet.algorithms.boosting import messages as trees
-from tablepuppet.algorithms.boosting.leaf_noise import LeafNoise
+from tablepuppet.algorithms.boosting.fixed_point import LeafNoise
 from tablepuppet.errors import PolicyError, PrivacyError
 from tablepuppet.exchanges.registry import REQUESTS
 from tablepuppet.owner.policy import Policy

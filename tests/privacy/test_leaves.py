@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tablepuppet.algorithms.boosting.fixed_point import Labels, clipped_derivatives
-from tablepuppet.algorithms.boosting.leaf_noise import LeafNoise
+from tablepuppet.algorithms.boosting.fixed_point import Labels, LeafNoise, clipped_derivatives
 from tablepuppet.models.losses import Logistic, Loss, Softmax, Squared
 from tablepuppet.privacy.gaussian import secure_generator
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Union
 
 from tablepuppet.algorithms.algorithm import Algorithm
 from tablepuppet.algorithms.options import AlgorithmOptions, read_options
-from tablepuppet.algorithms.own_model import OwnModel
-from tablepuppet.errors import JobError
+from tablepuppet.algorithms.own_model import Ability, OwnModel
+from tablepuppet.errors import JobError, ModelError
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.protocol.base import Message
 
@@ -65,6 +65,13 @@ def own_model(spec: ModelSpec) -> OwnModel | None:
         return None
     own: OwnModel = import_module(f"tablepuppet.algorithms.{folder}.own_model").OWN_MODEL
     return own
+
+
+def require_ability(spec: ModelSpec, ability: Ability, what: str = "") -> None:
+    """Refuses what a model of its own kind cannot do; `what`: which form of it was asked for."""
+    own = own_model(spec)
+    if own is not None and ability in own.refusals:
+        raise ModelError(own.refusals[ability].format(what=what))
 
 
 def is_expanded(name: str) -> bool:

@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from tablepuppet.algorithms.boosting.prediction import grown
 from tablepuppet.algorithms.registry import DEFAULT, own_model
 from tablepuppet.errors import ModelError
 from tablepuppet.job import Job, make_job
@@ -56,6 +55,7 @@ def with_start(options: dict[str, Any]) -> dict[str, Any]:
     if given is None:
         return options
     model = model_of(load(given) if isinstance(given, str | Path) else given)
-    if own_model(model.spec) is not None:
-        return {**options, "warm_start": grown(model)}
+    own = own_model(model.spec)
+    if own is not None:
+        return {**options, "warm_start": own.continue_from(model)}
     return {**options, "warm_start": None, "start": model.weights()}

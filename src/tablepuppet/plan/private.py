@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from tablepuppet.algorithms.boosting.leaf_noise import LeafNoise
+from tablepuppet.algorithms.boosting.fixed_point import LeafNoise
 from tablepuppet.algorithms.boosting.leaf_privacy import (
     Bounds,
     leaf_mechanisms,

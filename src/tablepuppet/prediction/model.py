@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting.messages import SplitRule
 from tablepuppet.algorithms.boosting.model import Tree
-from tablepuppet.algorithms.registry import own_model
+from tablepuppet.algorithms.registry import own_model, require_ability
 from tablepuppet.arrays import Array
 from tablepuppet.errors import ModelError
 from tablepuppet.formatting import fragment, table
@@ -316,8 +316,7 @@ def _variance(weights: Array) -> Array:
 
 
 def _need_linear(model: Model, what: str) -> None:
-    if own_model(model.spec) is not None:
-        raise ModelError(f"boosted trees have no {what}; importance() says which features their splits ask")
+    require_ability(model.spec, "coefficients", what)
     if model.head is not None:
         raise ModelError(f"a model with a {model.head.spec.kind} head has no {what}; its tables act together")
     if not model.spec.is_linear:

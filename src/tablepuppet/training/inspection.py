@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pyarrow as pa
 
-from tablepuppet.algorithms.registry import own_model
+from tablepuppet.algorithms.registry import own_model, require_ability
 from tablepuppet.arrays import Array
 from tablepuppet.errors import JobError, ModelError, did_you_mean
 from tablepuppet.exchanges.prediction import Scores
@@ -119,7 +119,9 @@ def _set(scored: Scored, given: Varied, value: Value) -> Array:
     """What a block says once a feature of it has one value in all rows."""
     own = own_model(scored.model.spec)
     if own is not None:
-        return own.set_feature(scored.model, given.block, scored.blocks[given.block], given.feature, value)
+        return cast(
+            "Array", own.set_feature(scored.model, given.block, scored.blocks[given.block], given.feature, value)
+        )
     return _score_again(scored, given.block, fixed=given.feature, value=value)
 
 
@@ -187,7 +189,7 @@ def _shuffle(scored: Scored, block: int, feature: int | None, rng: np.random.Gen
     """What a block says once a feature of it, or all of them, are shuffled."""
     said, own = scored.blocks[block], own_model(scored.model.spec)
     if own is not None:
-        return own.shuffle_feature(scored.model, block, said, feature, rng)
+        return cast("Array", own.shuffle_feature(scored.model, block, said, feature, rng))
     if feature is None:
         return said[rng.permutation(len(said))]
     return _score_again(scored, block, shuffled=[feature])
@@ -263,11 +265,7 @@ class Drift:
 
 def measure_drift(model: Model, encoders: Sequence[Sequence[Encoder]], mapping: MappingSummary) -> Drift:
     """The model's encoders beside those that its query would get now."""
-    if own_model(model.spec) is not None:
-        raise ModelError(
-            "boosted trees keep no mean or spread of their features to compare with; drift looks at linear and neural "
-            "models, and evaluate measures trees on new rows"
-        )
+    require_ability(model.spec, "drift")
     then = {(b.name, f): (b.table, e) for b in model.blocks for f, e in zip(b.features, b.encoders, strict=False)}
     features = []
     for block, own in zip(mapping.bound.blocks, encoders, strict=True):

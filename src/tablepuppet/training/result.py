@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tablepuppet.algorithms.boosting.model import Tree
-from tablepuppet.algorithms.registry import own_model
+from tablepuppet.algorithms.registry import require_ability
 from tablepuppet.arrays import Array
 from tablepuppet.errors import ModelError
 from tablepuppet.formatting import fragment, size, table
@@ -165,8 +165,7 @@ class Result:
         known = [b.name for b in self.blocks]
         if block not in known:
             raise ModelError(f"there is no block {block!r}; there are {', '.join(known)}")
-        if own_model(spec) is not None:
-            raise ModelError("boosted trees have no torch module; see trees and importance()")
+        require_ability(spec, "module")
         if spec.is_linear:
             raise ModelError("a linear model has no torch module; see coefficients()")
         number = known.index(block)

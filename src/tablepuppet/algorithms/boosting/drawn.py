@@ -21,9 +21,14 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting import kernels
 from tablepuppet.algorithms.boosting.bins import Columns, Key
-from tablepuppet.algorithms.boosting.fixed_point import Derivatives, clipped_derivatives, derivatives, uniform
+from tablepuppet.algorithms.boosting.fixed_point import (
+    Derivatives,
+    LeafNoise,
+    clipped_derivatives,
+    derivatives,
+    uniform,
+)
 from tablepuppet.algorithms.boosting.known import Choice
-from tablepuppet.algorithms.boosting.leaf_noise import LeafNoise
 from tablepuppet.algorithms.boosting.model import Tree
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.rows import Route, RowNumbers, add_leaves, allowed_columns, sampled_rows

@@ -11,7 +11,7 @@ from collections import Counter
 
 import numpy as np
 
-from tablepuppet.algorithms.boosting.leaf_noise import LeafNoise
+from tablepuppet.algorithms.boosting.fixed_point import LeafNoise
 from tablepuppet.errors import PrivacyError
 from tablepuppet.job import Job
 from tablepuppet.join.mapping import MappingSummary

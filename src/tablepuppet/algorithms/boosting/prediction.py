@@ -1,28 +1,36 @@
 """Scores of a boosted model: one round, one bit per row and split; then every joined row walks down the trees.
 
 In: a model and the joined rows of a query. Out: a score per joined row and output. A joined row without a row in some
-table (an outer join found none, or its owner is away) is one whose values there are all missing.
+table (an outer join found none, or its owner is away) is one whose values there are all missing. Bits of a block are
+(splits, rows + 1), the last row being the one that does not exist. What a feature does is found from the same bits,
+changed, and asks no owner for more. Of a block whose owners hold its splits only totals are known here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.boosting.messages import AskOwnRows, AskRows, GrownBlock, GrownTrees, RowBits
+from tablepuppet.algorithms.boosting.messages import AskOwnRows, AskRows, GrownBlock, GrownTrees, RowBits, SplitRule
 from tablepuppet.algorithms.boosting.model import Tree
 from tablepuppet.arrays import Array, RowNumbers
-from tablepuppet.errors import ModelError
+from tablepuppet.errors import JobError, ModelError
 from tablepuppet.join.mapping import Part
-from tablepuppet.prediction.model import Model
+from tablepuppet.owner.part_store import check_splits
+from tablepuppet.prediction.model import BlockModel, Model
 from tablepuppet.protocol.base import Message
+from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.transport.link import Link
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 Bits = NDArray[np.uint8]
+Value = float | str | None  # None: missing
 _SHARD = 1 << 16  # joined rows that walk together
 _NAMES = 8  # categories that a line of text names
 
@@ -91,7 +99,7 @@ def add_trees(
                 scores[start:stop, output] += _values(tree, bits, own, stop - start)
 
 
-def grown(given: Any) -> GrownTrees:
+def read_grown_trees(given: Any) -> GrownTrees:
     """What more trees are added to: of a result, a model, or the folder that one was saved to."""
     if isinstance(given, str | Path):
         from tablepuppet.prediction.saved import load  # here: it is built on models
@@ -105,6 +113,16 @@ def grown(given: Any) -> GrownTrees:
         for b, count in zip(model.blocks, splits_of(model), strict=True)
     ]
     return GrownTrees(model.id, model.encoded_intercept.tolist(), [list(g) for g in model.trees], blocks)
+
+
+def name_splits(model: Model) -> dict[str, str]:
+    """What each table's splits are called in contracts; nothing where its owners hold them."""
+    return read_grown_trees(model).names
+
+
+def check_columns(block: BlockModel, columns: Sequence[ColumnInfo]) -> None:
+    """Refuses columns of other types than those a block's splits ask."""
+    check_splits(block.features, columns, block.splits)
 
 
 def _values(tree: Tree, bits: Sequence[Bits], numbers: Sequence[RowNumbers], count: int) -> Array:
@@ -159,3 +177,78 @@ def _question(model: Model, tree: Tree, node: int) -> str:
         return f"{feature} is missing?"
     has_missing = tree.missing[node] >= 0 and not tree.to_left[node]
     return f"{feature} > {rule.border:.6g}" + (" or missing?" if has_missing else "?")
+
+
+# -- what a feature does ---------------------------------------------------------------------
+
+
+def set_feature(model: Model, block: int, bits: Bits, feature: int, value: Value) -> Bits:
+    """The bits once a feature has one value in all rows."""
+    changed = bits.copy()
+    for number, rule in enumerate(model.blocks[block].splits):
+        if rule.feature == feature:
+            changed[number, :-1] = _goes_right(rule, value)
+    return changed
+
+
+def shuffle_feature(model: Model, block: int, bits: Bits, feature: int | None, rng: np.random.Generator) -> Bits:
+    """The bits once a feature, or with None the whole block, is shuffled among rows."""
+    order = np.append(rng.permutation(bits.shape[1] - 1), bits.shape[1] - 1)
+    held = model.blocks[block]
+    if feature is not None and held.is_held:
+        raise ModelError(f'the splits of {held.name} stay with their owners; ask for importance by="table"')
+    changed = bits.copy()
+    rules = slice(None) if feature is None else [k for k, rule in enumerate(held.splits) if rule.feature == feature]
+    changed[rules] = bits[rules][:, order]
+    return changed
+
+
+def usual_values(model: Model, block: int, feature: int, points: int) -> Sequence[Value]:
+    """Values between the borders of a number, or the categories of a text; none where borders say nothing."""
+    held = model.blocks[block]
+    rules = [rule for rule in held.splits if rule.feature == feature]
+    if not rules:
+        raise ModelError(f"no tree asks for {held.features[feature]}, so predictions do not depend on it")
+    if not rules[0].is_number:
+        return sorted({text for rule in rules for text in (*rule.left, *rule.known)})[:points]
+    borders = np.unique([rule.border for rule in rules if rule.border is not None])
+    if not len(borders):
+        return []
+    steps = np.diff(borders)
+    beyond = float(steps.mean()) if len(steps) else max(1.0, abs(float(borders[0])))
+    between = [borders[0] - beyond / 2, *(borders[:-1] + steps / 2), borders[-1] + beyond / 2]
+    kept = np.unique(np.linspace(0, len(between) - 1, min(points, len(between))).round().astype(int))
+    return [float(between[k]) for k in kept]
+
+
+def _goes_right(rule: SplitRule, value: Value) -> bool:
+    if isinstance(value, str) if rule.is_number else isinstance(value, float):
+        raise JobError(f"the feature is a {'number' if rule.is_number else 'text'}, and values have another type")
+    if rule.is_number:
+        return value is None if rule.border is None else value is None or cast("float", value) > rule.border
+    if value is None:
+        return not rule.null_left
+    return not (value in rule.left or (rule.other_left and value not in rule.known))
+
+
+def tree_importance(model: Model) -> pd.DataFrame:
+    """Columns table, feature, importance (Σ gain), splits (how many); NaN where splits stay with their owner."""
+    import pandas as pd  # here, not above: most runs never need it, and it takes 40 MB and a third of a second
+
+    gain = [np.zeros(len(block.features)) for block in model.blocks]
+    count = [np.zeros(len(block.features)) for block in model.blocks]
+    for tree in (t for group in model.trees for t in group):
+        for node in tree.splits:
+            block = model.blocks[tree.block[node]]
+            if not block.is_held:
+                feature = block.splits[tree.key[node]].feature
+                gain[tree.block[node]][feature] += tree.gain[node]
+                count[tree.block[node]][feature] += 1
+    rows = []
+    for number, block in enumerate(model.blocks):
+        for place, feature_name in enumerate(block.features):
+            held = np.nan if block.is_held else 0.0
+            figures = (gain[number][place] + held, count[number][place] + held)
+            rows.append((block.table, feature_name, *figures))
+    frame = pd.DataFrame(rows, columns=["table", "feature", "importance", "splits"])
+    return frame.sort_values("importance", ascending=False, kind="stable", ignore_index=True)

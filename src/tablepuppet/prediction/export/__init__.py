@@ -16,7 +16,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from tablepuppet.algorithms.registry import own_model
+from tablepuppet.algorithms.registry import require_ability
 from tablepuppet.arrays import Array
 from tablepuppet.errors import ModelError
 from tablepuppet.prediction.model import BlockModel, Model
@@ -42,8 +42,7 @@ def block_named(model: Model, name: str | None, tool: str) -> int:
         raise ModelError(
             f"name the block to export, one of {', '.join(names)}" + (f"; {name!r} is none" if name else "")
         )
-    if own_model(model.spec) is not None:
-        raise ModelError(f"boosted trees ask the tables in turn: no block has a share of its own to export to {tool}")
+    require_ability(model.spec, "export", tool)
     if model.spec.kind == "module":
         raise ModelError(f"a torch module of your own cannot be exported to {tool}; result.module(block) gives it")
     number = names.index(name)

@@ -14,7 +14,6 @@ import numpy as np
 
 from tablepuppet.algorithms.boosting.messages import SplitRule
 from tablepuppet.algorithms.boosting.model import Tree
-from tablepuppet.algorithms.registry import own_model
 from tablepuppet.errors import ModelError
 from tablepuppet.prediction.model import Model
 
@@ -43,7 +42,7 @@ def to_lightgbm(model: Model) -> tuple[str, dict[str, dict[str, int] | None]]:
 
     A missing string is 0, and any other than those named is one more than the last.
     """
-    if own_model(model.spec) is None:
+    if not model.trees:
         raise ModelError(
             "LightGBM's format holds boosted trees alone; save other models with to_sklearn() or to_onnx()"
         )

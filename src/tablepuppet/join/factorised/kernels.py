@@ -1,9 +1,10 @@
 """e^{iωa} summed over the joined rows of every row, eight frequencies at a time, compiled (numba).
 
 In: a relation's rows in the order of their groups, e^{iωh} of each by its first frequency and the turn to the next.
-Out: a message for each group. `pass_up` sums what lies below a group's rows, `pass_down` what lies above and beside
+Out: two messages for each group. `pass_up` sums what lies below a group's rows, `pass_down` what lies above and beside
 them; the product of both, times a series' coefficients, is added to every row's sums. A message is 16 numbers: eight
-real parts, then eight imaginary ones. Nothing is larger than rows or groups, and sums keep their order.
+real parts, then eight imaginary ones; a group's two lie side by side, (groups, 32), for rows that find the group need
+both. Nothing is larger than rows or groups, and sums keep their order.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import Array
 from tablepuppet.join.factorised.series import TILE
 
+DOWN = 2 * TILE  # where messages down lie behind those up
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -34,13 +36,6 @@ class Phases(NamedTuple):
 
     now: Array
     turn: Array
-
-
-class Messages(NamedTuple):
-    """Of every group, (groups, 16)."""
-
-    up: Array
-    down: Array
 
 
 class Sums(NamedTuple):
@@ -76,11 +71,11 @@ def _fill(e: Array, phases: Phases, row: int) -> tuple[float, float]:
 
 
 @_inline
-def _multiply(e: Array, by: Array, group: int) -> None:
-    """e times a message."""
+def _multiply(e: Array, messages: Array, group: int, first: int) -> None:
+    """e times a message, the one up (at 0) or down."""
     for b in range(TILE):
         r, i = e[b], e[TILE + b]
-        s, j = by[group, b], by[group, TILE + b]
+        s, j = messages[group, first + b], messages[group, first + TILE + b]
         e[b], e[TILE + b] = r * s - i * j, r * j + i * s
 
 
@@ -100,7 +95,7 @@ def turn_to(turn: Array, frequency: int, out: Array) -> None:
 
 
 @_compile
-def pass_up(level: Level, phases: Phases, messages: Messages) -> None:
+def pass_up(level: Level, phases: Phases, messages: Array) -> None:
     """The message of each of the relation's groups to those above."""
     e, total = np.empty(2 * TILE), np.empty(2 * TILE)
     for g in range(len(level.starts) - 1):
@@ -108,15 +103,16 @@ def pass_up(level: Level, phases: Phases, messages: Messages) -> None:
         for x in range(level.starts[g], level.starts[g + 1]):
             _fill(e, phases, x)
             for k in range(level.finds.shape[1]):
-                _multiply(e, messages.up, level.finds[x, k])
+                _multiply(e, messages, level.finds[x, k], 0)
             for b in range(2 * TILE):
                 total[b] += e[b]
         for b in range(2 * TILE):
-            messages.up[level.first + g, b] = total[b]
+            messages[level.first + g, b] = total[b]
+            messages[level.first + g, DOWN + b] = 0.0
 
 
 @_compile
-def pass_down(level: Level, phases: Phases, messages: Messages, weights: Array, sums: Sums) -> None:
+def pass_down(level: Level, phases: Phases, messages: Array, weights: Array, sums: Sums) -> None:
     """Adds to each row's sums and to the messages of the groups that it finds; `weights`: of the root's rows."""
     below = level.finds.shape[1]
     e, part = np.empty(2 * TILE), np.empty(TILE)
@@ -130,11 +126,11 @@ def pass_down(level: Level, phases: Phases, messages: Messages, weights: Array, 
                 for b in range(2 * TILE):
                     e[b] *= weights[x]
             else:
-                _multiply(e, messages.down, level.first + g)
+                _multiply(e, messages, level.first + g, DOWN)
             for k in range(below):
                 for b in range(2 * TILE):
                     ahead[k, b] = e[b]
-                _multiply(e, messages.up, level.finds[x, k])
+                _multiply(e, messages, level.finds[x, k], 0)
             for f in range(sums.out.shape[1]):
                 for b in range(TILE):
                     part[b] = e[b] * sums.coefficients[f, b] + e[TILE + b] * sums.coefficients[f, TILE + b]
@@ -145,16 +141,16 @@ def pass_down(level: Level, phases: Phases, messages: Messages, weights: Array, 
                 continue
             last = level.finds[x, below - 1]
             for b in range(2 * TILE):
-                messages.down[last, b] += ahead[below - 1, b]
+                messages[last, DOWN + b] += ahead[below - 1, b]
             if below > 1:
                 for b in range(2 * TILE):
-                    e[b] = messages.up[last, b]
+                    e[b] = messages[last, b]
             for k in range(below - 2, -1, -1):
                 group = level.finds[x, k]
                 for b in range(TILE):
                     r, i = ahead[k, b], ahead[k, TILE + b]
                     s, j = e[b], e[TILE + b]
-                    messages.down[group, b] += r * s - i * j
-                    messages.down[group, TILE + b] += r * j + i * s
+                    messages[group, DOWN + b] += r * s - i * j
+                    messages[group, DOWN + TILE + b] += r * j + i * s
                 if k:
-                    _multiply(e, messages.up, group)
+                    _multiply(e, messages, group, 0)

@@ -19,7 +19,8 @@ from tablepuppet.join.factorised.series import TILE, Series
 from tablepuppet.join.factorised.tree import Tree
 from tablepuppet.threads import pool
 
-_LANES = 16  # at most
+_MAX_LANES = 16
+_TILES_PER_LANE = 2  # where that makes fewer lanes: each begins with a power of every row's phase
 
 
 def walk_series(tree: Tree, series: Series, scores: Sequence[Array], weights: Array) -> list[Array]:
@@ -28,7 +29,7 @@ def walk_series(tree: Tree, series: Series, scores: Sequence[Array], weights: Ar
     turns = [np.column_stack([np.cos(series.omega * h), np.sin(series.omega * h)]) for h in scores]
     levels = [kernels.Level(relation.first, relation.starts, relation.finds) for relation in tree.relations]
     tiles = np.arange(series.frequencies // TILE)
-    lanes = np.array_split(tiles, min(_LANES, len(tiles)))
+    lanes = np.array_split(tiles, min(_MAX_LANES, -(-len(tiles) // _TILES_PER_LANE)))
 
     def walk(lane: NDArray[np.intp]) -> list[Array]:
         return _Lane(tree, levels, turns, weights).walk(series, lane)
@@ -54,13 +55,12 @@ class _Lane:
         for phase in phases:
             kernels.turn_to(phase.turn, 1 + TILE * int(tiles[0]), phase.now)
         out = [np.zeros((len(turn), 3 if i == tree.root else 2)) for i, turn in enumerate(self.turns)]
-        messages = kernels.Messages(np.empty((tree.groups, 2 * TILE)), np.empty((tree.groups, 2 * TILE)))
+        messages = np.empty((tree.groups, 2 * kernels.DOWN))
         for tile in tiles.tolist():
             inside = slice(1 + TILE * tile, 1 + TILE * (tile + 1))
             terms = np.concatenate([series.cosines[:, inside], series.sines[:, inside]], axis=1)
             for i in reversed(tree.order[1:]):
                 kernels.pass_up(self.levels[i], phases[i], messages)
-            messages.down[:] = 0.0
             for i in tree.order:
                 is_root = i == tree.root
                 own = np.ascontiguousarray(terms[: out[i].shape[1]])

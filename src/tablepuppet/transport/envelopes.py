@@ -271,12 +271,16 @@ def reachable(roots: tuple[Any, ...]) -> frozenset[type]:
             continue
         found.add(kind)
         if is_dataclass(kind) or issubclass(kind, msgspec.Struct):
-            left += get_type_hints(kind, localns=_Names(vars(sys.modules[kind.__module__]))).values()
+            left += get_type_hints(kind, localns=_Names(kind)).values()
     return frozenset(found)
 
 
 class _Names(dict[str, Any]):
-    """Names of a module; those that only a type checker knows stand for anything."""
+    """Names of the modules of a class and its bases; those that only a type checker knows stand for anything."""
+
+    def __init__(self, kind: type) -> None:
+        for base in reversed(kind.__mro__):
+            self |= vars(sys.modules[base.__module__])
 
     def __missing__(self, name: str) -> Any:
         return getattr(builtins, name, Any)

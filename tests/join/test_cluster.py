@@ -16,7 +16,7 @@ import pytest
 from benchmarks.cases import make_case
 
 import tablepuppet as tp
-from tablepuppet.errors import TrainingError
+from tablepuppet.errors import TablePuppetError, TrainingError
 from tablepuppet.join import joined_rows as joined_module
 from tablepuppet.join.cluster.cluster import Cluster, at_work
 from tablepuppet.join.cluster.partitions import Storage
@@ -75,6 +75,28 @@ def test_an_address_that_nobody_answers_is_said_at_once(address: str) -> None:
     said = pytest.raises(TrainingError, match=f"cannot reach the Ray cluster at {address}.*check tp.Ray")
     with said, at_work(tp.Ray(address=address)):
         raise AssertionError("there is no such cluster")
+
+
+@pytest.mark.parametrize("mode", ["token", "disabled", None])
+def test_a_run_leaves_the_environment_as_it_was(monkeypatch: pytest.MonkeyPatch, mode: str | None) -> None:
+    monkeypatch.delenv("RAY_USAGE_STATS_ENABLED", raising=False)
+    if mode is None:
+        monkeypatch.delenv("RAY_AUTH_MODE")
+    else:
+        monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    before = dict(os.environ)
+    with pytest.raises(TablePuppetError), at_work(tp.Ray(address="127.0.0.1:1")):
+        raise AssertionError("there is no such cluster")
+    assert dict(os.environ) == before
+
+
+def test_a_run_on_a_cluster_leaves_the_environment_as_it_was(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes.fill(1)
+    monkeypatch.delenv("RAY_USAGE_STATS_ENABLED", raising=False)
+    before = dict(os.environ)
+    with at_work(tp.Ray(workers=1)):
+        assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
+    assert dict(os.environ) == before
 
 
 OPEN = """

@@ -25,7 +25,7 @@ from tablepuppet.exchanges.keys import Keys
 from tablepuppet.exchanges.labels import Labels
 from tablepuppet.exchanges.registry import RESPONSES
 from tablepuppet.exchanges.start import Started
-from tablepuppet.network.idempotent_client import IdempotentClient
+from tablepuppet.network.member import IdempotentClient
 from tablepuppet.protocol.base import Failure
 from tablepuppet.protocol.codec import Frame, decode, encode
 from tablepuppet.protocol.steps import Predictions

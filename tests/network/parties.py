@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import socket
+import sqlite3
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -29,8 +32,17 @@ from tablepuppet.transport.envelopes import Role, client_protocol
 
 QUERY = "SELECT o.x, o.z, i.price, i.kind, o.y FROM orders o JOIN items i ON o.item = i.item"
 SECRET = b"a secret of the clients, 32 bytes"
-LASTING = ("lock", "secret", "account.json", "log.jsonl")  # what a client keeps between runs
+LASTING = ("runs.sqlite", "runs.sqlite-wal", "secret", "account.json", "log.jsonl")  # what stays between runs
 OWNERS = {"store-eu": "orders", "store-us": "orders", "supplier": "items"}
+
+
+def kept_runs(state: Path, part: str = "%") -> set[str]:
+    """Runs that a state folder holds, or holds this part of; read from a copy, for its process has it open."""
+    with TemporaryDirectory() as place:
+        for path in state.glob("runs.sqlite*"):
+            shutil.copy(path, place)
+        with closing(sqlite3.connect(f"{place}/runs.sqlite")) as copied:
+            return {run for (run,) in copied.execute("SELECT run FROM pieces WHERE part LIKE ?", (part,))}
 
 
 def tables(rows: int = 400) -> dict[str, pa.Table]:

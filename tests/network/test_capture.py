@@ -25,8 +25,7 @@ from tablepuppet.exchanges.evaluation import Evaluation
 from tablepuppet.exchanges.keys import Keys
 from tablepuppet.exchanges.labels import Labels
 from tablepuppet.exchanges.registry import RESPONSES
-from tablepuppet.network.idempotent_client import IdempotentClient
-from tablepuppet.network.join import Member
+from tablepuppet.network.member import IdempotentClient, Member
 from tablepuppet.network.serve import Server
 from tablepuppet.network.settings import read_federation
 from tablepuppet.owner.row_sets import in_order, order_bits

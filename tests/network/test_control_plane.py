@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import logging
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
-from tests.network.parties import QUERY, Parties, running, tables
+from tests.network.parties import QUERY, Parties, kept_runs, running, tables
 from tests.network.test_outsiders import identity
 from tests.network.test_storm import RUN, TABLES, BadNetwork, OpenLink, transport
 
@@ -30,7 +29,8 @@ from tablepuppet.exchanges.registry import RESPONSES
 from tablepuppet.job import make_job
 from tablepuppet.job.job import Local, Ray
 from tablepuppet.network.control import _class, from_frame, to_frame
-from tablepuppet.network.journal import Journal
+from tablepuppet.network.run_store import RunStore
+from tablepuppet.network.run_transport import Journal
 from tablepuppet.network.run_worker import _check_request
 from tablepuppet.network.serve import Server
 from tablepuppet.network.settings import read_federation
@@ -79,66 +79,36 @@ def test_a_full_disk_refuses_a_job_freezes_nothing_and_is_said(tmp_path: Path) -
         subprocess.run(["umount", str(state)], check=True)
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[BadNetwork, Path]]:
+@pytest.fixture
+def trained(tmp_path: Path) -> Iterator[BadNetwork]:
     """Clients in the middle of a run, as a server that was killed leaves them."""
-    folder = tmp_path_factory.mktemp("storm")
-    network = BadNetwork(folder, tables(60), seed=None)
+    network = BadNetwork(tmp_path, tables(60), seed=None)
     job = make_job(QUERY, label="y", model="auto", algorithm="sgd", given={"batch_size": 30, "epochs": 1})
-    journal = Journal(folder / "journal")
-    story.train(job, TABLES, OpenLink(transport(network, journal)), None, RUN)
-    journal.close()
-    yield network, folder
-    for keeper in network.keepers.values():
-        keeper.close()
+    with closing(RunStore(tmp_path / "server")) as store:
+        story.train(job, TABLES, OpenLink(transport(network, Journal(store, RUN))), None, RUN)
+    yield network
+    network.close()
 
 
-def _flip(content: bytes) -> bytes:
-    place = len(content) // 3
-    return content[:place] + bytes([content[place] ^ 255]) + content[place + 1 :]
+_DAMAGE = [
+    "UPDATE pieces SET content = substr(content, 1, length(content) / 2) WHERE part = ?",
+    "UPDATE pieces SET content = zeroblob(length(content)) WHERE part = ?",
+    "UPDATE pieces SET content = x'00' || substr(content, 2) WHERE part = ?",
+    "DELETE FROM pieces WHERE part = ?",
+]
 
 
-@pytest.mark.parametrize("file", ["setup", "last"])
-@pytest.mark.parametrize(
-    "damage", [lambda b: b[: len(b) // 2], lambda b: b[:40], lambda b: b"", _flip, lambda b: bytes(len(b))]
-)
-def test_a_damaged_file_of_a_client_is_said_and_is_no_bug(
-    trained: tuple[BadNetwork, Path], file: str, damage: Callable[[bytes], bytes]
-) -> None:
-    network, folder = trained
-    path = folder / "supplier" / RUN / file
-    whole = path.read_bytes()
+@pytest.mark.parametrize("part", ["setup", "last"])
+@pytest.mark.parametrize("damage", _DAMAGE)
+def test_a_damaged_checkpoint_of_a_client_is_said_and_is_no_bug(trained: BadNetwork, part: str, damage: str) -> None:
     step = 10**6  # far on, as a checkpoint that went back would not know
-    network.keepers["supplier"].close()
-    try:
-        path.write_bytes(damage(whole))
-        keeper = network.boot("supplier")
-        (answer,) = (
-            decode(frame, RESPONSES)
-            for frame in keeper.answer(Request(run=RUN, step=step + 1, after=step), [Frame(b"\x00\x80")])
-        )
-        keeper.close()
-    finally:
-        path.write_bytes(whole)
-        network.keepers["supplier"] = network.boot("supplier")
+    trained.stores["supplier"]._database.execute(damage, (part,))
+    keeper = trained.boot("supplier")
+    (frame,) = keeper.answer(Request(run=RUN, step=step + 1, after=step), [Frame(b"\x00\x80")])
+    answer = decode(frame, RESPONSES)
     assert isinstance(answer, Failure)
     assert "internal error" not in answer.message
     assert "tart the run again" in answer.message
-
-
-@pytest.mark.parametrize("cut", [1, 50, 130])
-def test_a_cut_tail_of_a_journal_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture, cut: int) -> None:
-    journal = Journal(tmp_path / "journal")
-    for step in (1, 2, 3):
-        assert journal.next(step, 0) is None
-        journal.append(step, 0, {"a": [Frame(b"h", [b"x" * 300])]})
-    journal.close()
-    (tmp_path / "journal").write_bytes((tmp_path / "journal").read_bytes()[:-cut])
-    journal = Journal(tmp_path / "journal")
-    with caplog.at_level(logging.WARNING):
-        assert [journal.next(step, 0) is None for step in (1, 2, 3)] == [False, False, True]
-    journal.close()
-    assert "bytes after its last whole step are damaged and dropped" in caplog.text
 
 
 @pytest.fixture
@@ -238,6 +208,6 @@ def test_a_cancelled_run_does_not_claim_that_it_can_be_resumed(tmp_path: Path) -
             federation.wait(run)
         assert "resume" not in str(said.value)
         until = time.monotonic() + 30
-        while list((tmp_path / "state" / "server").rglob("journal")):
+        while kept_runs(tmp_path / "state" / "server", "step"):
             assert time.monotonic() < until
             time.sleep(0.1)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.network.parties import LASTING, OWNERS, QUERY, Parties, assert_same, in_process, running, tables
+from tests.network.parties import LASTING, OWNERS, QUERY, Parties, assert_same, in_process, kept_runs, running, tables
 from tests.network.weather import bad_weather
 
 import tablepuppet as tp
@@ -108,16 +108,18 @@ def test_a_cancelled_run_ends_and_leaves_no_checkpoint(tmp_path: Path) -> None:
             train_with_faults(parties, {20: cancel})
         parties.await_status(lambda s: s["runs"][-1]["state"] == "cancelled")
         parties.await_status(
-            lambda s: not any((tmp_path / "state" / n / r["run"]).exists() for n in OWNERS for r in s["runs"])
+            lambda s: not any(r["run"] in kept_runs(tmp_path / "state" / n) for n in OWNERS for r in s["runs"])
         )
-        assert not list(tmp_path.rglob("journal"))
+        assert not kept_runs(tmp_path / "state" / "server", "step")
 
 
 def assert_weathered(folder: Path, faults: int) -> None:
     job = JOB | {"epochs": 2 + faults // 8}  # 20 rounds an epoch, and a few pass before a fault is over
     with bad_weather(folder, tables(), seed=faults) as weather:
         result = weather.train(**job, faults=faults)
-        states = [p for p in (folder / "state").rglob("*") if p.is_file() and p.name not in (*LASTING, "run")]
+        states = [p for p in (folder / "state").rglob("*") if p.is_file() and p.name not in LASTING]
+        assert not any(kept_runs(folder / "state" / name) for name in OWNERS)
+        assert not kept_runs(folder / "state" / "server", "step")
     with in_process(tables()) as federation:
         assert_same(result, federation.train(QUERY, **job))
     assert len(set(weather.rounds)) == faults

@@ -245,4 +245,4 @@ def test_state_that_cannot_be_kept_is_said_before_anything_begins(tmp_path: Path
     words = [sys.executable, "-m", "tablepuppet", command, str(file)]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 1
-    assert "cannot make the folder" in done.stderr
+    assert "cannot write in the folder" in done.stderr

@@ -9,16 +9,18 @@ import stat
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.network import hostile
-from tests.network.parties import QUERY, Parties, assert_same, in_process, running, tables
+from tests.network.parties import QUERY, Parties, assert_same, in_process, kept_runs, running, tables
 
 import tablepuppet as tp
 from tablepuppet.api import ConnectedFederation
 from tablepuppet.network.control import to_frame
+from tablepuppet.network.run_store import RunStore
 from tablepuppet.network.runs import Run
 from tablepuppet.transport import certs
 
@@ -59,7 +61,7 @@ def test_a_poisoned_answer_ends_its_run_alone(parties: Parties, lie: str, says: 
         federation.train(QUERY, **GIVEN)
     shown = (str(failed.value), federation.status()["runs"][-1]["message"])
     assert all(len(text) < 1200 and "\x1b" not in text for text in shown)
-    assert not list((parties.folder / "state" / "server").rglob("journal"))
+    assert not kept_runs(parties.folder / "state" / "server", "step")
     network = federation.train(ALONE, **GIVEN)
     with in_process(tables(120)) as local:
         assert_same(network, local.train(ALONE, **GIVEN))
@@ -205,13 +207,13 @@ def test_what_is_kept_of_runs_is_for_the_server_alone(tmp_path: Path) -> None:
 def test_a_run_of_another_version_does_not_keep_the_coordinator_from_starting(tmp_path: Path) -> None:
     made = Parties(tmp_path)
     made.write(tables(60))
-    folder = tmp_path / "state" / "server" / "runs"
-    folder.mkdir(parents=True)
-    old = Run("0123456789abcdef", "train", to_frame({"no": "job"}), folder / "0123456789abcdef")
-    old.version, old.protocol = "0.0.1", ""
-    old.move("running")
-    (folder / "fedcba9876543210").mkdir()
-    (folder / "fedcba9876543210" / "run").write_bytes(os.urandom(300))
+    folder = tmp_path / "state" / "server"
+    with closing(RunStore(folder)) as store:
+        old = Run("0123456789abcdef", "train", to_frame({"no": "job"}), store)
+        old.version, old.protocol = "0.0.1", ""
+        old.move("running")
+    (folder / "runs" / "fedcba9876543210").mkdir(parents=True)
+    (folder / "runs" / "fedcba9876543210" / "run").write_bytes(os.urandom(300))
     made.start("server")
     try:
         found = made.await_status(lambda s: True)

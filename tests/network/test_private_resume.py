@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from tablepuppet.client import Client
 from tablepuppet.exchanges.evaluation import Evaluate, Release
 from tablepuppet.exchanges.registry import REQUESTS, RESPONSES
 from tablepuppet.exchanges.schema import CloseJob
-from tablepuppet.network.idempotent_client import IdempotentClient
+from tablepuppet.network.member import IdempotentClient
+from tablepuppet.network.run_store import RunStore
 from tablepuppet.owner.owner_files import AccountFile
 from tablepuppet.owner.store import ClientTables
 from tablepuppet.protocol.base import Failure, Message
@@ -57,10 +59,10 @@ def requests(job: str = "sgd") -> list[Message]:
     ]
 
 
-def keeper(folder: Path) -> IdempotentClient:
+def keeper(folder: Path, store: RunStore) -> IdempotentClient:
     held = ClientTables({"users": open_source(tables()["users"], "users")})
     account = AccountFile(folder / "account.json")
-    return IdempotentClient(Client("users", held, key=b"k" * 32, account=account), folder / "runs")
+    return IdempotentClient(Client("users", held, key=b"k" * 32, account=account), store)
 
 
 def answer(kept: IdempotentClient, step: int, request: Message) -> list[Frame]:
@@ -70,12 +72,14 @@ def answer(kept: IdempotentClient, step: int, request: Message) -> list[Frame]:
 @pytest.mark.parametrize("job", JOBS)
 def test_a_step_that_is_asked_again_after_a_crash_has_the_noise_it_had(tmp_path: Path, job: str) -> None:
     asked = requests(job)
-    kept = keeper(tmp_path)
+    store = RunStore(tmp_path)
+    kept = keeper(tmp_path, store)
     seen = []
     for step, request in enumerate(asked, 1):
         first = answer(kept, step, request)
-        kept.close()
-        kept = keeper(tmp_path)  # the client dies after every answer, and starts anew
+        store.close()
+        store = RunStore(tmp_path)
+        kept = keeper(tmp_path, store)  # the client dies after every answer, and starts anew
         again = answer(kept, step, request)
         assert [f.header for f in first] == [f.header for f in again]
         for one, other in zip(first, again, strict=True):
@@ -84,7 +88,7 @@ def test_a_step_that_is_asked_again_after_a_crash_has_the_noise_it_had(tmp_path:
         assert not isinstance(found, Failure), found
         if isinstance(found, Predictions):
             seen.append(found.values)
-    kept.close()
+    store.close()
     assert len(seen) == 4
     assert all(not np.array_equal(a, b) for a, b in pairwise(seen))
     spendings = AccountFile(tmp_path / "account.json").account.spendings
@@ -101,12 +105,11 @@ def test_a_resumed_client_gives_no_more_noisy_gradients_than_were_counted(tmp_pa
     asked = requests(job)
     update = next(r for r in asked if isinstance(r, SgdUpdate | AdmmUpdate))
     training = [r for r in asked if not isinstance(r, Evaluate | Release)]
-    kept = keeper(tmp_path)
-    for step, request in enumerate(training, 1):
-        answer(kept, step, request)
-    kept.close()
-    kept = keeper(tmp_path)
-    found = decode(answer(kept, len(training) + 1, update)[0], RESPONSES)
-    kept.close()
+    with closing(RunStore(tmp_path)) as store:
+        kept = keeper(tmp_path, store)
+        for step, request in enumerate(training, 1):
+            answer(kept, step, request)
+    with closing(RunStore(tmp_path)) as store:
+        found = decode(answer(keeper(tmp_path, store), len(training) + 1, update)[0], RESPONSES)
     assert isinstance(found, Failure)
     assert f"covers {4 if job == 'sgd' else 80} noisy gradients" in found.message

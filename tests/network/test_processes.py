@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.network.parties import LASTING, OWNERS, QUERY, Parties, assert_same, in_process, running, tables
+from tests.network.parties import LASTING, OWNERS, QUERY, Parties, assert_same, in_process, kept_runs, running, tables
 
 import tablepuppet as tp
 from tablepuppet.errors import PolicyError
@@ -124,7 +124,8 @@ def test_a_finished_run_leaves_only_the_owners_account_at_the_clients(parties: P
     parties.connect().train(QUERY, label="y")
     for name in OWNERS:
         assert {p.name for p in (parties.folder / "state" / name).iterdir()} <= set(LASTING)
-    assert not list((parties.folder / "state" / "server").rglob("journal"))
+        assert not kept_runs(parties.folder / "state" / name)
+    assert not kept_runs(parties.folder / "state" / "server", "step")
 
 
 def test_the_command_line_trains_against_a_running_server(parties: Parties) -> None:

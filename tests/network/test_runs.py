@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
-import os
-import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.network.parties import QUERY
+from tests.network.test_storm import fill_disk
 
-from tablepuppet.errors import JobError
+from tablepuppet.errors import JobError, TransportError
 from tablepuppet.job import make_job
 from tablepuppet.network.control import Finished, from_frame, to_frame
 from tablepuppet.network.coordinator import Coordinator
 from tablepuppet.network.processes import JsonLines
+from tablepuppet.network.run_store import RunStore
 from tablepuppet.network.runs import Run
 from tablepuppet.network.settings import FederationSettings, ServerSettings
 from tablepuppet.protocol.codec import Frame
@@ -28,29 +29,35 @@ JOB = make_job(QUERY, label="y", model="auto", algorithm="newton", given={})
 ID = "0123456789abcdef"
 
 
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[RunStore]:
+    with closing(RunStore(tmp_path)) as made:
+        yield made
+
+
 def test_a_result_that_finds_no_room_is_kept_once_there_is_some(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    store: RunStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sync, attempts = os.fdatasync, iter(range(1000))
-
-    def full(descriptor: int) -> None:
-        if next(attempts) < 700:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        sync(descriptor)
-
-    monkeypatch.setattr(os, "fdatasync", full)
-    monkeypatch.setattr(time, "sleep", lambda _: None)
-    run = Run(ID, "train", to_frame(JOB), tmp_path / ID)
+    run = Run(ID, "train", to_frame(JOB), store)
     news = run.follow(rounds=True)
-    run.result = to_frame({"a": 1})
+    run.result = to_frame({"a": np.arange(100_000)})
+    fill_disk(store, 0.5)
     run.move("finished")
-    assert caplog.text.count("no room for run") == 700
+    assert caplog.text.count("no room in") >= 2
     last, frames = news.get(timeout=1)
     assert isinstance(last, Finished)
-    kept = Run.load(tmp_path / ID)
+    kept = Run.load(ID, store)
+    assert kept is not None
     assert kept.result is not None
-    assert from_frame(kept.result) == from_frame(frames[0]) == {"a": 1}
-    assert not [p.name for p in (tmp_path / ID).iterdir() if p.name != "run"]
+    assert from_frame(kept.result)["a"].sum() == from_frame(frames[0])["a"].sum() == sum(range(100_000))
+
+
+def test_a_run_that_finds_no_room_is_refused_where_nobody_waits(store: RunStore) -> None:
+    fill_disk(store, 60.0).cancel()
+    run = Run(ID, "train", Frame(b"h", [bytes(1 << 20)]), store)
+    with pytest.raises(TransportError, match="cannot write down run 0123456789abcdef: No space left on device"):
+        run.move("queued", waits=False)
+    assert store.runs() == []
 
 
 def settings(folder: Path, wait: float = 1.0, memory: int | None = None) -> FederationSettings:
@@ -61,13 +68,12 @@ def settings(folder: Path, wait: float = 1.0, memory: int | None = None) -> Fede
 def test_a_coordinator_remembers_its_runs_and_passes_over_a_damaged_one(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = tmp_path / "runs"
-    run = Run(ID, "train", to_frame(JOB), folder / ID)
-    run.result = to_frame({"a": 1})
-    run.move("finished")
-    damaged = folder / "fedcba9876543210"
-    damaged.mkdir()
-    (damaged / "run").write_bytes((folder / ID / "run").read_bytes()[:-9])
+    with closing(RunStore(tmp_path)) as store:
+        for id in (ID, "fedcba9876543210"):
+            run = Run(id, "train", to_frame(JOB), store)
+            run.result = to_frame({"a": 1})
+            run.move("finished")
+        store._database.execute("UPDATE pieces SET checksum = 1 WHERE run = ?", (run.id,))
     coordinator = Coordinator(settings(tmp_path), Switchboard(["a"]))
     try:
         assert [r["run"] for r in coordinator.status()["runs"]] == [ID]
@@ -102,8 +108,10 @@ def test_what_users_hand_in_takes_no_more_memory_than_is_theirs(small: Coordinat
 def test_results_give_way_to_their_own_users_later_ones_alone(tmp_path: Path) -> None:
     """Fifty quick jobs of one user pushed out what another had not fetched yet."""
 
+    store = RunStore(tmp_path)
+
     def kept(number: int, owner: str, size: int) -> None:
-        run = Run(f"{number:016x}", "train", to_frame(JOB), tmp_path / "runs" / f"{number:016x}")
+        run = Run(f"{number:016x}", "train", to_frame(JOB), store)
         run.owner, run.result, run.submitted = owner, Frame(b"r", [bytes(size)]), float(number)
         run.move("finished")
 
@@ -112,15 +120,17 @@ def test_results_give_way_to_their_own_users_later_ones_alone(tmp_path: Path) ->
         kept(number, "rival", 100)
     for number in range(60, 70):
         kept(number, "large", 1 << 20)
+    store.close()
     coordinator = Coordinator(settings(tmp_path, memory=1 << 26), Switchboard(["a"]))
     coordinator.close()
     owners = Counter(run["user"] for run in coordinator.status()["runs"])
     assert owners == {"patient": 1, "rival": 50, "large": 3}
-    assert len(list((tmp_path / "runs").iterdir())) == 54
+    with closing(RunStore(tmp_path)) as store:
+        assert len(store.runs()) == 54
 
 
-def test_who_does_not_read_misses_rounds_and_never_the_end(tmp_path: Path) -> None:
-    run = Run(ID, "train", to_frame(JOB), tmp_path / ID)
+def test_who_does_not_read_misses_rounds_and_never_the_end(store: RunStore) -> None:
+    run = Run(ID, "train", to_frame(JOB), store)
     news = run.follow(rounds=True)
     for number in range(5000):
         run.end_round(number, 5000, to_frame({"a": 1}))
@@ -131,8 +141,8 @@ def test_who_does_not_read_misses_rounds_and_never_the_end(tmp_path: Path) -> No
     assert isinstance(heard[-1][0], Finished)
 
 
-def test_a_run_that_goes_on_waits_for_nobody_any_more(tmp_path: Path) -> None:
-    run = Run(ID, "train", to_frame(JOB), tmp_path / ID)
+def test_a_run_that_goes_on_waits_for_nobody_any_more(store: RunStore) -> None:
+    run = Run(ID, "train", to_frame(JOB), store)
     run.state, run.waiting = "waiting", {"supplier": 20.0}
     run.move("interrupted", "supplier has been away for too long")
     run.move("running")

@@ -7,10 +7,13 @@ server dies between any two steps.
 
 from __future__ import annotations
 
-import errno
 import os
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import shutil
+import sqlite3
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,9 +26,9 @@ from tablepuppet import train as story
 from tablepuppet.client import Client
 from tablepuppet.errors import RunInterruptedError, TrainingError, TransportError
 from tablepuppet.job import make_job
-from tablepuppet.network import records
-from tablepuppet.network.idempotent_client import IdempotentClient
-from tablepuppet.network.journal import Journal, RunHooks, RunTransport
+from tablepuppet.network.member import IdempotentClient
+from tablepuppet.network.run_store import RunStore
+from tablepuppet.network.run_transport import Journal, RunHooks, RunTransport
 from tablepuppet.owner.store import ClientTables
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.sources.source import open_source
@@ -48,17 +51,26 @@ class BadNetwork:
     def __init__(self, folder: Path, held: dict[str, pa.Table], seed: int | None) -> None:
         self.folder, self.held = folder, held
         self.chance = None if seed is None else random.Random(seed)
-        self.keepers: dict[str, IdempotentClient] = {}
-        self.keepers |= {name: self.boot(name) for name in held}
+        self.boots = 0
+        self.stores: dict[str, RunStore] = {}
+        self.keepers = {name: self.boot(name) for name in held}
         self.faults: dict[str, int] = {}
 
     def boot(self, name: str) -> IdempotentClient:
-        """A client as it is after kill -9: nothing but its disk."""
-        if name in self.keepers:
-            self.keepers[name].close()
+        """A client as it is after kill -9: nothing but its disk, as it was while it was written."""
+        self.boots += 1
+        folder = self.folder / f"{name}-{self.boots}"
+        if name in self.stores:
+            shutil.copytree(self.stores[name].folder, folder)
+            self.stores[name].close()
+        self.stores[name] = RunStore(folder)
         source = open_source(self.held[name], OWNERS[name])
         client = Client(name, ClientTables({OWNERS[name]: source}), key=SECRET)
-        return IdempotentClient(client, self.folder / name)
+        return IdempotentClient(client, self.stores[name])
+
+    def close(self) -> None:
+        for store in self.stores.values():
+            store.close()
 
     def list_connected(self) -> dict[str, str]:
         return dict.fromkeys(self.keepers, "")
@@ -74,7 +86,7 @@ class BadNetwork:
         if fault == "before":
             self.keepers[victim] = self.boot(victim)
         if fault == "full disk":
-            fill_disk(2)
+            fill_disk(self.stores[victim])
         replies = {name: list(self.keepers[name].answer(*request)) for name, request in requests.items()}
         if fault == "after":
             self.keepers[victim] = self.boot(victim)
@@ -88,20 +100,18 @@ class BadNetwork:
         return replies
 
 
-_full = [0]
-_fdatasync = os.fdatasync
+def fill_disk(store: RunStore, seconds: float = 0.15) -> threading.Timer:
+    """For a while the store finds no room for one page more."""
+    database: sqlite3.Connection = store._database
+    database.execute("PRAGMA max_page_count = 1")  # as many as there are
 
+    def make_room() -> None:
+        with suppress(sqlite3.ProgrammingError):  # its process has died meanwhile
+            database.execute("PRAGMA max_page_count = 1000000")
 
-def fill_disk(times: int) -> None:
-    """The next few writes find no room."""
-    _full[0] = times
-
-
-def failing_sync(descriptor: int) -> None:
-    if _full[0] > 0:
-        _full[0] -= 1
-        raise OSError(errno.ENOSPC, "No space left on device")
-    _fdatasync(descriptor)
+    room = threading.Timer(seconds, make_room)
+    room.start()
+    return room
 
 
 def transport(network: BadNetwork, journal: Journal) -> RunTransport:
@@ -112,15 +122,17 @@ def weather(folder: Path, network: BadNetwork, *, algorithm: str, **options: Any
     """Trains until a server survives; the result, and how many did not."""
     job = make_job(QUERY, label="y", model="auto", algorithm=algorithm, given=options)
     deaths = 0
+    store = RunStore(folder / "server-0")
     while True:
-        journal = Journal(folder / "journal")
         try:
-            link = Link(transport(network, journal), wire=job.wire)
+            link = Link(transport(network, Journal(store, RUN)), wire=job.wire)
             return story.train(job, TABLES, link, None, RUN), deaths
         except ServerKilledError:
             deaths += 1
+            shutil.copytree(store.folder, folder / f"server-{deaths}")
         finally:
-            journal.close()
+            store.close()
+        store = RunStore(folder / f"server-{deaths}")
 
 
 @pytest.mark.parametrize(
@@ -135,12 +147,9 @@ def weather(folder: Path, network: BadNetwork, *, algorithm: str, **options: Any
     ],
     ids=lambda o: "-".join(map(str, o.values())),
 )
-def test_no_fault_changes_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
-    monkeypatch.setattr(os, "fdatasync", failing_sync)
-    monkeypatch.setattr(records, "PERIOD", 0.0)  # after every write
-    fill_disk(0)
-    network = BadNetwork(tmp_path, tables(120), seed=1)
-    result, deaths = weather(tmp_path, network, **options)
+def test_no_fault_changes_the_model(tmp_path: Path, options: dict[str, Any]) -> None:
+    with closing(BadNetwork(tmp_path, tables(120), seed=1)) as network:
+        result, deaths = weather(tmp_path, network, **options)
     with in_process(tables(120)) as federation:
         expected = federation.train(QUERY, label="y", **options)
     assert deaths > 0
@@ -148,16 +157,15 @@ def test_no_fault_changes_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-def test_two_hundred_rounds_with_a_fault_each_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fdatasync", failing_sync)
-    monkeypatch.setattr(records, "PERIOD", 0.0)  # after every write
+def test_two_hundred_rounds_with_a_fault_each_change_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     options: dict[str, Any] = {"algorithm": "sgd", "batch_size": 30, "epochs": 40, "learning_rate": 0.05}
-    network = BadNetwork(tmp_path, tables(120), seed=2)
-    result, _ = weather(tmp_path, network, **options)
+    with closing(BadNetwork(tmp_path, tables(120), seed=2)) as network:
+        result, _ = weather(tmp_path, network, **options)
     with in_process(tables(120)) as federation:
         expected = federation.train(QUERY, label="y", **options)
     assert result.traffic.rounds > 200
     assert len(network.faults) == 7
+    assert "no room in" in caplog.text
     assert_same(result, expected)
 
 
@@ -173,12 +181,10 @@ def trained(tmp_path: Path) -> Iterator[BadNetwork]:
     """A network without faults, whose clients have trained a little."""
     network = BadNetwork(tmp_path, tables(120), seed=None)
     job = make_job(QUERY, label="y", model="auto", algorithm="sgd", given={"batch_size": 100, "epochs": 1})
-    journal = Journal(tmp_path / "journal")
-    story.train(job, TABLES, OpenLink(transport(network, journal)), None, RUN)
-    journal.close()
+    with closing(RunStore(tmp_path / "server")) as store:
+        story.train(job, TABLES, OpenLink(transport(network, Journal(store, RUN))), None, RUN)
     yield network
-    for keeper in network.keepers.values():
-        keeper.close()
+    network.close()
 
 
 def test_an_old_or_a_skipped_step_is_refused(trained: BadNetwork) -> None:
@@ -192,8 +198,8 @@ def test_an_old_or_a_skipped_step_is_refused(trained: BadNetwork) -> None:
 
 @pytest.mark.parametrize("run", ["../../etc", "", "0123456789ABCDEF", RUN + "0"])
 def test_a_run_whose_name_is_a_path_is_refused(tmp_path: Path, run: str) -> None:
-    keeper = BadNetwork(tmp_path, tables(20), seed=0).keepers["supplier"]
-    (frame,) = keeper.answer(Request(run=run, step=1, after=0), [Frame(b"\x00x")])
+    with closing(BadNetwork(tmp_path, tables(20), seed=0)) as network:
+        (frame,) = network.keepers["supplier"].answer(Request(run=run, step=1, after=0), [Frame(b"\x00x")])
     assert b"sixteen hexadecimal" in frame.header
 
 
@@ -206,73 +212,44 @@ def test_a_client_whose_tables_changed_says_so(trained: BadNetwork) -> None:
     assert b"table items has changed since the run began" in frame.header
 
 
-def test_runs_that_the_server_forgot_leave_the_disk(trained: BadNetwork, tmp_path: Path) -> None:
-    assert (tmp_path / "supplier" / RUN / "last").exists()
+def test_runs_that_the_server_forgot_leave_the_disk(trained: BadNetwork) -> None:
+    store = trained.stores["supplier"]
     trained.keepers["supplier"].keep_only([RUN])
-    assert (tmp_path / "supplier" / RUN / "last").exists()
+    assert store.runs() == [RUN]
     trained.keepers["supplier"].keep_only([])
-    assert not (tmp_path / "supplier" / RUN).exists()
+    assert store.runs() == []
 
 
 def test_another_job_cannot_be_resumed_from_a_journal(trained: BadNetwork, tmp_path: Path) -> None:
     job = make_job(QUERY, label="y", model="auto", algorithm="sgd", given={"batch_size": 50, "epochs": 1})
-    journal = Journal(tmp_path / "journal")
-    with pytest.raises(Exception, match="is not what it was"):
-        story.train(job, TABLES, Link(transport(trained, journal)), None, RUN)
-    journal.close()
+    with closing(RunStore(tmp_path / "server")) as store, pytest.raises(TrainingError, match="is not what it was"):
+        story.train(job, TABLES, Link(transport(trained, Journal(store, RUN))), None, RUN)
 
 
-@pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b[: len(b) // 2], lambda b: b + b"torn"])
-def test_a_torn_journal_is_read_as_far_as_it_is_whole(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
-    path = tmp_path / "journal"
-    journal = Journal(path)
-    answers = {"a": [Frame(b"h", [b"x" * 100])]}
-    for step in (1, 2, 3):
-        assert journal.next(step, 0) is None
-        journal.append(step, 0, answers)
-    journal.close()
-    path.write_bytes(damage(path.read_bytes()))
-    journal, step = Journal(path), 1
-    while journal.next(step, 0) is not None:
-        step += 1
-    journal.append(step, 0, answers)
-    journal.close()
-    journal = Journal(path)
-    assert all(journal.next(s, 0) is not None for s in range(1, step + 1))
-    assert journal.next(step + 1, 0) is None
-    journal.close()
-
-
-def test_a_journal_that_finds_no_room_interrupts_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(RunInterruptedError, match="No space left on device"):
-        Journal(tmp_path / "journal")
+def test_a_journal_that_finds_no_room_interrupts_its_run(tmp_path: Path) -> None:
+    with closing(RunStore(tmp_path)) as store:
+        fill_disk(store, 60.0).cancel()
+        with pytest.raises(RunInterruptedError, match="No space left on device"):
+            Journal(store, RUN).append(1, 0, {"a": [Frame(b"h", [bytes(1 << 20)])]})
+        assert store.runs() == []
 
 
 def test_a_journal_that_takes_most_of_the_disk_ends_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal = Journal(tmp_path / "journal")
-    assert journal.next(1, 0) is None
     answers = {"a": [Frame(b"h", [bytes(1 << 20)])]}
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=7 << 10, f_frsize=1 << 9))
-    for step in range(1, 16):
-        journal.append(step, 0, answers)
-    with pytest.raises(TrainingError, match="left for others"):
-        journal.append(16, 0, answers)
-    journal.close()
+    with closing(RunStore(tmp_path)) as store:
+        for step in range(1, 8):
+            Journal(store, RUN).append(step, 0, answers)
+        journal = Journal(store, RUN)  # a second life counts what the first one wrote
+        for step in range(8, 14):
+            journal.append(step, 0, answers)
+        with pytest.raises(TrainingError, match="left for others"):
+            journal.append(14, 0, answers)
 
 
-def test_a_checkpoint_that_cannot_be_written_ends_in_an_error(
-    trained: BadNetwork, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def denied(_: int) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
+def test_a_checkpoint_that_cannot_be_written_ends_in_an_error(trained: BadNetwork) -> None:
     keeper = trained.keepers["supplier"]
     step = keeper._runs[RUN].step
-    monkeypatch.setattr(os, "fdatasync", denied)
-    monkeypatch.setattr(records, "PERIOD", 0.0)
+    trained.stores["supplier"].close()
     with pytest.raises(TransportError, match="cannot write a checkpoint"):
         keeper.answer(Request(run=RUN, step=step + 1, after=step), [Frame(b"\x00x")])

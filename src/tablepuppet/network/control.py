@@ -37,6 +37,7 @@ from tablepuppet.transport.envelopes import (
     reachable,
 )
 
+_STATE = 2  # how runs and checkpoints lie on the disk
 _PLAIN = (type(None), bool, int, float, str, bytes)
 
 
@@ -289,4 +290,4 @@ def user_protocol() -> str:
 
 def run_protocol() -> str:
     """What a run on the disk depends on: what was asked, and what clients answered."""
-    return f"{user_protocol()}/{client_protocol()}"
+    return f"{user_protocol()}/{client_protocol()}/{_STATE}"

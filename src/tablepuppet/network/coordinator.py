@@ -20,10 +20,10 @@ from tablepuppet import train as story
 from tablepuppet.errors import ApprovalError, JobError, RunInterruptedError, TablePuppetError, TransportError
 from tablepuppet.memory import memory_limit
 from tablepuppet.network.control import Failed, Kind, Waiting
-from tablepuppet.network.journal import GivesWayError, Journal, RunHooks, RunTransport, TimeSlice
-from tablepuppet.network.records import is_out_of_room, lock_folder, make_folder
 from tablepuppet.network.run_process import RunDiedError, RunProcess
-from tablepuppet.network.runs import Run, RunQueue
+from tablepuppet.network.run_store import RunStore, is_out_of_room, read_earlier_runs
+from tablepuppet.network.run_transport import GivesWayError, Journal, RunHooks, RunTransport, TimeSlice
+from tablepuppet.network.runs import Card, Run, RunQueue
 from tablepuppet.network.settings import FederationSettings
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport.switchboard import Switchboard
@@ -44,10 +44,8 @@ class Coordinator:
     def __init__(self, settings: FederationSettings, switchboard: Switchboard) -> None:
         self._settings, self._switchboard = settings.server, switchboard
         self._tables, self._administrators = settings.tables, frozenset(settings.administrators)
-        folder = settings.path(settings.server.state)
-        self._folder = folder / "runs"
-        make_folder(self._folder)
-        self._folder_lock = lock_folder(folder)
+        self._folder = settings.path(settings.server.state)
+        self._store = RunStore(self._folder)
         self._runs: dict[str, Run] = {}
         self._queue = RunQueue()
         self._turns: dict[str, TimeSlice] = {}  # by run
@@ -75,7 +73,7 @@ class Coordinator:
                 raise JobError("there is no interrupted run of this job; start it without resume")
             return self.resume(run.id, user)
         id = story.new_job_id()
-        run = Run(id, kind, asked, self._folder / id if kind == "train" else None)
+        run = Run(id, kind, asked, self._store if kind == "train" else None)
         run.owner, run.readers = user, tuple(readers)
         try:
             self._enqueue(run)
@@ -186,18 +184,25 @@ class Coordinator:
                 self._current.stop.set()
         self._worker.join(timeout=30)
         self._process.close()
-        self._folder_lock.close()
+        self._store.close()
 
     # -- how runs go -----------------------------------------------------------------------
 
     def _take_up(self) -> None:
         """Runs of an earlier life: those under way go on, the others are remembered."""
         found = []
-        for folder in self._folder.iterdir():
+        for id, card in read_earlier_runs(self._folder / "runs", Card):
+            Run.from_card(id, self._store, *card).save()
+        for id in self._store.runs():
             try:
-                found.append(Run.load(folder))
-            except Exception as error:  # whatever is wrong with one of them, the others go on
-                log.error("run %s cannot be read and is passed over: %s", folder.name, error)
+                run = Run.load(id, self._store)
+            except TablePuppetError as error:  # whatever is wrong with one of them, the others go on
+                log.error("run %s cannot be read and is passed over: %s", id, error)
+                continue
+            if run is None:
+                self._store.forget(id)
+            else:
+                found.append(run)
         for run in sorted(found, key=lambda r: r.submitted):
             self._runs[run.id] = run
             if run.is_over:
@@ -275,7 +280,7 @@ class Coordinator:
     def _goes_on(self, run: Run, error: RunDiedError) -> bool:
         """Whether a run whose process is gone gets another one; a process that somebody ended does not count."""
         log.error("run %s: %s", run.id, error)
-        if self._is_closing or error.is_final or run.folder is None:
+        if self._is_closing or error.is_final or run.store is None:
             return False
         if not error.is_orderly:
             run.deaths += 1
@@ -286,7 +291,7 @@ class Coordinator:
         """Ends a run that would bring its process down again; whoever has mended the cause can resume it."""
         times = f" {run.deaths} times" if run.deaths >= _DEATHS else ""
         message = f"the run is set aside: {error}{times}"
-        if run.folder is None:
+        if run.store is None:
             self._fail(run, JobError(message))
         else:
             self._interrupt(run, RunInterruptedError(f"{message}. To try again: tablepuppet resume {run.id}"))
@@ -294,8 +299,7 @@ class Coordinator:
     def _await_approval(self, run: Run, error: ApprovalError) -> None:
         """Puts a run aside that waits for a person, and looks again in a while; it holds nothing until then."""
         self._switchboard.forget(run.id)
-        if run.journal is not None:
-            run.journal.unlink(missing_ok=True)  # nothing was read: it begins anew
+        self._store.write({}, remove=[(run.id, "step")], waits=self._waits_for_room)  # nothing was read: it begins anew
         waited = time.time() - run.submitted
         if waited > _APPROVAL:
             self._fail(run, ApprovalError(f"{error}; nobody did within {_APPROVAL / 86400:.0f} days"))
@@ -310,7 +314,7 @@ class Coordinator:
         again.start()
 
     def _interrupt(self, run: Run, error: RunInterruptedError) -> None:
-        if self._is_closing and run.folder is not None:
+        if self._is_closing and run.store is not None:
             log.info("run %s goes on when the server starts again", run.id)
             return
         is_dropped = run.stop.is_set() and not run.keeps_state
@@ -330,15 +334,10 @@ class Coordinator:
         return not self._is_closing
 
     def _execute(self, run: Run) -> None:
-        journal = None if run.journal is None else Journal(run.journal)
+        journal = None if run.store is None else Journal(run.store, run.id)
         run.move("running", on_full=self._waits_for_room)
         self.trouble = ""
-        try:
-            transport = self._transport(run, journal)
-            run.result = self._process.do(run, self._tables, run.asked, transport, run.end_round)
-        finally:
-            if journal is not None:
-                journal.close()
+        run.result = self._process.do(run, self._tables, self._transport(run, journal))
         run.move("finished", on_full=self._waits_for_room)
         log.info("run %s is finished", run.id)
 

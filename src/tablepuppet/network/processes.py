@@ -19,17 +19,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr
-from pathlib import Path
-from typing import IO, Any, Literal
+from contextlib import ExitStack, contextmanager, redirect_stderr
+from typing import IO, Literal
 
 from tablepuppet.client import Client
 from tablepuppet.errors import TablePuppetError
 from tablepuppet.formatting import printable
 from tablepuppet.memory import fix_thresholds
-from tablepuppet.network.idempotent_client import IdempotentClient
-from tablepuppet.network.join import Member
-from tablepuppet.network.records import lock_folder
+from tablepuppet.network.member import IdempotentClient, Member
+from tablepuppet.network.run_store import RunStore, remove_earlier_checkpoints
 from tablepuppet.network.serve import Server
 from tablepuppet.network.settings import ClientSettings, FederationSettings
 from tablepuppet.owner.owner_files import AccountFile, Approvals, OwnerLog, own_secret
@@ -183,21 +181,15 @@ def serve(
     identity = settings.server_identity()
     if identity is not None:
         identity.check()
-    with _until_signal() as stop, logged_handshakes():
+    with _until_signal() as stop, logged_handshakes(), ExitStack() as closing:
         server = Server(settings)
+        closing.callback(server.close)
         server.coordinator.prepare()
         on_ready(server)
-        members = [_member(client, open_tables) for client in clients]
-        threads = [threading.Thread(target=_run_member, args=(m, stop), name="client", daemon=True) for m, _ in members]
-        for thread in threads:
-            thread.start()
-        try:
-            stop.wait()
-        finally:
-            for member, tables in members:
-                member.stop()
-                tables.shutdown()
-            server.close()
+        for member in [closing.enter_context(_open_member(client, open_tables)) for client in clients]:
+            closing.callback(member.stop)
+            threading.Thread(target=_run_member, args=(member, stop), name="client", daemon=True).start()
+        stop.wait()
 
 
 def _raise_descriptor_limit() -> None:
@@ -212,8 +204,7 @@ def join(settings: ClientSettings, open_tables: OpenTables) -> None:
     """Runs one client until a signal comes; a refusal by the server is an error."""
     os.umask(0o077)
     fix_thresholds()
-    member, tables = _member(settings, open_tables)
-    with _until_signal() as stop:
+    with _open_member(settings, open_tables) as member, _until_signal() as stop:
 
         def leave() -> None:
             stop.wait()
@@ -227,17 +218,20 @@ def join(settings: ClientSettings, open_tables: OpenTables) -> None:
         finally:
             stop.set()
             watcher.join(timeout=5)
-            tables.shutdown()
 
 
-def _member(settings: ClientSettings, open_tables: OpenTables) -> tuple[Member, ClientTables]:
+@contextmanager
+def _open_member(settings: ClientSettings, open_tables: OpenTables) -> Iterator[Member]:
+    """A client that has not dialled yet; its tables and its state are closed in the end."""
     identity = settings.identity()
     if identity is not None:
         identity.check()
     tables = open_tables(settings)
     policy = _CAREFUL if settings.policy is None else read_policy(settings.path(settings.policy))
     _warn_of_silence(settings, policy)
-    folder = _lock_state(settings.state_folder)
+    folder = settings.state_folder
+    store = RunStore(folder)  # before whatever else lies there: no other process has it
+    remove_earlier_checkpoints(folder)
     client = Client(
         settings.name,
         tables,
@@ -250,14 +244,11 @@ def _member(settings: ClientSettings, open_tables: OpenTables) -> tuple[Member, 
         row_sets=RowSets(folder / "row_sets.sqlite"),
         part_store=PartStore(settings.models_folder),
     )
-    member: Member
-
-    def note(text: str) -> None:
-        member.note = text
-
-    keeper = IdempotentClient(client, folder, note)
-    member = Member(settings.name, settings.server, identity, keeper)
-    return member, tables
+    try:
+        yield Member(settings.name, settings.server, identity, IdempotentClient(client, store))
+    finally:
+        tables.shutdown()
+        store.close()
 
 
 def _warn_of_silence(settings: ClientSettings, policy: Policy) -> None:
@@ -271,15 +262,6 @@ def _warn_of_silence(settings: ClientSettings, policy: Policy) -> None:
             table,
             settings.policy or "a policy file",
         )
-
-
-def _lock_state(folder: Path) -> Path:
-    """The folder, held by this process until it ends."""
-    _LOCKS.append(lock_folder(folder))
-    return folder
-
-
-_LOCKS: list[Any] = []  # held until the process ends
 
 
 def _run_member(member: Member, stop: threading.Event) -> None:

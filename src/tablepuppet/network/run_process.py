@@ -15,14 +15,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from tablepuppet import errors
 from tablepuppet.errors import DisconnectedError, RunInterruptedError, TablePuppetError
 from tablepuppet.network import run_worker as w
-from tablepuppet.network.journal import RunTransport
+from tablepuppet.network.run_transport import RunTransport, join_frames, split_frames
 from tablepuppet.network.run_worker import Pipe
 from tablepuppet.network.runs import Run
 from tablepuppet.protocol.codec import Frame
@@ -55,14 +55,7 @@ class RunProcess:
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
-    def do(
-        self,
-        run: Run,
-        tables: Mapping[str, tuple[str, ...]],
-        asked: Frame,
-        transport: RunTransport,
-        on_round: Callable[[int, int, Frame], None],
-    ) -> Frame:
+    def do(self, run: Run, tables: Mapping[str, tuple[str, ...]], transport: RunTransport) -> Frame:
         """The outcome of a run."""
         try:
             pipe = self.start()
@@ -75,8 +68,8 @@ class RunProcess:
                 asker=run.owner,
                 readers=run.readers,
             )
-            pipe.send(begin, [asked])
-            return self._serve(pipe, run, transport, on_round)
+            pipe.send(begin, [run.asked])
+            return self._serve(pipe, run, transport)
         except DisconnectedError:
             raise self._death() from None
         except RunDiedError:
@@ -113,9 +106,7 @@ class RunProcess:
         self._pipe = Pipe(own, w.FROM_WORKER)
         return self._pipe
 
-    def _serve(
-        self, pipe: Pipe, run: Run, transport: RunTransport, on_round: Callable[[int, int, Frame], None]
-    ) -> Frame:
+    def _serve(self, pipe: Pipe, run: Run, transport: RunTransport) -> Frame:
         stopped: RunInterruptedError | None = None
         while True:
             self._await(pipe, run)
@@ -123,17 +114,17 @@ class RunProcess:
             if isinstance(said, w.Ask):
                 if said.accepts:
                     transport.accept()
-                given = w.split_frames(said.clients, frames)
+                given = split_frames(said.clients, frames)
                 try:
                     answers = transport.exchange(given, wait=said.wait)
                 except RunInterruptedError as error:
                     stopped = error
                     pipe.send(w.Interrupt(reason=str(error)))
                 else:
-                    counts, every = w.join_frames(answers)
+                    counts, every = join_frames(answers)
                     pipe.send(w.Answers(clients=counts), every)
             elif isinstance(said, w.RoundEnded):
-                on_round(said.round, said.rounds, frames[0])
+                run.end_round(said.round, said.rounds, frames[0])
             elif isinstance(said, w.Logged):
                 logging.getLogger(said.logger).log(said.level, "%s", said.message)
             elif isinstance(said, w.Outcome):

@@ -31,6 +31,7 @@ from tablepuppet.job import Job, check_job
 from tablepuppet.job.job import Ray
 from tablepuppet.memory import fix_thresholds, trim_heap
 from tablepuppet.network.control import Kind, from_frame, to_frame
+from tablepuppet.network.run_transport import join_frames, split_frames
 from tablepuppet.prediction.cache import PredictionCache
 from tablepuppet.prediction.model import Model
 from tablepuppet.protocol.codec import Buffer, Frame
@@ -187,20 +188,6 @@ _MEASURES: dict[Kind, set[str]] = {
 _OPTIONS = {"missing", "key", "only", "max_joined_rows", "split"}
 TO_WORKER = Begin | Answers | Interrupt
 FROM_WORKER = Ask | RoundEnded | Logged | Outcome | WorkerFailed
-
-
-def join_frames(frames: Mapping[str, Sequence[Frame]]) -> tuple[dict[str, int], list[Frame]]:
-    """Frames by client → how many each has, and all of them in a row."""
-    return {client: len(given) for client, given in frames.items()}, [f for given in frames.values() for f in given]
-
-
-def split_frames(counts: Mapping[str, int], frames: Sequence[Frame]) -> dict[str, list[Frame]]:
-    """The opposite of `join_frames`."""
-    found, start = {}, 0
-    for client, count in counts.items():
-        found[client] = list(frames[start : start + count])
-        start += count
-    return found
 
 
 class PipeTransport:

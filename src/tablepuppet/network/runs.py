@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 import queue
-import shutil
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,7 +15,7 @@ import msgspec
 from tablepuppet.errors import TransportError
 from tablepuppet.formatting import printable
 from tablepuppet.network.control import Failed, Finished, Kind, News, Round, State, Waiting, run_protocol
-from tablepuppet.network.records import is_full, load_record, replace_record
+from tablepuppet.network.run_store import RunStore, StoreError
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport.envelopes import Envelope
 from tablepuppet.version import __version__
@@ -93,7 +91,7 @@ class Run:
     id: str
     kind: Kind
     asked: Frame
-    folder: Path | None  # None: not kept
+    store: RunStore | None  # None: nowhere
     state: State = "queued"
     submitted: float = field(default_factory=time.time)
     message: str = ""
@@ -189,42 +187,37 @@ class Run:
 
     # -- on the disk -----------------------------------------------------------------------
 
-    @property
-    def journal(self) -> Path | None:
-        return None if self.folder is None else self.folder / "journal"
-
     def save(self, on_full: Callable[[], bool] = lambda: True, *, waits: bool = True) -> None:
-        """Writes the card; a full disk is waited for, or refused at once."""
-        if self.folder is None:
+        """Writes the card, and drops the journal of a run that is over for good; a full disk is waited for, or refused
+        at once."""
+        if self.store is None:
             return
-        while True:
-            try:
-                self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                replace_record(self.folder / "run", self._card(), self._frames())
-                break
-            except OSError as error:
-                if not is_full(error) or not waits or not on_full():
-                    raise TransportError(f"the server cannot write down run {self.id}: {error.strerror}") from None
-                log.warning("no room for run %s; trying again in 1 s", self.id)
-                time.sleep(1.0)
-        if self.state in ("finished", "failed", "cancelled") and self.journal is not None:
-            self.journal.unlink(missing_ok=True)
-
-    def _card(self) -> Card:
-        return Card(**{name: getattr(self, name) for name in Card.__struct_fields__})
-
-    def _frames(self) -> list[Frame]:
-        return [self.asked, *([] if self.result is None else [self.result])]
+        card = Card(**{name: getattr(self, name) for name in Card.__struct_fields__})
+        frames = [self.asked, *([] if self.result is None else [self.result])]
+        is_final = self.state in ("finished", "failed", "cancelled")
+        try:
+            self.store.write(
+                {(self.id, "card", 0): (card, frames)},
+                remove=[(self.id, "step")] if is_final else [],
+                waits=lambda: waits and on_full(),
+            )
+        except StoreError as error:
+            raise TransportError(f"the server cannot write down run {self.id}: {error}") from None
 
     @classmethod
-    def load(cls, folder: Path) -> Run:
-        card, frames = load_record(folder / "run", Card)
+    def load(cls, id: str, store: RunStore) -> Run | None:
+        """A run of an earlier life; None: it was never written down."""
+        found = store.read((id, "card", 0), Card)
+        return None if found is None else cls.from_card(id, store, *found)
+
+    @classmethod
+    def from_card(cls, id: str, store: RunStore, card: Card, frames: list[Frame]) -> Run:
         result = frames[1] if len(frames) > 1 else None
-        return cls(folder.name, asked=frames[0], folder=folder, result=result, **msgspec.structs.asdict(card))
+        return cls(id, asked=frames[0], store=store, result=result, **msgspec.structs.asdict(card))
 
     def remove(self) -> None:
-        if self.folder is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        if self.store is not None:
+            self.store.forget(self.id)
 
     def describe(self) -> dict[str, Any]:
         """For people and machines: no value of any row."""

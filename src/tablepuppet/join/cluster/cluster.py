@@ -129,7 +129,7 @@ def at_work(engine: Engine) -> Iterator[Cluster | None]:
     if isinstance(engine, Local):
         yield None
         return
-    with _connect(engine) as ray, _storage(engine) as place:
+    with _ray_settings(), _connect(engine) as ray, _storage(engine) as place:
         cluster = Cluster(ray, engine.workers or max(1, int(ray.available_resources().get("CPU", 1))), place)
         try:
             yield cluster
@@ -138,12 +138,24 @@ def at_work(engine: Engine) -> Iterator[Cluster | None]:
 
 
 @contextmanager
-def _connect(engine: Ray) -> Iterator[Any]:
-    """Ray, connected: by the user already, to a cluster that runs, or to one that is started for this run."""
+def _ray_settings() -> Iterator[None]:
+    """While inside, the environment asks Ray for a token and for no reports of its use; then it is the user's again."""
+    before = {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing about a run goes to anybody
     mode = os.environ.setdefault(_AUTH_MODE, _TOKEN)
-    if mode.lower() != _TOKEN:
-        raise JobError(f"Ray would let anybody in who reaches it ({_AUTH_MODE}={mode}); {_DEMAND}")
+    try:
+        if mode.lower() != _TOKEN:
+            raise JobError(f"Ray would let anybody in who reaches it ({_AUTH_MODE}={mode}); {_DEMAND}")
+        yield
+    finally:
+        for name in [name for name in os.environ if name.startswith("RAY_")]:
+            del os.environ[name]
+        os.environ |= before
+
+
+@contextmanager
+def _connect(engine: Ray) -> Iterator[Any]:
+    """Ray, connected: by the user already, to a cluster that runs, or to one that is started for this run."""
     try:
         import ray
     except ImportError:

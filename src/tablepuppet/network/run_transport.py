@@ -1,4 +1,4 @@
-"""The journal: every answer that a run was given, in order; a run is resumed by replaying it.
+"""A run's line to its clients: numbered requests, and a journal of every answer, by which a run is resumed.
 
 The server's part of a run is a function of its job and of what clients answered. So the checkpoint of
 a server is its clients' answers: after a crash the run starts over with answers out of the journal
@@ -8,147 +8,87 @@ algorithm needs to know. A checksum of every step's requests proves that the sec
 
 from __future__ import annotations
 
-import logging
 import os
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from pathlib import Path
 
 from tablepuppet.errors import RunInterruptedError, TrainingError
-from tablepuppet.network.records import (
-    Syncing,
-    checksum,
-    is_full,
-    is_small,
-    open_private,
-    read_record,
-    record,
-    sync_folder,
-    write_record,
-    write_whole,
-)
+from tablepuppet.network.run_store import RunStore, StoreError
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport.envelopes import Envelope, Request
 from tablepuppet.transport.switchboard import OnWaiting, Switchboard, WaitRules
 
-log = logging.getLogger(__name__)
-_AHEAD = 1 << 16  # bytes of zeros after the last record
-_LOOK = 1 << 24  # bytes that a journal grows by between two looks at the disk
-_SHARE = 4  # times as much as is left on the disk, and a journal takes too much of it
+_MOST_SHARE = 4  # times as much as is left on the disk, and a journal takes too much of it
+
+
+def join_frames(frames: Mapping[str, Sequence[Frame]]) -> tuple[dict[str, int], list[Frame]]:
+    """Frames by client → how many each has, and all of them in a row."""
+    return {client: len(given) for client, given in frames.items()}, [f for given in frames.values() for f in given]
+
+
+def split_frames(counts: Mapping[str, int], frames: Sequence[Frame]) -> dict[str, list[Frame]]:
+    """The opposite of `join_frames`."""
+    found, start = {}, 0
+    for client, count in counts.items():
+        found[client] = list(frames[start : start + count])
+        start += count
+    return found
 
 
 class _Step(Envelope, frozen=True):
     """Frames: the answers of each client in turn."""
 
-    step: int
     requests: int  # their checksum
     answers: dict[str, int]  # how many frames each client sent
 
 
 class Journal:
-    """A file of steps: read to its end first, then written, always a little beyond its end.
+    """The steps of one run: read to the last first, then written."""
 
-    What lies ahead of the records is zeros. To overwrite them changes nothing but content on the disk, which is
-    durable sooner than a file that grows.
-    """
+    def __init__(self, store: RunStore, run: str) -> None:
+        self._store, self._run = store, run
+        self._size = store.size(run, "step")
 
-    def __init__(self, path: Path) -> None:
-        try:
-            is_new = not path.exists()
-            if is_new:
-                open_private(path, "wb").close()
-                sync_folder(path.parent)
-            self._file = open_private(path, "r+b")
-        except OSError as error:
-            raise _unwritable(error) from None
-        self._is_replaying = True
-        self._looked = 0  # how large it was at the last look
-        self._syncing = Syncing()
-
-    def next(self, step: int, requests: int) -> dict[str, list[Frame]] | None:
-        """The answers to the next step of an earlier life; None once that life ended."""
-        found = read_record(self._file, _Step) if self._is_replaying else None
+    def replay(self, step: int, requests: int) -> dict[str, list[Frame]] | None:
+        """The answers to a step of an earlier life; None once that life ended."""
+        found = self._store.read((self._run, "step", step), _Step)
         if found is None:
-            if self._is_replaying:
-                self._is_replaying = False
-                self._cut()
             return None
         kept, frames = found
-        if (kept.step, kept.requests) != (step, requests):
+        if kept.requests != requests:
             raise TrainingError(
                 f"the run cannot be resumed: step {step} is not what it was. Its job, the federation or the version "
                 "of TablePuppet changed; start the run again"
             )
-        answers, start = {}, 0
-        for client, count in kept.answers.items():
-            answers[client] = frames[start : start + count]
-            start += count
-        return answers
+        return split_frames(kept.answers, frames)
 
-    def _cut(self) -> None:
-        """Drops what a crash tore, and says so: clients answer those steps again."""
-        start = self._file.tell()
-        lost = len(self._file.read().rstrip(b"\0"))
-        if lost:
-            log.warning("%s: %d bytes after its last whole step are damaged and dropped", self._file.name, lost)
-        self._file.seek(start)
-        self._file.truncate()
-
-    def append(self, step: int, requests: int, answers: Mapping[str, Sequence[Frame]]) -> None:
-        """Adds a step; it survives the process at once, and the machine soon."""
-        start = self._file.tell()
-        frames = [frame for client in answers.values() for frame in client]
-        counts = {client: len(sent) for client, sent in answers.items()}
-        envelope = _Step(step=step, requests=requests, answers=counts)
+    def append(
+        self,
+        step: int,
+        requests: int,
+        answers: Mapping[str, Sequence[Frame]],
+        waits: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Adds a step. A run that goes on and on fills no disk that others need: it ends while there is room."""
+        counts, frames = join_frames(answers)
+        record = _Step(requests=requests, answers=counts), frames
         try:
-            if is_small(frames):
-                self._overwrite(record(envelope, frames))
-            else:
-                write_record(self._file, envelope, frames)
-        except OSError:
-            self._file.seek(start)
-            self._file.truncate()
-            raise
-        self._check_share()
-
-    def _check_share(self) -> None:
-        """A run that goes on and on fills no disk that others need: it ends while there is room."""
-        size = self._file.tell()
-        if size - self._looked < _LOOK:
-            return
-        self._looked = size
-        disk = os.statvfs(self._file.fileno())
+            self._store.write({(self._run, "step", step): record}, is_urgent=False, waits=waits)
+        except StoreError as error:
+            raise RunInterruptedError(
+                f"the server cannot write its checkpoint ({error}); make room and resume the run"
+            ) from None
+        self._size += sum(frame.size for frame in frames)
+        disk = os.statvfs(self._store.folder)
         left = disk.f_bavail * disk.f_frsize
-        if size > _SHARE * left:
+        if self._size > _MOST_SHARE * left:
             raise TrainingError(
-                f"its answers take {size:,} bytes on the server's disk, which has {left:,} left for others; "
+                f"its answers take {self._size:,} bytes on the server's disk, which has {left:,} left for others; "
                 "ask for fewer epochs or larger batches, or let the server have a larger disk"
             )
-
-    def _overwrite(self, content: bytes) -> None:
-        end = self._file.tell() + len(content)
-        is_ahead = end <= os.fstat(self._file.fileno()).st_size
-        write_whole(self._file, content if is_ahead else content + bytes(_AHEAD))
-        self._file.seek(end)
-        self._syncing.note_write(self._file)
-
-    def finish(self) -> None:
-        """All steps are on the disk when this returns."""
-        self._syncing.finish()
-
-    def close(self) -> None:
-        if not self._is_replaying:
-            self._file.truncate()
-        self._syncing.finish()
-        self._file.close()
-
-
-def _unwritable(error: OSError) -> RunInterruptedError:
-    return RunInterruptedError(
-        f"the server cannot write its checkpoint ({error.strerror}); make room and resume the run"
-    )
 
 
 class GivesWayError(RunInterruptedError):
@@ -244,8 +184,8 @@ class RunTransport:
             except RunInterruptedError:  # somebody left meanwhile; the next greeting tells them
                 return {}
         self._step += 1
-        requests = checksum(f for sent in frames.values() for f in sent) if self._journal is not None else 0
-        answers = None if self._journal is None else self._journal.next(self._step, requests)
+        requests = _checksum(frames) if self._journal is not None else 0
+        answers = None if self._journal is None else self._journal.replay(self._step, requests)
         if answers is None:
             self._turn.step(can_go_on=self._journal is not None)
             answers = self._ask(frames, self._hooks.patience)
@@ -255,9 +195,14 @@ class RunTransport:
         return {client: answers[client] for client in frames}
 
     def accept(self) -> None:
-        """The answers of the last round are sound: from now on they belong to the run."""
+        """The answers of the last round are sound: from now on they belong to the run.
+
+        A full disk is waited for, as long as an absent client would be.
+        """
         if self._unkept is not None and self._journal is not None:
-            self._keep(self._journal, *self._unkept)
+            until = time.monotonic() + self._hooks.patience
+            waits = lambda: time.monotonic() < until and not self._hooks.is_cancelled()  # noqa: E731
+            self._journal.append(self._step, *self._unkept, waits)
         self._unkept = None
 
     def close(self) -> None:
@@ -271,29 +216,20 @@ class RunTransport:
         }
         self._began, self._polls = time.monotonic(), not patience
         since = self._turn.since(step) if patience else None
-        rules = WaitRules(patience, self._hooks.on_waiting, self._settle, self._hooks.is_cancelled, since)
+        rules = WaitRules(patience, self._hooks.on_waiting, self._pause, self._hooks.is_cancelled, since)
         return self._switchboard.ask(requests, rules)
 
-    def _settle(self, silent: Sequence[str]) -> None:
-        """Nothing happens for a while."""
-        if self._journal is not None:
-            self._journal.finish()
+    def _pause(self, silent: Sequence[str]) -> None:
+        """Nothing has happened for a while."""
         if self._polls:
             if time.monotonic() - self._began > self._turn.seconds:  # whoever does not answer is left out
                 raise RunInterruptedError(f"no answer of {', '.join(silent)}")
             return
         self._turn.check(self._began, silent, can_go_on=self._journal is not None)
 
-    def _keep(self, journal: Journal, requests: int, answers: Mapping[str, Sequence[Frame]]) -> None:
-        """A full disk is waited for, as long as an absent client would be."""
-        until = time.monotonic() + self._hooks.patience
-        pause = 0.1
-        while True:
-            try:
-                return journal.append(self._step, requests, answers)
-            except OSError as error:
-                if not is_full(error) or time.monotonic() > until or self._hooks.is_cancelled():
-                    raise _unwritable(error) from None
-                log.warning("no room for run %s; trying again in %.1f s", self._run, pause)
-                time.sleep(pause)
-                pause = min(2 * pause, 5.0)
+
+def _checksum(frames: Mapping[str, Sequence[Frame]]) -> int:
+    found = 0
+    for buffer in (b for sent in frames.values() for frame in sent for b in (frame.header, *frame.buffers)):
+        found = zlib.crc32(buffer, found)
+    return found

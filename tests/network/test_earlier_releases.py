@@ -48,7 +48,8 @@ def read_earlier_runs(made: Parties, tmp_path: Path) -> None:
         result.save(tmp_path / "model")
         assert tp.load(tmp_path / "model").coefficients().equals(result.coefficients())
         for run in (RUNNING, QUEUED):
-            with pytest.raises(tp.TablePuppetError, match=f"run {run} was begun by another release.*start the run again"):
+            says = f"run {run} was begun by another release.*start the run again"
+            with pytest.raises(tp.TablePuppetError, match=says):
                 federation.wait(run)
         states = {run["run"]: run["state"] for run in federation.status()["runs"]}
         assert states == {FINISHED: "finished", RUNNING: "failed", QUEUED: "failed"}

@@ -99,7 +99,7 @@ def make_app() -> typer.Typer:
     """The commands, put together, in the order of the help."""
     import typer
 
-    from tablepuppet.cli import certs, contracts, models, processes, report, train
+    from tablepuppet.cli import certs, models, processes, report, train
 
     app = typer.Typer(
         name="tablepuppet",
@@ -113,10 +113,10 @@ def make_app() -> typer.Typer:
         *(models.predict, models.evaluate, models.export, models.importance, models.dependence),
         *(models.compare, models.drift, report.report),
         *(processes.serve, processes.join, processes.status, processes.cancel, processes.resume),
-        *(train.submit, train.wait, contracts.contracts, contracts.approve, contracts.deny),
+        *(processes.submit, processes.wait, processes.contracts, processes.approve, processes.deny),
     ):
         app.command()(command)
-    app.add_typer(contracts.log_app, name="log")
+    app.add_typer(processes.log_app, name="log")
     app.add_typer(certs.app, name="certs")
 
     def show_version(wanted: bool) -> None:

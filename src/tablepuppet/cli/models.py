@@ -1,14 +1,13 @@
 """Commands that take a saved model: predict, evaluate, export, importance, dependence, compare and drift.
 
-predict: its predictions on a job's rows; evaluate: how good they are; export: its blocks as SQL or ONNX; importance and
-dependence: what features do to it. compare and drift are for cron: is the new
-model worse, are the rows still those it was trained on? Both end with code 3 where they find what they look for, so
-that a script can retrain, or keep the old model.
+compare and drift are for cron: is the new model worse, are the rows still those it was trained on? Both end with code 3
+where they find what they look for, so that a script can retrain, or keep the old model.
 """
 
 from __future__ import annotations
 
-from enum import StrEnum
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,10 +15,12 @@ import pyarrow as pa
 import typer
 from msgspec import to_builtins
 
+from tablepuppet.api import Federation
 from tablepuppet.cli.job_file import FederationOption, JobArgument, JobFile, read_job
 from tablepuppet.cli.screen import JsonOption, Screen, table
 from tablepuppet.errors import ModelError
 from tablepuppet.output_files import write_whole
+from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.saved import load
 from tablepuppet.report import dependence_of
 
@@ -43,6 +44,16 @@ SplitOption = Annotated[
 ]
 
 
+@contextmanager
+def _open(
+    screen: Screen, doing: str, model: Path, job: Path, federation: Path | None
+) -> Iterator[tuple[Model, JobFile, Federation]]:
+    """A saved model, a job and its federation, while a command works with them."""
+    loaded, asked = load(model), read_job(job, needs_label=False)
+    with screen.progress(doing), asked.open_federation(federation) as tables:
+        yield loaded, asked, tables
+
+
 def predict(
     model: ModelArgument,
     job: JobArgument,
@@ -58,12 +69,19 @@ def predict(
     [bold]Example:[/bold] tablepuppet predict model/ returns.toml --key order_id --to predictions.parquet
     """
     screen = Screen(as_json)
-    loaded, asked = load(model), read_job(job, needs_label=False)
-    with screen.progress("predicting"), asked.open_federation(federation) as tables:
+    with _open(screen, "predicting", model, job, federation) as (loaded, asked, tables):
         options: dict[str, Any] = {"key": key, "missing": missing, "to": to, "split": split}
         answer = tables.predict(loaded, asked.query, **options, progress=False)
     away = (answer.schema.metadata or {}).get(b"tablepuppet.missing", b"").decode()
-    _show(screen, answer, to, away)
+    first = answer.slice(0, _SHOWN)
+    rows = (row.values() for row in first.to_pylist())
+    more = answer.num_rows - first.num_rows
+    screen.show(
+        table(*answer.column_names, title=f"{answer.num_rows:,} predictions", rows=rows),
+        *([f"… and {more:,} more"] if more else []),
+        *([f"without {away}: the mean contribution stands in, see the column assumed"] if away else []),
+        *([f"written to {to}"] if to is not None else []),
+    )
     screen.show_json(
         lambda: {
             "rows": answer.num_rows,
@@ -73,34 +91,11 @@ def predict(
     )
 
 
-def _show(screen: Screen, answer: pa.Table, to: Path | None, away: str) -> None:
-    shown = table(*answer.column_names, title=f"{answer.num_rows:,} predictions")
-    for row in answer.slice(0, _SHOWN).to_pylist():
-        shown.add_row(*(f"{v:.6g}" if isinstance(v, float) else str(v) for v in row.values()))
-    more = answer.num_rows - _SHOWN
-    notes = [f"… and {more:,} more"] if more > 0 else []
-    notes += [f"without {away}: the mean contribution stands in, see the column assumed"] if away else []
-    notes += [f"written to {to}"] if to is not None else []
-    screen.show(shown, *notes)
-
-
-class WantedRows(StrEnum):
-    """The values of --rows."""
-
-    test = "test"
-    train = "train"
-    all = "all"
-
-
+WantedRows = Literal["test", "train", "all"]
 RowsOption = Annotated[
     WantedRows | None,
     typer.Option("--rows", help="Which rows: test (no model was trained on them; the default), train or all."),
 ]
-
-
-def _rows(chosen: WantedRows | None, asked: JobFile) -> Any:
-    """The rows that the command line asks for, or else the job file."""
-    return asked.rows if chosen is None else chosen.value
 
 
 def evaluate(
@@ -115,13 +110,9 @@ def evaluate(
     [bold]Example:[/bold] tablepuppet evaluate model/ this_month.toml --json
     """
     screen = Screen(as_json)
-    loaded, asked = load(model), read_job(job, needs_label=False)
-    with screen.progress("measuring"), asked.open_federation(federation) as tables:
-        found = tables.evaluate(loaded, asked.query, rows=_rows(rows, asked))
-    shown = table("metric", "value", title=f"{model} on {found.rows}")
-    for name, value in found.items():
-        shown.add_row(name, f"{value:.6g}")
-    screen.show(shown)
+    with _open(screen, "measuring", model, job, federation) as (loaded, asked, tables):
+        found = tables.evaluate(loaded, asked.query, rows=rows or asked.rows)
+    screen.show(table("metric", "value", title=f"{model} on {found.rows}", rows=found.items()))
     screen.show_json(found.to_dict)
 
 
@@ -206,13 +197,10 @@ def importance(
     [bold]Example:[/bold] tablepuppet importance model/ returns.toml --by table
     """
     screen = Screen(as_json)
-    loaded, asked = load(model), read_job(job, needs_label=False)
-    with screen.progress("shuffling"), asked.open_federation(federation) as tables:
-        found = tables.importance(loaded, asked.query, by=by, repeats=repeats, rows=_rows(rows, asked))
-    shown = table(*found.columns, title=f"how much the mean loss rises, on {found.attrs['about']}")
-    for row in found.itertuples(index=False):
-        shown.add_row(*(f"{value:.6g}" if isinstance(value, float) else str(value) for value in row))
-    screen.show(shown)
+    with _open(screen, "shuffling", model, job, federation) as (loaded, asked, tables):
+        found = tables.importance(loaded, asked.query, by=by, repeats=repeats, rows=rows or asked.rows)
+    title = f"how much the mean loss rises, on {found.attrs['about']}"
+    screen.show(table(*found.columns, title=title, rows=found.itertuples(index=False)))
     about = {name: found.attrs[name] for name in ("rows", "which_rows")}
     screen.show_json(lambda: {"importance": found.to_dict("records"), **about})
 
@@ -232,18 +220,15 @@ def dependence(
     [dim]tablepuppet report run.json --dependence price.json[/dim] draws the curves.
     """
     screen = Screen(as_json)
-    loaded, asked = load(model), read_job(job, needs_label=False)
-    if not feature:
-        known = ", ".join(name for block in loaded.blocks for name in block.features)
-        raise ModelError(f"name a feature: --feature NAME; the model has {known}")
-    with screen.progress("asking"), asked.open_federation(federation) as tables:
-        given: dict[str, Any] = {"points": points, "rows": _rows(rows, asked)}
+    with _open(screen, "asking", model, job, federation) as (loaded, asked, tables):
+        if not feature:
+            known = ", ".join(name for block in loaded.blocks for name in block.features)
+            raise ModelError(f"name a feature: --feature NAME; the model has {known}")
+        given: dict[str, Any] = {"points": points, "rows": rows or asked.rows}
         found = {name: tables.partial_dependence(loaded, asked.query, name, **given) for name in feature}
     for name, curve in found.items():
-        shown = table(*curve.columns, title=f"{name}, on {curve.attrs['about']}")
-        for row in curve.itertuples(index=False):
-            shown.add_row(*(f"{value:.6g}" if isinstance(value, float) else str(value) for value in row))
-        screen.show(shown)
+        title = f"{name}, on {curve.attrs['about']}"
+        screen.show(table(*curve.columns, title=title, rows=curve.itertuples(index=False)))
     screen.show_json(lambda: {"dependence": to_builtins(dependence_of(found))})  # each curve says which rows
 
 
@@ -276,13 +261,10 @@ def compare(
     [bold]Example:[/bold] tablepuppet compare model/ new/ returns.toml --better && mv new model
     """
     screen = Screen(as_json)
-    first, second, asked = load(model), load(new), read_job(job, needs_label=False)
-    with screen.progress("comparing"), asked.open_federation(federation) as tables:
-        found = tables.compare(first, second, asked.query, rows=_rows(rows, asked))
-    shown = table("metric", "first", "second", "difference", title=str(found.rows))
-    for row in found.table.itertuples(index=False):
-        shown.add_row(str(row[0]), *(f"{value:.6g}" for value in row[1:]))
-    screen.show(shown, str(found))
+    with _open(screen, "comparing", model, job, federation) as (first, asked, tables):
+        found = tables.compare(first, load(new), asked.query, rows=rows or asked.rows)
+    compared = found.table.itertuples(index=False)
+    screen.show(table("metric", "first", "second", "difference", title=str(found.rows), rows=compared), str(found))
     screen.show_json(found.to_dict)
     if found.is_worse or (better and not found.is_better):
         raise typer.Exit(FOUND)
@@ -302,8 +284,7 @@ def drift(
     [bold]Example:[/bold] tablepuppet drift model/ returns.toml || tablepuppet train returns.toml --warm-start model/
     """
     screen = Screen(as_json)
-    loaded, asked = load(model), read_job(job, needs_label=False)
-    with screen.progress("looking at the rows"), asked.open_federation(federation) as tables:
+    with _open(screen, "comparing the rows", model, job, federation) as (loaded, asked, tables):
         found = tables.drift(loaded, asked.query)
     said = found.found(shift=shift, spread=spread, matched=matched)
     screen.show(*(said or ["The rows are like those that the model was trained on."]))

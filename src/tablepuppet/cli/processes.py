@@ -1,21 +1,28 @@
-"""tablepuppet serve, join, status, cancel, resume: the processes of a federation, and a look at them."""
+"""A federation's processes (serve, join), its runs (status, submit, wait, resume, cancel), and an owner's decisions
+(contracts, approve, deny, log)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import msgspec
 import typer
 
 from tablepuppet.api import ConnectedFederation
 from tablepuppet.api.owners import tables_from_toml
+from tablepuppet.cli.job_file import JobArgument, read_job
 from tablepuppet.cli.screen import JsonOption, Screen, table
+from tablepuppet.cli.train import ReportOption, ResumeOption, SaveOption, show_result
 from tablepuppet.formatting import printable
 from tablepuppet.network import processes
 from tablepuppet.network.processes import configure
 from tablepuppet.network.serve import Server
 from tablepuppet.network.settings import ClientSettings, read_client, read_federation
+from tablepuppet.owner.owner_files import Approvals, Entry, read_log
+from tablepuppet.owner.owner_files import verify as verify_log
 from tablepuppet.owner.store import ClientTables
+from tablepuppet.report import record_of
 from tablepuppet.sources.source import open_source
 
 FederationArgument = Annotated[
@@ -37,8 +44,11 @@ InsecureOption = Annotated[
 ]
 
 
+_FEDERATION, _CLIENT = Path("federation.toml"), Path("client.toml")
+
+
 def serve(
-    federation: FederationArgument = Path("federation.toml"),
+    federation: FederationArgument = _FEDERATION,
     with_clients: WithOption = None,
     insecure: InsecureOption = False,
     level: LevelOption = "info",
@@ -63,7 +73,7 @@ def serve(
 
 
 def join(
-    client: ClientArgument = Path("client.toml"),
+    client: ClientArgument = _CLIENT,
     insecure: InsecureOption = False,
     level: LevelOption = "info",
     style: StyleOption = "text",
@@ -80,28 +90,23 @@ def join(
     Screen(as_json).show_json(lambda: {"client": settings.name, "state": "stopped"})
 
 
-def status(federation: FederationArgument = Path("federation.toml"), as_json: JsonOption = False) -> None:
+def status(federation: FederationArgument = _FEDERATION, as_json: JsonOption = False) -> None:
     """Show which clients are connected to a running server, and its runs.
 
     [bold]Example:[/bold] tablepuppet status federation.toml
     """
     screen = Screen(as_json)
     found = ConnectedFederation(federation).status()
-    clients = table("client", "is", "waited for", title="Clients")
-    for name, note in found["connected"].items():
-        clients.add_row(name, note or "connected", f"{found['waited'][name]:.1f} s")
-    for name, seconds in found["away"].items():
-        clients.add_row(name, f"away for {seconds:.0f} s", f"{found['waited'][name]:.1f} s")
-    runs = table("run", "kind", "state", "round", "", title="Runs")
-    for run in found["runs"]:
-        runs.add_row(run["run"], run["kind"], run["state"], f"{run['round']}/{run['rounds']}", _detail(run))
-    screen.show(clients, "", runs)
+    notes = {name: note or "connected" for name, note in found["connected"].items()}
+    notes |= {name: f"away for {seconds:.0f} s" for name, seconds in found["away"].items()}
+    clients = [(name, note, f"{found['waited'][name]:.1f} s") for name, note in notes.items()]
+    runs = [(r["run"], r["kind"], r["state"], f"{r['round']}/{r['rounds']}", _detail(r)) for r in found["runs"]]
+    screen.show(table("client", "is", "waited for", title="Clients", rows=clients), "")
+    screen.show(table("run", "kind", "state", "round", "", title="Runs", rows=runs))
     screen.show_json(lambda: found)
 
 
-def resume(
-    run: RunArgument, federation: FederationOption = Path("federation.toml"), as_json: JsonOption = False
-) -> None:
+def resume(run: RunArgument, federation: FederationOption = _FEDERATION, as_json: JsonOption = False) -> None:
     """Go on with an interrupted run where it was.
 
     [bold]Example:[/bold] tablepuppet resume 0b2675b6aca85709 --federation federation.toml
@@ -112,9 +117,7 @@ def resume(
     screen.show_json(lambda: {"run": run, "state": "queued"})
 
 
-def cancel(
-    run: RunArgument, federation: FederationOption = Path("federation.toml"), as_json: JsonOption = False
-) -> None:
+def cancel(run: RunArgument, federation: FederationOption = _FEDERATION, as_json: JsonOption = False) -> None:
     """Stop a run at its next step and drop its checkpoints.
 
     [bold]Example:[/bold] tablepuppet cancel 0b2675b6aca85709 --federation federation.toml
@@ -123,6 +126,48 @@ def cancel(
     ConnectedFederation(federation).cancel(run)
     screen.show(f"Run {run} stops at its next step.")
     screen.show_json(lambda: {"run": run, "state": "cancelled"})
+
+
+def submit(
+    job: JobArgument,
+    federation: FederationOption = _FEDERATION,
+    share: Annotated[
+        list[str] | None, typer.Option("--share", metavar="USER", help="A user who may have the result too.")
+    ] = None,
+    resume: ResumeOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Submit a job to a running server without waiting: it is trained when its turn comes.
+
+    [bold]Example:[/bold] tablepuppet submit returns.toml --federation federation.toml
+    """
+    screen = Screen(as_json)
+    asked = read_job(job)
+    run = ConnectedFederation(federation).submit(asked.query, **asked.arguments, share=share or (), resume=resume)
+    screen.show(f"Run {run} is queued; `tablepuppet wait {run}` shows its result.")
+    screen.show_json(lambda: {"run": run})
+
+
+def wait(
+    run: RunArgument,
+    federation: FederationOption = _FEDERATION,
+    save: SaveOption = None,
+    report: ReportOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Wait for a submitted run and show its result; Ctrl-C ends the waiting, not the run.
+
+    [bold]Example:[/bold] tablepuppet wait 0b2675b6aca85709 --save model/
+    """
+    screen = Screen(as_json)
+    with screen.progress(f"run {run}") as on_round:
+        result = ConnectedFederation(federation).wait(run, on_round=on_round)
+    if save is not None:
+        result.save(save)
+    show_result(screen, result)
+    if report is not None:
+        screen.show(f"Report: {result.report(report)}")
+    screen.show_json(lambda: msgspec.to_builtins(record_of(result)))
 
 
 def open_tables(settings: ClientSettings) -> ClientTables:
@@ -139,3 +184,117 @@ def _check_security(is_insecure: bool, is_allowed: bool, path: Path) -> None:
 def _detail(run: dict[str, Any]) -> str:
     away = ", ".join(f"{client} ({seconds:.0f} s left)" for client, seconds in run["waiting"].items())
     return f"waits for {away}" if away else printable(str(run["message"]), keep="\n")
+
+
+ContractArgument = Annotated[
+    str, typer.Argument(metavar="CONTRACT", help="The contract's name, or its first eight digits or more.")
+]
+ClientOption = Annotated[Path, typer.Option("--client", metavar="FILE", help="The owner's client file.")]
+ScopeOption = Annotated[
+    Literal["once", "contract", "asker"],
+    typer.Option("--for", help="One job; every job with this contract; or this asker with these columns and noise."),
+]
+DaysOption = Annotated[int | None, typer.Option("--days", help="How long it lasts; at most as long as the contract.")]
+
+
+def contracts(client: ClientOption = _CLIENT, as_json: JsonOption = False) -> None:
+    """Show the contracts that wait for a decision, in full.
+
+    [bold]Example:[/bold] tablepuppet contracts --client client.toml
+    """
+    screen = Screen(as_json)
+    approvals = Approvals(read_client(client).state_folder)
+    waiting = approvals.waiting()
+    for contract in waiting:
+        notes = [f"  look: {note}" for note in approvals.notes(contract)]
+        lines = [f"  {printable(line)}" for line in contract.lines()]
+        screen.show(f"Contract {contract.hash[:16]}", *lines, *notes, "")
+    if not waiting:
+        screen.show("No contract waits for a decision.")
+    screen.show_json(lambda: [msgspec.to_builtins(c) | {"hash": c.hash, "notes": approvals.notes(c)} for c in waiting])
+
+
+def approve(
+    contract: ContractArgument,
+    client: ClientOption = _CLIENT,
+    scope: ScopeOption = "contract",
+    days: DaysOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Approve a contract that waits; the job goes on by itself.
+
+    [bold]Example:[/bold] tablepuppet approve 1f0c93ab --client client.toml --for once
+    """
+    _decide(contract, client, scope, days, as_json, is_approved=True)
+
+
+def deny(contract: ContractArgument, client: ClientOption = _CLIENT, as_json: JsonOption = False) -> None:
+    """Deny a contract; jobs with it are refused until the decision expires.
+
+    [bold]Example:[/bold] tablepuppet deny 1f0c93ab --client client.toml
+    """
+    _decide(contract, client, "contract", None, as_json, is_approved=False)
+
+
+def _decide(
+    name: str,
+    client: Path,
+    scope: Literal["once", "contract", "asker"],
+    days: int | None,
+    as_json: bool,
+    *,
+    is_approved: bool,
+) -> None:
+    screen, folder = Screen(as_json), read_client(client).state_folder
+    approvals = Approvals(folder)
+    contract = approvals.find(name)
+    decision = approvals.decide(name, is_approved=is_approved, scope=scope, days=days)
+    word = "approved" if is_approved else "denied"
+    screen.show(f"Contract {contract.hash[:16]} is {word} until {decision.until}.")
+    screen.show_json(lambda: {"contract": contract.hash, "decision": word, "scope": scope, "until": decision.until})
+
+
+log_app = typer.Typer(name="log", help="The owner's log: proposals, decisions, disclosures and refusals.")
+
+
+@log_app.command("show")
+def show(client: ClientOption = _CLIENT, as_json: JsonOption = False) -> None:
+    """Show every line of the log.
+
+    [bold]Example:[/bold] tablepuppet log show --client client.toml
+    """
+    screen = Screen(as_json)
+    entries = _entries(client)
+    rows = [
+        (e.number, e.time, e.event, e.job, e.contract[:16], ", ".join(f"{k}: {v}" for k, v in e.detail.items()))
+        for e in entries
+    ]
+    screen.show(table("number", "time", "event", "job", "contract", "detail", title="Log", rows=rows))
+    screen.show_json(lambda: [msgspec.to_builtins(entry) for entry in entries])
+
+
+@log_app.command("verify")
+def verify(client: ClientOption = _CLIENT, as_json: JsonOption = False) -> None:
+    """Check that no line of the log was changed, removed or put in between.
+
+    [bold]Example:[/bold] tablepuppet log verify --client client.toml
+    """
+    screen, folder = Screen(as_json), read_client(client).state_folder
+    counts = {name: verify_log(folder / name) for name in _FILES if (folder / name).exists()}
+    last = {name: read_log(folder / name)[-1].hash for name, lines in counts.items() if lines}
+    for name, lines in counts.items():
+        screen.show(
+            f"{name}: {lines:,} lines, each follows from the one before; the last is {last.get(name, '–')[:16]}."
+        )
+    if not counts:
+        screen.show("There is no log yet.")
+    screen.show_json(lambda: {name: {"lines": lines, "last": last.get(name)} for name, lines in counts.items()})
+
+
+_FILES = ("log.jsonl", "decisions.jsonl")  # the client's own, and what people decided beside it
+
+
+def _entries(client: Path) -> list[Entry]:
+    folder = read_client(client).state_folder
+    found = [entry for name in _FILES if (folder / name).exists() for entry in read_log(folder / name)]
+    return sorted(found, key=lambda entry: entry.time)

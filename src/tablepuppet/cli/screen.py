@@ -10,7 +10,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -77,11 +77,9 @@ class Screen:
             shown = [*range(keys), rest.pop(0)]
             while rest and sum(widths[i] for i in (*shown, rest[0])) <= self.out.width + 2:
                 shown.append(rest.pop(0))
-            made = table(*(headings[i] for i in shown))
+            made = table(*(headings[i] for i in shown), rows=([row[i] for i in shown] for row in rows))
             for column in made.columns[:keys]:
                 column.justify = "left"
-            for row in rows:
-                made.add_row(*(row[i] for i in shown))
             self.show(made, *([""] if rest else []))
 
 
@@ -102,11 +100,13 @@ def drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def table(*columns: str, title: str | None = None) -> Table:
-    """An empty table in our style: the first column to the left, figures to the right."""
+def table(*columns: str, title: str | None = None, rows: Iterable[Iterable[object]] = ()) -> Table:
+    """A table in our style: the first column to the left, numbers to the right, with six digits."""
     made = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="bold")
     for i, column in enumerate(columns):
         made.add_column(column, justify="left" if i == 0 else "right", no_wrap=True)
+    for row in rows:
+        made.add_row(*(f"{cell:.6g}" if isinstance(cell, float) else str(cell) for cell in row))
     return made
 
 

@@ -1,4 +1,4 @@
-"""tablepuppet explain, train, search and submit JOB: a job's plan, its model, its best settings, or a run."""
+"""tablepuppet explain, train and search JOB: a job's plan, its model, or its best settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from tablepuppet.api import ConnectedFederation
 from tablepuppet.api.search import search as search_settings
 from tablepuppet.cli.job_file import FederationOption, JobArgument, read_job
 from tablepuppet.cli.screen import JsonOption, Screen, table
@@ -86,7 +85,7 @@ def train(
         screen.show(f"Model: {save}")
     if report is not None:
         screen.show(f"Report: {result.report(report)}")
-    screen.show_json(lambda: as_document(result))
+    screen.show_json(lambda: msgspec.to_builtins(record_of(result)))
 
 
 def show_result(screen: Screen, result: Result) -> None:
@@ -113,12 +112,6 @@ def show_result(screen: Screen, result: Result) -> None:
 
 def _figure(value: float) -> str:
     return f"{value:.4f}" if abs(value) < 1e7 else f"{value:.4g}"
-
-
-def as_document(result: Result) -> dict[str, Any]:
-    """What --json writes about a result: the run's record, which `tablepuppet report` reads."""
-    document: dict[str, Any] = msgspec.to_builtins(record_of(result))
-    return document
 
 
 ProfileOption = Annotated[
@@ -158,52 +151,6 @@ def explain(
         plan = tables.explain(asked.query, **arguments, progress=False)
     screen.show(str(plan))
     screen.show_json(lambda: json.loads(plan.to_json()))
-
-
-_FederationOption = Annotated[Path, typer.Option("--federation", metavar="FILE", help="The federation file.")]
-_FEDERATION = Path("federation.toml")
-
-
-def submit(
-    job: JobArgument,
-    federation: _FederationOption = _FEDERATION,
-    share: Annotated[
-        list[str] | None, typer.Option("--share", metavar="USER", help="A user who may have the result too.")
-    ] = None,
-    resume: ResumeOption = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Submit a job to a running server without waiting: it is trained when its turn comes.
-
-    [bold]Example:[/bold] tablepuppet submit returns.toml --federation federation.toml
-    """
-    screen = Screen(as_json)
-    asked = read_job(job)
-    run = ConnectedFederation(federation).submit(asked.query, **asked.arguments, share=share or (), resume=resume)
-    screen.show(f"Run {run} is queued; `tablepuppet wait {run}` shows its result.")
-    screen.show_json(lambda: {"run": run})
-
-
-def wait(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="The run's name, as `tablepuppet submit` printed it.")],
-    federation: _FederationOption = _FEDERATION,
-    save: SaveOption = None,
-    report: ReportOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Wait for a submitted run and show its result; Ctrl-C ends the waiting, not the run.
-
-    [bold]Example:[/bold] tablepuppet wait 0b2675b6aca85709 --save model/
-    """
-    screen = Screen(as_json)
-    with screen.progress(f"run {run}") as on_round:
-        result = ConnectedFederation(federation).wait(run, on_round=on_round)
-    if save is not None:
-        result.save(save)
-    show_result(screen, result)
-    if report is not None:
-        screen.show(f"Report: {result.report(report)}")
-    screen.show_json(lambda: as_document(result))
 
 
 TryOption = Annotated[
@@ -247,10 +194,12 @@ def search(
         found = search_settings(tables, asked.query, grid or [{}], **arguments, **chosen)
     names = list(grid)
     metrics = [name for name in found.table.columns if f"{name}_std" in found.table.columns]
-    shown = table(*names, *metrics, title=f"{len(found.settings):,} settings on {folds} folds, mean ± spread")
-    for row in found.table.to_dict("records"):
-        figures = (f"{row[name]:.4g} ± {row[f'{name}_std']:.2g}" for name in metrics)
-        shown.add_row(*(str(row[name]) for name in names), *figures)
+    rows = [
+        [*(str(row[name]) for name in names), *(f"{row[m]:.4g} ± {row[f'{m}_std']:.2g}" for m in metrics)]
+        for row in found.table.to_dict("records")
+    ]
+    title = f"{len(found.settings):,} settings on {folds} folds, mean ± spread"
+    shown = table(*names, *metrics, title=title, rows=rows)
     best = ", ".join(f"{name} = {json.dumps(value)}" for name, value in found.best.items())
     screen.show(shown, *([f"Best by {metric}: {best}. Write it into {asked.path.name} and train."] if best else []))
     screen.show_json(

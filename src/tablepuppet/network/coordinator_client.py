@@ -22,6 +22,7 @@ from tablepuppet.transport.flight import TOO_MANY, Connection, Party
 log = logging.getLogger(__name__)
 _LONGEST = 10_000  # characters of what the server says; it quotes queries
 OnWaiting = Callable[[dict[str, float]], None]
+OnRound = Callable[[RoundEvent], None]
 
 
 class CoordinatorClient:
@@ -42,7 +43,7 @@ class CoordinatorClient:
         asked: Any,
         *,
         resume: bool = False,
-        on_round: Callable[[RoundEvent], None] | None = None,
+        on_round: OnRound | None = None,
         on_waiting: OnWaiting | None = None,
     ) -> Any:
         """Submits a job and waits for its outcome, over as many connections as that takes.
@@ -59,13 +60,7 @@ class CoordinatorClient:
         answer, _ = self._ask(given, [to_frame(asked)])
         return str(answer.run)
 
-    def wait(
-        self,
-        run: str,
-        *,
-        on_round: Callable[[RoundEvent], None] | None = None,
-        on_waiting: OnWaiting | None = None,
-    ) -> Any:
+    def wait(self, run: str, *, on_round: OnRound | None = None, on_waiting: OnWaiting | None = None) -> Any:
         """The outcome of a run that was handed in, now or long ago; to stop waiting does not stop the run."""
         connection = self._connect()
         connection.stream.send(c.Follow(run=run, rounds=on_round is not None))
@@ -75,7 +70,7 @@ class CoordinatorClient:
         self,
         connection: Connection,
         run: str,
-        on_round: Callable[[RoundEvent], None] | None,
+        on_round: OnRound | None,
         on_waiting: OnWaiting | None,
         *,
         stops: bool = True,
@@ -140,35 +135,41 @@ class CoordinatorClient:
 
     def _connect(self) -> Connection:
         """A connection; where this user holds as many as it may, its turn is waited for."""
-        until, pause = time.monotonic() + self._patience, 0.2
-        while True:
-            try:
-                connection = Connection(self._address, self._party, c.TO_USER, c.user_protocol())
-                connection.stream.allow(self._limit)
-                return connection
-            except DisconnectedError as error:
-                if TOO_MANY not in str(error) or time.monotonic() > until:
-                    raise
-                time.sleep(pause * random.uniform(0.5, 1.0))
-                pause = min(2 * pause, 5.0)
+
+        def dial() -> Connection:
+            connection = Connection(self._address, self._party, c.TO_USER, c.user_protocol())
+            connection.stream.allow(self._limit)
+            return connection
+
+        return self._retry(dial, lambda error: TOO_MANY in str(error))
 
     def _reconnect(self, run: str, *, rounds: bool) -> Connection:
         """The server is gone: it is waited for as long as it would wait for a client."""
-        until, pause = time.monotonic() + self._patience, 0.2
+
+        def follow() -> Connection:
+            connection = self._connect()
+            connection.stream.send(c.Follow(run=run, rounds=rounds))
+            return connection
+
         log.warning("the server is gone; waiting for it for at most %.0f s", self._patience)
+        try:
+            return self._retry(follow, lambda error: True)
+        except DisconnectedError as error:
+            raise TransportError(
+                f"the server did not come back within {self._patience:.0f} s; run {run} can be resumed once it does"
+            ) from error
+
+    def _retry(self, attempt: Callable[[], Connection], can_help: Callable[[DisconnectedError], bool]) -> Connection:
+        """The first attempt that succeeds; the error of the last, once patience is over or waiting cannot help."""
+        until, pause = time.monotonic() + self._patience, 0.2
         while True:
             try:
-                connection = self._connect()
-                connection.stream.send(c.Follow(run=run, rounds=rounds))
-                return connection
+                return attempt()
             except DisconnectedError as error:
-                if time.monotonic() > until:
-                    raise TransportError(
-                        f"the server did not come back within {self._patience:.0f} s; run {run} can be resumed "
-                        "once it does"
-                    ) from error
-                time.sleep(pause)
-                pause = min(2 * pause, 5.0)
+                if time.monotonic() > until or not can_help(error):
+                    raise
+            time.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, 5.0)
 
 
 def _say(news: c.Waiting, on_waiting: OnWaiting | None) -> None:

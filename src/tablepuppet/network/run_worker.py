@@ -34,21 +34,15 @@ from tablepuppet.network.control import Kind, from_frame, to_frame
 from tablepuppet.network.run_transport import join_frames, split_frames
 from tablepuppet.prediction.cache import PredictionCache
 from tablepuppet.prediction.model import Model
-from tablepuppet.protocol.codec import Buffer, Frame
+from tablepuppet.protocol.codec import Frame
 from tablepuppet.sql.bound import Holders
 from tablepuppet.training.result import RoundEvent
-from tablepuppet.transport.envelopes import Envelope, Parcel
+from tablepuppet.transport.envelopes import Envelope, Parcel, decode_label, encode_label
 from tablepuppet.transport.link import AnswerChecks, Link
 
 log = logging.getLogger(__name__)
 _RESULT = 8  # times less memory than a run has is for its result, at the coordinator
 _LENGTH = struct.Struct("<I")
-_AT_ONCE = 512  # buffers of one system call
-
-
-class _Label(msgspec.Struct, frozen=True, array_like=True):
-    envelope: msgspec.Raw
-    sizes: list[list[int]]
 
 
 class Pipe:
@@ -60,23 +54,20 @@ class Pipe:
     def __init__(self, end: socket.socket, types: Any) -> None:
         self._end = end
         self._decoder = msgspec.msgpack.Decoder(types)
-        self._labels = msgspec.msgpack.Decoder(_Label)
 
     def send(self, envelope: Envelope, frames: Sequence[Frame] = ()) -> None:
-        sizes = [[len(f.header), *(len(b) for b in f.buffers)] for f in frames]
-        label = msgspec.msgpack.encode(_Label(msgspec.Raw(msgspec.msgpack.encode(envelope)), sizes))
-        buffers: list[Buffer] = [_LENGTH.pack(len(label)) + label]
-        buffers += [b for f in frames for b in (f.header, *f.buffers) if len(b)]
+        label = encode_label(envelope, frames)
         try:
-            for start in range(0, len(buffers), _AT_ONCE):
-                self._send(buffers[start : start + _AT_ONCE])
+            self._end.sendall(_LENGTH.pack(len(label)) + label)
+            for buffer in (b for f in frames for b in (f.header, *f.buffers)):
+                self._end.sendall(buffer)
         except OSError as error:
             raise DisconnectedError(f"the other process is gone ({error.strerror})") from None
 
     def receive(self) -> Parcel:
         """The next envelope and its frames; DisconnectedError when the other end is gone."""
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
-        label = self._labels.decode(self._read(length))
+        label = decode_label(self._read(length))
         frames = []
         for header, *sizes in label.sizes:
             frames.append(Frame(bytes(self._read(header)), [self._read(size).toreadonly() for size in sizes]))
@@ -90,24 +81,15 @@ class Pipe:
     def close(self) -> None:
         self._end.close()
 
-    def _send(self, buffers: list[Buffer]) -> None:
-        rest = [memoryview(b).cast("B") for b in buffers]
-        while rest:
-            sent = self._end.sendmsg(rest)
-            while rest and sent >= len(rest[0]):
-                sent -= len(rest.pop(0))
-            if rest and sent:
-                rest[0] = rest[0][sent:]
-
     def _read(self, size: int) -> memoryview:
         place = np.empty(size, np.uint8).data  # address space only; memory comes as the bytes do
-        got = 0
+        rest = place
         try:
-            while got < size:
-                count = self._end.recv_into(place[got:])
+            while len(rest):
+                count = self._end.recv_into(rest)
                 if not count:
                     raise DisconnectedError("the other process is gone")
-                got += count
+                rest = rest[count:]
         except OSError as error:
             raise DisconnectedError(f"the other process is gone ({error.strerror})") from None
         return place

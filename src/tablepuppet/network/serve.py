@@ -12,6 +12,7 @@ import queue
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -144,27 +145,21 @@ def metrics(status: dict[str, Any]) -> str:
     # TYPE tablepuppet_runs gauge
     tablepuppet_runs{state="finished"} 1
     """
-    states = [run["state"] for run in status["runs"]]
-    families: list[tuple[str, str, list[tuple[str, Any]]]] = [
-        ("rounds_total", "counter", [("", status["steps"])]),
-        (
-            "bytes_total",
-            "counter",
-            [('{direction="up"}', status["bytes_up"]), ('{direction="down"}', status["bytes_down"])],
-        ),
-        (
-            "client_connected",
-            "gauge",
-            [(f'{{client="{c}"}}', 1) for c in status["connected"]]
-            + [(f'{{client="{c}"}}', 0) for c in status["away"]],
-        ),
-        ("client_wait_seconds_total", "counter", [(f'{{client="{c}"}}', s) for c, s in status["waited"].items()]),
-        ("runs", "gauge", [(f'{{state="{s}"}}', states.count(s)) for s in sorted(set(states))]),
+    is_connected = dict.fromkeys(status["connected"], 1) | dict.fromkeys(status["away"], 0)
+    states = Counter(run["state"] for run in status["runs"])
+    families: list[tuple[str, str, str, dict[str, Any]]] = [
+        ("rounds_total", "counter", "", {"": status["steps"]}),
+        ("bytes_total", "counter", "direction", {"up": status["bytes_up"], "down": status["bytes_down"]}),
+        ("client_connected", "gauge", "client", is_connected),
+        ("client_wait_seconds_total", "counter", "client", status["waited"]),
+        ("runs", "gauge", "state", dict(sorted(states.items()))),
     ]
     lines = []
-    for name, kind, samples in families:
+    for name, kind, label, samples in families:
         lines.append(f"# TYPE tablepuppet_{name} {kind}")
-        lines += [f"tablepuppet_{name}{labels} {value}" for labels, value in samples]
+        for value, count in samples.items():
+            labels = f'{{{label}="{value}"}}' if label else ""
+            lines.append(f"tablepuppet_{name}{labels} {count}")
     return "\n".join(lines) + "\n"
 
 

@@ -54,7 +54,13 @@ class _Label(msgspec.Struct, frozen=True, array_like=True):
 
 
 Parcel = tuple[Any, list[Frame]]
-_LABEL = msgspec.msgpack.Decoder(_Label)
+decode_label = msgspec.msgpack.Decoder(_Label).decode
+
+
+def encode_label(envelope: Envelope, frames: Sequence[Frame]) -> bytes:
+    """What announces a parcel: its envelope, and the sizes of all that follows."""
+    sizes = [[len(f.header), *(len(b) for b in f.buffers)] for f in frames]
+    return msgspec.msgpack.encode(_Label(msgspec.Raw(msgspec.msgpack.encode(envelope)), sizes))
 
 
 @cache
@@ -68,8 +74,7 @@ def pack(envelope: Envelope, frames: Sequence[Frame] = ()) -> Iterator[bytes]:
     >>> [len(piece) <= PIECE for piece in pack(Envelope(), [Frame(b"h", [bytes(PIECE)])])]
     [True, True]
     """
-    sizes = [[len(f.header), *(len(b) for b in f.buffers)] for f in frames]
-    label = msgspec.msgpack.encode(_Label(msgspec.Raw(msgspec.msgpack.encode(envelope)), sizes))
+    label = encode_label(envelope, frames)
     piece = bytearray(_FIRST + _LENGTH.pack(len(label)) + label)
     for buffer in (b for f in frames for b in (f.header, *f.buffers)):
         rest = memoryview(buffer)
@@ -136,7 +141,7 @@ class Assembler:
             (length,) = _LENGTH.unpack(piece[1:5])
             if length > min(_LONGEST_LABEL, max(self.limit, _LEAST), len(piece) - 5):
                 raise ValueError("its label is too long")
-            label = _LABEL.decode(piece[5 : 5 + length])
+            label = decode_label(piece[5 : 5 + length])
             envelope = self._decoder.decode(label.envelope)
         except (struct.error, ValueError, msgspec.MsgspecError) as error:
             raise TransportError(f"a message does not follow the protocol: {printable(str(error), most=200)}") from None

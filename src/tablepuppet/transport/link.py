@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from tablepuppet import errors
@@ -30,7 +30,6 @@ from tablepuppet.memory import memory_limit
 from tablepuppet.protocol.base import Failure, Message
 from tablepuppet.protocol.bounds import Known, WrongError
 from tablepuppet.protocol.codec import Frame, Wire, decode, encode
-from tablepuppet.threads import submit
 from tablepuppet.transport.meter import Meter, Phase
 
 _LINES = "\n"  # an error may show a line of SQL below its message
@@ -154,7 +153,7 @@ class AnswerChecks:
         self.memory = memory_limit() if memory is None else memory
         self.unpacked = max(self.memory // 4, 1 << 26)  # bytes of one message's arrays
         self._known: dict[str, Known] = {}
-        self._digests: dict[tuple[str, bytes], Future[bytes]] = {}
+        self._digests: dict[tuple[str, bytes], bytes] = {}
 
     def round(
         self,
@@ -206,9 +205,8 @@ class AnswerChecks:
         for request, asked, answered, answer in zip(requests, down, up, answers, strict=True):
             if not EXCHANGES[type(request)].is_fixed or isinstance(answer, Failure):
                 continue
-            digest = submit(_digest, answered)  # while the answer is made use of: nobody asks again soon
-            first = self._digests.setdefault((client, _digest(asked)), digest)
-            if first is not digest and first.result() != digest.result():
+            digest = _digest(answered)
+            if self._digests.setdefault((client, _digest(asked)), digest) != digest:
                 raise errors.TransportError(
                     f"client {client} answers {type(request).__name__} otherwise than before in the same run: its "
                     "table changed, or it does not tell the truth; start the run again"

@@ -7,6 +7,7 @@ In: the frames of each round. Out: `Traffic`, a frozen account of rounds and byt
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -19,6 +20,7 @@ from tablepuppet.protocol.base import Message, disclosures
 from tablepuppet.protocol.codec import Frame
 
 Phase = Literal["setup", "training", "evaluation"]
+Receiver = Literal["server", "client"]
 
 
 class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,7 +68,7 @@ class DisclosureKey(NamedTuple):
     client: str
     subject: str  # "scan 0", "part 2"
     what: str
-    to: Literal["server", "client"]
+    to: Receiver
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,24 +162,19 @@ def _largest_first(counts: Mapping[str, int]) -> list[list[str]]:
     return [[name, f"{count:,}"] for name, count in sorted(counts.items(), key=lambda entry: -entry[1])]
 
 
-def add_accounts(*accounts: Mapping[DisclosureKey, int]) -> dict[DisclosureKey, int]:
-    """Disclosures of several accounts together."""
-    total: dict[DisclosureKey, int] = {}
+def add_accounts(*accounts: Mapping[Any, int]) -> dict[Any, int]:
+    """The sum of several accounts, entry by entry."""
+    total: Counter[Any] = Counter()
     for account in accounts:
-        for told, numbers in account.items():
-            total[told] = total.get(told, 0) + numbers
-    return total
+        total.update(account)
+    return dict(total)
 
 
 class Meter:
-    """Counts the frames that pass, and what they tell."""
+    """Counts the frames that pass, and what they disclose."""
 
     def __init__(self) -> None:
-        self._counts: dict[Phase, _Count] = {
-            "setup": _Count(),
-            "training": _Count(),
-            "evaluation": _Count(),
-        }
+        self._counts: dict[Phase, _Count] = {"setup": _Count(), "training": _Count(), "evaluation": _Count()}
 
     def count(
         self,
@@ -189,31 +186,19 @@ class Meter:
     ) -> None:
         """Adds one round."""
         count = self._counts[phase]
-        per_client: dict[str, int] = {}
+        per_client: Counter[str] = Counter()
         for client, frames in down.items():
-            for message, frame in zip(requests[client], frames, strict=True):
-                payload = frame.payload
-                size = payload + len(frame.header)
-                count.add(client, message, size)
-                count.down += size
-                count.payload_down += payload
-                per_client[client] = per_client.get(client, 0) + size
-                count.tell(client, message, message, "client")
+            for request, frame in zip(requests[client], frames, strict=True):
+                per_client[client] += count.add(client, request, request, frame, "client")
         for client, frames in up.items():
-            for request, message, frame in zip(requests[client], answers[client], frames, strict=True):
-                payload = frame.payload
-                size = payload + len(frame.header)
-                count.add(client, message, size)
-                count.tell(client, request, message, "server")
-                count.up += size
-                count.payload_up += payload
-                per_client[client] = per_client.get(client, 0) + size
-        count.rounds.append(Round(max(per_client.values(), default=0), sum(per_client.values())))
+            for request, answer, frame in zip(requests[client], answers[client], frames, strict=True):
+                per_client[client] += count.add(client, request, answer, frame, "server")
+        count.rounds.append(Round(max(per_client.values(), default=0), per_client.total()))
 
     def so_far(self, phase: Phase) -> tuple[int, int]:
         """Rounds and bytes."""
         count = self._counts[phase]
-        return len(count.rounds), count.up + count.down
+        return len(count.rounds), count.bytes.total()
 
     def account(self, phase: Phase) -> Account:
         return Account(**self._counts[phase].fields())
@@ -230,33 +215,32 @@ class _Count:
     """The running sums of one phase."""
 
     def __init__(self) -> None:
-        self.up = self.down = self.payload_up = self.payload_down = 0
-        self.by_message: dict[str, int] = {}
-        self.by_client: dict[str, int] = {}
+        self.bytes: Counter[Receiver] = Counter()  # by who receives them
+        self.payload: Counter[Receiver] = Counter()
+        self.by_message: Counter[str] = Counter()
+        self.by_client: Counter[str] = Counter()
+        self.told: Counter[DisclosureKey] = Counter()
         self.rounds: list[Round] = []
-        self.told: dict[DisclosureKey, int] = {}
 
-    def tell(self, client: str, request: Message, message: Message, to: Literal["server", "client"]) -> None:
-        """Counts what a message tells; an answer is about the part or scan that its request names."""
-        if not message.discloses or request.repeats:
-            return
-        found = disclosures(message)
-        subject = _subject(request) if found else ""
-        for tells, numbers in found:
-            told = DisclosureKey(client, subject, tells.what, to)
-            self.told[told] = self.told.get(told, 0) + numbers
-
-    def add(self, client: str, message: Message, size: int) -> None:
-        name = type(message).__name__
-        self.by_message[name] = self.by_message.get(name, 0) + size
-        self.by_client[client] = self.by_client.get(client, 0) + size
+    def add(self, client: str, request: Message, message: Message, frame: Frame, to: Receiver) -> int:
+        """Counts a message, and what it discloses of the part or scan that the request names; its size in bytes."""
+        payload = frame.payload
+        size = payload + len(frame.header)
+        self.bytes[to] += size
+        self.payload[to] += payload
+        self.by_message[type(message).__name__] += size
+        self.by_client[client] += size
+        if message.discloses and not request.repeats:
+            for disclosed, numbers in disclosures(message):
+                self.told[DisclosureKey(client, _subject(request), disclosed.what, to)] += numbers
+        return size
 
     def fields(self) -> dict[str, Any]:
         return {
-            "bytes_up": self.up,
-            "bytes_down": self.down,
-            "payload_up": self.payload_up,
-            "payload_down": self.payload_down,
+            "bytes_up": self.bytes["server"],
+            "bytes_down": self.bytes["client"],
+            "payload_up": self.payload["server"],
+            "payload_down": self.payload["client"],
             "by_message": dict(self.by_message),
             "by_client": dict(self.by_client),
             "each_round": tuple(self.rounds),

@@ -30,6 +30,7 @@ from tablepuppet.prediction.cache import PredictionCache
 from tablepuppet.prediction.missing_owners import reachable
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.predict import block_fingerprints, predict_rows
+from tablepuppet.prediction.split import RowSelection
 from tablepuppet.privacy.options import privacy_of
 from tablepuppet.protocol.contract import Purpose
 from tablepuppet.sql import LabelColumns, bind
@@ -43,7 +44,6 @@ from tablepuppet.training.evaluate import compare as compare_models
 from tablepuppet.training.inspection import Drift, Inspection, measure_drift, permutation_importance, vary_feature
 from tablepuppet.training.inspection import partial_dependence as dependence
 from tablepuppet.training.interactions import gains_of
-from tablepuppet.training.measured_rows import RowSelection
 from tablepuppet.training.pooled import run_pooled
 from tablepuppet.training.result import Result
 from tablepuppet.training.rounding import RoundedResults

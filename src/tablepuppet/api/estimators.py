@@ -21,7 +21,7 @@ from tablepuppet.algorithms.registry import BY_NAME
 from tablepuppet.api import Federation
 from tablepuppet.errors import JobError, ModelError, TablePuppetError
 from tablepuppet.job import ARGUMENTS, BatchSize, loss_options
-from tablepuppet.training.measured_rows import RowsWanted
+from tablepuppet.prediction.split import RowsWanted
 from tablepuppet.training.result import Result
 
 _OF_ALGORITHMS = {name for a in BY_NAME.values() for name in a.options.__struct_fields__}

@@ -28,13 +28,13 @@ from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.cache import PredictionCache, Predictor
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.predict import as_keys, at_threshold, check_file, write
+from tablepuppet.prediction.split import RowsWanted
 from tablepuppet.privacy.options import privacy_of
 from tablepuppet.progress import show_progress
 from tablepuppet.protocol.contract import FoldBy, Folds
 from tablepuppet.sql.grammar import open_parser_early
 from tablepuppet.training.evaluate import Comparison, Evaluation
 from tablepuppet.training.inspection import Drift, Inspection
-from tablepuppet.training.measured_rows import RowsWanted
 from tablepuppet.training.result import Result, RoundEvent
 from tablepuppet.training.search import SearchResult, check_apart, search_apart
 from tablepuppet.transport.link import Link, LocalTransport

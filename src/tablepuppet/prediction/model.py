@@ -30,7 +30,7 @@ from tablepuppet.output_files import as_path, write_whole
 from tablepuppet.protocol.columns import ColumnInfo, Encoder, NumberEncoder
 from tablepuppet.sources.encoding import encoded_names, encoded_width, start_weights
 from tablepuppet.sources.guard import columns_of
-from tablepuppet.sql.bound import BoundQuery, Scan
+from tablepuppet.sql.bound import Block, BoundQuery, Scan
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,6 +53,12 @@ class BlockModel:
     is_held: bool = False  # by its owners
     splits: tuple[SplitRule, ...] = ()  # of boosted trees; none where they are held
     absent: tuple[float | str | list[float] | None, ...] = ()  # each feature where a LEFT JOIN finds no row; None: NULL
+
+    @classmethod
+    def of(cls, block: Block, **given: Any) -> BlockModel:
+        """The model of a block of the query."""
+        absent = tuple(column.absent for column in block.columns)
+        return cls(name=block.name, table=block.table, features=block.features, absent=absent, **given)
 
     @property
     def is_lacking(self) -> bool:

@@ -27,7 +27,7 @@ from tablepuppet.models.metrics import Moment
 from tablepuppet.plan.prepare import Prepared, check_labels
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.predict import keep_scores, score_request
-from tablepuppet.training.measured_rows import MeasuredRows
+from tablepuppet.prediction.split import MeasuredRows
 from tablepuppet.training.metrics import Criterion, Measured, Metrics, measure, measure_scores
 from tablepuppet.training.server import UnionOperator
 from tablepuppet.transport.link import Link

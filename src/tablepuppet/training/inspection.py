@@ -30,9 +30,9 @@ from tablepuppet.exchanges.prediction import Scores
 from tablepuppet.join.mapping import MappingSummary
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.predict import score_request
+from tablepuppet.prediction.split import MeasuredRows
 from tablepuppet.protocol.columns import CategoryEncoder, Encoder, IdEncoder, NumberEncoder
 from tablepuppet.training.evaluate import Scored
-from tablepuppet.training.measured_rows import MeasuredRows
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -80,16 +80,7 @@ def run_pooled(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | 
     if on_round is not None:
         on_round(RoundEvent(1, 1, 1, record))
     blocks = tuple(
-        BlockModel(
-            name=b.name,
-            table=b.table,
-            features=b.features,
-            encoders=tuple(e),
-            theta=w,
-            is_outer=s.is_outer,
-            mean=mean_contribution(h, g, train.rows),
-            absent=tuple(column.absent for column in b.columns),
-        )
+        BlockModel.of(b, encoders=tuple(e), theta=w, is_outer=s.is_outer, mean=mean_contribution(h, g, train.rows))
         for b, e, h, w, g, s in zip(
             mapping.bound.blocks, encoders, seen, found.thetas, mapping.multiplicity, plan.mapping.blocks, strict=True
         )

@@ -328,16 +328,13 @@ class Run:
             width = sum(map(encoded_width, encoders[number]))
             unknown = np.full((width, self.plan.head.widths[number]), np.nan)
             blocks.append(
-                BlockModel(
-                    name=block.name,
-                    table=block.table,
-                    features=block.features,
+                BlockModel.of(
+                    block,
                     encoders=tuple(encoders[number]),
                     theta=answer.values if isinstance(answer, Parameters) else unknown,
                     is_held=held[number],
                     is_outer=mapping.blocks[number].is_outer,
                     mean=self._mean(number),
-                    absent=tuple(column.absent for column in block.columns),
                 )
             )
         objectives = [record.objective for record in self.history]

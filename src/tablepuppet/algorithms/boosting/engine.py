@@ -283,17 +283,14 @@ class _Training:
             parts = self.union.blocks[number]
             answers = [released[part.number][0] for part in parts]
             blocks.append(
-                BlockModel(
-                    name=block.name,
-                    table=block.table,
-                    features=block.features,
+                BlockModel.of(
+                    block,
                     encoders=(),
                     theta=np.zeros((0, len(self.start))),
                     is_outer=self.rounds.is_outer[number],
                     mean=np.zeros(len(self.start)),
                     is_held=held[number],
                     splits=() if held[number] else (*_find_known_rules(before, number), *_rules(answers, parts)),
-                    absent=tuple(column.absent for column in block.columns),
                 )
             )
         return Result(

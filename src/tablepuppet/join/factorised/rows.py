@@ -1,0 +1,222 @@
+"""FactorisedRows: the joined rows of one side as the trees that make them. Memory and work follow the tables.
+
+In: for each branch a tree and its marked root rows, for each block the rows that it has in every branch. Out: what
+walks over materialised rows give, of all joined rows and exactly: counts, the loss and its derivatives, products with
+directions. Branches of UNION ALL are added up. Any joined row is found by its number, so some can be drawn for all else
+(`sample`): metrics of ranks, batches, trees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.arrays import Array, PerRow, RowNumbers
+from tablepuppet.errors import MappingError
+from tablepuppet.join.factorised.draw import RowLookup, draw_numbers
+from tablepuppet.join.factorised.tree import Tree
+from tablepuppet.join.factorised.walk import TreeLoss
+from tablepuppet.join.join import JoinedSide
+from tablepuppet.join.joined_rows import JoinedRows, batch, by_label
+from tablepuppet.join.row_index import RowIndex
+from tablepuppet.join.tree_join import TreeSide
+from tablepuppet.models.losses import Loss
+from tablepuppet.models.losses.separable import Separable, Square
+
+SAMPLE = 1_000_000  # joined rows that are drawn for what no sum gives
+
+
+@dataclass(frozen=True, slots=True)
+class FactorisedIndex:
+    """What is known of p_i, of which no number is held."""
+
+    rows: int
+    is_partial: bool
+    is_identity: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Derivatives:
+    """Sums over all joined rows, and per row of each block, (n_i, 1)."""
+
+    loss: float
+    residual: float  # Σ ∂ℓ/∂a
+    slopes: list[Array]
+    curvatures: list[Array]
+    frequencies: int  # K of the longest series; 0: there was none
+    promise: float  # the largest error of a joined row's slope
+
+
+@dataclass(frozen=True, eq=False)
+class FactorisedRows:
+    """The joined rows of a side, none of which is held."""
+
+    side: JoinedSide  # all branches are trees
+    trees: tuple[Tree, ...]  # of the branches
+    labels: Array  # per row of the label table
+    weights: Array | None = None  # likewise; None: all one
+    seed: int = 0  # of what is drawn
+    _losses: dict[Loss, list[TreeLoss]] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        return self.side.rows
+
+    @cached_property
+    def indices(self) -> tuple[FactorisedIndex, ...]:
+        counts = self.collapse(np.ones(len(self.labels)))
+        rows = [column.rows for column in self.side.columns]
+        return tuple(FactorisedIndex(n, float(own.sum()) < self.rows) for n, own in zip(rows, counts, strict=False))
+
+    def with_weights(self, weights: Array | None) -> FactorisedRows:
+        return replace(self, weights=weights, _losses={})
+
+    def with_labels(self, labels: Array) -> FactorisedRows:
+        return replace(self, labels=labels, _losses={})
+
+    # -- sums over all joined rows -----------------------------------------------------------------
+
+    def collapse(self, per_label: Array) -> list[Array]:
+        """collapse_i of a number per row of the label table, (n_i, 1)."""
+        square = Separable(Square())
+        return self._add_branches(
+            TreeLoss(tree, square, self._of_roots(branch, per_label)).count() for branch, tree in enumerate(self.trees)
+        )
+
+    def label_counts(self) -> RowNumbers:
+        """How many joined rows have their label from each label row."""
+        return self.side.label_counts()
+
+    def collapsed_weights(self) -> list[Array] | None:
+        """collapse_i of the rows' weights; None: they are the multiplicities."""
+        return None if self.weights is None else self.collapse(self.weights)
+
+    def by_label(self) -> JoinedRows:
+        """The different labels, each as heavy as all joined rows that have it."""
+        return by_label(self.labels, self.label_counts(), self.weights)
+
+    def differentiate(self, loss: Loss, per_row: Sequence[PerRow], intercept: float) -> Derivatives:
+        """The loss and its derivatives at scores Σ h_i + intercept."""
+        if loss not in self._losses:
+            self._losses.clear()
+            self._losses[loss] = self._separate(loss)
+        found = [
+            own.differentiate(self._expand(branch, per_row, intercept)) for branch, own in enumerate(self._losses[loss])
+        ]
+        roots = [tree.root for tree in self.trees]
+        return Derivatives(
+            loss=sum(own.loss for own in found),
+            residual=sum(float(own.slopes[root].sum()) for own, root in zip(found, roots, strict=True)),
+            slopes=self._add_branches(own.slopes for own in found),
+            curvatures=self._add_branches(own.curvatures for own in found),
+            frequencies=max(own.frequencies for own in found),
+            promise=max(own.promise for own in found),
+        )
+
+    def multiply(self, block: int, direction: Array) -> list[Array]:
+        """collapse_i of one block's expanded direction, (n_i, 1), weights included: what the Hessian of squared loss
+        makes of it."""
+        ones = np.ones(len(self.labels)) if self.weights is None else self.weights
+        per_row: list[Array] = [np.zeros((column.rows, 1)) for column in self.side.columns[: self.side.blocks]]
+        per_row[block] = direction
+        found = []
+        for branch, tree in enumerate(self.trees):
+            loss = TreeLoss(tree, Separable(Square()), self._of_roots(branch, ones))
+            found.append(loss.differentiate(self._expand(branch, per_row, 0.0)).slopes)
+        return self._add_branches(found)
+
+    def _separate(self, loss: Loss) -> list[TreeLoss]:
+        parts = loss.separate(self.labels)
+        if parts is None:
+            raise MappingError(f'{loss.name} loss has no sums over a join tree; train with walk="materialised"')
+        weights = np.ones(len(self.labels)) if self.weights is None else self.weights
+        found = []
+        for branch, tree in enumerate(self.trees):
+            numbers = [parts.scale, parts.shift, parts.linear, parts.constant]
+            own = [None if per_label is None else self._of_roots(branch, per_label) for per_label in numbers]
+            found.append(TreeLoss(tree, Separable(parts.core, *own), self._of_roots(branch, weights)))
+        return found
+
+    def _of_roots(self, branch: int, per_label: Array) -> Array:
+        """A number of the label's row for each root row of a branch; 0 for those of other sides."""
+        side, column = self._branch(branch), self.side.columns[self.side.label]
+        becomes, out = column.becomes[branch], np.zeros(side.join.sizes[side.join.root])
+        numbers = side.roots if becomes is None else becomes[side.roots]
+        is_there = numbers >= 0  # others make no joined row
+        out[side.roots[is_there]] = per_label[numbers[is_there]]
+        return out
+
+    def _branch(self, number: int) -> TreeSide:
+        branch = self.side.branches[number]
+        assert isinstance(branch, TreeSide)
+        return branch
+
+    def _expand(self, branch: int, per_row: Sequence[PerRow], intercept: float) -> list[Array]:
+        """h of a branch's relations; the intercept goes with the root's."""
+        join = self._branch(branch).join
+        scores = [np.zeros(size + 1) for size in join.sizes]
+        scores[join.root] += intercept
+        for column, values in zip(self.side.columns, per_row, strict=False):
+            own, becomes = scores[column.relations[branch]], column.becomes[branch]
+            known = np.append(np.asarray(values)[:, 0], 0.0)  # the last: no row
+            if becomes is None:
+                own[:-1] += known[: len(own) - 1]
+            else:
+                own += known[becomes]
+        return scores
+
+    def _add_branches(self, of_branches: Iterable[list[Array]]) -> list[Array]:
+        """Values of the branches' relations, as the blocks' rows have them."""
+        out = [np.zeros((column.rows, 1)) for column in self.side.columns[: self.side.blocks]]
+        for branch, per_relation in enumerate(of_branches):
+            for total, column in zip(out, self.side.columns, strict=False):
+                values, becomes = per_relation[column.relations[branch]], column.becomes[branch]
+                if becomes is None:
+                    total[: len(values) - 1, 0] += values[:-1]
+                    continue
+                is_there = becomes >= 0  # no two rows of a branch become one
+                total[becomes[is_there], 0] += values[is_there]
+        return out
+
+    # -- some joined rows --------------------------------------------------------------------------
+
+    def look_up(self, joined: NDArray[np.int64]) -> tuple[list[RowNumbers], Array, Array | None]:
+        """p_i of some joined rows, for each block, and their labels and weights."""
+        found = self._numbers(joined)
+        rows = found[self.side.label]
+        weights = None if self.weights is None else self.weights[rows]
+        return found[: self.side.blocks], self.labels[rows], weights
+
+    def take(self, joined: NDArray[np.int64]) -> tuple[JoinedRows, list[RowNumbers]]:
+        """A batch of joined rows, and for each block the rows that occur in it (ascending)."""
+        return batch(*self.look_up(joined), [column.rows for column in self.side.columns[: self.side.blocks]])
+
+    @cached_property
+    def sample(self) -> JoinedRows:
+        """Joined rows, each drawn for itself, over all rows of the blocks; all of them once, if they are as few."""
+        everyone = np.arange(self.rows) if self.rows <= SAMPLE else draw_numbers(self.rows, SAMPLE, self.seed)
+        numbers = self._numbers(everyone)
+        indices = [RowIndex.of(own, column.rows) for own, column in zip(numbers, self.side.columns, strict=True)]
+        blocks = tuple(indices[: self.side.blocks])
+        return JoinedRows(len(everyone), blocks, indices[self.side.label], self.labels, weights=self.weights)
+
+    @cached_property
+    def _lookups(self) -> list[RowLookup]:
+        return [RowLookup(self._branch(branch)) for branch in range(len(self.side.branches))]
+
+    def _numbers(self, joined: NDArray[np.int64]) -> list[RowNumbers]:
+        """p_i of some joined rows, for each column."""
+        out: list[RowNumbers] = [np.empty(len(joined), np.int64) for _ in self.side.columns]
+        ends = np.cumsum([lookup.rows for lookup in self._lookups])
+        of_branch = np.searchsorted(ends, joined, side="right")
+        for branch, lookup in enumerate(self._lookups):
+            here = np.flatnonzero(of_branch == branch)
+            found = lookup.look_up(joined[here] - (ends[branch] - lookup.rows))
+            for into, column in zip(out, self.side.columns, strict=True):
+                rows, becomes = found[column.relations[branch]], column.becomes[branch]
+                into[here] = rows if becomes is None else becomes[rows]
+        return out

@@ -27,7 +27,7 @@ def test_a_base_row_moves_no_sum_by_more_than_its_joined_rows_times_the_clip(see
     noise = LeafNoise(clip=clip, scale=float(rng.choice([0.01, 3.0])) * clip, curvature=1.0, deviation=clip)
     joined = rng.choice(300, 7, replace=False)
     assert np.linalg.norm(_moved(joined, noise, loss, scores, labels)) <= 7 * clip
-    g, h = noise.clipped(rng.normal(size=(50, 3)) * 1e9, rng.random((50, 3)) * 1e9)
+    g, h = noise.clip_rows(rng.normal(size=(50, 3)) * 1e9, rng.random((50, 3)) * 1e9)
     assert np.sqrt((g**2 + h**2).sum(axis=1)).max() * noise.unit <= clip
     assert max(np.abs(g).max(), h.max()) < 2**15
 
@@ -36,7 +36,7 @@ def test_the_slope_and_three_times_the_curvature_of_the_logistic_loss_lie_within
     p = np.linspace(0, 1, 100_001)
     assert (p**2 + (3 * p * (1 - p)) ** 2).max() <= 1
     noise = LeafNoise(clip=1.0, scale=3.0, curvature=0.25, deviation=1.0)
-    g, h = noise.clipped(p[:, None], (p * (1 - p))[:, None])
+    g, h = noise.clip_rows(p[:, None], (p * (1 - p))[:, None])
     np.testing.assert_allclose(g[:, 0] * noise.unit, p, atol=2 * noise.unit)  # nothing is cut
     np.testing.assert_allclose(h[:, 0] * noise.unit / 3, p * (1 - p), atol=2 * noise.unit)
 

@@ -206,12 +206,12 @@ def answer(block: Block, checks: list[Check]) -> Objections:
     for half in block.parts:
         for key in fresh:
             half.book.add(key, is_told=True)
-    known = [block.book.told_as(key, _sides(block, key)) for key in fresh]
+    known = [block.book.reveal_as(key, _sides(block, key)) for key in fresh]
     sides: dict[int, list[Codes]] = {}
     for new in known:
         if isinstance(new, NewKey) and block.layout.kinds[new.column] != NUMBER:
             sides.setdefault(new.column, []).append(np.unpackbits(new.right, count=len(block.train) - 1))
-    complete = [block.book.completed(column, block.book.occurring(column, own)) for column, own in sides.items()]
+    complete = [block.book.find_complete(column, block.book.find_codes(column, own)) for column, own in sides.items()]
     return send_objections(block.book, kept, known, [c for c in complete if c is not None])
 
 
@@ -263,7 +263,7 @@ def train(join: Join, options: Boosting, seed: int = 0) -> tuple[BoostingServer,
             for key in given["draws"].keys[number]:
                 half.add(key, is_told=True)
         server.blocks[number].learn(
-            [block.book.told_as(key, _sides(block, key)) for key in given["draws"].keys[number]]
+            [block.book.reveal_as(key, _sides(block, key)) for key in given["draws"].keys[number]]
         )
     for _ in range(options.trees):
         growing = server.grow()

@@ -16,7 +16,7 @@ from tablepuppet.algorithms.boosting.drawn import Drawable, Draws
 from tablepuppet.algorithms.boosting.fixed_point import Labels, derivatives
 from tablepuppet.algorithms.boosting.model import Tree
 from tablepuppet.algorithms.boosting.options import Boosting
-from tablepuppet.algorithms.boosting.rows import sampled_rows
+from tablepuppet.algorithms.boosting.rows import sample_rows
 from tablepuppet.algorithms.boosting.tree_checks import NUMBER, ONE_HOT, SORTED
 from tablepuppet.errors import JobError
 
@@ -71,7 +71,7 @@ def test_leaves_are_those_of_the_materialised_join(seed: int) -> None:
     first = derivatives(join.loss, scores, labels, options.bits)
     for number, group in enumerate(server.trees):
         given_ = derivatives(join.loss, scores, labels, options.bits)
-        rows = sampled_rows(labels, np.empty(len(scores), np.int64), options.subsample, seed % 1000, number)
+        rows = sample_rows(labels, np.empty(len(scores), np.int64), options.subsample, seed % 1000, number)
         for output, (tree, own) in enumerate(zip(group, first if options.forest else given_, strict=True)):
             leaf = _leaves(tree, join, blocks, "train")
             size = len(tree.left)

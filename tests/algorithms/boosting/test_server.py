@@ -23,7 +23,7 @@ from tests.algorithms.boosting.joins import (
 from tablepuppet.algorithms.boosting.known import KnownBlock
 from tablepuppet.algorithms.boosting.model import compact
 from tablepuppet.algorithms.boosting.options import Boosting
-from tablepuppet.algorithms.boosting.rows import allowed_columns, sampled_rows
+from tablepuppet.algorithms.boosting.rows import sample_columns, sample_rows
 from tablepuppet.algorithms.boosting.server import BoostingServer
 from tablepuppet.algorithms.boosting.tree_checks import NUMBER, SORTED, Complete, NewKey
 from tablepuppet.errors import TransportError
@@ -100,9 +100,9 @@ def _assert_exact(join: Join, options: Boosting, seed: int) -> BoostingServer:
     server, blocks, _ = train(join, options, seed)
     widths = [len(b.bins) for b in blocks]
     oracle = central(join, blocks, options)
-    columns = [allowed_columns(widths, options.feature_fraction, seed, t) for t in range(options.trees)]
+    columns = [sample_columns(widths, options.feature_fraction, seed, t) for t in range(options.trees)]
     rows = [
-        sampled_rows(server.labels, np.empty(len(join.labels), np.int64), options.subsample, seed, t)
+        sample_rows(server.labels, np.empty(len(join.labels), np.int64), options.subsample, seed, t)
         for t in range(options.trees)
     ]
     oracle.fit(columns, rows)

@@ -53,11 +53,11 @@ def number_bins(values: Array, weights: Array, most: int, least: int) -> NumberB
     present = ~np.isnan(values) & (weights > 0)
     distinct, where = np.unique(values[present], return_inverse=True)
     counts = np.bincount(where, weights[present], len(distinct)).astype(np.float64)
-    ends = _shared_out(counts, most, least)
+    ends = _share_out(counts, most, least)
     return NumberBins(_middle(distinct[ends], distinct[ends + 1]))
 
 
-def _shared_out(counts: Array, most: int, least: int) -> NDArray[np.int64]:
+def _share_out(counts: Array, most: int, least: int) -> NDArray[np.int64]:
     """Where bins of values that occur so often end, the last one's end aside.
 
     If there are few values, a bin ends as soon as it has `least`. Else a value of more than an even share has a bin to

@@ -36,7 +36,7 @@ class ClientHalf:
         sums = [add_up(outline, own) for outline, own in zip(check.trees, self.histograms(check), strict=True)]
         kept, fresh = self.book.add_new(self.book.objections(check, sums))
         changed = range(len(self._occurs)) if is_first else sorted({key.column for key in fresh})
-        complete = [self.book.completed(column, self._occurs[column]) for column in changed]
+        complete = [self.book.find_complete(column, self._occurs[column]) for column in changed]
         keys = [self.reveal(key) for key in fresh]
         return send_objections(self.book, kept, keys, [c for c in complete if c is not None])
 
@@ -63,7 +63,7 @@ class ClientHalf:
     def reveal(self, key: Key) -> NewKey | NewColumn:
         """Of every row whether it goes right, or the bin of a column."""
         codes = np.concatenate([self.train[:, key.column], self.held[:, key.column]])
-        return self.book.told_as(key, codes if self.book.is_whole(key) else self.book.columns.right(key)[codes])
+        return self.book.reveal_as(key, codes if self.book.is_whole(key) else self.book.columns.right(key)[codes])
 
     def _count(self, outline: Outline) -> Sums:
         _check_outline(outline)

@@ -28,10 +28,9 @@ from tablepuppet.algorithms.boosting.fixed_point import (
     derivatives,
     uniform,
 )
-from tablepuppet.algorithms.boosting.known import Choice
 from tablepuppet.algorithms.boosting.model import Tree
 from tablepuppet.algorithms.boosting.options import Boosting
-from tablepuppet.algorithms.boosting.rows import Route, RowNumbers, add_leaves, allowed_columns, sampled_rows
+from tablepuppet.algorithms.boosting.rows import Router, RowNumbers, add_leaves, sample_columns, sample_rows
 from tablepuppet.algorithms.boosting.server import BoostingServer, Rounds
 from tablepuppet.algorithms.boosting.tree_checks import NUMBER, ONE_HOT
 from tablepuppet.privacy.gaussian import secure_generator
@@ -66,14 +65,16 @@ class Draws:
         self._columns = columns
         self._block = np.array([b for b, _ in self._keys], np.int32)
         self._number = np.full(len(self._keys), -1, np.int32)  # of each key, among those that its block tells
-        self.keys = self._told([block.layout for block in blocks], [b.has_missing for b in blocks], trees)
+        self.keys = self._number_keys([block.layout for block in blocks], [b.has_missing for b in blocks], trees)
 
-    def _told(self, layouts: Sequence[Columns], missing: Sequence[NDArray[np.bool_]], trees: range) -> list[list[Key]]:
+    def _number_keys(
+        self, layouts: Sequence[Columns], missing: Sequence[NDArray[np.bool_]], trees: range
+    ) -> list[list[Key]]:
         """By block: the keys that some tree draws; before those of a column the one that says which values are missing,
         where some are."""
         is_drawn = np.zeros(len(self._keys), np.bool_)
         for tree in trees:
-            is_drawn[self._drawn(tree)[0]] = True
+            is_drawn[self._draw(tree)[0]] = True
             if is_drawn.all():
                 break
         found: list[dict[Key, int]] = [{} for _ in layouts]
@@ -84,9 +85,9 @@ class Draws:
             self._number[place] = found[block][key]
         return [list(keys) for keys in found]
 
-    def _drawn(self, tree: int) -> tuple[Sums, NDArray[np.bool_]]:
+    def _draw(self, tree: int) -> tuple[Sums, NDArray[np.bool_]]:
         """Of every inner node, level by level: its key among all of them, and whether missing values go left."""
-        allowed = allowed_columns(self._widths, self.options.feature_fraction, self.seed, tree)
+        allowed = sample_columns(self._widths, self.options.feature_fraction, self.seed, tree)
         columns = np.flatnonzero([allowed[b][column] for b, column in self._columns])
         nodes = (1 << self.options.levels) - 1 if len(columns) else 0
         column, key, side = uniform(self.seed + _DRAWS, tree, np.arange(3 * nodes, dtype=np.uint64)).reshape(3, -1)
@@ -96,7 +97,7 @@ class Draws:
 
     def tree(self, number: int) -> Tree:
         """A tree without values; the children of node k are 2k + 1 and 2k + 2."""
-        places, to_left = self._drawn(number)
+        places, to_left = self._draw(number)
         inner, nodes = len(places), 2 * len(places) + 1
         leaves = [-1] * (nodes - inner)
         return Tree(
@@ -167,7 +168,7 @@ class DrawnServer(BoostingServer):
         number, options = self.first + len(self.trees), self.options
         if not (self._given and options.forest):  # whose trees all have the same
             self._given = self._derivatives()
-        order = sampled_rows(self.labels, self._orders[0], options.subsample, self.seed, number)
+        order = sample_rows(self.labels, self._orders[0], options.subsample, self.seed, number)
         shape = self.draws.tree(number)
         segments = self._part(shape, order)
         group = []
@@ -198,32 +199,22 @@ class DrawnServer(BoostingServer):
         leaves = np.zeros((len(tree.left) - inner, 2), np.int64)
         kernels.sum_nodes(order, np.array(segments[inner:], np.int64), given.both, leaves)
         if self.noise is None:
-            return np.asarray(_added_up(leaves) * np.array(given.unit))
+            return np.asarray(_add_levels(leaves) * np.array(given.unit))
         noisy = self.noise.noisy(leaves, self.generator)
         noisy[:, 1] = np.maximum(noisy[:, 1], 0.0)
-        return np.asarray(_added_up(noisy))
+        return np.asarray(_add_levels(noisy))
 
     def _part(self, tree: Tree, order: RowNumbers) -> list[tuple[int, int]]:
         """Parts joined rows level by level; where those of each node lie."""
-        segments = [(0, len(order))] * len(tree.left)
-        first, inner = 0, len(tree.splits)
-        while first < inner:
-            level = range(first, 2 * first + 1)
-            for number, (block, index) in enumerate(zip(self.blocks, self.indices, strict=True)):
-                own = [n for n in level if tree.block[n] == number]
-                if not own:
-                    continue
-                how = [Choice(0.0, number, tree.key[n], tree.to_left[n]) for n in own]
-                route = Route(block, index, is_held=False)
-                borders = route.part(order, [segments[n] for n in own], how, self._spare)
-                for n, border in zip(own, borders.tolist(), strict=True):
-                    (start, stop), left = segments[n], tree.left[n]
-                    segments[left], segments[left + 1] = (start, border), (border, stop)
-            first = 2 * first + 1
-        return segments
+        router, level = Router(self.blocks, self.indices), {0: (0, len(order))}
+        segments = dict(level)
+        while level:
+            level = router.part_level(order, tree, level, self._spare)
+            segments |= level
+        return [segments[n] for n in range(len(tree.left))]
 
 
-def _added_up(leaves: NDArray[Any]) -> NDArray[Any]:
+def _add_levels(leaves: NDArray[Any]) -> NDArray[Any]:
     """Sums of all nodes of a whole tree, level by level, from those of its last level."""
     levels = [leaves]
     while len(levels[0]) > 1:

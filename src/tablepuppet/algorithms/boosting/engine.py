@@ -20,7 +20,7 @@ from tablepuppet.algorithms.boosting.fixed_point import Labels
 from tablepuppet.algorithms.boosting.kernels import announce_compilation
 from tablepuppet.algorithms.boosting.known import KnownBlock
 from tablepuppet.algorithms.boosting.messages import GrownTrees, HoldSplits, ReleaseSplits, SplitRule, Splits
-from tablepuppet.algorithms.boosting.model import compact, shifted
+from tablepuppet.algorithms.boosting.model import compact, shift_keys
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.plan import check_tree_exposure
 from tablepuppet.algorithms.boosting.prediction import add_trees
@@ -272,7 +272,7 @@ class _Training:
         before = self.plan.job.warm_start
         if before is not None:
             there = [block.splits for block in before.blocks]
-            trees = (*map(tuple, before.trees), *(tuple(shifted(t, there) for t in group) for group in trees))
+            trees = (*map(tuple, before.trees), *(tuple(shift_keys(t, there) for t in group) for group in trees))
         job_id, mapping = self.union.job, self.plan.mapping
         held = held_blocks(self.plan.job, mapping)
         released = self.union.ask(

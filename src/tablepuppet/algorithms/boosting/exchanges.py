@@ -75,6 +75,7 @@ from tablepuppet.sources.binning import (
 if TYPE_CHECKING:
     from tablepuppet.algorithms.boosting.client import ClientHalf
 
+OfRows = OpenPart | trees.AskRows | trees.AskOwnRows  # what says which columns of a scan
 _SPEC = ModelSpec(kind="boosted")
 _CODES = 256  # of a column in bins
 
@@ -151,11 +152,8 @@ def start_trees(own: ClientState, request: trees.StartTrees) -> trees.TreesStart
     reveals_columns = (
         options.reveals_columns and most is None and own.policy.minimum_rows <= 1
     )  # a bin may have few rows
-    if before and not isinstance(request.before, str) and own.releases.limits_scores:
-        opened = part.request
-        place = (own, request.job, opened.scan, opened.columns)
-        table = own.tables.scan(request.job, opened.scan).table
-        own.releases.charge_scores(_values_of(table, reads(*place), before), partial(unknowns, *place))
+    if before and not isinstance(request.before, str):
+        _charge(own, part.request, before)
     empty = [RawColumn(c.feature, c.entry, np.zeros(0) if c.is_number else None) for c in columns]
     part.trees = TreesPart(request, empty, bins, np.vstack([codes, missed]), held_codes, limit, reveals_columns, before)
     part.state = TreesState()
@@ -168,7 +166,7 @@ def start_trees(own: ClientState, request: trees.StartTrees) -> trees.TreesStart
     is_random = options.is_random
     has_missing = half.book.has_missing if is_random or request.bins is not None else np.zeros(0, np.bool_)
     kinds, sizes = half.book.columns.kinds, sizes if is_random else np.zeros(0, np.int64)
-    right = _earlier_bits(train, held, _told(own, part.request, before))
+    right = _earlier_bits(train, held, _without_rare_names(own, part.request, before))
     return trees.TreesStarted(
         kinds=kinds,
         has_missing=has_missing,
@@ -251,23 +249,22 @@ def ask_rows(own: ClientState, request: trees.AskRows) -> trees.RowBits:
 
 
 def ask_own_rows(own: ClientState, request: trees.AskOwnRows) -> trees.RowBits:
-    part = own.part_store.find(request.model, request.name, own.asker(request.job))
-    every = own.tables.scan(request.job, request.scan).expressions
-    infos = own.tables.scan(request.job, request.scan).columns
-    part.check([every[c] for c in request.columns], [infos[c] for c in request.columns])
-    return _bits(own, request, part.splits)
+    return _bits(own, request, _find_held(own, request, request.model, request.name))
 
 
 def _earlier(own: ClientState, part: Part, request: trees.StartTrees) -> tuple[trees.SplitRule, ...]:
     """The splits of trees that were grown before: as they were sent, or as this owner holds them."""
     if not isinstance(request.before, str):
         return tuple(request.before)
-    held = own.part_store.find(request.before, request.name, own.asker(request.job))
-    every = own.tables.scan(request.job, part.request.scan).expressions
-    infos = own.tables.scan(request.job, part.request.scan).columns
-    columns = part.request.columns
-    held.check([every[c] for c in columns], [infos[c] for c in columns])
-    return held.splits
+    return _find_held(own, part.request, request.before, request.name)
+
+
+def _find_held(own: ClientState, request: OfRows, model: str, block: str) -> tuple[trees.SplitRule, ...]:
+    """The splits of a model's part that this owner holds, if they fit the columns of a request."""
+    part = own.part_store.find(model, block, own.asker(request.job))
+    scan = own.tables.scan(request.job, request.scan)
+    part.check([scan.expressions[c] for c in request.columns], [scan.columns[c] for c in request.columns])
+    return part.splits
 
 
 def _earlier_bits(
@@ -296,15 +293,22 @@ def _bits(
     own: ClientState, request: trees.AskRows | trees.AskOwnRows, rules: Sequence[trees.SplitRule]
 ) -> trees.RowBits:
     columns = _raw(own, request, request.rows)
+    _charge(own, request, rules)
+    return trees.RowBits(right=answers(columns, _without_rare_names(own, request, rules)))
+
+
+def _charge(own: ClientState, request: OfRows, rules: Sequence[trees.SplitRule]) -> None:
+    """Counts what rows answer to splits. A split that a server chose may be all that there is to know of a column with
+    few values: it counts as a number."""
     if own.releases.limits_scores:
         place = (own, request.job, request.scan, request.columns)
         table = own.tables.scan(request.job, request.scan).table
-        own.releases.charge_scores(_values_of(table, reads(*place), rules), partial(unknowns, *place))
-    return trees.RowBits(right=answers(columns, _told(own, request, rules)))
+        values = DisclosedValues(table, reads(*place), len(rules), trees.splits_name(rules))
+        own.releases.charge_scores(values, partial(unknowns, *place))
 
 
-def _told(
-    own: ClientState, request: OpenPart | trees.AskRows | trees.AskOwnRows, rules: Sequence[trees.SplitRule]
+def _without_rare_names(
+    own: ClientState, request: OfRows, rules: Sequence[trees.SplitRule]
 ) -> Sequence[trees.SplitRule]:
     """What rows answer to: names that few rows of the whole table hold are no names, as they were in training."""
     least = own.policy.minimum_rows
@@ -319,6 +323,13 @@ def _told(
     return rules_without_rare(rules, columns, least)
 
 
+def _started(part: Part) -> TreesPart:
+    started: TreesPart | None = part.trees
+    if started is None:
+        raise TransportError("a part's trees must be started before they are grown")
+    return started
+
+
 def _half(part: Part) -> ClientHalf:
     from tablepuppet.algorithms.boosting.client import ClientHalf  # here: they load the compiler
     from tablepuppet.algorithms.boosting.kernels import announce_compilation
@@ -326,9 +337,7 @@ def _half(part: Part) -> ClientHalf:
 
     announce_compilation()
 
-    own: TreesPart | None = part.trees
-    if own is None:
-        raise TransportError("a part's trees must be started before they are grown")
+    own = _started(part)
     state = part.state
     if own.halves:
         left, half = own.halves.pop()  # it comes back with what the request leaves
@@ -366,15 +375,7 @@ def _count_trained(own: ClientState, part: Part, rules: Sequence[trees.SplitRule
         own.releases.record_scores(own.tables.scan(opened.job, opened.scan).table, trees.splits_name(rules))
 
 
-def _values_of(table: str, columns: tuple[str, ...], rules: Sequence[trees.SplitRule]) -> DisclosedValues:
-    """What rows answer to splits. A split that a server chose may be all that there is to know of a column with few
-    values: it counts as a number."""
-    return DisclosedValues(table, columns, len(rules), trees.splits_name(rules))
-
-
-def _raw(
-    own: ClientState, request: OpenPart | trees.AskRows | trees.AskOwnRows, rows: RowNumbers | None
-) -> list[RawColumn]:
+def _raw(own: ClientState, request: OfRows, rows: RowNumbers | None) -> list[RawColumn]:
     """The raw columns of some rows of a scan."""
     pairs = [own.column(request.job, request.scan, c) for c in request.columns]
     found = raw_columns([c for c, _ in pairs], [i for _, i in pairs])
@@ -477,9 +478,7 @@ def _enforce_checks(job: JobUnderContract, contract: Contract, request: Any) -> 
 
 def _check_trees_request(own: ClientState, request: trees.CheckTrees | trees.SumTrees) -> None:
     part, check = own.part(request), request.check
-    grown = part.trees
-    if grown is None:
-        raise TransportError("a part's trees must be started before they are grown")
+    grown = _started(part)
     check_array(check.columns, "check.columns", (len(grown.bins),), kinds=frozenset("b"))
     most = grown.request.outputs
     require(len(check.trees) <= most, "check.trees", f"are {len(check.trees)} where there are {most} outputs")
@@ -522,9 +521,7 @@ def _check_outline(outline: Outline, most: int, rows: int) -> None:
 
 
 def _check_keys_request(own: ClientState, request: trees.RevealKeys) -> None:
-    grown = own.part(request).trees
-    if grown is None:
-        raise TransportError("a part's trees must be started before they are grown")
+    grown = _started(own.part(request))
     require(len(request.keys) <= sum(b.size for b in grown.bins), "keys", "are more than there can be")
     for key in request.keys:
         require(0 <= key.column < len(grown.bins), "keys.column", "is none of the part's")
@@ -548,14 +545,9 @@ def _check_rows_request(own: ClientState, request: trees.AskRows) -> None:
         require(rule.border is None or bool(np.isfinite(rule.border)), "rules.border", "is not finite")
 
 
-def _enforce_release(job: JobUnderContract, contract: Contract, request: trees.ReleaseSplits) -> None:
+def _enforce_end(job: JobUnderContract, contract: Contract, request: trees.ReleaseSplits | trees.HoldSplits) -> None:
     check_model_kind(contract, are_trees=True)
-    enforce_release(job, contract, request)
-
-
-def _enforce_holding(job: JobUnderContract, contract: Contract, request: trees.HoldSplits) -> None:
-    check_model_kind(contract, are_trees=True)
-    enforce_holding(job, contract, request)
+    (enforce_holding if isinstance(request, trees.HoldSplits) else enforce_release)(job, contract, request)
 
 
 def _enforce_rows(job: JobUnderContract, contract: Contract, request: trees.AskRows | trees.AskOwnRows) -> None:
@@ -604,14 +596,14 @@ EXCHANGES = (
     Rules(
         TRAINING,
         permit=permit_release,
-        enforce=_enforce_release,
+        enforce=_enforce_end,
         check_request=NoCheck("keys are looked up among those that the part knows"),
         check_answer=answer_rules.check_splits,
     )(release_splits),
     Rules(
         TRAINING,
         permit=NoCheck("nothing leaves: the splits stay with their owner"),
-        enforce=_enforce_holding,
+        enforce=_enforce_end,
         check_request=NoCheck("keys are looked up among those that the part knows"),
     )(hold_splits),
     Rules(

@@ -144,7 +144,7 @@ class LeafNoise(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         """λ besides the user's: leaves whose noise outweighs their rows count for little."""
         return _SHRINK * self.deviation * self.curvature / self.clip
 
-    def clipped(self, g: Array, h: Array) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def clip_rows(self, g: Array, h: Array) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """g and s·h of some joined rows, (rows, outputs) each, in units: within C, for they are cut towards zero."""
         scaled = self.scale * h
         norms = np.sqrt(np.einsum("jk,jk->j", g, g) + np.einsum("jk,jk->j", scaled, scaled))
@@ -162,7 +162,7 @@ def clipped_derivatives(loss: Loss, scores: Array, labels: Labels, noise: LeafNo
     out = [Derivatives(np.empty(len(scores), np.int64), (noise.unit, noise.unit / noise.scale)) for _ in scores.T]
     for start in range(0, len(scores), _SHARD):
         stop = min(start + _SHARD, len(scores))
-        g, h = noise.clipped(*_exact(loss, scores, labels, start, stop))
+        g, h = noise.clip_rows(*_exact(loss, scores, labels, start, stop))
         for k, own in enumerate(out):
             own.both[start:stop] = (g[:, k] << 32) + h[:, k]
     return out

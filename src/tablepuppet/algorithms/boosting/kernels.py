@@ -32,7 +32,7 @@ FOLDED_ROWS = 1 << 16  # joined rows whose 16-bit numbers add up to less than ha
 log = logging.getLogger(__name__)
 
 
-def compiled(function: F) -> F:
+def compile_loop(function: F) -> F:
     """A loop that is compiled once per machine, releases the interpreter lock and rounds as it is written.
 
     It is kept beside this file, or in the user's cache folder where that is read-only; without both, in memory.
@@ -46,8 +46,9 @@ def compiled(function: F) -> F:
 @cache
 def announce_compilation() -> None:
     """Says what the first training on a machine waits for."""
-    kept = Path(str(count_nodes.stats.cache_path))  # type: ignore[attr-defined]
-    if not any(kept.glob("kernels.count_nodes*.nbi")):
+    kept = Path(str(count_nodes.stats.cache_path)).glob("kernels.count_nodes*.nbi")  # type: ignore[attr-defined]
+    written = Path(__file__).stat().st_mtime
+    if not any(index.stat().st_mtime > written for index in kept):  # those of an earlier version are of no use
         log.warning("compiling the loops of boosted trees, once per machine; this takes some seconds")
 
 
@@ -68,20 +69,20 @@ class NodeSplits(NamedTuple):
     right: Codes
 
 
-@compiled
+@compile_loop
 def _row_of(block: BlockRows, j: Any) -> Any:
     r = np.int64(block.numbers[j]) if len(block.numbers) else np.int64(j)
     return np.uint64(r + block.base if r >= 0 else block.missed)
 
 
-@compiled
+@compile_loop
 def _halves_of(both: Integers, j: Any) -> Any:
     """g and h of a joined row as the halves of 64 bits."""
     x = np.int64(both[j])
     return ((x >> 16) << 32) + (x & 0xFFFF) if both.itemsize == 4 else x
 
 
-@compiled
+@compile_loop
 def part_nodes(
     order: Integers, segments: Sums, block: BlockRows, splits: NodeSplits, spare: Integers, borders: Sums
 ) -> None:
@@ -101,7 +102,7 @@ def part_nodes(
         borders[k] = left
 
 
-@compiled
+@compile_loop
 def add_values(order: Integers, segments: Sums, values: Array, scores: Array) -> None:
     """scores[j] += values[k] for the rows of every segment."""
     for k in range(len(segments)):
@@ -109,7 +110,7 @@ def add_values(order: Integers, segments: Sums, values: Array, scores: Array) ->
             scores[np.uint64(order[t])] += values[k]
 
 
-@compiled
+@compile_loop
 def sum_nodes(order: Integers, segments: Sums, both: Integers, out: Sums) -> None:
     """Σ(g, h) of every segment."""
     for k in range(len(segments)):
@@ -130,7 +131,7 @@ class NodeSums(NamedTuple):
     folded: Sums
 
 
-@compiled
+@compile_loop
 def count_nodes(
     order: Integers, segments: Sums, block: BlockRows, offsets: Sums, both: Integers, sums: NodeSums
 ) -> None:
@@ -146,7 +147,7 @@ def count_nodes(
             _count_rows(rows, block, offsets.astype(np.uint64), both, sums.per_row, sums.out[k])
 
 
-@compiled
+@compile_loop
 def _count_joined(rows: Integers, block: BlockRows, starts: Any, both: Integers, folded: Sums, out: Sums) -> None:
     columns = np.uint64(len(starts) - 1)
     if both.itemsize == 8:
@@ -172,7 +173,7 @@ def _count_joined(rows: Integers, block: BlockRows, starts: Any, both: Integers,
             folded[b] = 0
 
 
-@compiled
+@compile_loop
 def _count_rows(rows: Integers, block: BlockRows, starts: Any, both: Integers, per_row: Sums, out: Sums) -> None:
     columns = np.uint64(len(starts) - 1)
     for t in range(np.uint64(len(rows))):
@@ -190,7 +191,7 @@ def _count_rows(rows: Integers, block: BlockRows, starts: Any, both: Integers, p
             per_row[r, 1] = 0
 
 
-@compiled
+@compile_loop
 def order_rows(block: BlockRows, starts: Sums, joined: Integers) -> None:
     """Lists joined rows by the row of a block that they come from. `starts` has zeros, two more than there are rows;
     those of row r are joined[starts[r] : starts[r + 1]] afterwards."""
@@ -224,7 +225,7 @@ class PairArrays(NamedTuple):
     h: Integers
 
 
-@compiled
+@compile_loop
 def sum_pairs(rows: RowOrder, cell: Cells, both: Integers, here: Sums, out: PairArrays) -> Any:
     """Σ(g, h) of every pair of a row and a cell that occurs; how many pairs there are. `here` has room for every cell,
     zero before and after."""
@@ -249,7 +250,7 @@ def sum_pairs(rows: RowOrder, cell: Cells, both: Integers, here: Sums, out: Pair
     return np.int64(count)
 
 
-@compiled
+@compile_loop
 def count_pairs(pairs: PairArrays, codes: Codes, offsets: Sums, out: Sums) -> None:
     """out[cell, bin] += (g, h) for the bin of every column, column by column, so that what is added to stays in the
     cache; codes[f, row]."""

@@ -88,11 +88,11 @@ class KeyBook:
             self._columns.add(entry.column)
             if self.columns.kinds[entry.column] != NUMBER:
                 self._marks.setdefault(entry.column, []).append(self.columns.right(entry))
-        for key in self._meant(entry):
+        for key in self._list_keys(entry):
             self.numbers.setdefault(key, len(self.keys))
             self.keys.append(key)
 
-    def _meant(self, entry: Key) -> list[Key]:
+    def _list_keys(self, entry: Key) -> list[Key]:
         if not self.is_whole(entry):
             return [entry]
         column = entry.column
@@ -152,7 +152,7 @@ class KeyBook:
 
     def _tell(self, key: Key, fresh: list[Key]) -> bool:
         """Whether a key is known, from now on if need be."""
-        wanted = self._wanted(key)
+        wanted = self._list_wanted(key)
         if not self.may_tell(wanted):
             return False
         for own in wanted:
@@ -160,7 +160,7 @@ class KeyBook:
             fresh.append(own)
         return True
 
-    def told_as(self, key: Key, sides: Codes) -> NewKey | NewColumn:
+    def reveal_as(self, key: Key, sides: Codes) -> NewKey | NewColumn:
         """A key as it becomes known, by whether rows go right; or a column, by their bins."""
         column = key.column
         if self.is_whole(key):
@@ -168,14 +168,14 @@ class KeyBook:
             return NewColumn.of(column, self.columns.borders(column), has_missing, sides)
         return NewKey(column, self.columns.is_missing(key), np.packbits(sides))
 
-    def occurring(self, column: int, sides: Sequence[Codes]) -> NDArray[np.int64]:
+    def find_codes(self, column: int, sides: Sequence[Codes]) -> NDArray[np.int64]:
         """The codes of a column of categories that rows have; `sides` are theirs at the keys that were told last."""
         marks = np.packbits(np.stack(self._marks[column][-len(sides) :], axis=1), axis=1)
         present = {row.tobytes() for row in np.unique(np.packbits(np.stack(sides, axis=1), axis=1), axis=0)}
         codes = [code for code in range(self.columns.size(column)) if marks[code].tobytes() in present]
         return np.array(sorted({*codes, *([0] if self.has_missing[column] else [])}), np.int64)
 
-    def completed(self, column: int, occurs: NDArray[np.int64]) -> Complete | None:
+    def find_complete(self, column: int, occurs: NDArray[np.int64]) -> Complete | None:
         """A column, if all splits that can ever be found in it are known, or made of sets that are; `occurs` are the
         codes that training rows have, ascending."""
         kind, codes = self.columns.kinds[column], occurs.tolist()
@@ -198,13 +198,13 @@ class KeyBook:
     def is_full(self) -> bool:
         return self.limit is not None and self.told >= self.limit
 
-    def _wanted(self, key: Key) -> list[Key]:
+    def _list_wanted(self, key: Key) -> list[Key]:
         """What must be told before a key is known: all of its column, where that may be.
 
         Sparse categories are always told apart: which of them are light in a node nobody could foresee else, and every
         level would be a round.
         """
-        wanted = [k for k in self._needed(key) if k not in self.numbers]
+        wanted = [k for k in self._list_needed(key) if k not in self.numbers]
         column = key.column
         is_due = self.reveals_columns or self.columns.kinds[column] == SPARSE
         if not wanted or not is_due or column in self._columns:
@@ -223,7 +223,7 @@ class KeyBook:
         sets = [Key(key.column, left=tuple(np.flatnonzero((codes >> d) & 1 == 0).tolist())) for d in digits]
         return list(dict.fromkeys([*sets, key]))
 
-    def _needed(self, key: Key) -> list[Key]:
+    def _list_needed(self, key: Key) -> list[Key]:
         """A key, after the one that says which values of its column are missing, where some are."""
         column = key.column
         if self.columns.kinds[column] != NUMBER or not self.has_missing[column]:

@@ -277,7 +277,7 @@ class KnownBlock:
             return Choice(gain, self.block, column.borders[at - 1], sums=(g, h))
         return Choice(gain, self.block, -1 - number, left=tuple(splits.order[node, :at].tolist()), sums=(g, h))
 
-    def settled(self, choice: Choice) -> Choice:
+    def give_key(self, choice: Choice) -> Choice:
         """A choice with a key: a set of atoms becomes a union that the client will be told of."""
         if choice.key >= 0:
             return choice

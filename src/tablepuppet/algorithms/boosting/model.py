@@ -87,16 +87,16 @@ def compact(
     keys = [list(found) for found in used]
     numbers = [{-1: -1} | {key: new for new, key in enumerate(found)} for found in keys]
 
-    def renumbered(tree: Tree) -> Tree:
+    def renumber(tree: Tree) -> Tree:
         pairs = [(b, k) if b >= 0 else None for b, k in zip(tree.block, tree.key, strict=True)]
         key = [-1 if p is None else numbers[p[0]][p[1]] for p in pairs]
         missing = [-1 if p is None else numbers[p[0]][missing_key(*p)] for p in pairs]
         return replace(tree, key=key, missing=missing)
 
-    return tuple(tuple(renumbered(tree) for tree in group) for group in trees), keys
+    return tuple(tuple(renumber(tree) for tree in group) for group in trees), keys
 
 
-def shifted(tree: Tree, by: Sequence[int]) -> Tree:
+def shift_keys(tree: Tree, by: Sequence[int]) -> Tree:
     """A tree whose keys come after so many of each block's."""
     pairs = list(zip(tree.block, tree.key, tree.missing, strict=True))
     key = [k + by[b] if b >= 0 else k for b, k, _ in pairs]

@@ -114,12 +114,12 @@ class TreeRounds:
         own = self.before.blocks[block]
         return self.before.model if own.is_held else own.rules
 
-    def _earlier(self, number: int, block: Sequence[Part], told_: Sequence[list[NDArray[np.uint8]]]) -> list[NewKey]:
+    def _earlier(self, number: int, block: Sequence[Part], revealed: Sequence[list[NDArray[np.uint8]]]) -> list[NewKey]:
         """The bits of earlier splits, in order of the block's rows."""
         count = 0 if self.before is None or not block else self.before.blocks[number].splits
-        if any(len(own) != count for own in told_):
+        if any(len(own) != count for own in revealed):
             raise TransportError(f"{clients_of(block)} do not answer every split of the model")
-        every = [_join_codes(block, [NewKey(0, False, own[k]) for own in told_]) for k in range(count)]
+        every = [_join_codes(block, [NewKey(0, False, own[k]) for own in revealed]) for k in range(count)]
         return [NewKey(0, False, np.packbits(own)) for own in every]
 
     def tell(self, keys: Sequence[list[Key]]) -> list[list[NewKey | NewColumn]]:
@@ -130,8 +130,8 @@ class TreeRounds:
             for number, (own, wanted) in enumerate(zip(found, keys, strict=True)):
                 rows = max((p.rows + 1 + len(p.test_rows) for p in self.union.blocks[number]), default=1)
                 some[number] = wanted[len(own) : len(own) + max(1, _BITS // rows)]
-            for number, told_ in self._bits(some).items():
-                found[number] += told_
+            for number, revealed in self._bits(some).items():
+                found[number] += revealed
         return found
 
     def ask(self, checks: Sequence[Sequence[Check]]) -> list[Objections]:
@@ -207,20 +207,20 @@ class TreeRounds:
             per_node.append(add_up(outline, every))
         return book.add_new(book.objections(check, per_node))
 
-    def _complete(self, number: int, told_: Sequence[NewKey | NewColumn]) -> list[Complete]:
+    def _complete(self, number: int, revealed: Sequence[NewKey | NewColumn]) -> list[Complete]:
         """Columns of categories of which everything was told just now."""
         book, rows = self.books[number], sum(part.rows for part in self.union.blocks[number])
         sides: dict[int, list[Codes]] = {}
-        for key in told_:
+        for key in revealed:
             if isinstance(key, NewKey) and book.columns.kinds[key.column] != NUMBER:
                 sides.setdefault(key.column, []).append(np.unpackbits(key.right, count=rows))
-        found = [book.completed(column, book.occurring(column, own)) for column, own in sides.items()]
+        found = [book.find_complete(column, book.find_codes(column, own)) for column, own in sides.items()]
         return [complete for complete in found if complete is not None]
 
-    def _told_as(self, number: int, key: Key, sides: Codes) -> NewKey | NewColumn:
+    def _reveal_as(self, number: int, key: Key, sides: Codes) -> NewKey | NewColumn:
         book = self.books.get(number)
         if book is not None:
-            return book.told_as(key, sides)
+            return book.reveal_as(key, sides)
         return NewKey(key.column, self.drawable[number].layout.is_missing(key), np.packbits(sides))
 
     def _bits(self, keys: dict[int, list[Key]]) -> dict[int, list[NewKey | NewColumn]]:
@@ -235,17 +235,17 @@ class TreeRounds:
         found = {}
         for number, own in keys.items():
             block = self.union.blocks[number]
-            told_ = [cast("RevealedKeys", answers[p.number][0]).keys for p in block] if own else []
-            sides = [_join_codes(block, [keys_[k] for keys_ in told_]) for k in range(len(own))]
-            found[number] = [self._told_as(number, key, side) for key, side in zip(own, sides, strict=True)]
+            revealed = [cast("RevealedKeys", answers[p.number][0]).keys for p in block] if own else []
+            sides = [_join_codes(block, [keys_[k] for keys_ in revealed]) for k in range(len(own))]
+            found[number] = [self._reveal_as(number, key, side) for key, side in zip(own, sides, strict=True)]
         return found
 
 
-def _join_codes(block: Sequence[Part], told_: Sequence[NewKey | NewColumn]) -> Codes:
+def _join_codes(block: Sequence[Part], revealed: Sequence[NewKey | NewColumn]) -> Codes:
     """Where the rows of a block go, from what its parts tell: training rows, the missed one, held-out rows."""
     train, held = [], []
     missed = np.zeros(1, np.uint8)
-    for part, key in zip(block, told_, strict=True):
+    for part, key in zip(block, revealed, strict=True):
         rows, others = part.rows, len(part.test_rows)
         count = rows + 1 + others
         sent = key.digits if isinstance(key, NewColumn) else key.right

@@ -8,7 +8,7 @@ A tree sees a sample of rows and of columns, drawn from the seed and the tree's 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -22,6 +22,7 @@ from tablepuppet.algorithms.boosting import kernels
 from tablepuppet.algorithms.boosting.fixed_point import Derivatives, Labels, uniform
 from tablepuppet.algorithms.boosting.kernels import BlockRows, PairArrays, RowOrder
 from tablepuppet.algorithms.boosting.known import Choice, KnownBlock
+from tablepuppet.algorithms.boosting.model import Tree
 from tablepuppet.algorithms.boosting.tree_checks import Packed, Pairs
 
 RowNumbers = NDArray[np.signedinteger[Any]]
@@ -85,23 +86,42 @@ class BlockIndex:
         return parts
 
 
+Segment = tuple[int, int]  # where the rows of a node begin and end
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class Route:
-    """How joined rows, of training or held out, find their side of a block's splits."""
+class Router:
+    """How joined rows, of training or held out, find their side of splits."""
 
-    block: KnownBlock
-    index: BlockIndex
-    is_held: bool
+    blocks: Sequence[KnownBlock]
+    indices: Sequence[BlockIndex]
+    is_held: bool = False
 
-    def part(
-        self, order: RowNumbers, segments: Sequence[tuple[int, int]], how: Sequence[Choice], spare: RowNumbers
-    ) -> Sums:
-        """Parts the rows of every segment; where the right sides begin."""
-        rows, borders = self.block.rows, np.empty(len(segments), np.int64)
-        block = BlockRows(self.index.index, rows + 1 if self.is_held else 0, rows, self.block.codes)
-        splits = self.block.splits_by(how)
-        kernels.part_nodes(order, np.array(segments, np.int64), block, splits, spare, borders)
-        return borders
+    def part(self, order: RowNumbers, nodes: Mapping[int, tuple[Segment, Choice]], spare: RowNumbers) -> dict[int, int]:
+        """Parts the rows of every node by its split; where those of its right child begin."""
+        found: dict[int, int] = {}
+        for number, (block, index) in enumerate(zip(self.blocks, self.indices, strict=True)):
+            own = {n: given for n, given in nodes.items() if given[1].block == number}
+            if not own:
+                continue
+            segments, borders = np.array([s for s, _ in own.values()], np.int64), np.empty(len(own), np.int64)
+            rows = BlockRows(index.index, block.rows + 1 if self.is_held else 0, block.rows, block.codes)
+            splits = block.splits_by([choice for _, choice in own.values()])
+            kernels.part_nodes(order, segments, rows, splits, spare, borders)
+            found.update(zip(own, borders.tolist(), strict=True))
+        return found
+
+    def part_level(
+        self, order: RowNumbers, tree: Tree, level: Mapping[int, Segment], spare: RowNumbers
+    ) -> dict[int, Segment]:
+        """Parts the rows of some nodes of a tree; where those of their children lie."""
+        inner = [n for n in level if tree.left[n] >= 0]
+        nodes = {n: (level[n], Choice(0.0, tree.block[n], tree.key[n], tree.to_left[n])) for n in inner}
+        below: dict[int, Segment] = {}
+        for n, border in self.part(order, nodes, spare).items():
+            (start, stop), left = level[n], tree.left[n]
+            below |= {left: (start, border), left + 1: (border, stop)}
+        return below
 
 
 def add_leaves(
@@ -112,7 +132,7 @@ def add_leaves(
         kernels.add_values(order, np.array(segments, np.int64), np.array(values), scores)
 
 
-def sampled_rows(labels: Labels, out: RowNumbers, fraction: float, seed: int, tree: int) -> RowNumbers:
+def sample_rows(labels: Labels, out: RowNumbers, fraction: float, seed: int, tree: int) -> RowNumbers:
     """The joined rows of a tree, ascending: a sample, without those that weigh nothing; the first numbers of `out`,
     which has room for all."""
     is_whole = fraction == 1.0 and (labels.weights is None or bool((labels.weights > 0).all()))
@@ -130,7 +150,7 @@ def sampled_rows(labels: Labels, out: RowNumbers, fraction: float, seed: int, tr
     return out[:count]
 
 
-def allowed_columns(widths: Sequence[int], fraction: float, seed: int, tree: int) -> list[NDArray[np.bool_]]:
+def sample_columns(widths: Sequence[int], fraction: float, seed: int, tree: int) -> list[NDArray[np.bool_]]:
     """By block: the columns that a tree may use."""
     total = sum(widths)
     drawn = uniform(seed + 1, tree, np.arange(total, dtype=np.uint64))

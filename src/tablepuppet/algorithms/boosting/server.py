@@ -20,11 +20,11 @@ from tablepuppet.algorithms.boosting.model import Tree, as_tree
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.rows import (
     BlockIndex,
-    Route,
+    Router,
     RowNumbers,
     add_leaves,
-    allowed_columns,
-    sampled_rows,
+    sample_columns,
+    sample_rows,
 )
 from tablepuppet.algorithms.boosting.tree import GrowingTree, Growth, TreeRows
 from tablepuppet.algorithms.boosting.tree_checks import Check, Objections, Outline
@@ -86,8 +86,8 @@ class BoostingServer:
         options = self.options
         if not (options.forest and self._given):
             self._given = derivatives(self.loss, self.scores, self.labels, options.bits, self._given)
-        columns = allowed_columns([len(b.kinds) for b in self.blocks], options.feature_fraction, self.seed, number)
-        rows = sampled_rows(self.labels, self._orders[0], options.subsample, self.seed, number)
+        columns = sample_columns([len(b.kinds) for b in self.blocks], options.feature_fraction, self.seed, number)
+        rows = sample_rows(self.labels, self._orders[0], options.subsample, self.seed, number)
         orders = [order[: len(rows)] for order in self._orders]
         for order in orders[1:]:
             order[...] = rows
@@ -208,25 +208,12 @@ class BoostingServer:
         self, tree: Tree, rows: RowNumbers, indices: Sequence[BlockIndex], scores: Array, *, is_held: bool
     ) -> None:
         """Adds a tree's values to the scores of joined rows that it was not grown on, level by level."""
-        spare = np.empty_like(rows)
-        segments = {0: (0, len(rows))}
-        level = [0]
+        spare, router = np.empty_like(rows), Router(self.blocks, indices, is_held)
+        level = {0: (0, len(rows))}
         while level:
             leaves = [n for n in level if tree.left[n] < 0]
-            add_leaves(rows, [segments[n] for n in leaves], [tree.value[n] for n in leaves], scores)
-            below: list[int] = []
-            for number, (block, index) in enumerate(zip(self.blocks, indices, strict=True)):
-                own = [n for n in level if tree.left[n] >= 0 and tree.block[n] == number]
-                if not own:
-                    continue
-                route = Route(block, index, is_held)
-                how = [Choice(0.0, number, tree.key[n], tree.to_left[n]) for n in own]
-                borders = route.part(rows, [segments[n] for n in own], how, spare)
-                for n, border in zip(own, borders.tolist(), strict=True):
-                    left, (start, stop) = tree.left[n], segments[n]
-                    segments[left], segments[left + 1] = (start, border), (border, stop)
-                    below += [left, left + 1]
-            level = below
+            add_leaves(rows, [level[n] for n in leaves], [tree.value[n] for n in leaves], scores)
+            level = router.part_level(rows, tree, level, spare)
 
 
 def _mend_nodes(tree: GrowingTree, better: dict[int, _Better]) -> list[int]:

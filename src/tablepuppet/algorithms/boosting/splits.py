@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting.bins import Columns
-from tablepuppet.algorithms.boosting.kernels import Array, Codes, Integers, Sums, compiled
+from tablepuppet.algorithms.boosting.kernels import Array, Codes, Integers, Sums, compile_loop
 from tablepuppet.algorithms.boosting.tree_checks import KNOWN_ONE_HOT, NUMBER, SORTED, SPARSE
 
 CLOSE = 1 - 1e-9  # more than products and quotients are rounded by
@@ -57,13 +57,13 @@ def search_splits(sums: Sums, columns: Columns, allowed: NDArray[np.bool_], how:
     return out
 
 
-@compiled
+@compile_loop
 def _value(G: Any, H: Any, bound: Array) -> Any:
     """−G/H within bounds."""
     return min(max(-G / H, bound[0]), bound[1])
 
 
-@compiled
+@compile_loop
 def _worth(G: Any, H: Any, bound: Array) -> Any:
     """What a leaf gains: G²/H, or less where it is bound."""
     if len(bound) == 0:
@@ -72,7 +72,7 @@ def _worth(G: Any, H: Any, bound: Array) -> Any:
     return -(2 * G * w + H * w * w)
 
 
-@compiled
+@compile_loop
 def best_splits(sums: Sums, columns: SearchedColumns, how: SplitRules, out: Splits) -> None:
     """Searches every column of every node."""
     free, total, places, ratio = np.empty(0), np.empty(2, np.int64), np.empty(256, np.int64), np.empty(256)
@@ -106,7 +106,7 @@ def best_splits(sums: Sums, columns: SearchedColumns, how: SplitRules, out: Spli
             out.gain[k] = best
 
 
-@compiled
+@compile_loop
 def _search_numbers(
     sums: Sums, total: Sums, column: int, sign: Any, how: SplitRules, bound: Array, best: Any, found: Sums
 ) -> Any:
@@ -140,7 +140,7 @@ def _search_numbers(
     return best
 
 
-@compiled
+@compile_loop
 def _search_categories(given: Any, how: SplitRules, bound: Array, best: Any, found: Sums) -> Any:
     """The same for categories, each against the rest; or for the first ones, where they are sorted."""
     sums, total, column, places, is_sorted = given
@@ -163,7 +163,7 @@ def _search_categories(given: Any, how: SplitRules, bound: Array, best: Any, fou
     return best
 
 
-@compiled
+@compile_loop
 def _sort(places: Sums, ratio: Array, count: int) -> None:
     """The first places by their ratio, then by their number (Shell's sort: a library's takes seconds to compile)."""
     gap = 1

@@ -20,7 +20,7 @@ from tablepuppet.algorithms.boosting.fixed_point import Derivatives
 from tablepuppet.algorithms.boosting.kernels import BlockRows, NodeSums
 from tablepuppet.algorithms.boosting.known import Choice, KnownBlock
 from tablepuppet.algorithms.boosting.model import Tree, value_of
-from tablepuppet.algorithms.boosting.rows import NO_CELL, BlockIndex, Cells, Route, RowNumbers, add_leaves
+from tablepuppet.algorithms.boosting.rows import NO_CELL, BlockIndex, Cells, Router, RowNumbers, add_leaves
 from tablepuppet.algorithms.boosting.splits import SplitRules
 from tablepuppet.algorithms.boosting.tree_checks import Outline
 from tablepuppet.errors import TransportError
@@ -118,7 +118,7 @@ class GrowingTree:
                 choice = found[number]
                 self.nodes[number].choice = choice
                 if choice is not None:
-                    chosen[number] = self.nodes[number].choice = self.blocks[choice.block].settled(choice)
+                    chosen[number] = self.nodes[number].choice = self.blocks[choice.block].give_key(choice)
             level = self._split(chosen)
             for number in chosen.keys() & forced.keys():
                 self._check_gain(number, forced[number])
@@ -130,7 +130,7 @@ class GrowingTree:
         """
         for number, choice in forced.items():
             node = self.nodes[number]
-            node.choice, node.is_searched = self.blocks[choice.block].settled(choice), True
+            node.choice, node.is_searched = self.blocks[choice.block].give_key(choice), True
         waiting: list[tuple[float, int, int]] = []
         self._await(waiting, [0])
         while waiting and leaves > 1:
@@ -152,7 +152,7 @@ class GrowingTree:
         fresh = [n for n in opened if not self.nodes[n].is_searched]
         for number, choice in zip(fresh, self.best(fresh), strict=True):
             node = self.nodes[number]
-            node.choice = None if choice is None else self.blocks[choice.block].settled(choice)
+            node.choice = None if choice is None else self.blocks[choice.block].give_key(choice)
             node.is_searched = True
         for number in opened:
             node = self.nodes[number]
@@ -256,17 +256,10 @@ class GrowingTree:
 
     def _part(self, numbers: Sequence[int]) -> None:
         """Parts the rows of nodes by the splits that they have."""
-        for block in range(len(self.blocks)):
-            own = [self.nodes[n] for n in numbers if _choice(self.nodes[n]).block == block]
-            if own:
-                segments = [(node.start, node.stop) for node in own]
-                how = [_choice(node) for node in own]
-                borders = self._route(block).part(self.order, segments, how, self.spare)
-                for node, border in zip(own, borders.tolist(), strict=True):
-                    node.border = border
-
-    def _route(self, block: int) -> Route:
-        return Route(self.blocks[block], self.indices[block], is_held=False)
+        own = {n: self.nodes[n] for n in numbers}
+        nodes = {n: ((node.start, node.stop), _choice(node)) for n, node in own.items()}
+        for n, border in Router(self.blocks, self.indices).part(self.order, nodes, self.spare).items():
+            own[n].border = border
 
     def _totals(self, segments: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """Σg and Σh of some rows."""

@@ -26,8 +26,8 @@ from tablepuppet.models.modules import build_module
 from tablepuppet.models.neural import NeuralModel
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.gaussian import GradientPrivacy, secure_generator
+from tablepuppet.protocol.base import Predictions
 from tablepuppet.protocol.codec import decode
-from tablepuppet.protocol.steps import Predictions
 
 pytest.importorskip("torch")
 ROWS, JOINED, ALARM = 40, 100, 1e-5

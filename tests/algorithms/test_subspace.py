@@ -27,7 +27,7 @@ from tablepuppet.join.joined_rows import JoinedRows, RowIndex
 from tablepuppet.models.features import Features
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.losses import Logistic, Loss, Softmax, Squared
-from tablepuppet.protocol.steps import Predictions
+from tablepuppet.protocol.base import Predictions
 
 Array = NDArray[np.float64]
 LOSSES: list[Loss] = [Squared(), Logistic(), Softmax(3)]

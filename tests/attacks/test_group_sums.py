@@ -11,10 +11,9 @@ import pytest
 from msgspec.structs import replace
 
 import tablepuppet as tp
-from tablepuppet.exchanges.contract import ProposeContract
 from tablepuppet.exchanges.groups import HoldGroups, SendGroups, SumGroups, commitment
 from tablepuppet.exchanges.registry import REQUESTS, RESPONSES
-from tablepuppet.exchanges.schema import CloseJob, OpenScan
+from tablepuppet.exchanges.schema import CloseJob, OpenScan, ProposeContract
 from tablepuppet.owner.policy import Policy
 from tablepuppet.protocol.base import Message
 from tablepuppet.protocol.codec import Frame, decode, encode

@@ -17,13 +17,12 @@ from tablepuppet.algorithms.registry import UPDATES, algorithm_of
 from tablepuppet.algorithms.sgd.options import SgdUpdate
 from tablepuppet.errors import ApprovalError, PolicyError
 from tablepuppet.exchanges.base import TRAINING
-from tablepuppet.exchanges.contract import ProposeContract
 from tablepuppet.exchanges.evaluation import Evaluate, Release
 from tablepuppet.exchanges.features import OpenPart
 from tablepuppet.exchanges.keys import SendKeys
 from tablepuppet.exchanges.prediction import ScoreRows, SendIdentifiers
 from tablepuppet.exchanges.registry import EXCHANGES, REQUESTS
-from tablepuppet.exchanges.schema import CloseJob, DescribeTable, OpenScan
+from tablepuppet.exchanges.schema import CloseJob, DescribeTable, OpenScan, ProposeContract
 from tablepuppet.exchanges.start import MultiplyGram, StartPart
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.owner.policy import Policy

@@ -26,9 +26,8 @@ from tablepuppet.exchanges.labels import Labels
 from tablepuppet.exchanges.registry import RESPONSES
 from tablepuppet.exchanges.start import Started
 from tablepuppet.network.member import IdempotentClient
-from tablepuppet.protocol.base import Failure
+from tablepuppet.protocol.base import Failure, Predictions
 from tablepuppet.protocol.codec import Frame, decode, encode
-from tablepuppet.protocol.steps import Predictions
 
 _FORKS = multiprocessing.get_context("forkserver")
 Lie = Callable[[Any, Frame], Frame]

@@ -22,9 +22,8 @@ from typing import Any
 from tablepuppet import client
 from tablepuppet.cli.main import main
 from tablepuppet.exchanges import steps
-from tablepuppet.exchanges.contract import ProposeContract
 from tablepuppet.exchanges.registry import EXCHANGES
-from tablepuppet.exchanges.schema import CloseJob, OpenScan
+from tablepuppet.exchanges.schema import CloseJob, OpenScan, ProposeContract
 from tablepuppet.owner.enforcement import ContractEnforcer
 from tablepuppet.transport.connections import Stream
 from tablepuppet.transport.envelopes import Reply, Request

@@ -30,8 +30,8 @@ from tablepuppet.network.serve import Server
 from tablepuppet.network.settings import read_federation
 from tablepuppet.owner.row_sets import in_order, order_bits
 from tablepuppet.owner.store import ClientTables
+from tablepuppet.protocol.base import Predictions
 from tablepuppet.protocol.codec import Frame, decode
-from tablepuppet.protocol.steps import Predictions
 from tablepuppet.sources.source import open_source
 
 SECRET = b"a secret of the clients, 32 bytes"

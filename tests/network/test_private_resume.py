@@ -22,9 +22,8 @@ from tablepuppet.network.member import IdempotentClient
 from tablepuppet.network.run_store import RunStore
 from tablepuppet.owner.owner_files import AccountFile
 from tablepuppet.owner.store import ClientTables
-from tablepuppet.protocol.base import Failure, Message
+from tablepuppet.protocol.base import Failure, Message, Predictions
 from tablepuppet.protocol.codec import Frame, decode, encode
-from tablepuppet.protocol.steps import Predictions
 from tablepuppet.sources.source import open_source
 from tablepuppet.transport.envelopes import Request
 

@@ -20,10 +20,9 @@ from tablepuppet.exchanges.registry import EXCHANGES, REQUESTS, RESPONSES
 from tablepuppet.exchanges.start import StartPart
 from tablepuppet.owner.policy import Policy
 from tablepuppet.owner.state import ClientState, Sealing
-from tablepuppet.protocol.base import Message
+from tablepuppet.protocol.base import Masked, Message, Partial
 from tablepuppet.protocol.codec import decode
 from tablepuppet.protocol.columns import IdStatistics, NumberEncoder, NumberStatistics
-from tablepuppet.protocol.steps import Masked, Partial
 from tablepuppet.training.server import is_settled, sum_parts
 
 QUERY = "SELECT a.x, a.c, b.z, a.y FROM a JOIN b ON a.k = b.k"

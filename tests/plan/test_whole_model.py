@@ -18,7 +18,7 @@ from tablepuppet.algorithms.admm.server import join_step, opening_step
 from tablepuppet.models.losses import Huber, Logistic, Loss, Quantile, Softmax, Squared, Weighted
 from tablepuppet.privacy.accounting import Mechanism, composed_epsilon, participation, replacement_epsilon
 from tablepuppet.privacy.gaussian import clip_scale
-from tablepuppet.protocol.steps import Predictions
+from tablepuppet.protocol.base import Predictions
 
 LOSSES: list[Loss] = [Squared(), Logistic(), Huber(0.7), Quantile(0.3), Softmax(3)]
 

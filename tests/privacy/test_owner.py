@@ -16,12 +16,11 @@ import tablepuppet as tp
 from tablepuppet.algorithms.sgd.options import SgdUpdate
 from tablepuppet.client import Client
 from tablepuppet.errors import PolicyError
-from tablepuppet.exchanges.contract import ProposeContract
 from tablepuppet.exchanges.evaluation import Evaluate, Release
 from tablepuppet.exchanges.labels import Labels
 from tablepuppet.exchanges.prediction import ScoreRows
 from tablepuppet.exchanges.registry import REQUESTS, RESPONSES
-from tablepuppet.exchanges.schema import CloseJob, DescribeTable, OpenScan
+from tablepuppet.exchanges.schema import CloseJob, DescribeTable, OpenScan, ProposeContract
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.owner.owner_files import AccountFile, own_secret
 from tablepuppet.owner.policy import Policy
@@ -30,11 +29,10 @@ from tablepuppet.owner.store import ClientTables
 from tablepuppet.privacy.accounting import Mechanism
 from tablepuppet.privacy.gaussian import GradientPrivacy
 from tablepuppet.privacy.ledger import Account, Spending, TableBudget
-from tablepuppet.protocol.base import Failure
+from tablepuppet.protocol.base import Failure, Predictions
 from tablepuppet.protocol.codec import decode, encode
 from tablepuppet.protocol.columns import NumberEncoder
 from tablepuppet.protocol.contract import BlockTerms, Column, Contract, ScanTerms, fingerprint
-from tablepuppet.protocol.steps import Predictions
 from tablepuppet.sources.source import open_source
 
 FEATURES = {"epsilon": 2.0, "cap": 5, "bounds": BOUNDS}

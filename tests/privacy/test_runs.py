@@ -29,9 +29,9 @@ from tablepuppet.join.mapping import rows_here
 from tablepuppet.models.losses import Logistic
 from tablepuppet.owner.tokens import job_key, tokens
 from tablepuppet.privacy.accounting import gaussian_noise
+from tablepuppet.protocol.base import Predictions
 from tablepuppet.protocol.codec import Frame, decode
 from tablepuppet.protocol.columns import ColumnInfo, NumberStatistics
-from tablepuppet.protocol.steps import Predictions
 
 QUERY = "SELECT r.x, u.age, u.band, r.late FROM rides r JOIN users u ON r.uid = u.uid"
 BOUNDS = {"x": (-1.0, 1.0), "age": (18.0, 80.0)}

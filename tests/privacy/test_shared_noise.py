@@ -21,8 +21,8 @@ from tablepuppet.models.features import Features
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.privacy.gaussian import GradientPrivacy, secure_generator
 from tablepuppet.privacy.masks import honest_parts, to_integers
+from tablepuppet.protocol.base import Combined
 from tablepuppet.protocol.codec import Frame, decode
-from tablepuppet.protocol.steps import Combined
 
 WIDTH = 16
 QUERY = f"SELECT {', '.join(f'u.x{i}' for i in range(WIDTH))}, o.y FROM orders o JOIN users u ON o.user = u.user"

@@ -20,9 +20,8 @@ from tablepuppet.errors import TransportError
 from tablepuppet.exchanges.evaluation import Parameters
 from tablepuppet.exchanges.keys import Keys
 from tablepuppet.exchanges.registry import REQUESTS, RESPONSES
-from tablepuppet.protocol.base import Done, Message
+from tablepuppet.protocol.base import Done, Message, Predictions
 from tablepuppet.protocol.codec import Frame, decode, encode
-from tablepuppet.protocol.steps import Predictions
 
 
 @given(arrays(np.float64, array_shapes(min_dims=2, max_dims=2, min_side=0, max_side=20)))

@@ -15,18 +15,16 @@ from msgspec.structs import replace
 import tablepuppet as tp
 from tablepuppet.algorithms.boosting import messages as trees
 from tablepuppet.algorithms.boosting.tree_checks import Complete
-from tablepuppet.exchanges.contract import Agreement
 from tablepuppet.exchanges.evaluation import Evaluation, Parameters
 from tablepuppet.exchanges.features import Encoded, FeatureStatistics
 from tablepuppet.exchanges.keys import Keys
 from tablepuppet.exchanges.labels import DescribeLabels, Labels, LabelSummary
 from tablepuppet.exchanges.prediction import Identifiers, Scores
 from tablepuppet.exchanges.registry import RESPONSES
-from tablepuppet.exchanges.schema import CountRows, RowCount, ScanSchema, TableSchema
+from tablepuppet.exchanges.schema import Agreement, CountRows, RowCount, ScanSchema, TableSchema
 from tablepuppet.exchanges.start import Started
-from tablepuppet.protocol.base import Done, Message
+from tablepuppet.protocol.base import Done, Message, Partial, Predictions
 from tablepuppet.protocol.codec import Frame, decode, encode
-from tablepuppet.protocol.steps import Partial, Predictions
 from tablepuppet.transport.link import AnswerChecks, Transport
 
 QUERY = "SELECT o.x, o.z, i.price, i.kind, o.y FROM orders o JOIN items i ON o.item = i.item"

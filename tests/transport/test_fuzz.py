@@ -21,10 +21,9 @@ from tests.transport.messages import frame
 import tablepuppet as tp
 from tablepuppet.client import Client
 from tablepuppet.errors import CatalogError, JobError, MappingError, PolicyError, SourceError
-from tablepuppet.exchanges.contract import ProposeContract
 from tablepuppet.exchanges.features import EncodeFeatures, OpenPart
 from tablepuppet.exchanges.registry import REQUESTS, RESPONSES
-from tablepuppet.exchanges.schema import CloseJob, OpenScan
+from tablepuppet.exchanges.schema import CloseJob, OpenScan, ProposeContract
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.owner.store import ClientTables
 from tablepuppet.protocol.base import Failure, Message

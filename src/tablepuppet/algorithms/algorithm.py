@@ -31,8 +31,7 @@ from tablepuppet.models.heads.kinds import traits_of
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.options import FeaturePrivacy
-from tablepuppet.protocol.base import Done, Message
-from tablepuppet.protocol.steps import Update
+from tablepuppet.protocol.base import Done, Message, Update
 
 FLOAT = 8  # bytes
 _LOSS, _MOVED = 18e-9, 9e-9  # CPU seconds for a joined row in a walk: its loss, and each block's value there and back

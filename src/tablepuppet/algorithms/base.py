@@ -25,8 +25,7 @@ from tablepuppet.models.losses import Loss
 from tablepuppet.models.metrics import Sums
 from tablepuppet.models.spec import Penalty
 from tablepuppet.privacy.labels import Channel
-from tablepuppet.protocol.base import Message
-from tablepuppet.protocol.steps import Partial, Predictions
+from tablepuppet.protocol.base import Message, Partial, Predictions
 
 
 class Walkable(Protocol):

@@ -56,7 +56,7 @@ class Rules:
     purposes: Purposes  # of contracts that have it
     _: KW_ONLY
     permit: Callable[[Policy, Any, Use], None]
-    enforce: Callable[[JobUnderContract, Any, Any], None]
+    enforce: Callable[[JobUnderContract, Any], None]
     check_request: Callable[[ClientState, Any], None] = NoCheck(
         "its fields have bounds, and the contract names the rest"
     )

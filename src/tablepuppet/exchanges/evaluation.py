@@ -12,14 +12,7 @@ from tablepuppet.arrays import Array
 from tablepuppet.errors import TransportError
 from tablepuppet.exchanges.base import STARTED, TRAINING, NoCheck, Rules
 from tablepuppet.exchanges.steps import check_predictions
-from tablepuppet.owner.enforcement import (
-    JobUnderContract,
-    check_model_kind,
-    count_request,
-    refused,
-    started_part,
-    training_of,
-)
+from tablepuppet.owner.enforcement import JobUnderContract, refused
 from tablepuppet.owner.ids import held_encoders
 from tablepuppet.owner.part_store import BlockPart
 from tablepuppet.owner.policy import Policy, Use
@@ -33,7 +26,6 @@ from tablepuppet.owner.releases import (
 from tablepuppet.owner.state import ClientState, Kept, Part
 from tablepuppet.protocol.base import Amount, Done, FieldDisclosure, FieldDisclosures, Message, PartRequest
 from tablepuppet.protocol.bounds import Known, WrongError, check_array, check_finite, require
-from tablepuppet.protocol.contract import Contract
 from tablepuppet.sources.encoding import start_weights
 
 
@@ -84,12 +76,11 @@ class HoldPart(PartRequest, frozen=True):
     readers: list[str] = msgspec.field(default_factory=list)  # users who may apply it besides who asked
 
 
-def _enforce_evaluation(job: JobUnderContract, contract: Contract, request: Evaluate) -> None:
-    part = started_part(job, request.part)
-    assert part.exchanges is not None
-    count_request(part, "evaluate", part.exchanges.evaluations)
+def _enforce_evaluation(job: JobUnderContract, request: Evaluate) -> None:
+    part = job.started(request.part)
+    part.count("evaluate", part.allowed.evaluations)
     if request.train:  # the last time also after the best epoch was restored
-        count_request(part, "evaluate train", part.exchanges.evaluations if part.exchanges.evaluates_train else 1)
+        part.count("evaluate train", part.allowed.evaluations if part.allowed.evaluates_train else 1)
 
 
 def _check_evaluation(request: Evaluate, answer: Evaluation, known: Known) -> None:
@@ -121,8 +112,8 @@ def _evaluate(own: ClientState, request: Evaluate) -> Evaluation:
     return Evaluation(test=test, train=train, norm=norm, absolute=absolute, ridged=ridged)
 
 
-def _enforce_keeping(job: JobUnderContract, contract: Contract, request: Any) -> None:
-    count_request(started_part(job, request.part), "keep", training_of(contract).epochs + 1)
+def _enforce_keeping(job: JobUnderContract, request: Any) -> None:
+    job.started(request.part).count("keep", job.training.epochs + 1)
 
 
 @Rules(TRAINING, permit=STARTED, enforce=_enforce_keeping)
@@ -145,15 +136,15 @@ def permit_release(policy: Policy, request: Any, use: Use) -> None:
     policy.check_release("they are kept here")
 
 
-def _enforce_release(job: JobUnderContract, contract: Contract, request: Release) -> None:
-    check_model_kind(contract, are_trees=False)
-    enforce_release(job, contract, request)
+def _enforce_release(job: JobUnderContract, request: Release) -> None:
+    job.check_model_kind(are_trees=False)
+    enforce_release(job, request)
 
 
-def enforce_release(job: JobUnderContract, contract: Contract, request: Any) -> None:
-    if not training_of(contract).releases:
+def enforce_release(job: JobUnderContract, request: Any) -> None:
+    if not job.training.releases:
         raise refused("trained parameters stay here")
-    count_request(started_part(job, request.part), "release", 1)
+    job.started(request.part).count("release", 1)
 
 
 def _check_parameters(request: Release, answer: Parameters, known: Known) -> None:
@@ -176,13 +167,13 @@ def _release(own: ClientState, request: Release) -> Parameters:
     return Parameters(values=part.theta)
 
 
-def _enforce_holding(job: JobUnderContract, contract: Contract, request: HoldPart) -> None:
-    check_model_kind(contract, are_trees=False)
-    enforce_holding(job, contract, request)
+def _enforce_holding(job: JobUnderContract, request: HoldPart) -> None:
+    job.check_model_kind(are_trees=False)
+    enforce_holding(job, request)
 
 
-def enforce_holding(job: JobUnderContract, contract: Contract, request: Any) -> None:
-    count_request(started_part(job, request.part), "hold", 1)
+def enforce_holding(job: JobUnderContract, request: Any) -> None:
+    job.started(request.part).count("hold", 1)
 
 
 @Rules(TRAINING, permit=NoCheck("nothing leaves: the parameters stay with their owner"), enforce=_enforce_holding)

@@ -18,23 +18,22 @@ from tablepuppet.exchanges.base import TRAINING, WITH_STATISTICS, NoCheck, Rules
 from tablepuppet.exchanges.steps import Shapes, check_summands
 from tablepuppet.memory import trim_heap
 from tablepuppet.owner import row_rules
-from tablepuppet.owner.enforcement import (
-    JobUnderContract,
-    PartUnderContract,
-    block_of,
-    count_once,
-    count_request,
-    distinct_rows,
-    opened_part,
-    refused,
-    training_of,
-)
+from tablepuppet.owner.enforcement import JobUnderContract, PartUnderContract, distinct_rows, refused
 from tablepuppet.owner.ids import Column, are_ids, id_statistics, known_ids, look_like_ids
 from tablepuppet.owner.policy import Policy, Use, permit_columns, refused_by
 from tablepuppet.owner.releases import count_unknowns, limits_predictions
 from tablepuppet.owner.state import ClientState, Part, Sealing
 from tablepuppet.privacy.masks import MaskKey
-from tablepuppet.protocol.base import MOST_CATEGORIES, FieldDisclosure, FieldDisclosures, Message, PartRequest, Place
+from tablepuppet.protocol.base import (
+    MOST_CATEGORIES,
+    FieldDisclosure,
+    FieldDisclosures,
+    Masked,
+    Message,
+    Partial,
+    PartRequest,
+    Place,
+)
 from tablepuppet.protocol.bounds import (
     LARGEST,
     Known,
@@ -56,8 +55,6 @@ from tablepuppet.protocol.columns import (
     NumberStatistics,
     Statistics,
 )
-from tablepuppet.protocol.contract import Contract
-from tablepuppet.protocol.steps import Masked, Partial
 from tablepuppet.sources.columns import all_in_order
 from tablepuppet.sources.encoding import encode, without_rare
 from tablepuppet.sources.statistics import first_summands, names_only, second_summands, statistics, without_moments
@@ -153,10 +150,10 @@ def _permit_ids(policy: Policy, request: FindIds, use: Use) -> None:
     permit_columns(policy, request, use, request.columns, "features")
 
 
-def _enforce_ids(job: JobUnderContract, contract: Contract, request: FindIds) -> None:
-    if not block_of(contract, request.scan, request.columns).finds_ids:
+def _enforce_ids(job: JobUnderContract, request: FindIds) -> None:
+    if not job.blocks(request.scan, request.columns)[0].finds_ids:
         raise refused("which texts are ids is not for this owner to say")
-    count_once(job, f"find ids {request.part}", request.scan)
+    job.count_once(f"find ids {request.part}", request.scan)
 
 
 def _check_ids(request: FindIds, answer: FoundIds, known: Known) -> None:
@@ -187,10 +184,11 @@ def _permit_rows(policy: Policy, request: OpenPart, use: Use) -> None:
         )
 
 
-def _enforce_part(job: JobUnderContract, contract: Contract, request: OpenPart) -> None:
+def _enforce_part(job: JobUnderContract, request: OpenPart) -> None:
+    contract = job.agreed
     if request.part in job.parts:
         raise refused("which rows take part is said once, and this part is open already")
-    block = block_of(contract, request.scan, request.columns)
+    block = job.blocks(request.scan, request.columns)[0]
     used = sum(1 for part in job.parts.values() if part.block.place == block.place)
     if used >= sum(1 for other in contract.blocks if other.place == block.place):
         raise refused("its features are a part already")
@@ -201,7 +199,7 @@ def _enforce_part(job: JobUnderContract, contract: Contract, request: OpenPart) 
     if request.wants_moments and contract.feature_privacy is not None:
         raise refused("means and spreads of a private job do not leave")
     rows = request.train_rows
-    if rows is not None and not training_of(contract).is_expanded:
+    if rows is not None and not job.training.is_expanded:
         missing = np.count_nonzero(rows < 0)
         if distinct_rows(rows) != len(rows) - missing or missing > 1:
             raise refused("a row takes part once, however often it is joined")
@@ -328,9 +326,9 @@ def _permit_sums(policy: Policy, request: SumStatistics, use: Use) -> None:
     policy.check_masked(len({peer.client for peer in request.peers}))
 
 
-def _enforce_sums(job: JobUnderContract, contract: Contract, request: SumStatistics) -> None:
-    part = opened_part(job, request.part)
-    count_request(part, f"summed statistics {int(request.is_second)}", 1)
+def _enforce_sums(job: JobUnderContract, request: SumStatistics) -> None:
+    part = job.part(request.part)
+    part.count(f"summed statistics {int(request.is_second)}", 1)
 
 
 def _check_sums_request(own: ClientState, request: SumStatistics) -> None:
@@ -370,8 +368,8 @@ def _sum_statistics(own: ClientState, request: SumStatistics) -> Masked | Partia
     return part.sealed(Partial(values=values), "moments" if request.is_second else "counts")
 
 
-def _enforce_encoding(job: JobUnderContract, contract: Contract, request: EncodeFeatures) -> None:
-    count_request(opened_part(job, request.part), "encode", 1)
+def _enforce_encoding(job: JobUnderContract, request: EncodeFeatures) -> None:
+    job.part(request.part).count("encode", 1)
 
 
 def _check_encoding_request(own: ClientState, request: EncodeFeatures) -> None:
@@ -447,10 +445,10 @@ def _permit_pooling(policy: Policy, request: RevealFeatures, use: Use) -> None:
     policy.check_release("a model that is fitted at the server is known there")
 
 
-def _enforce_pooling(job: JobUnderContract, contract: Contract, request: RevealFeatures) -> None:
-    if not training_of(contract).is_pooled:
+def _enforce_pooling(job: JobUnderContract, request: RevealFeatures) -> None:
+    if not job.training.is_pooled:
         raise refused("features are not pooled")
-    count_request(opened_part(job, request.part), "pool", 1)
+    job.part(request.part).count("pool", 1)
 
 
 def _check_revealed(request: RevealFeatures, answer: RevealedFeatures, known: Known) -> None:

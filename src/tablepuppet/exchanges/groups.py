@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import TransportError
 from tablepuppet.exchanges.base import ALL_PURPOSES, Rules
-from tablepuppet.owner.enforcement import JobUnderContract, count_once, refused, scan_of
+from tablepuppet.owner.enforcement import JobUnderContract, refused
 from tablepuppet.owner.group_sums import Partials, scales_of, words_of
 from tablepuppet.owner.policy import Policy, Use, refused_by
 from tablepuppet.owner.state import ClientState
@@ -37,15 +37,7 @@ from tablepuppet.protocol.base import (
     ScanRequest,
     Text,
 )
-from tablepuppet.protocol.bounds import (
-    Known,
-    check_array,
-    check_count,
-    check_range,
-    check_row_numbers,
-    require,
-)
-from tablepuppet.protocol.contract import Contract
+from tablepuppet.protocol.bounds import Known, check_array, check_count, check_range, check_row_numbers, require
 
 Words = NDArray[np.int64]
 Kinds = Annotated[list[Text], Meta(min_length=1, max_length=MOST_COLUMNS)]
@@ -118,9 +110,9 @@ def _permit_groups(policy: Policy, request: SendGroups | SumGroups | HoldGroups,
 _BEFORE = {SumGroups: SendGroups, HoldGroups: SumGroups}
 
 
-def _enforce_groups(job: JobUnderContract, contract: Contract, request: SendGroups | SumGroups | HoldGroups) -> None:
+def _enforce_groups(job: JobUnderContract, request: SendGroups | SumGroups | HoldGroups) -> None:
     """Groups are told, summed and held, each once and in this order, before any row is shown."""
-    scan = scan_of(contract, request.scan)
+    scan = job.scan(request.scan)
     if not scan.merges:
         raise refused("groups of this scan are not merged with those of others")
     kind = type(request)
@@ -131,7 +123,7 @@ def _enforce_groups(job: JobUnderContract, contract: Contract, request: SendGrou
         raise refused("groups are merged before their rows are shown")
     if isinstance(request, SumGroups) and len(request.peers) != scan.clients:
         raise refused(f"figures of groups are masked among {scan.clients} owners, and these are {len(request.peers)}")
-    count_once(job, kind.__name__, request.scan)
+    job.count_once(kind.__name__, request.scan)
 
 
 def _check_groups(request: SendGroups, answer: Groups, known: Known) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tablepuppet.exchanges.base import ALL_PURPOSES, NoCheck, Rules
 from tablepuppet.exchanges.schema import check_row_count
 from tablepuppet.memory import trim_heap
-from tablepuppet.owner.enforcement import JobUnderContract, check_columns, count_once, refused, scan_of
+from tablepuppet.owner.enforcement import JobUnderContract, refused
 from tablepuppet.owner.policy import Policy, Use, permit_columns
 from tablepuppet.owner.state import ClientState
 from tablepuppet.owner.tokens import (
@@ -32,14 +32,8 @@ from tablepuppet.owner.tokens import (
 )
 from tablepuppet.privacy.options import KeyMode
 from tablepuppet.protocol.base import Count, FieldDisclosure, FieldDisclosures, Message, ScanRequest, Seed, Text
-from tablepuppet.protocol.bounds import (
-    Known,
-    WrongError,
-    check_array,
-    require,
-)
+from tablepuppet.protocol.bounds import Known, WrongError, check_array, require
 from tablepuppet.protocol.columns import ColumnInfo
-from tablepuppet.protocol.contract import Contract
 from tablepuppet.sources.columns import as_read
 
 
@@ -96,12 +90,14 @@ def _permit_keys(policy: Policy, request: SendKeys, use: Use) -> None:
         policy.rule(policy.keys_in_plain, "keys_in_plain", "join keys leave this owner as tokens only")
 
 
-def _enforce_keys(job: JobUnderContract, contract: Contract, request: SendKeys) -> None:
-    scan = scan_of(contract, request.scan)
-    check_columns(request.columns, scan.numbers("key"), "key")
+def _enforce_keys(job: JobUnderContract, request: SendKeys) -> None:
+    contract = job.agreed
+    scan = job.scan(request.scan)
+    if sorted(request.columns) != sorted(scan.numbers("key")):
+        raise refused("the key expressions are not those that were agreed on")
     if request.tokens != contract.keys:
         raise refused(f"keys leave as {contract.keys}, and were asked for as {request.tokens}")
-    count_once(job, "keys", request.scan)
+    job.count_once("keys", request.scan)
     job.domains.update(request.domains)
 
 
@@ -143,11 +139,7 @@ _AS_NUMBERS = (
 
 
 _AS_TIMES = (pa.types.is_date, pa.types.is_timestamp)
-
-
 _AS_TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-
-
 _ARROW: dict[str, tuple[Callable[[pa.DataType], bool], ...]] = {  # kinds that keys and identifiers come as
     **dict.fromkeys(("integer", "float", "decimal", "boolean"), _AS_NUMBERS),
     **dict.fromkeys(("date", "timestamp"), _AS_TIMES),
@@ -217,8 +209,9 @@ def _shuffle(own: ClientState, request: SendKeys, order: RowOrder) -> NDArray[np
     return scan.shuffle(key, order.seed, order.offset, wants_bits=order.is_shared)
 
 
-def _enforce_blinding(job: JobUnderContract, contract: Contract, request: BlindKeys) -> None:
+def _enforce_blinding(job: JobUnderContract, request: BlindKeys) -> None:
     """Whoever may ask without end learns of each guess whether this owner has it."""
+    contract = job.agreed
     if contract.keys != "dh":
         raise refused(f"keys leave as {contract.keys}, and nobody else's are blinded")
     if request.domain not in job.domains:

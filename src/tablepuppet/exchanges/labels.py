@@ -15,15 +15,7 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import Array
 from tablepuppet.exchanges.base import SCORING, WITH_LABELS, Rules
 from tablepuppet.owner import row_rules
-from tablepuppet.owner.enforcement import (
-    JobUnderContract,
-    check_role,
-    check_split,
-    count_once,
-    refused,
-    scan_of,
-    uses_of,
-)
+from tablepuppet.owner.enforcement import JobUnderContract, refused
 from tablepuppet.owner.labels import LabelNoise, Split, fold_numbers, read_labels, read_weights
 from tablepuppet.owner.labels import describe_labels as describe
 from tablepuppet.owner.policy import Policy, Use, permit_columns
@@ -53,7 +45,7 @@ from tablepuppet.protocol.bounds import (
     check_range,
     require,
 )
-from tablepuppet.protocol.contract import Contract, FoldBy, Folds
+from tablepuppet.protocol.contract import FoldBy, Folds
 from tablepuppet.sources.columns import STRING_KINDS
 
 Classes = Annotated[list[Text | Finite], Meta(max_length=MOST_CLASSES)]
@@ -141,12 +133,11 @@ def _permit_classes(policy: Policy, request: DescribeLabels, use: Use) -> None:
     policy.rule(policy.labels.leave, "labels.leave", "labels do not leave this owner")
 
 
-def _enforce_classes(job: JobUnderContract, contract: Contract, request: DescribeLabels) -> None:
-    scan = scan_of(contract, request.scan)
-    check_role(scan, request.column, "label")
-    if request.wants_classes and not contract.wants_classes:
+def _enforce_classes(job: JobUnderContract, request: DescribeLabels) -> None:
+    job.check_role(request.scan, request.column, "label")
+    if request.wants_classes and not job.agreed.wants_classes:
         raise refused("the distinct values of the label do not leave")
-    count_once(job, f"classes {request.column}", request.scan)
+    job.count_once(f"classes {request.column}", request.scan)
 
 
 def _check_summary(request: DescribeLabels, answer: LabelSummary, known: Known) -> None:
@@ -178,18 +169,17 @@ def _permit_sides(policy: Policy, request: SendLabels | SendSides, use: Use) -> 
     permit_columns(policy, request, use, split, "filters")
 
 
-def _enforce_labels(job: JobUnderContract, contract: Contract, request: SendLabels) -> None:
-    scan = scan_of(contract, request.scan)
-    check_role(scan, request.column, "label")
-    check_split([contract.split], scan, request)
+def _enforce_labels(job: JobUnderContract, request: SendLabels) -> None:
+    contract, scan = job.agreed, job.scan(request.scan)
+    job.check_role(request.scan, request.column, "label")
+    job.check_split([contract.split], request)
     if request.privacy != contract.label_privacy:
         raise refused("labels leave under the noise that was agreed on, and under no other")
     folds = Folds(0) if contract.folds is None else contract.folds
     if (request.folds, request.fold_by) != (folds.count, folds.by):
         raise refused("rows are shared out in the agreed folds")
-    if request.fold_column is not None:
-        check_role(scan, request.fold_column, "split")
-    count_once(job, f"labels {request.column}", request.scan, uses_of(scan, "split"))
+    job.check_role(request.scan, request.fold_column, "split")
+    job.count_once(f"labels {request.column}", request.scan, max(1, len(scan.numbers("split"))))
 
 
 def _check_labels_request(own: ClientState, request: SendLabels) -> None:
@@ -297,11 +287,10 @@ def _spend(own: ClientState, table: str, request: SendLabels) -> Callable[[str],
     return partial(own.releases.charge_label, table, reads(own, request.job, request.scan, [request.column]), request)
 
 
-def _enforce_sides(job: JobUnderContract, contract: Contract, request: SendSides) -> None:
-    scan = scan_of(contract, request.scan)
-    terms = [own for own in contract.sides if own.scan == request.scan]
-    check_split([(own.test_fraction, own.validation_fraction) for own in terms], scan, request)
-    count_once(job, "sides", request.scan, len(terms))
+def _enforce_sides(job: JobUnderContract, request: SendSides) -> None:
+    terms = [own for own in job.agreed.sides if own.scan == request.scan]
+    job.check_split([(own.test_fraction, own.validation_fraction) for own in terms], request)
+    job.count_once("sides", request.scan, len(terms))
 
 
 def _check_sides(request: SendSides, answer: Sides, known: Known) -> None:
@@ -326,10 +315,10 @@ def _permit_weights(policy: Policy, request: SendWeights, use: Use) -> None:
     policy.check_weights()
 
 
-def _enforce_weights(job: JobUnderContract, contract: Contract, request: SendWeights) -> None:
-    scan = scan_of(contract, request.scan)
-    check_role(scan, request.column, "weight")
-    count_once(job, f"weights {request.column}", request.scan, uses_of(scan, "split"))
+def _enforce_weights(job: JobUnderContract, request: SendWeights) -> None:
+    scan = job.scan(request.scan)
+    job.check_role(request.scan, request.column, "weight")
+    job.count_once(f"weights {request.column}", request.scan, max(1, len(scan.numbers("split"))))
 
 
 def _check_weights(request: SendWeights, answer: Weights, known: Known) -> None:

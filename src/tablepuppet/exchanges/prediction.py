@@ -17,15 +17,7 @@ from tablepuppet.exchanges.features import check_encoders
 from tablepuppet.exchanges.keys import check_key_values, check_numbering, check_table
 from tablepuppet.models.neural import NeuralModel
 from tablepuppet.models.spec import ModelSpec
-from tablepuppet.owner.enforcement import (
-    JobUnderContract,
-    blocks_of,
-    check_role,
-    count_once,
-    distinct_rows,
-    refused,
-    scan_of,
-)
+from tablepuppet.owner.enforcement import JobUnderContract, distinct_rows, refused
 from tablepuppet.owner.ids import known_ids
 from tablepuppet.owner.policy import Policy, Use, permit_columns
 from tablepuppet.owner.releases import DisclosedValues, reads, score_name, unknowns
@@ -34,7 +26,7 @@ from tablepuppet.privacy.gaussian import secure_generator
 from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Finite, Message, ScanRequest
 from tablepuppet.protocol.bounds import Known, check_array, check_finite, check_row_numbers, require
 from tablepuppet.protocol.columns import ColumnInfo, Encoder
-from tablepuppet.protocol.contract import Contract, fingerprint
+from tablepuppet.protocol.contract import fingerprint
 from tablepuppet.sources.columns import STRING_KINDS, as_read
 from tablepuppet.sources.encoding import encode
 
@@ -91,8 +83,9 @@ def permit_own_scores(policy: Policy, request: Any, use: Use) -> None:
     policy.check_applied(is_held=True)
 
 
-def _enforce_scores(job: JobUnderContract, contract: Contract, request: ScoreRows | ScoreOwnRows) -> None:
-    blocks = blocks_of(contract, request.scan, request.columns)
+def _enforce_scores(job: JobUnderContract, request: ScoreRows | ScoreOwnRows) -> None:
+    contract = job.agreed
+    blocks = job.blocks(request.scan, request.columns)
     if isinstance(request, ScoreRows):
         name = fingerprint(request.encoders, request.theta, request.model, request.outputs)
         if name not in {block.model for block in blocks}:
@@ -101,14 +94,14 @@ def _enforce_scores(job: JobUnderContract, contract: Contract, request: ScoreRow
             raise refused("this feature is not set to any value")
     if request.shuffled and not contract.shuffles:
         raise refused("no feature is shuffled")
-    count_scores(job, contract, request)
+    count_scores(job, request)
 
 
-def count_scores(job: JobUnderContract, contract: Contract, request: Any) -> None:
+def count_scores(job: JobUnderContract, request: Any) -> None:
     """Refuses rows that are scored more often than agreed, or too few of them."""
-    blocks = blocks_of(contract, request.scan, request.columns)
+    blocks = job.blocks(request.scan, request.columns)
     place = blocks[0].place
-    times, values = 1 + contract.shuffles * len(request.columns), sum(block.values for block in blocks)
+    times, values = 1 + job.agreed.shuffles * len(request.columns), sum(block.values for block in blocks)
     job.scored[place] += 1
     if job.scored[place] > len(blocks) * times + values:
         raise refused(f"a model is applied {'once' if times + values == 1 else f'{times + values:,} times'}")
@@ -249,11 +242,10 @@ def _permit_identifiers(policy: Policy, request: SendIdentifiers, use: Use) -> N
     policy.check_identifiers()
 
 
-def _enforce_identifiers(job: JobUnderContract, contract: Contract, request: SendIdentifiers) -> None:
-    scan = scan_of(contract, request.scan)
+def _enforce_identifiers(job: JobUnderContract, request: SendIdentifiers) -> None:
     for column in request.columns:
-        check_role(scan, column, "identifier")
-    count_once(job, f"identifiers {sorted(request.columns)}", request.scan)
+        job.check_role(request.scan, column, "identifier")
+    job.count_once(f"identifiers {sorted(request.columns)}", request.scan)
 
 
 def _check_identifiers(request: SendIdentifiers, answer: Identifiers, known: Known) -> None:

@@ -1,22 +1,30 @@
-"""What a table looks like, which expressions will be read of it, how many rows there are; and the end of a job.
+"""How a job begins and ends: tables are described, scans opened, a contract agreed to, rows counted; the job is closed.
 
-A *scan* is one client's reading of one table under one filter; row numbers are positions in it.
+A *scan* is one client's reading of one table under one filter; row numbers are positions in it. A contract is proposed
+once its scans are open: the owner agrees, refuses by a rule, or asks a person. Nothing is read before.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+import hashlib
+import hmac
+from collections.abc import Collection
+from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
+from tablepuppet.errors import PolicyError
 from tablepuppet.exchanges.base import BEFORE_CONTRACT, WITH_LABELS, NoCheck, Rules
-from tablepuppet.owner.enforcement import JobUnderContract, count_once, refused, scan_of
-from tablepuppet.owner.releases import disclosed_values
+from tablepuppet.owner import row_rules
+from tablepuppet.owner.enforcement import JobUnderContract, refused
+from tablepuppet.owner.policy import Policy, TableRules, Use, refused_by
+from tablepuppet.owner.releases import DisclosedValues, disclosed_values, reads, unknowns
 from tablepuppet.owner.state import ClientState
+from tablepuppet.owner.store import ScanUse
 from tablepuppet.protocol.base import MOST_COLUMNS, Count, Done, FieldDisclosure, FieldDisclosures, Message, ScanRequest
 from tablepuppet.protocol.bounds import Known, KnownScan, check_count, require
 from tablepuppet.protocol.columns import ColumnInfo, Merges
-from tablepuppet.protocol.contract import Contract
+from tablepuppet.protocol.contract import Contract, ScanTerms
 
 
 class DescribeTable(Message, frozen=True):
@@ -95,8 +103,8 @@ def _describe_table(own: ClientState, request: DescribeTable) -> TableSchema:
     )
 
 
-def _enforce_scan(job: JobUnderContract, contract: Contract | None, request: OpenScan) -> None:
-    if contract is not None:
+def _enforce_scan(job: JobUnderContract, request: OpenScan) -> None:
+    if job.contract is not None:
         raise refused("a scan is opened before the contract is proposed, and not after")
     job.opened[request.scan] = request
 
@@ -122,9 +130,9 @@ def _open_scan(own: ClientState, request: OpenScan) -> ScanSchema:
     return ScanSchema(columns=columns)
 
 
-def _enforce_count(job: JobUnderContract, contract: Contract, request: CountRows) -> None:
-    scan_of(contract, request.scan)
-    count_once(job, "count", request.scan)
+def _enforce_count(job: JobUnderContract, request: CountRows) -> None:
+    job.scan(request.scan)
+    job.count_once("count", request.scan)
 
 
 def _check_rows(request: CountRows, answer: RowCount, known: Known) -> None:
@@ -161,4 +169,210 @@ def _close_job(own: ClientState, request: CloseJob) -> Done:
     return Done()
 
 
-EXCHANGES = (_describe_table, _open_scan, _count_rows, _close_job)
+class ProposeContract(Message, frozen=True):
+    """Will you keep to this? Nothing is read before you agree. → Agreement"""
+
+    job: str
+    contract: Contract
+
+
+class Agreement(Message, frozen=True):
+    """Agreed, or waiting for a person; a refusal is a Failure that names the rule."""
+
+    contract: str  # its hash
+    is_agreed: bool
+    waits_for: Annotated[str, Meta(max_length=1000)] = ""  # who decides, where a person does
+    least_rows: int = 1  # fewer are not told apart by figures that whoever asks is shown
+    figures_key: bytes = b""  # by which these are rounded, the same in all jobs
+
+
+def _permit_contract(policy: Policy, request: ProposeContract, use: Use) -> None:
+    """All that a job will ask for is judged before anything is read."""
+    contract = request.contract
+    for scan in contract.scans:
+        used = use(request.job, scan.scan)
+        for role in ("key", "feature", "label", "weight", "split", "identifier"):
+            policy.check_columns(used, scan.numbers(role), _RULE_OF[role])
+        _check_protected(contract, scan, used, policy.tables.get(scan.table))
+        if contract.purpose == "predict" and policy.hides_values_of(scan.table):
+            asked = used.compared | _read_by(scan, used, "split")
+            _check_shown(scan, used, policy.tables.get(scan.table), asked)
+        if scan.numbers("label"):
+            policy.check_label_privacy(contract.label_privacy)
+            if scan.query is not None and contract.label_privacy is not None:
+                raise refused_by(
+                    "labels",
+                    f"a subquery makes rows of its own, and each way to write it would draw the labels of "
+                    f"{scan.table} anew; under label privacy take the label from the table itself",
+                )
+        if scan.numbers("weight"):
+            policy.check_weights()
+        policy.check_merging(scan)
+        if scan.numbers("key"):
+            policy.check_keys(contract)
+        if scan.numbers("identifier"):
+            policy.check_identifiers()
+    clients = {scan.scan: scan.clients for scan in contract.scans}
+    tables = {scan.scan: scan.table for scan in contract.scans}
+    widths = {scan.scan: len(scan.columns) for scan in contract.scans}
+    for block in contract.blocks:
+        if block.scan not in widths or not all(0 <= column < widths[block.scan] for column in block.columns):
+            raise PolicyError("the contract names a block of expressions that it does not have")
+        if contract.training is not None:
+            policy.check_noise(contract, clients[block.scan])
+            policy.check_masked(clients[block.scan] if block.is_masked else 1)
+            training = contract.training
+            policy.check_split_limit(bool(training.most_splits), training.algorithm.get("max_splits"))
+            policy.check_moments_of(training.sends_second_moments, training.name, clients[block.scan])
+            if block.start or block.model:  # what they predict is seen before anything is learned here
+                policy.check_applied(is_held=False)
+        elif contract.purpose in ("predict", "evaluate"):
+            policy.check_applied(is_held=not block.model)
+            if block.columns:
+                policy.check_scores(contract.purpose, tables[block.scan])
+
+
+_RULE_OF: dict[Any, str] = {
+    "key": "keys",
+    "feature": "features",
+    "label": "labels",
+    "weight": "labels",
+    "split": "filters",
+    "identifier": "keys",
+}
+
+
+def _check_protected(contract: Contract, scan: ScanTerms, used: ScanUse, rules: TableRules | None) -> None:
+    """What leaves under noise must not leave by another way: a filter, a split or a weight would count it exactly."""
+    granted = frozenset() if rules is None or rules.filters is None else rules.allowed("filters")
+    others = {
+        "a filter": used.compared - granted,
+        "the split": _read_by(scan, used, "split") - granted,
+        "a weight": _read_by(scan, used, "weight"),
+    }
+    if contract.label_privacy is not None:
+        also = {"a feature": _read_by(scan, used, "feature"), "a join key": _read_by(scan, used, "key")}
+        _refuse_ways(_read_by(scan, used, "label"), others | also, "labels", used.table)
+
+
+def _check_shown(scan: ScanTerms, used: ScanUse, rules: TableRules | None, asked: Collection[str]) -> None:
+    """Scores are of rows that one knows by their keys: a condition on other columns would tell these of each row."""
+    granted = frozenset() if rules is None or rules.filters is None else rules.allowed("filters")
+    known = _read_by(scan, used, "key") | _read_by(scan, used, "identifier") | granted
+    for column in sorted(asked):
+        if column.lower() not in known:
+            raise refused_by(
+                f"tables.{used.table}.filters",
+                "which rows a model is applied to, and which are shown as test rows, may depend on their keys, and not "
+                f"on column {column}, whose values the choice would tell; predict all rows, without split, or ask the "
+                "owner to grant it as a filter",
+            )
+
+
+def _read_by(scan: ScanTerms, used: ScanUse, role: Any) -> frozenset[str]:
+    """The columns behind the expressions of a role, in lower case."""
+    return frozenset(name.lower() for number in scan.numbers(role) for name in used.columns[number])
+
+
+def _refuse_ways(protected: frozenset[str], ways: dict[str, frozenset[str]], what: str, table: str) -> None:
+    for way, columns in ways.items():
+        both = sorted(protected & {name.lower() for name in columns})
+        if both:
+            raise refused_by(
+                f"tables.{table}.filters",
+                f"{what} leave under noise only, and column {both[0]} is also {way}, which would tell of it exactly; "
+                "leave that out, or ask the owner to grant it",
+            )
+
+
+def _enforce_proposal(job: JobUnderContract, request: ProposeContract) -> None:
+    """A job has one contract, over the scans that were opened for it and no others."""
+    contract = request.contract
+    if job.contract not in (None, contract):
+        raise refused("the job has a contract already, and this is another one")
+    terms = {scan.scan: scan for scan in contract.scans}
+    if set(terms) != set(job.opened):
+        raise refused("it does not name the scans that were opened")
+    for number, opened in job.opened.items():
+        scan = terms[number]
+        texts = [column.expression for column in scan.columns]
+        found = (opened.table, opened.columns, opened.filter, opened.query)
+        if (scan.table, texts, scan.filter, scan.query) != found:
+            raise refused("it does not name the expressions and filters that were opened")
+
+
+def _check_agreement(request: ProposeContract, answer: Agreement, known: Known) -> None:
+    require(answer.contract == request.contract.hash, "contract", "names another one than was proposed")
+
+
+@Rules(
+    BEFORE_CONTRACT,
+    permit=_permit_contract,
+    enforce=_enforce_proposal,
+    check_answer=_check_agreement,
+    leaves_state=True,
+)
+def _propose(own: ClientState, request: ProposeContract) -> Agreement:
+    """Its policy and its contract passed: what is left are budgets, and a person where the owner wants one."""
+    contract, name = request.contract, request.contract.hash
+    for scan in contract.scans:
+        if contract.label_privacy is not None and scan.numbers("label"):
+            own.tables.scan(request.job, scan.scan).is_identified = True
+        if row_rules.applies(own):
+            own.tables.scan(request.job, scan.scan).is_keyed = True
+    if own.releases.is_restoring:
+        earlier = own.approvals.decision(contract, request.job)
+        own.contracts.agree(request.job, contract, is_excused=earlier is not None and bool(earlier.notes))
+        return _agree(own, name)
+    told = own.waiting.get((request.job, name))
+    if told is not None and own.approvals.decision(contract, request.job, told) is None:  # asked again, and still open
+        return _wait(own, name)
+    if told is None:
+        own.log.write("proposed", request.job, name, {"asker": contract.asker, "purpose": contract.purpose})
+    own.releases.check_contract(contract)
+    sets, notes = row_rules.review(own, request.job, contract) if row_rules.is_on(own) else ([], [])
+    if not own.may_reveal or own.policy != Policy():  # in one process, whoever says nothing lets everything pass
+        row_rules.check_texts(own, request.job, contract)
+    _first_prediction(own, request.job, contract)
+    decision = own.approvals.decision(contract, request.job, tuple(notes)) if notes or own.policy.ask else None
+    if decision is not None and not decision.is_approved:
+        raise PolicyError("a person looked at the contract and denied it")
+    if decision is None and (notes or own.policy.ask):
+        own.approvals.wait(contract, tuple(notes))
+        if not own.policy.ask:
+            raise row_rules.few_rows(notes[0])
+        if told is None:
+            own.log.write("waiting", request.job, name, {"notes": notes})
+        own.waiting[request.job, name] = tuple(notes)
+        return _wait(own, name)
+    own.waiting.pop((request.job, name), None)
+    row_rules.keep(own, sets)
+    own.contracts.agree(request.job, contract, is_excused=decision is not None and bool(decision.notes))
+    rows = {f"{rows.kind} of {rows.table}": rows.sketch.name for rows in sets}
+    own.log.write("agreed", request.job, name, {"tables": list(contract.tables), **({"rows": rows} if rows else {})})
+    return _agree(own, name)
+
+
+def _agree(own: ClientState, name: str) -> Agreement:
+    least = own.policy.minimum_rows
+    key = hmac.digest(own.secret, b"figures", hashlib.sha256) if least > 1 else b""
+    return Agreement(contract=name, is_agreed=True, least_rows=least, figures_key=key)
+
+
+def _first_prediction(own: ClientState, job: str, contract: Contract) -> None:
+    """Refuses training whose first exact prediction would be one too many, and the explanation of it."""
+    training, is_noisy = contract.training, contract.prediction_privacy.mode == "local"
+    if training is None or training.most_splits or is_noisy or not own.releases.limits_predictions(forbids=False):
+        return
+    tables = {scan.scan: scan.table for scan in contract.scans}
+    for block in contract.blocks:
+        place = (own, job, block.scan, list(block.columns))
+        shown = DisclosedValues(tables[block.scan], reads(*place), 1)
+        own.releases.check_first_prediction(shown, unknowns(*place))
+
+
+def _wait(own: ClientState, name: str) -> Agreement:
+    return Agreement(contract=name, is_agreed=False, waits_for=f"the owner of {own.name}")
+
+
+EXCHANGES = (_describe_table, _open_scan, _propose, _count_rows, _close_job)

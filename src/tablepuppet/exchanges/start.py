@@ -26,17 +26,7 @@ from tablepuppet.models.linear import LinearModel, Model
 from tablepuppet.models.neural import NeuralModel
 from tablepuppet.models.spec import ModelSpec, l2_of
 from tablepuppet.owner import row_rules
-from tablepuppet.owner.enforcement import (
-    JobUnderContract,
-    PartUnderContract,
-    agreed_start,
-    count_request,
-    opened_part,
-    refused,
-    scan_of,
-    started_part,
-    training_of,
-)
+from tablepuppet.owner.enforcement import JobUnderContract, PartUnderContract, refused
 from tablepuppet.owner.policy import Policy, Use
 from tablepuppet.owner.releases import (
     DisclosedValues,
@@ -56,18 +46,14 @@ from tablepuppet.protocol.base import (
     FieldDisclosure,
     FieldDisclosures,
     Finite,
+    Masked,
     Message,
+    Partial,
     PartRequest,
     Seed,
 )
-from tablepuppet.protocol.bounds import (
-    Known,
-    check_array,
-    check_finite,
-    require,
-)
+from tablepuppet.protocol.bounds import Known, check_array, check_finite, require
 from tablepuppet.protocol.contract import Contract, Training
-from tablepuppet.protocol.steps import Masked, Partial
 from tablepuppet.sources.encoding import start_theta
 
 _Options = TypeVar("_Options")
@@ -131,8 +117,6 @@ class MultiplyGram(PartRequest, frozen=True):
 
 
 Start = StartPart[AlgorithmOptions]
-
-
 _ONCE = ("start", "encode", "summed statistics 0", "summed statistics 1")  # what a part is asked for all its models
 
 
@@ -144,9 +128,10 @@ def _permit_start(policy: Policy, request: StartPart[Any], use: Use) -> None:
     policy.check_moments_of(options.sends_second_moments, options.name, request.clients)
 
 
-def _enforce_start(job: JobUnderContract, contract: Contract, request: StartPart[Any]) -> None:
-    part = opened_part(job, request.part)
-    training = _find_training(contract, part, request)
+def _enforce_start(job: JobUnderContract, request: StartPart[Any]) -> None:
+    contract = job.agreed
+    part = job.part(request.part)
+    training = _find_training(job, part, request)
     if request.algorithm.sends_second_moments and not training.sends_second_moments:
         raise refused("second moments do not leave")
     _enforce_noise(contract, request)
@@ -154,7 +139,7 @@ def _enforce_start(job: JobUnderContract, contract: Contract, request: StartPart
         raise refused("joined rows count alike, and weights were sent")
     if request.multiplicity is not None and contract.folds is None:
         raise refused("all rows take part as often as they are joined, and no folds were agreed on")
-    if request.starts and not agreed_start(job, request):
+    if request.starts and not job.start_of(request):
         raise refused("it begins with weights, and none were agreed on")
     if request.continues and contract.fits == 1:
         raise refused("one model is trained, from the start")
@@ -167,7 +152,7 @@ def _enforce_start(job: JobUnderContract, contract: Contract, request: StartPart
             raise refused(f"at least {job.minimum_rows:,} rows count, and the weights leave fewer")
     if training.most_rows is not None and request.joined_rows > training.most_rows:
         raise refused(f"at most {training.most_rows:,} joined rows were agreed on")
-    count_request(part, "start", contract.fits)
+    part.count("start", contract.fits)
     part.asked = Counter({name: count for name, count in part.asked.items() if name in _ONCE})
     run = RunShape(
         epochs=training.epochs,
@@ -202,11 +187,11 @@ def _enforce_noise(contract: Contract, request: StartPart[Any]) -> None:
         raise refused("under noise, predictions leave within bounds")
 
 
-def _find_training(contract: Contract, part: PartUnderContract, request: StartPart[Any]) -> Training:
+def _find_training(job: JobUnderContract, part: PartUnderContract, request: StartPart[Any]) -> Training:
     """The training that a part is started for, if it was agreed on."""
-    table = scan_of(contract, part.block.scan).table
-    names = [block.name for block in contract.blocks if block.place == part.block.place]  # several, in a self-join
-    for training in (training_of(contract), *contract.others):
+    table = job.scan(part.block.scan).table
+    names = [block.name for block in job.agreed.blocks if block.place == part.block.place]  # several, in a self-join
+    for training in (job.training, *job.agreed.others):
         spec = msgspec.structs.replace(request.model, unit=training.model.unit)  # the label's unit is known since then
         given = (msgspec.to_builtins(request.algorithm), spec, request.l1)
         if given != (training.algorithm, training.model, training.l1) or (request.signs and not training.signs):
@@ -373,8 +358,8 @@ def _make_model(own: ClientState, part: Part, request: Start) -> Model:
     return NeuralModel.of(*given, missing=missing, stream=request.seed + request.part)
 
 
-def _enforce_figures(job: JobUnderContract, contract: Contract, request: SendFigures) -> None:
-    count_request(started_part(job, request.part), "figure", 1)
+def _enforce_figures(job: JobUnderContract, request: SendFigures) -> None:
+    job.started(request.part).count("figure", 1)
 
 
 def _check_figure_sums(request: SendFigures, answer: Partial | Masked, known: Known) -> None:
@@ -397,10 +382,9 @@ def _permit_second_moments(policy: Policy, request: MultiplyGram, use: Use) -> N
     policy.check_second_moments("a product with the second moments of features")
 
 
-def _enforce_second_moments(job: JobUnderContract, contract: Contract, request: MultiplyGram) -> None:
-    part = started_part(job, request.part)
-    assert part.exchanges is not None
-    count_request(part, "second moments", part.exchanges.power_rounds)
+def _enforce_second_moments(job: JobUnderContract, request: MultiplyGram) -> None:
+    part = job.started(request.part)
+    part.count("second moments", part.allowed.power_rounds)
 
 
 def _check_gram_request(own: ClientState, request: MultiplyGram) -> None:

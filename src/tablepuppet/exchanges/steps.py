@@ -17,10 +17,21 @@ from msgspec.structs import replace
 from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.errors import PolicyError, TransportError
 from tablepuppet.exchanges.base import STARTED, TRAINING, WITH_STATISTICS, Exchange, Rules
-from tablepuppet.owner.enforcement import JobUnderContract, count_request, opened_part, refused, started_part
+from tablepuppet.owner.enforcement import JobUnderContract, refused
 from tablepuppet.owner.releases import release_predictions
 from tablepuppet.owner.state import ClientState, Part
-from tablepuppet.protocol.base import Done, Exponent, Message, PartRequest
+from tablepuppet.protocol.base import (
+    Combined,
+    Done,
+    Exponent,
+    Masked,
+    Message,
+    Move,
+    Partial,
+    PartRequest,
+    Predictions,
+    Update,
+)
 from tablepuppet.protocol.bounds import (
     LARGEST,
     Known,
@@ -31,8 +42,6 @@ from tablepuppet.protocol.bounds import (
     check_row_numbers,
     require,
 )
-from tablepuppet.protocol.contract import Contract
-from tablepuppet.protocol.steps import Combined, Masked, Move, Partial, Predictions, Update
 
 
 class Seal(PartRequest, frozen=True):
@@ -43,17 +52,14 @@ class Seal(PartRequest, frozen=True):
 
 
 _FLOATS = frozenset("f")
-
-
 Shapes = list[tuple[int | None, ...]]
 
 
-def _enforce_step(job: JobUnderContract, contract: Contract, request: Any) -> None:
-    part = started_part(job, request.part)
-    assert part.exchanges is not None
+def _enforce_step(job: JobUnderContract, request: Any) -> None:
+    part = job.started(request.part)
     if not isinstance(request, part.requests):
         raise refused(f"{type(request).__name__} is of another algorithm")
-    count_request(part, "step", part.exchanges.steps + 1)  # an opening, or a small block's second step
+    part.count("step", part.allowed.steps + 1)  # an opening, or a small block's second step
 
 
 def _check_step_request(own: ClientState, request: Update) -> None:
@@ -240,10 +246,9 @@ def count_batch(own: ClientState, part: Part, request: Any) -> None:
     part.batches_left[rows] = left
 
 
-def _enforce_combined(job: JobUnderContract, contract: Contract, request: Combined) -> None:
-    part = started_part(job, request.part)
-    assert part.exchanges is not None
-    count_request(part, "combine", part.asked["step"] * part.exchanges.inner)
+def _enforce_combined(job: JobUnderContract, request: Combined) -> None:
+    part = job.started(request.part)
+    part.count("combine", part.asked["step"] * part.allowed.inner)
 
 
 def _check_combined_request(own: ClientState, request: Combined) -> None:
@@ -260,20 +265,20 @@ def _check_combined(request: Combined, answer: Any, known: Known) -> None:
     _check_step(request, answer, known)
 
 
-def _enforce_move(job: JobUnderContract, contract: Contract, request: Move) -> None:
-    part = started_part(job, request.part)
-    count_request(part, "settle", part.asked["step"] + 1)
+def _enforce_move(job: JobUnderContract, request: Move) -> None:
+    part = job.started(request.part)
+    part.count("settle", part.asked["step"] + 1)
 
 
 def _check_move_request(own: ClientState, request: Move) -> None:
     _check_coefficients(own.started(request), request.coefficients)
 
 
-def _enforce_seal(job: JobUnderContract, contract: Contract, request: Seal) -> None:
-    part = opened_part(job, request.part)
+def _enforce_seal(job: JobUnderContract, request: Seal) -> None:
+    part = job.part(request.part)
     sums = sum(part.asked[name] for name in ("summed statistics 0", "summed statistics 1", "figure"))
     sums += sum(part.asked[name] for name in ("second moments", "step", "combine"))
-    count_request(part, "seal", 2 * sums + 2)
+    part.count("seal", 2 * sums + 2)
 
 
 def _check_sealed(request: Seal, answer: Masked, known: Known) -> None:

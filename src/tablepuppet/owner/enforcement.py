@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     from tablepuppet.exchanges.start import StartPart
 
 
+def refused(why: str) -> PolicyError:
+    """The refusal of a request that its contract does not have."""
+    return PolicyError(f"the request is outside its contract: {why}")
+
+
 @dataclass
 class PartUnderContract:
     """One part of a job, once its rows are known, and what was asked of it."""
@@ -38,6 +43,18 @@ class PartUnderContract:
     requests: tuple[type, ...] = ()  # of its algorithm
     most_checks: int = 0  # of trees
     asked: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def allowed(self) -> Exchanges:
+        """How often what may be asked of it, once it is started."""
+        assert self.exchanges is not None
+        return self.exchanges
+
+    def count(self, what: str, limit: int) -> None:
+        """Counts what is asked for, up to a limit."""
+        self.asked[what] += 1
+        if self.asked[what] > limit:
+            raise refused(f"{what} was agreed on {limit:,} times, and was asked for once more")
 
 
 @dataclass
@@ -54,6 +71,70 @@ class JobUnderContract:
     blinded: int = 0  # keys of other owners
     scored: Counter[tuple[int, tuple[int, ...]]] = field(default_factory=Counter)
 
+    @property
+    def agreed(self) -> Contract:
+        """The contract, without which nothing is read."""
+        if self.contract is None:
+            raise refused("no contract was agreed to, and nothing is read before")
+        return self.contract
+
+    @property
+    def training(self) -> Training:
+        if self.agreed.training is None:
+            raise refused("nothing is trained")
+        return self.agreed.training
+
+    def scan(self, number: int) -> ScanTerms:
+        for scan in self.agreed.scans:
+            if scan.scan == number:
+                return scan
+        raise refused("it has no such scan")
+
+    def blocks(self, scan: int, columns: list[int]) -> list[BlockTerms]:
+        """All blocks of these expressions: several, of a self-join or of several models."""
+        found = [block for block in self.agreed.blocks if block.place == (scan, tuple(columns))]
+        if not found:
+            raise refused("these expressions are not the features of any block")
+        return found
+
+    def part(self, number: int) -> PartUnderContract:
+        if number not in self.parts:
+            raise refused("it speaks of a part that is not open")
+        return self.parts[number]
+
+    def started(self, number: int) -> PartUnderContract:
+        part = self.part(number)
+        if part.exchanges is None:
+            raise refused("it speaks of a part that was not started")
+        return part
+
+    def start_of(self, request: StartPart[Any]) -> tuple[dict[str, list[float]], ...]:
+        """The weights that a part's training was agreed to begin with."""
+        place = self.parts[request.part].block.place
+        blocks = self.agreed.blocks
+        return next((block.start for block in blocks if (block.place, block.name) == (place, request.name)), ())
+
+    def check_role(self, scan: int, column: int | None, role: Role) -> None:
+        """Refuses an expression that is not for what it is asked as; None: there is none."""
+        if column is not None and column not in self.scan(scan).numbers(role):
+            raise refused(f"an expression was asked for as the {role}, and it is not")
+
+    def check_split(self, agreed: Sequence[tuple[float, float]], request: SendLabels | SendSides) -> None:
+        """Refuses a split by other columns, or in other shares, than those that were agreed on."""
+        self.check_role(request.scan, request.test_column, "split")
+        self.check_role(request.scan, request.validation_column, "split")
+        if (request.test_fraction, request.validation_fraction) not in agreed:
+            raise refused("rows are split in the agreed shares")
+
+    def check_model_kind(self, are_trees: bool) -> None:
+        if bool(self.training.most_splits) != are_trees:
+            raise refused("it is about another kind of model")
+
+    def count_once(self, stage: str, scan: int, limit: int = 1) -> None:
+        self.asked[stage, scan] += 1
+        if self.asked[stage, scan] > limit:
+            raise refused(f"{stage} of one scan leave once, and were asked for again")
+
 
 @dataclass
 class ContractEnforcer:
@@ -69,12 +150,9 @@ class ContractEnforcer:
         job = self.jobs.get(request.job)
         if job is None:
             job = self.jobs[request.job] = JobUnderContract(self.minimum_rows)
-        if exchange.purposes:
-            if job.contract is None:
-                raise refused("no contract was agreed to, and nothing is read before")
-            if job.contract.purpose not in exchange.purposes:
-                raise refused(f"a contract to {job.contract.purpose} has no {type(request).__name__}")
-        exchange.enforce(job, job.contract, request)
+        if exchange.purposes and job.agreed.purpose not in exchange.purposes:
+            raise refused(f"a contract to {job.agreed.purpose} has no {type(request).__name__}")
+        exchange.enforce(job, request)
 
     def close(self, name: str) -> None:
         """The job is over, and its contract with it."""
@@ -99,7 +177,7 @@ class ContractEnforcer:
 
     def start_of(self, request: StartPart[Any]) -> tuple[dict[str, list[float]], ...]:
         """The weights that a part's training was agreed to begin with."""
-        return agreed_start(self.jobs[request.job], request)
+        return self.jobs[request.job].start_of(request)
 
     def asked(self, name: str, part: int) -> dict[str, int]:
         """What a checkpoint keeps of a part."""
@@ -108,98 +186,6 @@ class ContractEnforcer:
     def restore(self, name: str, part: int, asked: dict[str, int]) -> None:
         """Goes on counting where a checkpoint was made."""
         self.jobs[name].parts[part].asked = Counter(asked)
-
-
-def refused(why: str) -> PolicyError:
-    """The refusal of a request that its contract does not have."""
-    return PolicyError(f"the request is outside its contract: {why}")
-
-
-def scan_of(contract: Contract, number: int) -> ScanTerms:
-    for scan in contract.scans:
-        if scan.scan == number:
-            return scan
-    raise refused("it has no such scan")
-
-
-def block_of(contract: Contract, scan: int, columns: list[int]) -> BlockTerms:
-    for block in contract.blocks:
-        if block.place == (scan, tuple(columns)):
-            return block
-    raise refused("these expressions are not the features of any block")
-
-
-def blocks_of(contract: Contract, scan: int, columns: list[int]) -> list[BlockTerms]:
-    """All blocks of these expressions: several, of a self-join or of several models."""
-    place = block_of(contract, scan, columns).place
-    return [block for block in contract.blocks if block.place == place]
-
-
-def check_role(scan: ScanTerms, column: int, role: Role) -> None:
-    if column not in scan.numbers(role):
-        raise refused(f"an expression was asked for as the {role}, and it is not")
-
-
-def check_split(agreed: Sequence[tuple[float, float]], scan: ScanTerms, request: SendLabels | SendSides) -> None:
-    """Refuses a split by other columns, or in other shares, than those that were agreed on."""
-    for column in (request.test_column, request.validation_column):
-        if column is not None:
-            check_role(scan, column, "split")
-    if (request.test_fraction, request.validation_fraction) not in agreed:
-        raise refused("rows are split in the agreed shares")
-
-
-def check_columns(asked: list[int], agreed: tuple[int, ...], role: Role) -> None:
-    if sorted(asked) != sorted(agreed):
-        raise refused(f"the {role} expressions are not those that were agreed on")
-
-
-def uses_of(scan: ScanTerms, role: Role) -> int:
-    """A label is read once for each way to split rows by it; usually there is one."""
-    return max(1, len(scan.numbers(role)))
-
-
-def opened_part(job: JobUnderContract, number: int) -> PartUnderContract:
-    if number not in job.parts:
-        raise refused("it speaks of a part that is not open")
-    return job.parts[number]
-
-
-def started_part(job: JobUnderContract, number: int) -> PartUnderContract:
-    part = opened_part(job, number)
-    if part.exchanges is None:
-        raise refused("it speaks of a part that was not started")
-    return part
-
-
-def check_model_kind(contract: Contract, are_trees: bool) -> None:
-    if bool(training_of(contract).most_splits) != are_trees:
-        raise refused("it is about another kind of model")
-
-
-def training_of(contract: Contract) -> Training:
-    if contract.training is None:
-        raise refused("nothing is trained")
-    return contract.training
-
-
-def agreed_start(job: JobUnderContract, request: StartPart[Any]) -> tuple[dict[str, list[float]], ...]:
-    """The weights that a part's training was agreed to begin with."""
-    place = job.parts[request.part].block.place
-    blocks = () if job.contract is None else job.contract.blocks
-    return next((block.start for block in blocks if (block.place, block.name) == (place, request.name)), ())
-
-
-def count_request(part: PartUnderContract, what: str, limit: int) -> None:
-    part.asked[what] += 1
-    if part.asked[what] > limit:
-        raise refused(f"{what} was agreed on {limit:,} times, and was asked for once more")
-
-
-def count_once(job: JobUnderContract, stage: str, scan: int, limit: int = 1) -> None:
-    job.asked[stage, scan] += 1
-    if job.asked[stage, scan] > limit:
-        raise refused(f"{stage} of one scan leave once, and were asked for again")
 
 
 def distinct_rows(rows: RowNumbers) -> int:

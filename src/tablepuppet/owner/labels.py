@@ -27,15 +27,7 @@ from tablepuppet.privacy.labels import RowIds, privatise, uniform_numbers
 from tablepuppet.privacy.options import LabelPrivacy
 from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.protocol.contract import FoldBy
-from tablepuppet.sources.columns import (
-    NUMBER_KINDS,
-    STRING_KINDS,
-    holds_of,
-    in_one_piece,
-    numbers,
-    numpy_of,
-    strings,
-)
+from tablepuppet.sources.columns import NUMBER_KINDS, STRING_KINDS, holds_of, in_one_piece, numbers, numpy_of, strings
 
 _FOLDS = 0xF01D  # added to the seed: folds are drawn apart from the test rows
 

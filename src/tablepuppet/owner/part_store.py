@@ -46,34 +46,32 @@ class _Header(msgspec.Struct, frozen=True):
     version: int
 
 
-class _BlockFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    format: str
-    version: int
-    model: str
-    name: str
-    features: list[str]
-    encoders: list[Encoder]
-    shape: list[int]
-    outputs: int = 1
-    spec: ModelSpec = ModelSpec()
-    uses: list[list[str]] = []
-    splits: list[SplitRule] = []
-    askers: list[str] = []
-
-
-class BlockPart(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """One block of a model: all that its owner needs to predict with it."""
+class _Block(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What a part and its file have in common."""
 
     model: str  # the id of the model that it is a part of
     name: str  # the block's
     features: tuple[str, ...]
     encoders: tuple[Encoder, ...]
-    theta: NDArray[np.float64]
-    outputs: int
-    spec: ModelSpec
-    uses: tuple[tuple[str, ...], ...]  # the features as SQL over the table's columns; one for each use of the table
+    outputs: int = 1
+    spec: ModelSpec = ModelSpec()
+    uses: tuple[
+        tuple[str, ...], ...
+    ] = ()  # the features as SQL over the table's columns; one for each use of the table
     splits: tuple[SplitRule, ...] = ()  # of boosted trees, which have neither encoders nor parameters
     askers: tuple[str, ...] = ()  # users who may apply it: who trained it, and those it was shared with; none: all
+
+
+class _BlockFile(_Block, frozen=True, forbid_unknown_fields=True, kw_only=True, eq=False):
+    format: str
+    version: int
+    shape: tuple[int, ...]
+
+
+class BlockPart(_Block, frozen=True, kw_only=True, eq=False):
+    """One block of a model: all that its owner needs to predict with it."""
+
+    theta: NDArray[np.float64]
 
     def check(self, reads: Sequence[str], columns: Sequence[ColumnInfo]) -> None:
         """Refuses to be applied to anything but its own features, of the types that they had.
@@ -180,20 +178,8 @@ def write_part(part: BlockPart, folder: Path) -> None:
     """Writes a part to a new folder."""
     folder.mkdir(parents=True)
     theta = np.ascontiguousarray(part.theta, np.float64)
-    file = _BlockFile(
-        format=FORMAT,
-        version=version_of(part.encoders, part.splits),
-        model=part.model,
-        name=part.name,
-        features=list(part.features),
-        encoders=list(part.encoders),
-        shape=list(theta.shape),
-        outputs=part.outputs,
-        spec=part.spec,
-        uses=[list(use) for use in part.uses],
-        splits=list(part.splits),
-        askers=list(part.askers),
-    )
+    version = version_of(part.encoders, part.splits)
+    file = _BlockFile(format=FORMAT, version=version, shape=theta.shape, **_shared_fields(part))
     (folder / "block.json").write_bytes(to_json(file))
     with pa.ipc.new_file(str(folder / "theta.arrow"), pa.schema([("theta", pa.float64())])) as writer:
         writer.write_table(pa.table({"theta": theta.ravel()}))
@@ -216,18 +202,11 @@ def read_part(folder: Path) -> BlockPart:
         raise ModelError(f"{folder / 'theta.arrow'} is missing or damaged; copy the model again") from None
     if theta.dtype != np.float64 or theta.size != np.prod(file.shape, dtype=np.int64):
         raise ModelError(f"{folder / 'theta.arrow'} does not have the size that block.json gives; copy the model again")
-    return BlockPart(
-        model=file.model,
-        name=file.name,
-        features=tuple(file.features),
-        encoders=tuple(file.encoders),
-        theta=theta.reshape(file.shape),
-        outputs=file.outputs,
-        spec=file.spec,
-        uses=tuple(map(tuple, file.uses)),
-        splits=tuple(file.splits),
-        askers=tuple(file.askers),
-    )
+    return BlockPart(theta=theta.reshape(file.shape), **_shared_fields(file))
+
+
+def _shared_fields(block: _Block) -> dict[str, Any]:
+    return {name: getattr(block, name) for name in _Block.__struct_fields__}
 
 
 @contextmanager

@@ -16,6 +16,7 @@ those of others; it gives the rows of the query over what was merged, under the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -166,25 +167,16 @@ class DerivedSource:
         self.sources = {table: sources[table] for table in query.reads}
 
     def describe(self) -> list[ColumnInfo]:
-        twin = self.open_rows(NO_ROW)
-        try:
+        with closing(self.open_rows(NO_ROW)) as twin:
             return twin.describe()
-        finally:
-            twin.close()
 
     def describe_scan(self, expressions: Sequence[str], filter: str | None) -> list[ColumnInfo]:
-        twin = self.open_rows(NO_ROW)
-        try:
+        with closing(self.open_rows(NO_ROW)) as twin:
             return twin.describe_scan(expressions, filter)
-        finally:
-            twin.close()
 
     def read(self, expressions: Sequence[str], filter: str | None) -> pa.Table:
-        whole = self.open_rows(None)
-        try:
+        with closing(self.open_rows(None)) as whole:
             return whole.read(expressions, filter)
-        finally:
-            whole.close()
 
     def stamp(self) -> str | None:
         stamps = [source.stamp() for source in self.sources.values()]
@@ -210,23 +202,17 @@ def partials_of(source: DerivedSource, key: bytes) -> Partials:
     """What one client computes of its own rows; `key`: for the groups' tokens."""
 
     def columns() -> set[str]:
-        below = source.open_rows(NO_ROW, source_of(source.query.text))
-        try:
+        with closing(source.open_rows(NO_ROW, source_of(source.query.text))) as below:
             return {info.name.lower() for info in below.describe()}
-        finally:
-            below.close()
 
     try:
         query = split_groups(source.query.text, columns)
     except UnmergeableError as error:
         raise SourceError(f"groups of this query cannot be merged over clients: it has {error}") from None
-    rows = source.open_rows(None, query.partial)
-    try:
+    with closing(source.open_rows(None, query.partial)) as rows:
         infos = rows.describe()
         names = [duckdb_source.quote_name(info.name) for info in infos]
         return Partials.of(rows.read(names, None), infos, rows.types(names, None), query, key)
-    finally:
-        rows.close()
 
 
 class MergedSource(DerivedSource):
@@ -234,12 +220,9 @@ class MergedSource(DerivedSource):
 
     def __init__(self, source: DerivedSource, partials: Partials, groups: pa.Table) -> None:
         super().__init__(source.name, source.query, source.sources)
-        empty = source.open_rows(NO_ROW, source.query.text)
-        try:
+        with closing(source.open_rows(NO_ROW, source.query.text)) as empty:
             names = [info.name for info in empty.describe()]
             types = empty.types([duckdb_source.quote_name(name) for name in names], None)
-        finally:
-            empty.close()
         columns = zip(groups.column_names, partials.casts, strict=True)
         states = ", ".join(f"CAST({name} AS {kind}) AS {name}" for name, kind in columns)
         shown = ", ".join(

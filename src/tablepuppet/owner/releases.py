@@ -85,15 +85,10 @@ class Releases:
     def check_contract(self, contract: Contract) -> None:
         """A contract was proposed: what has a budget leaves under noise only, and within what is left of it."""
         for scan in contract.scans if contract.purpose in ("train", "explain", "evaluate") else ():
-            budget = self.policy.budget.get(scan.table)
-            if budget is None:
-                continue
-            if budget.label is not None and scan.numbers("label") and contract.label_privacy is None:
-                raise without_noise(scan.table, "label")
-            if contract.training is None:
-                continue
-            if budget.features is not None and scan.numbers("feature") and contract.feature_privacy is None:
-                raise without_noise(scan.table, "features")
+            if scan.numbers("label") and contract.label_privacy is None:
+                self._refuse_plain(scan.table, "label")
+            if contract.training is not None and scan.numbers("feature") and contract.feature_privacy is None:
+                self._refuse_plain(scan.table, "features")
 
     def charge_label(self, table: str, columns: tuple[str, ...], request: SendLabels, release: str) -> None:
         """Noisy labels are about to leave: what all ways to write a label tell of its columns adds up."""
@@ -113,9 +108,13 @@ class Releases:
 
     def check_plain_label(self, table: str) -> None:
         """Labels are about to leave as they are."""
+        self._refuse_plain(table, "label")
+
+    def _refuse_plain(self, table: str, what: Literal["label", "features"]) -> None:
+        """What has a budget leaves under noise only."""
         budget = self.policy.budget.get(table)
-        if budget is not None and budget.label is not None:
-            raise without_noise(table, "label")
+        if budget is not None and getattr(budget, what) is not None:
+            raise without_noise(table, what)
 
     def charge_features(
         self, table: str, request: StartPart[AlgorithmOptions], multiplicity: NDArray[np.float64]
@@ -123,8 +122,7 @@ class Releases:
         """A part is about to be trained: a release of its own, whatever follows."""
         privacy, budget = request.privacy, self.policy.budget.get(table)
         if privacy is None or not privacy.clips:
-            if budget is not None and budget.features is not None:
-                raise without_noise(table, "features")
+            self._refuse_plain(table, "features")
             return
         if self.is_restoring:
             return
@@ -197,8 +195,7 @@ class Releases:
         budget does not take part. Blocks that read one table pay one figure, which counts all of them."""
         budget = self.policy.budget.get(table)
         if not spends:
-            if budget is not None and budget.features is not None:
-                raise without_noise(table, "features")
+            self._refuse_plain(table, "features")
             return
         if self.is_restoring:
             return

@@ -21,6 +21,7 @@ where a query chooses rows by their order or number, for then single ones would 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -109,8 +110,7 @@ def _acting_on_each_other(rows: pa.Table, texts: Sequence[str], own: Sequence[Ar
 
 def _compute(rows: pa.Table, texts: Sequence[str]) -> list[Array]:
     """What expressions give, each (rows, k + 1): values, 0 where there is none, and whether there is one."""
-    source = duckdb_source.from_arrow("rows", rows)
-    try:
+    with closing(duckdb_source.from_arrow("rows", rows)) as source:
         kinds = [info.kind in NUMBER_KINDS for info in source.describe_scan(texts, None)]
         asked = [
             text if is_number else f"md5_number_lower(CAST({text} AS VARCHAR))::DOUBLE"  # texts are equal or not
@@ -118,8 +118,6 @@ def _compute(rows: pa.Table, texts: Sequence[str]) -> list[Array]:
         ]
         infos = source.describe_scan(asked, None)
         found = [numbers(c, info) for c, info in zip(source.read(asked, None).columns, infos, strict=True)]
-    finally:
-        source.close()
     missing = [np.asarray(np.isnan(values).any(axis=1)) for values in found]
     filled = [np.where(m[:, None], 0.0, values) for m, values in zip(missing, found, strict=True)]
     return [np.column_stack([np.clip(f, -_LARGEST, _LARGEST), m]) for f, m in zip(filled, missing, strict=True)]

@@ -29,8 +29,8 @@ from tablepuppet.owner.policy import Policy
 from tablepuppet.owner.releases import Releases
 from tablepuppet.owner.row_sets import RowSets
 from tablepuppet.owner.store import ClientTables
+from tablepuppet.protocol.base import Masked, Partial
 from tablepuppet.protocol.columns import ColumnInfo, Encoder
-from tablepuppet.protocol.steps import Masked, Partial
 
 if TYPE_CHECKING:
     from torch.nn import Module

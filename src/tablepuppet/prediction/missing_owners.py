@@ -15,9 +15,17 @@ import pyarrow as pa
 from sqlglot import exp
 
 from tablepuppet.errors import ModelError, TransportError
-from tablepuppet.exchanges.contract import Agreement, ProposeContract
 from tablepuppet.exchanges.keys import Keys, SendKeys
-from tablepuppet.exchanges.schema import CountRows, DescribeTable, OpenScan, RowCount, ScanSchema, TableSchema
+from tablepuppet.exchanges.schema import (
+    Agreement,
+    CountRows,
+    DescribeTable,
+    OpenScan,
+    ProposeContract,
+    RowCount,
+    ScanSchema,
+    TableSchema,
+)
 from tablepuppet.owner.tokens import tokens
 from tablepuppet.prediction.model import Model, TableUse
 from tablepuppet.protocol.base import Failure, Message

@@ -1,7 +1,11 @@
-"""What every message is, what its fields disclose, and the two answers that any request may have.
+"""What every message is, what its fields disclose, and the messages that belong to no one exchange.
 
-A message is a frozen struct that rejects unknown fields. Beside its fields it declares, as data on its class
+A message is a frozen struct that rejects unknown fields. With its fields it declares, as data on its class
 (`discloses`), what they tell whom about what. The meter counts these disclosures as it counts bytes.
+
+Any request may be answered by `Failure`, and one that asks for an action by `Done`. The two halves of any algorithm
+share what follows them: a part answers an update with its predictions, or with one client's summand of what all clients
+of the block share, in plain numbers (`Partial`) or under masks (`Masked`). Their rules are in exchanges/steps.py.
 """
 
 from __future__ import annotations
@@ -12,6 +16,9 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 import msgspec
 import numpy as np
 from msgspec import Meta
+from numpy.typing import NDArray
+
+from tablepuppet.arrays import Array
 
 What = Literal[
     "row count",
@@ -144,3 +151,57 @@ def _numbers(value: Any) -> int:
     if isinstance(value, list):
         return sum(int(getattr(entry, "bits_of_a_row", 1)) for entry in value)
     return int(getattr(value, "bits_of_a_row", 1))
+
+
+class Update(PartRequest, frozen=True):
+    """What an algorithm's server half sends a part in a round. → Predictions | Partial | Masked"""
+
+    keeps_trail: ClassVar[bool] = False  # whether predictions come with inner products of θ and all directions so far
+
+    def check(self, outputs: int, clients: int) -> None:
+        """Raises a WrongError where a field does not fit the others, or the part that it is for."""
+
+
+class Partial(Message, frozen=True):
+    """One client's summand: the union operator adds those of all clients of the block."""
+
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("values", "sums"),)
+    values: Annotated[list[Array], Meta(max_length=MOST_COLUMNS)]
+
+
+class Masked(Message, frozen=True):
+    """One client's summand in fixed point and under masks that cancel in the sum (privacy/masks.py).
+
+    Without a scale that fits, only how large it is: `Seal` names one.
+    """
+
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("exponents", "sums"),)
+    values: list[NDArray[np.int64]]
+    exponents: list[Exponent]  # of each array: the power of two above its largest entry
+    scales: list[Exponent]  # of each array: the power of two that the integers are in units of
+    kinds: Annotated[list[Literal["<f8", "<f4"]], Meta(max_length=MOST_COLUMNS)]  # what each array was
+
+
+class Combined(PartRequest, frozen=True):
+    """What the union step made of the sum. → Predictions | Partial | Masked"""
+
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("values", "agreed values"),)
+    values: Annotated[list[Array], Meta(min_length=1, max_length=2)]
+    scales: list[Exponent] = msgspec.field(default_factory=list)  # of the next masked summand
+
+
+class Move(PartRequest, frozen=True):
+    """The step coefficients chosen for the last directions. → Done"""
+
+    coefficients: Array
+
+
+class Predictions(Message, frozen=True):
+    """h of the rows asked for, and inner products of the parameters (‖θ‖² first)."""
+
+    discloses: ClassVar[FieldDisclosures] = (
+        FieldDisclosure("values", "predictions", is_per_row=True),
+        FieldDisclosure("products", "norms"),
+    )
+    values: Array
+    products: Array

@@ -16,23 +16,11 @@ import numpy as np
 from tablepuppet.protocol.columns import ColumnInfo
 
 MOST_CLASSES = 10_000
-
-
 LARGEST_COUNT = 2.0**62
-
-
 LARGEST = 1e140  # of labels, weights, predictions and means
-
-
 TOO_LARGE = "hold a number too large to be squared"
-
-
 _NUMBERS = frozenset("fiub")
-
-
 _NUMBER_KINDS = ("integer", "float", "decimal", "boolean", "date", "timestamp", "vector")
-
-
 _INTEGERS = frozenset("i")
 
 

@@ -11,11 +11,7 @@ from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.protocol.base import MOST_CATEGORIES, Amount, Text
 
 Kind = Literal["integer", "float", "decimal", "boolean", "date", "timestamp", "string", "uuid", "vector", "other"]
-
-
 Merges = Literal["", "sums", "extremes"]  # nothing; what can be added up; that and each owner's least and greatest
-
-
 Categories = Annotated[list[Text], Meta(max_length=MOST_CATEGORIES)]
 IdCount = Annotated[int, Meta(ge=0, le=MOST_CATEGORIES)]
 

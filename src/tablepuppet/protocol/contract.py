@@ -21,11 +21,7 @@ from tablepuppet.privacy.options import FeaturePrivacy, KeyMode, LabelPrivacy, P
 from tablepuppet.protocol.columns import Encoder, Merges
 
 Purpose = Literal["train", "explain", "profile", "predict", "evaluate"]
-
-
 Role = Literal["key", "feature", "label", "weight", "split", "identifier"]
-
-
 FoldBy = Literal["row", "group", "time"]
 
 

@@ -27,9 +27,8 @@ from tablepuppet.plan.disclosure import held_blocks
 from tablepuppet.plan.knowledge import check_exposure
 from tablepuppet.plan.prepare import Prepared
 from tablepuppet.prediction.model import BlockModel, mean_contribution
-from tablepuppet.protocol.base import Message
+from tablepuppet.protocol.base import Message, Move
 from tablepuppet.protocol.columns import Encoder
-from tablepuppet.protocol.steps import Move
 from tablepuppet.sources.encoding import encoded_width
 from tablepuppet.threads import submit
 from tablepuppet.training.convergence import Patience, judge

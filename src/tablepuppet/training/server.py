@@ -31,8 +31,7 @@ from tablepuppet.exchanges.steps import Seal
 from tablepuppet.join.mapping import Part, TableMapping
 from tablepuppet.privacy.masks import LARGEST, MaskKey, from_integers
 from tablepuppet.privacy.options import Privacy
-from tablepuppet.protocol.base import Message
-from tablepuppet.protocol.steps import Combined, Masked, Partial, Predictions
+from tablepuppet.protocol.base import Combined, Masked, Message, Partial, Predictions
 from tablepuppet.transport.link import Link
 from tablepuppet.transport.meter import Phase
 

@@ -38,9 +38,8 @@ from tablepuppet.models.spec import l2_of
 from tablepuppet.plan.disclosure import Ids
 from tablepuppet.plan.plan import Plan
 from tablepuppet.plan.prepare import Prepared, column_signs
-from tablepuppet.protocol.base import Message
+from tablepuppet.protocol.base import Message, Move
 from tablepuppet.protocol.columns import Encoder, IdEncoder, NumberEncoder, NumberStatistics
-from tablepuppet.protocol.steps import Move
 from tablepuppet.sources.columns import STRING_KINDS
 from tablepuppet.sources.encoding import encoded_width, encoder, entries_of, merge
 from tablepuppet.sources.statistics import Statistics, first_totals, means_only, second_totals, without_ids

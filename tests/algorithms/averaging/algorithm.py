@@ -26,8 +26,7 @@ from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.algorithms.shape import BlockShape, Shape
 from tablepuppet.arrays import Array
 from tablepuppet.models.losses import Loss
-from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures
-from tablepuppet.protocol.steps import Combined, Partial, Predictions, Update
+from tablepuppet.protocol.base import Combined, FieldDisclosure, FieldDisclosures, Partial, Predictions, Update
 
 
 class Averaging(AlgorithmOptions, frozen=True, tag="averaging"):

@@ -23,8 +23,7 @@ from tablepuppet.algorithms.numerics.optimizers import Moments
 from tablepuppet.algorithms.numerics.subspace import Trail
 from tablepuppet.arrays import Array
 from tablepuppet.models.linear import LinearModel
-from tablepuppet.protocol.base import Done
-from tablepuppet.protocol.steps import Combined, Move, Partial, Predictions
+from tablepuppet.protocol.base import Combined, Done, Move, Partial, Predictions
 
 _EXACT = 1e-8  # residual of a wide block's θ-step
 

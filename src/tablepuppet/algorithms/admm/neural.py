@@ -21,7 +21,7 @@ from tablepuppet.algorithms.admm.options import Admm, AdmmUpdate
 from tablepuppet.algorithms.base import Answer, PartSetup, squared_norm
 from tablepuppet.algorithms.numerics.optimizers import Moments, sensitivity
 from tablepuppet.arrays import Array
-from tablepuppet.protocol.steps import Combined, Partial, Predictions
+from tablepuppet.protocol.base import Combined, Partial, Predictions
 
 
 class NeuralAdmmState(msgspec.Struct, frozen=True):

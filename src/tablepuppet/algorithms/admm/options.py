@@ -10,9 +10,8 @@ import msgspec
 from tablepuppet.algorithms.base import Figures
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.arrays import Array
-from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures
+from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Update
 from tablepuppet.protocol.bounds import require
-from tablepuppet.protocol.steps import Update
 
 
 class Admm(AlgorithmOptions, frozen=True, tag="admm"):

@@ -17,7 +17,7 @@ from tablepuppet.algorithms.base import Answer, PartSetup, squared_norm
 from tablepuppet.arrays import Array
 from tablepuppet.models.features import Features
 from tablepuppet.models.linear import LinearModel
-from tablepuppet.protocol.steps import Combined, Partial, Predictions
+from tablepuppet.protocol.base import Combined, Partial, Predictions
 
 
 class AlsState(msgspec.Struct, frozen=True):

@@ -8,9 +8,8 @@ from typing import ClassVar
 from tablepuppet.algorithms.base import Figures
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.arrays import Array
-from tablepuppet.protocol.base import Amount, FieldDisclosure, FieldDisclosures
+from tablepuppet.protocol.base import Amount, FieldDisclosure, FieldDisclosures, Update
 from tablepuppet.protocol.bounds import require
-from tablepuppet.protocol.steps import Update
 
 
 class Als(AlgorithmOptions, frozen=True, tag="als"):

@@ -40,16 +40,7 @@ from tablepuppet.exchanges.features import OpenPart
 from tablepuppet.exchanges.prediction import check_asked_rows, count_scores, permit_own_scores, permit_scores
 from tablepuppet.memory import trim_heap
 from tablepuppet.models.spec import ModelSpec
-from tablepuppet.owner.enforcement import (
-    JobUnderContract,
-    block_of,
-    check_model_kind,
-    count_request,
-    opened_part,
-    refused,
-    started_part,
-    training_of,
-)
+from tablepuppet.owner.enforcement import JobUnderContract, refused
 from tablepuppet.owner.part_store import BlockPart
 from tablepuppet.owner.policy import Policy, Use
 from tablepuppet.owner.releases import DisclosedValues, reads, tells_label, unknowns
@@ -401,12 +392,12 @@ def _permit_sketch(policy: Policy, request: trees.SketchFeatures, use: Use) -> N
     policy.check_release("the owners of a table agree on bins through the server")
 
 
-def _enforce_sketch(job: JobUnderContract, contract: Contract, request: trees.SketchFeatures) -> None:
-    check_model_kind(contract, are_trees=True)
-    part = opened_part(job, request.part)
-    if request.bins != training_of(contract).algorithm["bins"]:
+def _enforce_sketch(job: JobUnderContract, request: trees.SketchFeatures) -> None:
+    job.check_model_kind(are_trees=True)
+    part = job.part(request.part)
+    if request.bins != job.training.algorithm["bins"]:
         raise refused("as many values leave to agree on bins by as bins were agreed on")
-    count_request(part, "sketch", 1)
+    part.count("sketch", 1)
 
 
 def _check_sketch_request(own: ClientState, request: trees.SketchFeatures) -> None:
@@ -418,8 +409,9 @@ def _permit_trees(policy: Policy, request: trees.StartTrees, use: Use) -> None:
     policy.check_split_limit(True, request.algorithm.max_splits)
 
 
-def _enforce_start(job: JobUnderContract, contract: Contract, request: trees.StartTrees) -> None:
-    part, training = opened_part(job, request.part), training_of(contract)
+def _enforce_start(job: JobUnderContract, request: trees.StartTrees) -> None:
+    contract = job.agreed
+    part, training = job.part(request.part), job.training
     if msgspec.to_builtins(request.algorithm) != training.algorithm:
         raise refused("the algorithm is not the one that was agreed on")
     earlier = 1 if isinstance(request.before, str) else len(request.before)  # a held part is as large as it was
@@ -430,7 +422,7 @@ def _enforce_start(job: JobUnderContract, contract: Contract, request: trees.Sta
     _enforce_leaves(contract, request)
     if request.bins is not None and not part.block.is_shared:
         raise refused("a table with one owner is put in bins by that owner")
-    count_request(part, "start trees", 1)
+    part.count("start trees", 1)
     part.exchanges, part.most_checks = Exchanges(request.algorithm.trees), request.algorithm.most_checks
 
 
@@ -469,11 +461,11 @@ def _check_start_request(own: ClientState, request: trees.StartTrees) -> None:
             require(len(set(bins.categories)) == len(bins.categories), "bins.categories", "name one category twice")
 
 
-def _enforce_checks(job: JobUnderContract, contract: Contract, request: Any) -> None:
-    part = started_part(job, request.part)
-    if training_of(contract).algorithm["splits"] == "random" and not isinstance(request, trees.RevealKeys):
+def _enforce_checks(job: JobUnderContract, request: Any) -> None:
+    part = job.started(request.part)
+    if job.training.algorithm["splits"] == "random" and not isinstance(request, trees.RevealKeys):
         raise refused("splits are drawn, and no trees are checked")
-    count_request(part, "check trees", part.most_checks)
+    part.count("check trees", part.most_checks)
 
 
 def _check_trees_request(own: ClientState, request: trees.CheckTrees | trees.SumTrees) -> None:
@@ -545,15 +537,16 @@ def _check_rows_request(own: ClientState, request: trees.AskRows) -> None:
         require(rule.border is None or bool(np.isfinite(rule.border)), "rules.border", "is not finite")
 
 
-def _enforce_end(job: JobUnderContract, contract: Contract, request: trees.ReleaseSplits | trees.HoldSplits) -> None:
-    check_model_kind(contract, are_trees=True)
-    (enforce_holding if isinstance(request, trees.HoldSplits) else enforce_release)(job, contract, request)
+def _enforce_end(job: JobUnderContract, request: trees.ReleaseSplits | trees.HoldSplits) -> None:
+    job.check_model_kind(are_trees=True)
+    (enforce_holding if isinstance(request, trees.HoldSplits) else enforce_release)(job, request)
 
 
-def _enforce_rows(job: JobUnderContract, contract: Contract, request: trees.AskRows | trees.AskOwnRows) -> None:
+def _enforce_rows(job: JobUnderContract, request: trees.AskRows | trees.AskOwnRows) -> None:
+    contract = job.agreed
     if isinstance(request, trees.AskRows):
-        _check_agreed_splits(contract, block_of(contract, request.scan, request.columns).place, request.rules)
-    count_scores(job, contract, request)
+        _check_agreed_splits(contract, job.blocks(request.scan, request.columns)[0].place, request.rules)
+    count_scores(job, request)
 
 
 EXCHANGES = (

@@ -21,8 +21,7 @@ from tablepuppet.algorithms.numerics.linear_systems import WIDE
 from tablepuppet.arrays import Array
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.spec import Penalty
-from tablepuppet.protocol.base import Done
-from tablepuppet.protocol.steps import Combined, Move, Partial, Predictions
+from tablepuppet.protocol.base import Combined, Done, Move, Partial, Predictions
 
 _SWEEPS = 400
 _EXACT = 1e-11  # of the largest slope: what the optimality conditions may miss

@@ -7,8 +7,7 @@ from typing import ClassVar
 
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.arrays import Array
-from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures
-from tablepuppet.protocol.steps import Update
+from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Update
 
 
 class Elastic(AlgorithmOptions, frozen=True, tag="elastic"):

@@ -28,8 +28,7 @@ from tablepuppet.arrays import Array, Following, freeze
 from tablepuppet.errors import TransportError
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.losses.logistic import curvature_of_slopes
-from tablepuppet.protocol.base import Done
-from tablepuppet.protocol.steps import Combined, Move, Partial, Predictions
+from tablepuppet.protocol.base import Combined, Done, Move, Partial, Predictions
 
 _CLOSE = 1e-4  # residual of a wide block's direction
 _NEW = 1e-3  # of the largest of several directions: what is shorter waits for a later round

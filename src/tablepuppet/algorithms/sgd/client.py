@@ -13,7 +13,7 @@ from tablepuppet.algorithms.numerics.optimizers import Moments, clip_gradient, d
 from tablepuppet.algorithms.sgd.options import Sgd, SgdFigures, SgdUpdate
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.models.linear import LinearModel
-from tablepuppet.protocol.steps import Combined, Partial, Predictions
+from tablepuppet.protocol.base import Combined, Partial, Predictions
 
 
 class SgdState(msgspec.Struct, frozen=True):

@@ -11,9 +11,8 @@ from tablepuppet.algorithms.base import Figures
 from tablepuppet.algorithms.numerics.optimizers import Rule, rule_of
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.arrays import Array, RowNumbers
-from tablepuppet.protocol.base import Count, FieldDisclosure, FieldDisclosures
+from tablepuppet.protocol.base import Count, FieldDisclosure, FieldDisclosures, Update
 from tablepuppet.protocol.bounds import require
-from tablepuppet.protocol.steps import Update
 
 
 class Sgd(AlgorithmOptions, frozen=True, tag="sgd"):

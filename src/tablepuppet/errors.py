@@ -189,6 +189,16 @@ def hint(name: str, known: Sequence[str], whose: str = "it") -> str:
     return f"did you mean {near!r}?" if near is not None else f"{whose} has {', '.join(known) or 'none'}"
 
 
+def error_class(name: str, otherwise: type[TablePuppetError]) -> type[TablePuppetError]:
+    """The class of an error that another process names; another one where there is no such class of ours.
+
+    >>> error_class("JobError", TransportError).__name__, error_class("os", TransportError).__name__
+    ('JobError', 'TransportError')
+    """
+    found = globals().get(name)
+    return found if isinstance(found, type) and issubclass(found, TablePuppetError) else otherwise
+
+
 def unreadable(path: str | Path, error: Exception) -> str:
     """Why a file cannot be read, and what to do about it."""
     path = Path(path)

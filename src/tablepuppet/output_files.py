@@ -17,7 +17,7 @@ from tablepuppet.errors import JobError, TablePuppetError
 def as_path(given: object, what: str, error: type[TablePuppetError] = JobError) -> Path:
     """A path that a user gave, with ~ expanded."""
     if not isinstance(given, str | os.PathLike) or not os.fspath(given):
-        raise error(f"{what} needs a path, for example {_EXAMPLES.get(what, 'out.html')!r}; {_found(given)} was given")
+        raise error(f"{what} needs a path, for example {_EXAMPLES.get(what, 'out.html')!r}; {_kind(given)} was given")
     return Path(os.fsdecode(given)).expanduser()
 
 
@@ -67,5 +67,5 @@ def reason(error: OSError) -> str:
 _EXAMPLES = {"the model": "model/", "tp.load": "model/", "predictions": "predictions.parquet"}
 
 
-def _found(given: object) -> str:
+def _kind(given: object) -> str:
     return "an empty text" if isinstance(given, str) else "nothing" if given is None else f"a {type(given).__name__}"

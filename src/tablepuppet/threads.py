@@ -99,11 +99,6 @@ def _background_of(process: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="tablepuppet-background")
 
 
-def find_blas() -> None:
-    """Begins to look for the libraries of linear algebra, which `one_blas_thread` will ask for."""
-    submit(lambda _: _controller(), None)
-
-
 def submit(function: Callable[[Item], Result], item: Item) -> Future[Result]:
     """What the function gives, which is computed aside."""
     return _background_of(os.getpid()).submit(function, item)

@@ -37,7 +37,7 @@ from tablepuppet.sql import LabelColumns, bind
 from tablepuppet.sql.across_owners import read_query
 from tablepuppet.sql.binding import Key, Wanted, bind_features
 from tablepuppet.sql.bound import BoundQuery
-from tablepuppet.threads import find_blas, one_blas_thread
+from tablepuppet.threads import one_blas_thread
 from tablepuppet.training.convergence import find_copy
 from tablepuppet.training.evaluate import Comparison, Evaluation, score_labelled, score_rows
 from tablepuppet.training.evaluate import compare as compare_models
@@ -71,7 +71,6 @@ def train(job: Job, tables: Tables, link: Link, on_round: OnRound | None = None,
     if job.probe:
         raise JobError("probe belongs to explain: it says which model would gain; leave it out of train")
     with _session(tables, link, job_id) as session, at_work(job.engine) as cluster:
-        find_blas()  # while clients answer
         prepared = prepare_job(job, session, "train", cluster)
         shown = RoundedResults.of(prepared.rounding, prepared.mapping, prepared.plan.loss)
         if shown is None:

@@ -40,3 +40,16 @@ def test_clients_join_their_own_rows_on_what_the_file_says_and_on_nothing_else(t
     parties.federation.write_text(said.replace('orders = ["item"]', 'order = ["item"]'), encoding="utf-8")
     with pytest.raises(tp.TablePuppetError, match="names 'order', which \\[owners\\] does not"):
         read_federation(parties.federation)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["wait = -1.0", "turn = -1.0", "share = -0.1", "heartbeat = 0.0", "limit = 0", "memory = 0", "compute = -1.0"],
+)
+def test_a_setting_that_no_server_can_keep_is_refused(tmp_path: Path, setting: str) -> None:
+    file = tmp_path / "federation.toml"
+    file.write_text(f'[server]\naddress = "grpc+tls://host:1"\n{setting}\n[owners]\nt = "a"\n')
+    with pytest.raises(
+        tp.TablePuppetError, match=rf"cannot be read: Expected `\w+` .*`\$.server.{setting.split()[0]}`"
+    ):
+        read_federation(file)

@@ -27,7 +27,7 @@ def init(folder: FolderOption = _FOLDER, days: DaysOption = 3650, as_json: JsonO
     [bold]Example:[/bold] tablepuppet certs init
     """
     authority.create_authority(folder, days)
-    _say(as_json, folder / "ca.pem", "Keep ca.key offline: whoever has it can join under any name.")
+    _finish(as_json, folder / "ca.pem", "Keep ca.key offline: whoever has it can join under any name.")
 
 
 @app.command()
@@ -42,7 +42,7 @@ def server(
 
     [bold]Example:[/bold] tablepuppet certs server coordinator.example.org 10.0.0.5
     """
-    _say(as_json, authority.issue(folder, name, "server", hosts, days), "For the server alone, with its key.")
+    _finish(as_json, authority.issue(folder, name, "server", hosts, days), "For the server alone, with its key.")
 
 
 @app.command()
@@ -57,7 +57,7 @@ def party(
     [bold]Example:[/bold] tablepuppet certs party store-eu store-us analyst
     """
     for name in names:
-        _say(as_json, authority.issue(folder, name, days=days), f"Give it to {name} with its key and ca.pem.")
+        _finish(as_json, authority.issue(folder, name, days=days), f"Give it to {name} with its key and ca.pem.")
 
 
 @app.command()
@@ -68,7 +68,7 @@ def renew(
 
     [bold]Example:[/bold] tablepuppet certs renew store-eu
     """
-    _say(as_json, authority.renew(folder, name, days), "The old one stays valid; revoke it first if its key leaked.")
+    _finish(as_json, authority.renew(folder, name, days), "The old one stays valid; revoke it first if its key leaked.")
 
 
 @app.command()
@@ -78,7 +78,7 @@ def revoke(name: NameArgument, folder: FolderOption = _FOLDER, as_json: JsonOpti
     [bold]Example:[/bold] tablepuppet certs revoke store-eu
     """
     serial = authority.revoke(folder, name)
-    _say(as_json, folder / "revoked.txt", f"It now lists {name} ({serial:x}). Copy it to the server.")
+    _finish(as_json, folder / "revoked.txt", f"It now lists {name} ({serial:x}). Copy it to the server.")
 
 
 @app.command()
@@ -91,7 +91,7 @@ def secret(
     [bold]Example:[/bold] tablepuppet certs secret clients.secret
     """
     _write_secret(path, secrets.token_hex(32))
-    _say(as_json, path, "Give it to every client over a safe channel, never to the server.")
+    _finish(as_json, path, "Give it to every client over a safe channel, never to the server.")
 
 
 @app.command()
@@ -100,7 +100,7 @@ def request(name: NameArgument, folder: FolderOption = _FOLDER, as_json: JsonOpt
 
     [bold]Example:[/bold] tablepuppet certs request store-eu
     """
-    _say(as_json, authority.request_certificate(folder, name), f"Send it to the authority; {name}.key stays here.")
+    _finish(as_json, authority.request_certificate(folder, name), f"Send it to the authority; {name}.key stays here.")
 
 
 @app.command()
@@ -114,7 +114,7 @@ def sign(
 
     [bold]Example:[/bold] tablepuppet certs sign store-eu.csr
     """
-    _say(as_json, authority.sign_request(folder, asked, days), "Send it back with ca.pem; both are public.")
+    _finish(as_json, authority.sign_request(folder, asked, days), "Send it back with ca.pem; both are public.")
 
 
 @app.command()
@@ -137,7 +137,7 @@ def share(
     for recipient in recipients:
         target = secret.with_name(f"{recipient.stem}.sealed")
         target.write_bytes(authority.seal(content, own, key, recipient, ca))
-        _say(as_json, target, f"For {recipient.stem} alone, by any channel.")
+        _finish(as_json, target, f"For {recipient.stem} alone, by any channel.")
 
 
 @app.command("open")
@@ -161,7 +161,7 @@ def open_secret(
         raise TransportError(unreadable(sealed, error)) from None
     own, key, ca = folder / f"{name}.pem", folder / f"{name}.key", folder / "ca.pem"
     _write_secret(to, authority.open_sealed(content, own, key, sender, ca).decode("ascii"))
-    _say(as_json, to, "Never give it to the server.")
+    _finish(as_json, to, "Never give it to the server.")
 
 
 @app.command("list")
@@ -194,7 +194,7 @@ def _write_secret(path: Path, content: str) -> None:
         file.write(content + "\n")
 
 
-def _say(as_json: bool, path: Path, advice: str) -> None:
+def _finish(as_json: bool, path: Path, advice: str) -> None:
     screen = Screen(as_json)
     screen.show(f"Wrote {path}. {advice}")
     screen.show_json(lambda: {"written": str(path)})

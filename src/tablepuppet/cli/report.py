@@ -143,14 +143,14 @@ def demo(
                 )
     written = results[DEFAULT].report(report, beside=[results[name] for name in _NAMES if name != DEFAULT])
     screen.show(comparison(results), "", f"Report: {written}")
-    screen.show_json(lambda: {"runs": [_figures(name, results) for name in results], "report": str(written)})
+    screen.show_json(lambda: {"runs": [_summarise(name, results) for name in results], "report": str(written)})
 
 
 def comparison(results: dict[str, Result]) -> Table:
     """The algorithms side by side; `gap` is the objective's distance to that of the pooled join."""
     made = table("", "accuracy", "AUC", "gap", "epochs", "rounds", "MB", "US-UK", "US-US", title="Late arrivals")
     for name in results:
-        run = _figures(name, results)
+        run = _summarise(name, results)
         made.add_row(
             name,
             f"{run['accuracy']:.2%}",
@@ -164,7 +164,7 @@ def comparison(results: dict[str, Result]) -> Table:
     return made
 
 
-def _figures(name: str, results: dict[str, Result]) -> dict[str, Any]:
+def _summarise(name: str, results: dict[str, Result]) -> dict[str, Any]:
     result, best = results[name], results[_POOLED].objective
     return {
         "algorithm": name,

@@ -308,7 +308,7 @@ class Coordinator:
         run.move("waiting", str(error), on_full=self._waits_for_room)
         if is_news:
             log.info("run %s waits for approval", run.id)
-            run.tell(Waiting(clients={}, approval=run.approval))
+            run.publish(Waiting(clients={}, approval=run.approval))
         again = threading.Timer(min(max(_ASK_AGAIN[0], waited / 10), _ASK_AGAIN[1]), self._queue.put, (run,))
         again.daemon = True
         again.start()
@@ -347,7 +347,7 @@ class Coordinator:
             run.state = "waiting" if clients else "running"
             for client, seconds in clients.items():
                 log.warning("run %s waits for client %s, at most %.0f s", run.id, client, seconds)
-            run.tell(Waiting(clients=run.waiting))
+            run.publish(Waiting(clients=run.waiting))
 
         def on_step(step: int, down: Mapping[str, Sequence[Frame]], up: Mapping[str, Sequence[Frame]]) -> None:
             run.steps = step

@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tablepuppet import errors
-from tablepuppet.errors import DisconnectedError, TransportError
+from tablepuppet.errors import DisconnectedError, TablePuppetError, TransportError, error_class
 from tablepuppet.formatting import printable
 from tablepuppet.network import control as c
 from tablepuppet.network.control import from_frame, to_frame
@@ -94,7 +93,7 @@ class CoordinatorClient:
                         on_round(from_frame(frames[0]))
                     seen = max(seen, news.round)
                 elif isinstance(news, c.Waiting):
-                    _say(news, on_waiting)
+                    _log_waiting(news, on_waiting)
                 elif isinstance(news, c.Finished):
                     return from_frame(frames[0])
                 elif isinstance(news, c.Failed):
@@ -172,7 +171,7 @@ class CoordinatorClient:
             pause = min(2 * pause, 5.0)
 
 
-def _say(news: c.Waiting, on_waiting: OnWaiting | None) -> None:
+def _log_waiting(news: c.Waiting, on_waiting: OnWaiting | None) -> None:
     if on_waiting is not None:
         on_waiting(news.clients)
     if news.approval:
@@ -181,8 +180,5 @@ def _say(news: c.Waiting, on_waiting: OnWaiting | None) -> None:
         log.warning("waiting for client %s, at most %.0f s", client, seconds)
 
 
-def _error(failed: c.Failed) -> errors.TablePuppetError:
-    kind = getattr(errors, failed.error, errors.TransportError)
-    is_ours = isinstance(kind, type) and issubclass(kind, errors.TablePuppetError)
-    message = printable(failed.message, keep="\n", most=_LONGEST)
-    return kind(message) if is_ours else errors.TransportError(message)
+def _error(failed: c.Failed) -> TablePuppetError:
+    return error_class(failed.error, TransportError)(printable(failed.message, keep="\n", most=_LONGEST))

@@ -19,8 +19,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from tablepuppet import errors
-from tablepuppet.errors import DisconnectedError, RunInterruptedError, TablePuppetError
+from tablepuppet.errors import DisconnectedError, RunInterruptedError, TablePuppetError, TrainingError, error_class
 from tablepuppet.network import run_worker as w
 from tablepuppet.network.run_transport import RunTransport, join_frames, split_frames
 from tablepuppet.network.run_worker import Pipe
@@ -130,7 +129,7 @@ class RunProcess:
             elif isinstance(said, w.Outcome):
                 return frames[0]
             else:
-                raise stopped if stopped is not None else _error(said)
+                raise stopped or error_class(said.error, TrainingError)(said.message)
 
     def _await(self, pipe: Pipe, run: Run) -> None:
         """Waits for a word; a process that takes too much, or too long, is killed."""
@@ -177,9 +176,3 @@ class RunProcess:
 
 def _level() -> int:
     return logging.getLogger("tablepuppet").getEffectiveLevel()
-
-
-def _error(failed: w.WorkerFailed) -> TablePuppetError:
-    kind = getattr(errors, failed.error, errors.TrainingError)
-    is_ours = isinstance(kind, type) and issubclass(kind, TablePuppetError)
-    return kind(failed.message) if is_ours else errors.TrainingError(failed.message)

@@ -155,7 +155,7 @@ class Run:
             self._followers = [queue for queue in self._followers if queue is not news]
             self._watchers = [queue for queue in self._watchers if queue is not news]
 
-    def tell(self, news: News) -> None:
+    def publish(self, news: News) -> None:
         with self._lock:
             for follower in self._followers:
                 follower.put((news, []))

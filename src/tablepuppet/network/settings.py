@@ -6,7 +6,7 @@ In: TOML. Out: frozen, checked settings; paths are relative to the file that nam
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -15,6 +15,8 @@ from tablepuppet.sql.bound import Holders
 from tablepuppet.transport.certs import warn_of_loose
 from tablepuppet.transport.envelopes import LIMIT
 from tablepuppet.transport.flight import Identity
+
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -28,13 +30,13 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     key: str = "certs/server.key"
     revoked: str = "certs/revoked.txt"
     state: str = "state/server"  # runs and their journals
-    wait: float = 600.0  # seconds that a run waits for a client that is away
-    turn: float = 30.0  # seconds that a run waits for a client before other runs have their turn
-    share: float = 300.0  # seconds that a run works before other users' runs have their turn
-    heartbeat: float = 5.0
-    limit: int = LIMIT  # bytes of one message, or what the memory allows if that is less
-    memory: int | None = None  # bytes that a run may take; None: 70 % of the machine's or the container's
-    compute: float = 3600.0  # seconds that a run may compute between two questions, or a client before it answers
+    wait: NotNegative = 600.0  # seconds that a run waits for a client that is away
+    turn: NotNegative = 30.0  # seconds that a run waits for a client before other runs have their turn
+    share: NotNegative = 300.0  # seconds that a run works before other users' runs have their turn
+    heartbeat: Annotated[float, msgspec.Meta(ge=0.01, le=3600)] = 5.0
+    limit: Annotated[int, msgspec.Meta(gt=0)] = LIMIT  # bytes of one message, or what the memory allows if that is less
+    memory: Annotated[int, msgspec.Meta(gt=0)] | None = None  # bytes of a run; None: 70 % of the machine's
+    compute: NotNegative = 3600.0  # seconds that a run may compute between two questions, or a client before it answers
 
 
 class UserSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

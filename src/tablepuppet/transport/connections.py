@@ -279,7 +279,7 @@ class Watch:
         self._first: dict[Peer, float] = {}  # when each connection was first seen
         self._lock = threading.Lock()
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="strangers", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="strangers", daemon=True)
         self._thread.start()
 
     def enter(self, who: str, said: str) -> Guest:
@@ -297,7 +297,7 @@ class Watch:
         self._thread.join()
         self._sockets.close()
 
-    def _look(self) -> None:
+    def _watch(self) -> None:
         looked = time.monotonic()
         while not self._over.wait(self._limits.period):
             ending = self._find_strangers()

@@ -140,11 +140,11 @@ class Listener(flight.FlightServerBase):  # type: ignore[misc]
         except TablePuppetError as error:
             log.warning("%s %s: %s", "closed the connection of" if guest.is_greeted else "refused", who, error)
             reason = str(error)
-            _say(stream, e.Goodbye(reason=reason) if guest.is_greeted else e.Refused(reason=reason))
+            _send_last(stream, e.Goodbye(reason=reason) if guest.is_greeted else e.Refused(reason=reason))
         except Exception as error:  # a bug must not stop the service, nor tell anybody about it
             log.exception("the connection of %s failed", who)
             reason = f"internal error ({type(error).__name__}); see the server's log"
-            _say(stream, e.Goodbye(reason=reason) if guest.is_greeted else e.Refused(reason=reason))
+            _send_last(stream, e.Goodbye(reason=reason) if guest.is_greeted else e.Refused(reason=reason))
 
     def _greet(self, stream: Stream, seen: str, guest: Guest) -> tuple[str, e.Role]:
         nonce = secrets.token_bytes(32)
@@ -298,7 +298,7 @@ def is_loopback(host: str) -> bool:
     return bool(found) and all(ipaddress.ip_address(a).is_loopback for a in found)
 
 
-def _say(stream: Stream, last: Envelope) -> None:
+def _send_last(stream: Stream, last: Envelope) -> None:
     try:
         stream.send(last)
     except DisconnectedError:

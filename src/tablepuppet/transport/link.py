@@ -106,9 +106,8 @@ class Link:
 
 def _remote_error(client: str, failure: Failure) -> errors.TablePuppetError:
     """The client's error, as the same class, with the client's name."""
-    kind = getattr(errors, failure.error, errors.TransportError)
-    if not (isinstance(kind, type) and issubclass(kind, errors.TablePuppetError)) or issubclass(kind, _OURS):
-        kind = errors.TransportError
+    kind = errors.error_class(failure.error, errors.TransportError)
+    kind = errors.TransportError if issubclass(kind, _OURS) else kind
     return kind(f"client {client}: {printable(failure.message, keep=_LINES, most=LONGEST_FAILURE)}")
 
 

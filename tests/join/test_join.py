@@ -9,15 +9,14 @@ from random import Random
 
 import numpy as np
 import pyarrow as pa
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tablepuppet.arrays import RowNumbers
-from tablepuppet.join import duckdb_join, tree_join
 from tablepuppet.join.duckdb_join import BranchSide, DuckJoin, ListedJoin, connect
 from tablepuppet.join.keys import ScanKeys
 from tablepuppet.join.tree_join import TreeJoin
+from tablepuppet.sizes import JOINED_ROWS_PER_PIECE, JOINED_ROWS_PER_SORT
 from tablepuppet.sql.bound import Branch, Join, KeyPair, Relation
 
 
@@ -74,21 +73,6 @@ def test_counting_and_duckdb_agree_row_for_row(given: tuple[Branch, list[ScanKey
                 np.testing.assert_array_equal(found, expected)
         for found, expected in zip(one.counts(), other.counts(), strict=True):
             np.testing.assert_array_equal(found, expected)
-        for relation, found in (one.whole() or {}).items():
-            np.testing.assert_array_equal(found, written(other)[relation] if other.rows else found[:0])
-
-
-def test_a_star_is_not_copied_where_every_row_of_its_facts_finds_one_in_each_dimension() -> None:
-    facts = ScanKeys(5, pa.table({"k0": np.array([1, 0, 2, 1, 0], np.int32)}), None, True)
-    items = ScanKeys(3, pa.table({"k0": np.arange(3, dtype=np.int32)}), None, True)
-    branch = Branch((Relation("f", 0), Relation("i", 1)), (Join("inner", 1, (KeyPair(0, 0, 1, 0),)),), 0, 0)
-    counted = TreeJoin.of(branch, [facts, items])
-    assert counted is not None
-    whole = counted.side(None).whole()
-    assert whole is not None
-    assert [rows.tolist() for rows in whole.values()] == [[0, 1, 2, 3, 4], [1, 0, 2, 1, 0]]
-    assert np.shares_memory(whole[1], counted.edges[0].only)
-    assert counted.side(np.array([True, False, True, True, True])).whole() is None
 
 
 def _many_to_many(rows: int) -> tuple[Branch, list[ScanKeys]]:
@@ -97,19 +81,27 @@ def _many_to_many(rows: int) -> tuple[Branch, list[ScanKeys]]:
     return Branch((Relation("a", 0), Relation("b", 1)), (Join("inner", 1, (KeyPair(0, 0, 1, 0),)),), 0, 0), keys
 
 
-def test_slices_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    branch, keys = _many_to_many(60)
-    whole = DuckJoin(branch, keys).rows()
-    monkeypatch.setattr(duckdb_join, "JOINED_ROWS_PER_SORT", 1)
-    monkeypatch.setattr(tree_join, "JOINED_ROWS_PER_PIECE", 5)
-    monkeypatch.setattr(duckdb_join, "JOINED_ROWS_PER_PIECE", 5)
+def test_slices_change_nothing() -> None:
+    branch, keys = _many_to_many(2200)  # 690,000 joined rows: three pieces
     counted = TreeJoin.of(branch, keys)
     assert counted is not None
-    listed = ListedJoin(counted.sizes, 0, DuckJoin(branch, keys).rows())
+    whole = DuckJoin(branch, keys).rows()
+    listed = ListedJoin(counted.sizes, 0, whole)
+    assert len(whole[0]) > 2 * JOINED_ROWS_PER_PIECE
     for side in (counted.side(None), listed.side(None)):
-        for start, stop in ((0, side.rows), (3, 4), (7, side.rows - 11), (9, 9)):
+        last = side.rows - 11
+        for start, stop in ((0, side.rows), (3, 4), (JOINED_ROWS_PER_PIECE - 1, last), (9, 9)):
             for found, expected in zip(written(side, start, stop), whole, strict=start < stop):
                 np.testing.assert_array_equal(found, expected[start:stop])
+
+
+def test_duckdb_joins_more_rows_than_it_sorts_at_a_time() -> None:
+    branch, keys = _many_to_many(8000)
+    counted = TreeJoin.of(branch, keys)
+    assert counted is not None
+    assert counted.count() > JOINED_ROWS_PER_SORT  # 9.1 million
+    for found, expected in zip(DuckJoin(branch, keys).rows(), written(counted.side(None)), strict=True):
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_a_join_that_is_no_tree_is_left_to_duckdb() -> None:

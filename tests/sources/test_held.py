@@ -71,11 +71,18 @@ def test_rows_are_taken_before_anything_is_computed_over_them(monkeypatch: pytes
     assert duckdb_source.project("t", stream(), ["a"], ["a + 1"], None).num_rows == 5000
 
 
-def test_an_answer_that_is_large_is_computed_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(duckdb_source, "_AHEAD", 10_000)
-    batch = pa.record_batch({"a": np.arange(1000.0)})
-    found = duckdb_source.project("t", iter([batch] * 50), ["a"], ["a + 1"], "a < 10")
-    assert found.column(0).to_pylist() == [float(k + 1) for _ in range(50) for k in range(10)]
+def test_an_answer_that_is_large_is_computed_as_it_comes() -> None:
+    batch = pa.record_batch({"a": np.arange(1e6)})  # 8 MB; 256 MB are taken before anything is computed
+    asked: list[int] = []
+
+    def stream() -> Iterator[pa.RecordBatch]:
+        for number in range(60):
+            asked.append(number)
+            yield batch
+
+    found = duckdb_source.project("t", stream(), ["a"], ["a + 1"], "a < 10")
+    assert len(asked) == 60
+    assert found.column(0).to_pylist() == [float(k + 1) for _ in range(60) for k in range(10)]
 
 
 def test_what_takes_long_over_a_databases_rows_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,11 @@ from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
-import pytest
+import pyarrow.compute as pc
 
 from tablepuppet.exchanges.schema import OpenScan
 from tablepuppet.owner.store import ClientTables
-from tablepuppet.sources import columns
+from tablepuppet.sources.columns import MIN_LONG_ROWS as LONG
 from tablepuppet.sources.columns import decode, in_another_order, put_together, strings
 from tablepuppet.sources.duckdb_source import from_arrow
 
@@ -36,23 +36,30 @@ KINDS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "MIN_LONG_ROWS", 100)
+def long_table() -> pa.Table:
+    """The columns again and again, until columns are copied together; "own" and its like differ in every row."""
+    table = pa.concat_tables([pa.table(KINDS)] * (2 + LONG // ROWS))
+    numbers = pc.cast(pa.array(np.arange(len(table))), pa.string())
+    own = pc.binary_join_element_wise("name", numbers, " ")
+    later = pc.if_else(pa.array(np.arange(len(table)) < LONG - 1000), "same", own)
+    for name, texts in (("own", own), ("at first repeated", later)):
+        table = table.set_column(table.column_names.index(name), name, texts)
+    return table
 
 
 def batches(table: pa.Table) -> Iterator[pa.RecordBatch]:
-    yield from table.to_batches(max_chunksize=52)
+    yield from table.to_batches(max_chunksize=8192)
 
 
 def test_rows_are_those_of_the_batches_in_their_order_and_in_any_other() -> None:
-    table = pa.table(KINDS)
+    table = long_table()
     found = put_together(batches(table), table.schema)
-    order = np.random.default_rng(0).permutation(ROWS).astype(np.int32)
+    order = np.random.default_rng(0).permutation(len(table)).astype(np.int32)
     moved = list(in_another_order(found.columns, order))
+    some = pa.array(order[::997])
     for name, column, other in zip(table.column_names, found.columns, moved, strict=True):
-        assert decode(column).to_pylist() == table[name].to_pylist(), name
-        assert decode(other).to_pylist() == table[name].take(pa.array(order)).to_pylist(), name
+        assert decode(column).equals(decode(table[name])), name
+        assert decode(other).take(pa.array(np.arange(0, len(table), 997))).equals(decode(table[name]).take(some)), name
 
 
 def test_what_lies_under_a_missing_value_does_not_show() -> None:
@@ -66,14 +73,14 @@ def test_what_lies_under_a_missing_value_does_not_show() -> None:
 
 
 def test_texts_are_codes_while_they_repeat() -> None:
-    table = pa.table(KINDS)
+    table = long_table().select(["repeated", "repeated or none", "own", "at first repeated"])
     kinds = put_together(batches(table), table.schema).schema
     coded = [name for name in table.column_names if pa.types.is_dictionary(kinds.field(name).type)]
     assert coded == ["repeated", "repeated or none"]
 
 
 def test_a_short_table_is_left_as_it_is() -> None:
-    table = pa.table(KINDS).slice(0, 90)
+    table = pa.table(KINDS)
     assert put_together(batches(table), table.schema).schema == table.schema
 
 
@@ -85,13 +92,13 @@ def test_the_strings_of_codes_are_those_that_rows_have() -> None:
 
 
 def test_a_long_scan_takes_the_room_of_its_values_and_says_the_same_when_read_again() -> None:
-    table = pa.table(KINDS).drop_columns(["lists", "wide"])
+    table = long_table().select(["whole", "price", "repeated or none", "some"])
     tables = ClientTables({"t": from_arrow("t", table)})
     asked = [f'"{name}"' for name in table.column_names]
     tables.open_scan(OpenScan(job="j", scan=0, table="t", columns=asked))
     tables.scan("j", 0).shuffle(bytes(32), 0, 0, wants_bits=False)
     first, before = tables.scan("j", 0).rows(), tables.fingerprints("j")
-    assert first.column(asked.index('"price"')).nbytes == 8 * ROWS  # as 128 bits: twice as much
+    assert first.column(asked.index('"price"')).nbytes == 8 * len(table)  # as 128 bits: twice as much
     tables.scan("j", 0).let_go()
     assert tables.fingerprints("j") == before
     again = tables.scan("j", 0).rows()

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from tablepuppet.errors import SourceError, TransportError
 from tablepuppet.protocol.columns import CategoryStatistics, ColumnInfo, NumberStatistics
-from tablepuppet.sources import statistics as module
-from tablepuppet.sources.statistics import Statistics, merge, statistics
+from tablepuppet.sources.statistics import ROWS_PER_STATISTICS, Statistics, merge, statistics
 
 NUMBER = ColumnInfo("price", "float", "DOUBLE")
 TEXT = ColumnInfo("category", "string", "VARCHAR")
@@ -156,21 +155,28 @@ def test_clients_that_disagree_are_refused() -> None:
 
 @pytest.mark.parametrize("is_weighted", [False, True])
 @pytest.mark.parametrize("takes_some", [False, True])
-def test_columns_looked_at_piece_by_piece_have_the_same_statistics(
-    monkeypatch: pytest.MonkeyPatch, is_weighted: bool, takes_some: bool
+def test_a_column_longer_than_what_is_looked_at_at_once_has_the_statistics_of_all_rows(
+    is_weighted: bool, takes_some: bool
 ) -> None:
     rng = np.random.default_rng(3)
-    values = [None if x < 4.0 else x for x in rng.normal(5.0, 1.0, 40).tolist()]
-    rows = np.array([3, -1, *range(5, 40)]) if takes_some else None
-    weights = rng.uniform(1, 3, 40 if rows is None else len(rows)) if is_weighted else None
-    whole = statistics(column(values, NUMBER), NUMBER, rows, weights)
-    monkeypatch.setattr(module, "_CHUNK", 7)
-    pieces = statistics(column(values, NUMBER), NUMBER, rows, weights)
-    monkeypatch.setattr(module, "_KEPT", 0)
-    assert_same(statistics(column(values, NUMBER), NUMBER, rows, weights), pieces)
-    assert isinstance(whole, NumberStatistics)
-    assert isinstance(pieces, NumberStatistics)
-    for name in ("weight", "missing", "mean", "spread"):
-        np.testing.assert_allclose(getattr(pieces, name), getattr(whole, name), rtol=1e-13)
+    size = 2 * ROWS_PER_STATISTICS + 7
+    values = rng.normal(5.0, 1.0, size)
+    values[values < 4.0] = np.nan
+    rows = np.array([3, -1, *range(5, size)]) if takes_some else None
+    weights = rng.uniform(1, 3, size if rows is None else len(rows)) if is_weighted else None
+    found = statistics(pa.chunked_array([pa.array(values, from_pandas=True)]), NUMBER, rows, weights)
+    taken, heavy = (
+        (values if rows is None else values[rows[rows >= 0]]),
+        np.ones(size if rows is None else len(rows) - 1),
+    )
+    if weights is not None:
+        heavy = weights if rows is None else weights[rows >= 0]
+    there = ~np.isnan(taken)
+    assert isinstance(found, NumberStatistics)
+    np.testing.assert_allclose([found.weight, found.missing], [heavy[there].sum(), heavy[~there].sum()], rtol=1e-12)
+    mean = np.average(taken[there], weights=heavy[there])
+    np.testing.assert_allclose(found.mean, [mean], rtol=1e-13)
+    np.testing.assert_allclose(found.spread, [heavy[there] @ np.square(taken[there] - mean)], rtol=1e-12)
+    values[-1] = math.inf
     with pytest.raises(SourceError, match="infinity"):
-        statistics(column([1.0] * 20 + [math.inf], NUMBER), NUMBER, None, None)
+        statistics(pa.chunked_array([pa.array(values, from_pandas=True)]), NUMBER, None, None)

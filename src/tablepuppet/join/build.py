@@ -20,13 +20,12 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import RowNumbers, freeze, pieces
 from tablepuppet.errors import MappingError, PrivacyError
 from tablepuppet.join.cluster.cluster import Cluster
-from tablepuppet.join.cluster.rows import ClusterRows
 from tablepuppet.join.duckdb_join import BranchSide, Counts, ListedSide, Marks, why_empty
 from tablepuppet.join.join import BYTES_PER_JOINED_ROW, BranchJoin, Span, join_branch
-from tablepuppet.join.keys import gather_keys
+from tablepuppet.join.keys import ScanKeys, gather_keys
 from tablepuppet.join.labels import LabelSpace, MappingRequest, no_labels, read_labels
-from tablepuppet.join.mapping import LabelRows, Part, Placement, RelationStats, TableMapping
-from tablepuppet.join.materialize import Writer, can_build_on_workers
+from tablepuppet.join.mapping import LabelRows, Part, RelationStats, TableMapping
+from tablepuppet.join.materialize import Writer
 from tablepuppet.memory import free_memory, trim_heap
 from tablepuppet.sql.bound import Block, BoundQuery
 from tablepuppet.transport.link import Link
@@ -136,52 +135,32 @@ def map_tables(
     choice: RowChoice | None = None,
 ) -> TableMapping:
     """The table mapping of a bound query; with a cluster, its joined rows lie there."""
-    seed, test_fraction, privacy = request.seed, request.test_fraction, request.privacy
-    max_joined_rows = request.max_joined_rows
+    privacy = request.privacy
     caps = [None if privacy.features is None else privacy.features.cap_of(block.table) for block in bound.blocks]
-    limits = (
-        [max_joined_rows] * 2 if max_joined_rows else [default_limit(None if any(caps) else cluster), default_limit()]
-    )
-    keys, client_rows = gather_keys(bound, link, request.job, privacy, seed)
+    keys, client_rows = gather_keys(bound, link, request.job, privacy, request.seed)
     trim_heap(max(sum(own.values()) for own in client_rows))  # in one process, what owners freed while others worked
     merged = tuple(scan.merged for scan in keys)
-    joins: list[BranchJoin] = []
-    for branch in bound.branches:
-        joins.append(join_branch(bound, branch, keys, limits[0], max_here=limits[1]))
-        limits = [limit - joins[-1].count() for limit in limits]
-    if not any(join.count() for join in joins):  # one branch of UNION ALL may be empty, and not all of them
-        raise MappingError(why_empty(bound, bound.branches[0], keys))
+    joins = _join_branches(bound, keys, request, None if any(caps) else cluster)
     del keys
-    if bound.branches[0].label_column < 0:
-        labels = no_labels(bound, client_rows)
-    else:
-        labels = read_labels(bound, link, request, client_rows)
-
+    has_label = bound.branches[0].label_column >= 0
+    labels = read_labels(bound, link, request, client_rows) if has_label else no_labels(bound, client_rows)
     of_labels = _label_span(bound, labels)
-    is_held = labels.is_test | labels.is_validation
-    if choice is None:
-        _check_test_rows(bound, labels)
-        is_trained = ~is_held
-    else:
-        is_trained, is_held = choice.marks(labels, client_rows), np.zeros_like(is_held)
+    is_trained, is_held = _mark_rows(bound, labels, choice, client_rows)
     train, held = (_side(joins, of_labels, marks) for marks in (is_trained, is_held))
     counts = [_counts(train), _counts(held)]
     fits = _fits(bound, counts, client_rows)
     _check_labels(bound, labels, [of_labels.total(own) for own in counts])
     if choice is not None and not _rows(train):
         raise MappingError(choice.nothing_left)
-    if test_fraction < 1 and not _rows(train):
+    if request.test_fraction < 1 and not _rows(train):
         is_tested = not bool(labels.is_validation[of_labels.total(counts[1]) > 0].any())
         raise MappingError(_nothing_left(_rows(held), is_tested))
     spans = [block_span(bound, block, client_rows) for block in bound.blocks]
-    if privacy.features is not None and any(any(span.has_absent) for span, _ in spans):
-        raise PrivacyError(
-            "a feature has a value where a LEFT JOIN finds no row (COALESCE, IS NULL, CASE), and one row more or less "
-            "moves its joined rows to that value, which privacy.features does not account for; select the plain column"
-        )
+    if privacy.features is not None:
+        _check_absent([span for span, _ in spans])
     dropped = _rows(train)
     if any(caps):
-        train = _within_caps(train, joins, [span for span, _ in spans], caps, seed)
+        train = _within_caps(train, joins, [span for span, _ in spans], caps, request.seed)
         counts[0] = _counts(train)
     dropped -= _rows(train)
 
@@ -209,9 +188,7 @@ def map_tables(
         test=writer.write("test", _side(joins, of_labels, is_held & ~labels.is_validation), occurring[1]),
         validation=writer.write("validation", _side(joins, of_labels, labels.is_validation), occurring[1]),
         dropped=dropped,
-        placement=Placement(len(joined.partitions), can_build_on_workers(train))
-        if isinstance(joined, ClusterRows)
-        else None,
+        placement=writer.placement(joined, train),
         folds=None if labels.folds is None else labels.folds[occurring[0][label]],
         label_rows=tuple(
             LabelRows(labels.offsets[branch.label_place], dict(client_rows[branch.label_place.scan]))
@@ -223,9 +200,39 @@ def map_tables(
     return mapping
 
 
-def _check_test_rows(bound: BoundQuery, labels: LabelSpace) -> None:
+def _join_branches(
+    bound: BoundQuery, keys: Sequence[ScanKeys], request: MappingRequest, cluster: Cluster | None
+) -> list[BranchJoin]:
+    """The joined rows of every branch, if there are any, and not too many for this machine or the cluster."""
+    given = request.max_joined_rows
+    limits = [given or default_limit(cluster), given or default_limit()]
+    joins: list[BranchJoin] = []
+    for branch in bound.branches:
+        joins.append(join_branch(bound, branch, keys, limits[0], max_here=limits[1]))
+        limits = [limit - joins[-1].count() for limit in limits]
+    if not any(join.count() for join in joins):  # one branch of UNION ALL may be empty, and not all of them
+        raise MappingError(why_empty(bound, bound.branches[0], keys))
+    return joins
+
+
+def _mark_rows(
+    bound: BoundQuery, labels: LabelSpace, choice: RowChoice | None, client_rows: Sequence[dict[str, int]]
+) -> tuple[Marks, Marks]:
+    """The rows of the label space that are trained on, and those that are held out."""
+    is_held = labels.is_test | labels.is_validation
+    if choice is not None:
+        return choice.marks(labels, client_rows), np.zeros_like(is_held)
     if any(branch.test_column >= 0 for branch in bound.branches) and not labels.is_test.any():
         raise MappingError("test_where matches no rows left by WHERE; change the condition, or leave it out")
+    return ~is_held, is_held
+
+
+def _check_absent(spans: Sequence[Span]) -> None:
+    if any(any(span.has_absent) for span in spans):
+        raise PrivacyError(
+            "a feature has a value where a LEFT JOIN finds no row (COALESCE, IS NULL, CASE), and one row more or less "
+            "moves its joined rows to that value, which privacy.features does not account for; select the plain column"
+        )
 
 
 def _label_column(spans: Sequence[Span], of_labels: Span) -> int:
@@ -289,16 +296,15 @@ def _check_labels(bound: BoundQuery, labels: LabelSpace, counts: Sequence[Counts
         rows = np.flatnonzero(np.isnan(values))
         return sum(int(own[rows].sum()) for own in counts)
 
+    total = sum(int(own.sum()) for own in counts)
     missing = without(labels.values)
     if missing:
-        total = sum(int(own.sum()) for own in counts)
         raise MappingError(
             f"label {bound.label} is NULL or NaN in {missing:,} of {total:,} joined rows; add WHERE {bound.label} "
             f"IS NOT NULL, and of floats AND NOT isnan({bound.label}) (on the table's own column)"
         )
     missing = without(labels.weights)
     if missing:
-        total = sum(int(own.sum()) for own in counts)
         raise MappingError(
             f"the weight is NULL in {missing:,} of {total:,} joined rows; "
             'leave such rows out by WHERE, or give them one: weight = "coalesce(w, 1)"'
@@ -319,14 +325,12 @@ def _fits(
     """How the relations met, from joined rows per row on both sides."""
     fits = []
     for number, branch in enumerate(bound.branches):
-        outer = {join.relation for join in branch.joins if join.kind == "left"}
-        anti = {join.relation for join in branch.joins if join.is_anti}
-        semi = {join.relation for join in branch.joins if join.kind == "semi"}
+        kinds = {join.relation: join for join in branch.joins}
         for i, relation in enumerate(branch.relations):
-            scan = bound.scans[relation.scan]
+            scan, join = bound.scans[relation.scan], kinds.get(i)
             sides = [counts[0][number][i], counts[1][number][i]]
             rows = len(sides[0])
-            if i in anti | semi:  # no joined row has a row of it
+            if join is not None and join.is_lookup:  # no joined row has a row of it
                 rows, sides = sum(client_rows[relation.scan].values()), [own[:0] for own in sides]
             matched = most = total = 0
             for here in pieces(len(sides[0])):
@@ -342,9 +346,9 @@ def _fits(
                     matched=matched,
                     max_fan_out=most,
                     mean_fan_out=total / matched if matched else 0.0,
-                    is_outer=i in outer,
-                    is_anti=i in anti,
-                    is_semi=i in semi,
+                    is_outer=join is not None and join.kind == "left",
+                    is_anti=join is not None and join.is_anti,
+                    is_semi=join is not None and join.kind == "semi",
                 )
             )
     return tuple(fits)

@@ -21,7 +21,7 @@ from tablepuppet.arrays import RowNumbers
 from tablepuppet.errors import MappingError
 from tablepuppet.join.duckdb_join import BranchSide, Counts, DuckJoin, ListedJoin, ListedSide, Marks
 from tablepuppet.join.keys import ScanKeys
-from tablepuppet.join.tree_join import TreeJoin, TreeSide
+from tablepuppet.join.tree_join import TreeJoin
 from tablepuppet.sql.bound import BoundQuery, Branch
 
 
@@ -121,14 +121,6 @@ class JoinedSide:
             branch.each(inside[0], inside[1], write)
             begin += branch.rows
         return out
-
-    def view_rows(self) -> list[RowNumbers] | None:
-        """p_i of all joined rows, not to be changed: a tree may hold them as they are; None: it does not."""
-        [branch, *others] = self.branches
-        if others or not isinstance(branch, TreeSide) or any(column.becomes[0] is not None for column in self.columns):
-            return None
-        found = branch.whole()
-        return None if found is None else [found[column.relations[0]] for column in self.columns]
 
     def label_counts(self) -> RowNumbers:
         """How many joined rows have their label from each label row."""

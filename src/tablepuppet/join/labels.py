@@ -67,85 +67,115 @@ def read_labels(
 
     `client_rows[scan][client]` is the number of rows of a client's scan.
     """
-    job, task, privacy, folds = request.job, request.task, request.privacy.label, request.folds
+    privacy, folds = request.privacy.label, request.folds
     places = list(dict.fromkeys(branch.label_place for branch in bound.branches))
     owners = [(place, client) for place in places for client in bound.scans[place.scan].clients]
-    # Under noise the values of a number do not leave so that a model may be chosen by them.
-    wants_classes = task not in ("number", "seen") and (task != "any" or privacy is None)
-    ask: dict[str, list[DescribeLabels]] = {}
-    for place, client in owners:
-        ask.setdefault(client, []).append(
-            DescribeLabels(job=job, scan=place.scan, column=place.label, wants_classes=wants_classes)
-        )
-    summaries = [cast("LabelSummary", m) for ms in link.ask(ask).values() for m in ms]
-    info = _agree(summaries, task, bound.label)
-
-    classes = None if info.kind == "number" else [c if isinstance(c, str) else float(c) for c in info.classes]
-    if privacy is not None:
-        info = replace(info, channel=channel_of(privacy, None if classes is None else len(classes)))
-    requests: dict[str, list[SendLabels | SendWeights]] = {}
-    offsets: dict[LabelPlace, int] = {}
-    starts: list[int] = []
-    total = 0
-    for place, client in owners:
-        offsets.setdefault(place, total)
-        starts.append(total)
-        asked = requests.setdefault(client, [])
-        asked.append(
-            SendLabels(
-                job=job,
-                scan=place.scan,
-                column=place.label,
-                classes=classes,
-                offset=total,
-                seed=request.seed,
-                test_fraction=request.test_fraction,
-                validation_fraction=request.validation_fraction,
-                test_column=place.test if place.test >= 0 else None,
-                validation_column=place.validation if place.validation >= 0 else None,
-                privacy=privacy,
-                folds=0 if folds is None else folds.count,
-                fold_by="row" if folds is None else folds.by,
-                fold_column=place.fold if place.fold >= 0 else None,
-                is_alone=folds is not None and len(owners) == 1,
-            )
-        )
-        if place.weight >= 0:
-            asked.append(SendWeights(job=job, scan=place.scan, column=place.weight))
-        total += client_rows[place.scan][client]
-    values, is_test, is_validation = np.empty(total), np.empty(total, np.bool_), np.zeros(total, np.bool_)
-    weights = np.empty(total) if any(place.weight >= 0 for place in places) else None
     if folds is not None and folds.by == "time" and len(owners) > 1:
         raise MappingError(
             "folds by time need all rows of the label in one place, and several owners hold them; use folds by group, "
             "or test_where for a time of your own"
         )
-    drawn = None if folds is None else np.zeros(total, np.int16)
+    info = _agree(_describe_labels(link, owners, request), request.task, bound.label)
+    classes = None if info.kind == "number" else [c if isinstance(c, str) else float(c) for c in info.classes]
+    if privacy is not None:
+        info = replace(info, channel=channel_of(privacy, None if classes is None else len(classes)))
+    starts = np.cumsum([0, *(client_rows[place.scan][client] for place, client in owners)]).tolist()
+    requests: dict[str, list[SendLabels | SendWeights]] = {}
+    for (place, client), start in zip(owners, starts, strict=False):
+        asked = requests.setdefault(client, [])
+        asked.append(_labels_request(place, request, classes, start, is_alone=len(owners) == 1))
+        if place.weight >= 0:
+            asked.append(SendWeights(job=request.job, scan=place.scan, column=place.weight))
+    offsets = {place: start for (place, _), start in reversed(list(zip(owners, starts, strict=False)))}
+    has_weights = any(place.weight >= 0 for place in places)
+    received = _Received.room_for(starts[-1], has_weights=has_weights, has_folds=folds is not None)
     answers = {client: iter(messages) for client, messages in link.ask(requests).items()}
-    for (_, client), start in zip(owners, starts, strict=True):
+    for (_, client), start in zip(owners, starts, strict=False):
         labels = cast("Labels", next(answers[client]))
+        received.add(labels, cast("Weights", next(answers[client])) if has_weights else None, start)
+    values = received.values
+    if privacy is None:
+        _check_classes(info, values, bound.label)
+        if info.kind == "class" and 0.0 <= values.min(initial=0.0) <= values.max(initial=0.0) <= _BYTE:
+            values = values.astype(np.int8)  # not where some are missing
+    return LabelSpace(info, values, received.is_test, received.is_validation, received.weights, offsets, received.folds)
+
+
+def _describe_labels(
+    link: Link, owners: Sequence[tuple[LabelPlace, str]], request: MappingRequest
+) -> list[LabelSummary]:
+    """One round: what each owner has for labels. Under noise the values of a number do not leave so that a model may be
+    chosen by them."""
+    task, is_exact = request.task, request.privacy.label is None
+    wants_classes = task not in ("number", "seen") and (task != "any" or is_exact)
+    ask: dict[str, list[DescribeLabels]] = {}
+    for place, client in owners:
+        ask.setdefault(client, []).append(
+            DescribeLabels(job=request.job, scan=place.scan, column=place.label, wants_classes=wants_classes)
+        )
+    return [cast("LabelSummary", m) for ms in link.ask(ask).values() for m in ms]
+
+
+def _labels_request(
+    place: LabelPlace, request: MappingRequest, classes: list[str | float] | None, offset: int, *, is_alone: bool
+) -> SendLabels:
+    folds = request.folds
+    return SendLabels(
+        job=request.job,
+        scan=place.scan,
+        column=place.label,
+        classes=classes,
+        offset=offset,
+        seed=request.seed,
+        test_fraction=request.test_fraction,
+        validation_fraction=request.validation_fraction,
+        test_column=place.test if place.test >= 0 else None,
+        validation_column=place.validation if place.validation >= 0 else None,
+        privacy=request.privacy.label,
+        folds=0 if folds is None else folds.count,
+        fold_by="row" if folds is None else folds.by,
+        fold_column=place.fold if place.fold >= 0 else None,
+        is_alone=folds is not None and is_alone,
+    )
+
+
+@dataclass(slots=True, eq=False)
+class _Received:
+    """What owners sent, put one after the other."""
+
+    values: Array
+    is_test: NDArray[np.bool_]
+    is_validation: NDArray[np.bool_]
+    weights: Array | None
+    folds: NDArray[np.int16] | None
+
+    @classmethod
+    def room_for(cls, total: int, *, has_weights: bool, has_folds: bool) -> _Received:
+        weights = np.empty(total) if has_weights else None
+        folds = np.zeros(total, np.int16) if has_folds else None
+        return cls(np.empty(total), np.empty(total, np.bool_), np.zeros(total, np.bool_), weights, folds)
+
+    def add(self, labels: Labels, weights: Weights | None, start: int) -> None:
         inside = slice(start, start + len(labels.values))
-        if len(owners) == 1:
-            values, is_test = labels.values, labels.is_test
-        else:
-            values[inside], is_test[inside] = labels.values, labels.is_test
-        if drawn is not None and labels.folds is not None:
-            drawn[inside] = labels.folds
+        self.values[inside], self.is_test[inside] = labels.values, labels.is_test
+        if self.folds is not None and labels.folds is not None:
+            self.folds[inside] = labels.folds
         if labels.is_validation is not None:
-            is_validation[inside] = labels.is_validation
-        if weights is not None:
-            weights[inside] = cast("Weights", next(answers[client])).values
-    if info.kind == "class" and privacy is None and _is_constant(values):
-        raise MappingError(f"label {bound.label} {_ONE_CLASS}")
-    if privacy is None and len(info.classes) > max(_FEW_CLASSES, total / 2):
+            self.is_validation[inside] = labels.is_validation
+        if self.weights is not None and weights is not None:
+            self.weights[inside] = weights.values
+
+
+def _check_classes(info: LabelInfo, values: Array, label: str) -> None:
+    """There is something to learn, and not a class for every few rows."""
+    if info.kind == "class" and len(values) and bool(np.fmin.reduce(values) == np.fmax.reduce(values)):
+        raise MappingError(f"label {label} {_ONE_CLASS}")
+    if len(info.classes) > max(_FEW_CLASSES, len(values) / 2):
         raise MappingError(
-            f"label {bound.label} has {len(info.classes):,} classes in {total:,} rows, too few of each to learn from. "
+            f"label {label} has {len(info.classes):,} classes in {len(values):,} rows, too few of each to learn from. "
             "A number or a date that is written as text is learned as a number: CAST(… AS DOUBLE), CAST(… AS DATE). "
             "Else group the classes with CASE"
         )
-    if info.kind == "class" and privacy is None and 0.0 <= values.min(initial=0.0) <= values.max(initial=0.0) <= _BYTE:
-        return LabelSpace(info, values.astype(np.int8), is_test, is_validation, weights, offsets, drawn)
-    return LabelSpace(info, values, is_test, is_validation, weights, offsets, drawn)  # others, or some are missing
 
 
 def no_labels(bound: BoundQuery, client_rows: Sequence[dict[str, int]]) -> LabelSpace:
@@ -157,11 +187,6 @@ def no_labels(bound: BoundQuery, client_rows: Sequence[dict[str, int]]) -> Label
         total += sum(client_rows[place.scan].values())
     nothing = np.zeros(total, np.bool_)
     return LabelSpace(LabelInfo("number"), np.zeros(total), nothing, nothing, None, offsets)
-
-
-def _is_constant(values: NDArray[np.float64]) -> bool:
-    """Whether there are labels, and all that are not missing are the same."""
-    return len(values) > 0 and bool(np.fmin.reduce(values) == np.fmax.reduce(values))
 
 
 def _agree(summaries: Sequence[LabelSummary], task: Task, label: str) -> LabelInfo:

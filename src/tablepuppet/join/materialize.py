@@ -34,6 +34,7 @@ from tablepuppet.join.duckdb_join import BranchSide
 from tablepuppet.join.join import Column, JoinedSide, Span
 from tablepuppet.join.joined_rows import Joined, JoinedRows, lanes_of
 from tablepuppet.join.labels import LabelSpace
+from tablepuppet.join.mapping import Placement
 from tablepuppet.join.row_index import RowIndex
 from tablepuppet.join.tree_join import TreeSide
 
@@ -71,6 +72,12 @@ class Writer:
             return build_on_cluster(joined, labels, weights, self.cluster, name)
         return distribute_rows(materialize(joined, labels, weights), self.cluster, name)
 
+    def placement(self, joined: Joined, side: Sequence[BranchSide]) -> Placement | None:
+        """How a side lies on the cluster; None: it lies here."""
+        if not isinstance(joined, ClusterRows):
+            return None
+        return Placement(len(joined.partitions), can_build_on_workers(side))
+
 
 def can_build_on_workers(side: Sequence[BranchSide]) -> bool:
     """Whether the workers of a cluster can make these joined rows."""
@@ -79,7 +86,7 @@ def can_build_on_workers(side: Sequence[BranchSide]) -> bool:
 
 def materialize(side: JoinedSide, labels: NDArray[Any], weights: Array | None) -> JoinedRows:
     """Joined rows in memory; labels and weights are those of the label rows that occur."""
-    numbers = side.view_rows() or side.numbers(0, side.rows)
+    numbers = side.numbers(0, side.rows)
     indices = [RowIndex.of(numbers.pop(0), column.rows) for column in side.columns]
     own = indices[side.label]
     known = labels if own.is_identity else floats(labels)  # only what is as long as the joined rows is worth it

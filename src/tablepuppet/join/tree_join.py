@@ -286,17 +286,6 @@ class TreeSide:
                 _add_up(here, edge.only, None if above.all() else np.flatnonzero(above), above)
         return counts
 
-    def whole(self) -> dict[int, RowNumbers] | None:
-        """All joined rows at once, as they are held already; None: they must be made."""
-        join = self.join
-        is_every = self.ends is None and self.roots is join.order
-        if not is_every or not all(_finds_one(edge) and edge.parent == join.root for edge in join.edges):
-            return None
-        if not join.is_all_in_order(self.roots):
-            return None
-        found = {edge.relation: edge.only[:-1] for edge in join.edges if edge.only is not None}
-        return {join.root: self.roots, **found}
-
     def each(self, start: int, stop: int, use: Use) -> None:
         """Joined rows start ≤ j < stop, a slice of the roots at a time, by several threads at once."""
         ends = self.ends

@@ -29,8 +29,7 @@ from tablepuppet.prediction.model import Model
 from tablepuppet.protocol.base import Message
 from tablepuppet.sql.across_owners import read_query
 from tablepuppet.sql.binding import Key
-from tablepuppet.sql.derived import base_tables
-from tablepuppet.sql.ucq import matches
+from tablepuppet.sql.ucq import base_tables, matches
 from tablepuppet.transport.link import Link
 
 

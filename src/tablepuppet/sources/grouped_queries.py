@@ -152,8 +152,8 @@ def split_groups(query: str | exp.Expr, columns: Callable[[], Collection[str]] =
         raise UnmergeableError("several groupings at once")
     if any(item.find(exp.Star) and not item.find(*_KINDS) for item in select.expressions):
         raise UnmergeableError("a * beside groups")
-    items = {item.alias.lower(): item.this for item in select.expressions if isinstance(item, exp.Alias)}
-    by = [_resolve_group(e, items, columns) for e in _grouped_by(select, group, items)]
+    items = named_items(select)
+    by = [_resolve_group(e, items, columns) for e in grouped_by(select, group)]
     merging = _Merging(by, items)
     final = exp.select(*(_alias_as(item, merging.final(item.unalias())) for item in select.expressions))
     final = final.from_(exp.to_identifier(GROUPS, quoted=True))
@@ -254,14 +254,20 @@ def _parse(text: str) -> exp.Expr:
     return exp.Paren(this=parse_one(text, dialect="duckdb"))
 
 
-def _grouped_by(select: exp.Select, group: exp.Group, items: Mapping[str, exp.Expr]) -> list[exp.Expr]:
+def grouped_by(select: exp.Select, group: exp.Group) -> list[exp.Expr]:
     """What GROUP BY names: expressions, positions in the SELECT list, or ALL of it that is no aggregate."""
     if group.args.get("all"):
+        items = named_items(select)
         return [item.unalias() for item in select.expressions if not _has_aggregate(item.unalias(), items)]
     by_number = {str(k + 1): item.unalias() for k, item in enumerate(select.expressions)}
     return [
         by_number.get(e.name, e) if isinstance(e, exp.Literal) and not e.is_string else e for e in group.expressions
     ]
+
+
+def named_items(select: exp.Select) -> dict[str, exp.Expr]:
+    """What SELECT gives names to, by name in lower case."""
+    return {item.alias.lower(): item.this for item in select.expressions if isinstance(item, exp.Alias)}
 
 
 def _has_aggregate(node: exp.Expr, items: Mapping[str, exp.Expr]) -> bool:

@@ -38,12 +38,10 @@ from tablepuppet.sources.columns import (
     strings,
     strings_and_absent,
 )
-from tablepuppet.threads import pool
 
 __all__ = ["Statistics"]
 
-_CHUNK = 1 << 18  # rows that are looked at together
-_KEPT = 1 << 21  # numbers of a column that are kept until all is known of them
+ROWS_PER_STATISTICS = 1 << 18  # rows that are looked at together
 
 
 def statistics(
@@ -105,12 +103,10 @@ def merge(parts: Sequence[Statistics]) -> Statistics:
 def _of_numbers(
     column: pa.ChunkedArray, taken: RowNumbers | None, weights: NDArray[Any] | None, info: ColumnInfo
 ) -> NumberStatistics:
-    """Some rows at a time, added up in order: of a long column, nothing on the way is as long. Of a shorter one, rows
-    that have a number are kept, where some have none: to look for them takes longest."""
+    """Some rows at a time, added up in order: of a long column, nothing on the way is as long."""
     rows = len(column) if taken is None else len(taken)
-    values, once = None if taken is None else numbers_and_absent(column, info), np.ones(min(rows, _CHUNK))
+    values, once = None if taken is None else numbers_and_absent(column, info), np.ones(min(rows, ROWS_PER_STATISTICS))
     has_missing = column.null_count > 0
-    kept: list[tuple[Array, Array, Array]] = []
 
     def present(here: slice) -> tuple[Array, Array, Array]:
         """Of some rows: the numbers that are there, with their weights; and the weights of those that are not."""
@@ -123,12 +119,10 @@ def _of_numbers(
         return some.take(there, axis=0), heavy.take(there), without
 
     def total(summed: Callable[[Array, Array, Array], Array]) -> Array:
-        found, parts = np.zeros(1), list(pieces(rows, _CHUNK))
-        if has_missing and not kept and rows <= _KEPT // max(1, info.size):
-            kept.extend((pool().map if len(parts) > 1 else map)(present, parts))
+        found = np.zeros(1)
         with np.errstate(over="ignore", invalid="ignore"):  # looked at below, with a better message
-            for some in kept or map(present, parts):
-                found = found + summed(*some)
+            for here in pieces(rows, ROWS_PER_STATISTICS):
+                found = found + summed(*present(here))
         return found
 
     def first(some: Array, heavy: Array, without: Array) -> Array:

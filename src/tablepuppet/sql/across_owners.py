@@ -23,12 +23,23 @@ from tablepuppet.errors import QueryError
 from tablepuppet.exchanges.schema import DescribeTable, TableSchema
 from tablepuppet.sql.bound import refuse
 from tablepuppet.sql.conditions import conjuncts_of
-from tablepuppet.sql.derived import add_condition, base_tables, derive, has_subquery, needed_ctes
 from tablepuppet.sql.groups import has_aggregate
 from tablepuppet.sql.inlining import inline_source, inner_join
 from tablepuppet.sql.parsing import parse, syntax_tree, unqualified_columns
 from tablepuppet.sql.schemas import find_table
-from tablepuppet.sql.ucq import Conjunctive, Item, JoinKind, Source, Star, Ucq, matches
+from tablepuppet.sql.ucq import (
+    Conjunctive,
+    JoinKind,
+    Source,
+    Star,
+    Ucq,
+    add_condition,
+    base_tables,
+    derive,
+    has_subquery,
+    matches,
+    needed_ctes,
+)
 from tablepuppet.transport.link import Link
 
 Tables = Mapping[str, tuple[str, ...]]
@@ -298,18 +309,14 @@ def _of_one(branch: Conjunctive) -> Conjunctive:
     items = tuple(
         replace(item, alias=item.alias or alias.copy())
         if isinstance(item, Star)
-        else replace(item, expression=qualify(item.expression.copy()), name=item.name or _name_of(item))
+        else replace(item, expression=qualify(item.expression.copy()), name=item.shown)
         for item in branch.items
     )
     return replace(branch, items=items, where=tuple(qualify(condition.copy()) for condition in branch.where))
 
 
-def _name_of(item: Item) -> exp.Identifier | None:
-    return item.expression.this.copy() if isinstance(item.expression, exp.Column) else None
-
-
 def _read_under(source: Source) -> tuple[Source, list[exp.Expr], dict[str, exp.CTE]]:
-    """The table below SELECT * FROM table WHERE condition, as sql/derived.py nests them; and all the conditions."""
+    """The table below SELECT * FROM table WHERE condition, as sql/ucq.py nests them; and all the conditions."""
     conditions: list[exp.Expr] = []
     ctes: dict[str, exp.CTE] = {}
     while isinstance(source.derived, exp.Select) and _is_narrowing(source.derived):

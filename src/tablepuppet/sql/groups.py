@@ -19,7 +19,7 @@ from typing import NamedTuple
 from sqlglot import exp
 
 from tablepuppet.protocol.columns import Merges
-from tablepuppet.sources.grouped_queries import UnmergeableError, grouped_select, split_groups
+from tablepuppet.sources.grouped_queries import UnmergeableError, grouped_by, grouped_select, named_items, split_groups
 from tablepuppet.sources.guard import AGGREGATES
 from tablepuppet.sql.conditions import conjuncts_of
 
@@ -240,7 +240,8 @@ def _divisions(select: exp.Select) -> list[list[exp.Column]]:
         found.append(())
     group = select.args.get("group")
     if group is not None:
-        found.append(_group_expressions(select, group))
+        several = group.find(exp.Rollup, exp.Cube, exp.GroupingSets)
+        found.append(() if several else grouped_by(select, group))
     own = [window for window in select.find_all(exp.Window) if window.find_ancestor(exp.Select) is select]
     named = {window.name.lower(): window for window in select.args.get("windows") or ()}
     for window in own:
@@ -252,7 +253,7 @@ def _divisions(select: exp.Select) -> list[list[exp.Column]]:
     if distinct is not None:
         on = distinct.args.get("on")
         found.append(on.expressions if on is not None else select.expressions)
-    given = {item.alias.lower(): item.this for item in select.expressions if isinstance(item, exp.Alias)}
+    given = named_items(select)
     return [[c for e in columns if isinstance(c := e.unalias(), exp.Column) and _is_own(c, given)] for columns in found]
 
 
@@ -268,16 +269,6 @@ def has_aggregate(select: exp.Select) -> bool:
     """Whether a SELECT has an aggregate of its own that no window computes."""
     own = (node for node in select.find_all(*AGGREGATES) if node.find_ancestor(exp.Select) is select)
     return any(node.find_ancestor(exp.Window, exp.Select) is select for node in own)
-
-
-def _group_expressions(select: exp.Select, group: exp.Group) -> list[exp.Expr]:
-    """What GROUP BY names: expressions, positions in the SELECT list, or ALL of it that is no aggregate."""
-    if group.args.get("grouping_sets") or group.args.get("cube") or group.args.get("rollup"):
-        return []
-    if group.args.get("all"):
-        return [item for item in select.expressions if not item.find(*AGGREGATES)]
-    by_number = {str(k + 1): item for k, item in enumerate(select.expressions)}
-    return [by_number.get(e.name, e) if isinstance(e, exp.Literal) else e for e in group.expressions]
 
 
 def _outputs(select: exp.Select, places: Mapping[_Place, Witnesses]) -> dict[str, Witnesses]:

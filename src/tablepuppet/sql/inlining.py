@@ -90,10 +90,7 @@ class _Inlining:
                 elif not any(matches(gone, [_name(mine)]) for gone in item.excluded):
                     yield Item(mine.expression, exp.Identifier(this=_name(mine), quoted=True))
             return
-        name = item.name
-        if name is None and isinstance(item.expression, exp.Column):
-            name = item.expression.this.copy()
-        yield Item(self._substitute(item.expression), name)
+        yield Item(self._substitute(item.expression), item.shown)
 
     def _substitute(self, expression: exp.Expr) -> exp.Expr:
         """An expression with the subquery's columns as the subquery computes them."""
@@ -123,9 +120,7 @@ class _NotThereError(Exception):
 
 
 def _name(item: Item) -> str:
-    if item.name is not None:
-        return item.name.name
-    return item.expression.name if isinstance(item.expression, exp.Column) else ""
+    return "" if item.shown is None else item.shown.name
 
 
 def _plain(source: Source) -> tuple[exp.Select | None, dict[str, exp.CTE]]:
@@ -187,7 +182,7 @@ def _rename_aliases(inner: Conjunctive, taken: Sequence[str]) -> Conjunctive:
         return expression.copy().transform(swap)
 
     items = tuple(
-        Item(rename_columns(item.expression), item.name or _own_name(item))
+        Item(rename_columns(item.expression), item.shown)
         if isinstance(item, Item)
         else replace(item, alias=None if item.alias is None else _rename(item.alias, renamed[item.alias.name]))
         for item in inner.items
@@ -197,10 +192,6 @@ def _rename_aliases(inner: Conjunctive, taken: Sequence[str]) -> Conjunctive:
         for s in inner.sources
     )
     return Conjunctive(items, sources, tuple(map(rename_columns, inner.where)))
-
-
-def _own_name(item: Item) -> exp.Identifier | None:
-    return item.expression.this.copy() if isinstance(item.expression, exp.Column) else None
 
 
 def _rename(old: exp.Identifier, name: str) -> exp.Identifier:

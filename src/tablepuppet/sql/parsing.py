@@ -14,7 +14,6 @@ from sqlglot.errors import ParseError
 
 from tablepuppet.errors import QueryError
 from tablepuppet.sql.conditions import conjuncts_of
-from tablepuppet.sql.derived import has_subquery, read_with
 from tablepuppet.sql.grammar import (
     DIALECT,
     INVALID,
@@ -28,7 +27,7 @@ from tablepuppet.sql.grammar import (
     words,
 )
 from tablepuppet.sql.select import read_select
-from tablepuppet.sql.ucq import Ucq
+from tablepuppet.sql.ucq import Ucq, has_subquery, read_with
 
 Columns = Mapping[str, Sequence[str]]  # by the name of a table in lower case
 MAX_CHARACTERS = 100_000

@@ -32,8 +32,7 @@ from tablepuppet.sql.bound import (
 )
 from tablepuppet.sql.groups import WITNESS, GroupColumn
 from tablepuppet.sql.names import ResolvedBranch
-from tablepuppet.sql.schemas import TableShape
-from tablepuppet.sql.types import common_cast, merged_column, type_name
+from tablepuppet.sql.schemas import TableShape, common_cast, merged_column, type_name
 from tablepuppet.sql.ucq import Ucq
 
 

@@ -12,11 +12,23 @@ from sqlglot import Token, TokenType, exp
 
 from tablepuppet.errors import QueryError
 from tablepuppet.sql.conditions import conjuncts_of
-from tablepuppet.sql.derived import Ctes, add_condition, add_item, base_tables, derive, has_subquery
 from tablepuppet.sql.grammar import SAMPLE, At, check_clauses, refusal, start_of, word_before, words
 from tablepuppet.sql.joins import join_tree
 from tablepuppet.sql.scalar import check_scalar
-from tablepuppet.sql.ucq import Conjunctive, Item, Scope, Source, Star, is_resolved
+from tablepuppet.sql.ucq import (
+    Conjunctive,
+    Ctes,
+    Item,
+    Scope,
+    Source,
+    Star,
+    add_condition,
+    add_item,
+    base_tables,
+    derive,
+    has_subquery,
+    is_resolved,
+)
 
 _NESTED = (
     "a LEFT JOIN around or inside parentheses is not supported; write joins one after the other, each with its own ON"

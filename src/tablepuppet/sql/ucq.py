@@ -1,4 +1,4 @@
-"""Ucq: a union of conjunctive queries, as written. What `parse` returns and what `catalog.bind` takes.
+"""Ucq: a union of conjunctive queries, as written. What `parse` returns and what `bind` takes.
 
 Each branch is one SELECT: its items, the tables of its FROM clause in the order of the text, and the conjuncts of
 its WHERE clause. Every expression has passed the list of scalar.py; its identifiers carry their place in the text
@@ -6,18 +6,27 @@ its WHERE clause. Every expression has passed the list of scalar.py; its identif
 alias may still belong to any table.
 
 Scope: which table of the FROM clause an alias names, and which tables an expression touches.
+
+derive: subqueries in FROM, WITH, and subqueries inside conditions and items, each a query for one owner. Their rows
+stand in for a table of FROM. Their tables must lie with one owner, which runs the query as a whole (schemas.py looks up
+who owns what; owner/query_guard.py is the owner's own check). A condition or an item that holds a subquery is moved
+into the table that it is about:
+
+    FROM orders o … WHERE o.id IN (SELECT id FROM returns)     →     FROM (SELECT * FROM orders o WHERE o.id IN (…)) o
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from sqlglot import exp
+from sqlglot import TokenType, exp
 
 from tablepuppet.errors import did_you_mean
-from tablepuppet.sql.grammar import refusal
+from tablepuppet.sources.guard import QUERY_NODES
+from tablepuppet.sql.grammar import refusal, word_before
+from tablepuppet.sql.scalar import check_nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +35,12 @@ class Item:
 
     expression: exp.Expr
     name: exp.Identifier | None
+
+    @property
+    def shown(self) -> exp.Identifier | None:
+        """What the result calls it: the name of AS, or the column's own; None: it has neither."""
+        own: exp.Identifier | None = self.expression.this if isinstance(self.expression, exp.Column) else None
+        return self.name or (None if own is None else own.copy())
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,3 +151,146 @@ class Scope:
 def is_resolved(expression: exp.Expr) -> bool:
     """Every column says which table it comes from."""
     return all(c.args.get("table") for c in expression.find_all(exp.Column))
+
+
+Ctes = Mapping[str, exp.CTE]  # by name in lower case
+
+
+def read_with(text: str, tree: exp.Expr) -> Ctes:
+    """The queries that WITH names."""
+    clause = tree.args.get("with_")
+    if clause is None:
+        return {}
+    at = word_before(text, clause, TokenType.WITH)
+    if clause.args.get("recursive"):
+        raise refusal(text, "WITH RECURSIVE is not supported; let the table's owner offer the result as a view", at)
+    for cte in clause.expressions:
+        if not isinstance(cte.this, exp.Query):
+            message = "WITH names queries; write WITH name AS (SELECT …)"
+            if isinstance(cte.this, exp.Pivot | exp.Table):
+                message += ", and for PIVOT an aggregate for each value: sum(x) FILTER (WHERE kind = 'a') AS a"
+            raise refusal(text, message, cte)
+    return {cte.alias.lower(): cte for cte in clause.expressions}
+
+
+def derive(text: str, query: exp.Expr, ctes: Ctes) -> exp.Query:
+    """A query that stands by itself: checked, and with all of WITH that it needs."""
+    assert isinstance(query, exp.Query)
+    for node in query.find_all(exp.Star):  # COLUMNS(*) and the like are refused by the list of nodes
+        if node.args.get("replace") or node.args.get("rename"):
+            raise refusal(text, "REPLACE and RENAME are not supported after *; list the columns", query)
+    check_nodes(text, query, QUERY_NODES)
+    used = needed_ctes(query, ctes)
+    whole = query.copy()
+    if used:
+        own = whole.args.get("with_")
+        whole.set("with_", exp.With(expressions=[*(ctes[n].copy() for n in used), *(own.expressions if own else ())]))
+        for name in used:
+            check_nodes(text, ctes[name].this, QUERY_NODES)
+    if not base_tables(whole):
+        raise refusal(text, "this subquery reads no table; name one of the federation's in its FROM", query)
+    return whole
+
+
+def needed_ctes(query: exp.Expr, ctes: Ctes) -> list[str]:
+    """The names of WITH that a query uses, directly or not, in the order of the text."""
+    found: set[str] = set()
+    waiting: list[exp.Expr] = [query]
+    while waiting:
+        for table in waiting.pop().find_all(exp.Table):
+            name = table.name.lower()
+            if name in ctes and name not in found:
+                found.add(name)
+                waiting.append(ctes[name].this)
+    return [name for name in ctes if name in found]
+
+
+def base_tables(query: exp.Expr) -> list[exp.Table]:
+    """The tables of the federation that a derived query names, outermost first."""
+    local = {cte.alias.lower() for cte in query.find_all(exp.CTE)}
+    return [t for t in query.find_all(exp.Table) if t.name.lower() not in local]
+
+
+def has_subquery(node: exp.Expr) -> bool:
+    return node.find(exp.Query, exp.Exists) is not None
+
+
+def add_condition(text: str, sources: Sequence[Source], condition: exp.Expr, ctes: Ctes) -> tuple[Source, ...]:
+    """The tables of FROM, the one that a condition with a subquery is about read under that condition."""
+    at = _subject(text, sources, condition)
+    if sources[at].join == "left":
+        raise refusal(
+            text,
+            "a condition with a subquery cannot be on a table of a LEFT JOIN, whose missing rows it would see too. "
+            f"Write LEFT JOIN (SELECT * FROM {sources[at].table.name} WHERE …) {sources[at].alias.name} ON … instead",
+            condition,
+        )
+    query = exp.select("*").from_(_as_table(sources[at])).where(condition.copy())
+    return _replace_query(sources, at, derive(text, query, ctes))
+
+
+def add_item(
+    text: str, sources: Sequence[Source], item: Item, number: int, ctes: Ctes
+) -> tuple[tuple[Source, ...], Item]:
+    """The tables of FROM, the one that an item with a subquery is about with that item as a further column."""
+    at = _subject(text, sources, item.expression)
+    name = f"subquery {number}" if item.name is None else item.name.name
+    column = exp.Identifier(this=f"tablepuppet item {number}", quoted=True)
+    value = item.expression.copy()
+    if isinstance(value, exp.Query):
+        value = exp.Subquery(this=value)
+    query = exp.select("*", exp.Alias(this=value, alias=column)).from_(_as_table(sources[at]))
+    shown = item.name or exp.Identifier(this=name, quoted=True)
+    moved = exp.Column(this=column.copy(), table=sources[at].alias.copy())
+    return _replace_query(sources, at, derive(text, query, ctes)), Item(moved, shown)
+
+
+def _replace_query(sources: Sequence[Source], at: int, query: exp.Query) -> tuple[Source, ...]:
+    return (*sources[:at], replace(sources[at], derived=query), *sources[at + 1 :])
+
+
+def _as_table(source: Source) -> exp.Expr:
+    """The table as a FROM clause names it."""
+    alias = exp.TableAlias(this=source.alias.copy())
+    if source.derived is not None:
+        return exp.Subquery(this=source.derived.copy(), alias=alias)
+    return exp.Table(this=source.table.copy(), alias=alias)
+
+
+def _subject(text: str, sources: Sequence[Source], node: exp.Expr) -> int:
+    """The one table of the outer FROM that an expression with a subquery is about."""
+    aliases = [source.alias.name for source in sources]
+    found: set[int] = set()
+    for column in node.find_all(exp.Column):
+        query = column.find_ancestor(exp.Query)
+        is_inside = query is not None and _is_below(query, node)
+        qualifier = column.args.get("table")
+        if qualifier is not None:
+            inner = list(query.find_all(exp.Table, exp.Subquery)) if is_inside and query else []
+            local = {source.alias_or_name.lower() for source in inner}
+            if qualifier.name.lower() not in local:
+                found.update(matches(qualifier, aliases))
+        elif not is_inside:
+            if len(sources) > 1:
+                raise refusal(text, f"write which table {column.name} belongs to, as in alias.{column.name}", column)
+            found.add(0)
+    if not found and len(sources) == 1:
+        return 0
+    if len(found) != 1:
+        raise refusal(
+            text,
+            "a subquery in a condition or an item must be about one table of the outer FROM. To keep rows that have a "
+            "match for several tables at once, join the keys: JOIN (SELECT DISTINCT x, y FROM …) t ON t.x = a.x AND "
+            "t.y = b.y; to keep those without: LEFT JOIN (SELECT DISTINCT x, y FROM …) t ON t.x = a.x AND t.y = b.y "
+            "WHERE t.x IS NULL",
+            word_before(text, node, TokenType.SELECT),
+        )
+    return found.pop()
+
+
+def _is_below(query: exp.Expr, node: exp.Expr) -> bool:
+    """Whether a query lies inside an expression, rather than around it."""
+    above: exp.Expr | None = query
+    while above is not None and above is not node:
+        above = above.parent
+    return above is node

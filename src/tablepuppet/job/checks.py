@@ -30,12 +30,7 @@ def check_job(job: Job) -> None:
     job_of(job.arguments())
     if job.algorithm not in BY_NAME:
         raise JobError(f"unknown algorithm {job.algorithm[:64]!r}; choose one of {', '.join(BY_NAME)}")
-    _check(job)
-    _check_stopping(job)
-    _check_model(job, {})
-    _check_head(job, {})
-    _check_label_privacy(job)
-    _check_negatives(job)
+    check_given(job, {})
     check_search(job)
     for other in () if job.search is None else job.search.jobs:
         check_job(other)

@@ -324,7 +324,7 @@ def _outcome(pipe: Pipe, begin: Begin, asked: Any, cache: PredictionCache, memor
         return story.explain(asked, tables, link, begin.run)
 
     def end_round(event: RoundEvent) -> None:
-        shown = event.released(is_private=asked.is_private)
+        shown = event.for_release(is_private=asked.is_private)
         pipe.send(RoundEnded(round=event.round, rounds=event.rounds), [to_frame(shown)])
 
-    return story.train(asked, tables, link, end_round, begin.run).released()
+    return story.train(asked, tables, link, end_round, begin.run).for_release()

@@ -61,6 +61,11 @@ class BlockModel:
         return cls(name=block.name, table=block.table, features=block.features, absent=absent, **given)
 
     @property
+    def width(self) -> int:
+        """d_i: encoded columns."""
+        return sum(map(encoded_width, self.encoders))
+
+    @property
     def is_lacking(self) -> bool:
         """Whether some joined rows have no value, not even NULL, in some feature."""
         return self.is_outer and (not self.absent or None in self.absent)

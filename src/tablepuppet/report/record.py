@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from tablepuppet.errors import ModelError, unreadable
+from tablepuppet.plan.knowledge import Exposure, Insight
 
 
 class _Plain(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -51,21 +52,6 @@ class BlockRecord(_Plain, frozen=True):
     rows: int  # training rows of the table, n_i
     max_multiplicity: int
     parts: list[PartRecord]
-
-
-class InsightRecord(_Plain, frozen=True):
-    """What one party saw."""
-
-    party: str
-    learns: list[str]
-
-
-class ExposureRecord(_Plain, frozen=True):
-    """How many numbers the server may have seen that depend on one row, against the row's encoded columns."""
-
-    block: str
-    numbers: int
-    width: int
 
 
 class ReleaseRecord(_Plain, frozen=True):
@@ -174,8 +160,8 @@ class RunRecord(_Plain, frozen=True, kw_only=True):
     intercept: list[float | None]  # on the original scale for linear models, else what is added to the scores
     traffic: TrafficRecord
     explanation: str  # the plan, with what was counted beside what was estimated
-    insights: list[InsightRecord]
-    exposures: list[ExposureRecord]
+    insights: list[Insight]
+    exposures: list[Exposure]
     ledger: list[ReleaseRecord] = []
     environment: dict[str, str]
 

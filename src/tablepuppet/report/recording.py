@@ -28,20 +28,16 @@ from tablepuppet.report.record import (
     DataRecord,
     DependenceRecord,
     Epoch,
-    ExposureRecord,
-    InsightRecord,
     PartRecord,
     RelationRecord,
     ReleaseRecord,
     RunRecord,
     TrafficRecord,
 )
-from tablepuppet.sources.encoding import encoded_width
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from tablepuppet.prediction.model import BlockModel
     from tablepuppet.training.curves import Curves
     from tablepuppet.training.result import EpochRecord, Result
     from tablepuppet.transport.meter import Account
@@ -63,7 +59,7 @@ def record_of(result: Result, name: str | None = None) -> RunRecord:
     counted = replace(
         result.plan,
         job=job.replace(epochs=max(1, len(result.history))),
-        widths=tuple(_width(block) for block in result.blocks),
+        widths=tuple(block.width for block in result.blocks),
     )
     return RunRecord(
         name=name or job.algorithm,
@@ -87,8 +83,8 @@ def record_of(result: Result, name: str | None = None) -> RunRecord:
             evaluation=_account(result.traffic.evaluation),
         ),
         explanation=result.explain(),
-        insights=[InsightRecord(party=i.party, learns=list(i.learns)) for i in counted.insights],
-        exposures=[_copy_fields(ExposureRecord, e) for e in counted.exposures],
+        insights=counted.insights,
+        exposures=counted.exposures,
         ledger=[
             _copy_fields(ReleaseRecord, release, epsilon=_finite(release.spent()), claim=release.line())
             for release in result.privacy.releases
@@ -146,7 +142,7 @@ def _data(result: Result) -> DataRecord:
             name=model.name,
             table=model.table,
             features=list(model.features),
-            width=_width(model),
+            width=model.width,
             rows=mapping.blocks[number].rows,
             max_multiplicity=mapping.blocks[number].most,
             parts=[_copy_fields(PartRecord, part) for part in mapping.parts_of(number)],
@@ -161,11 +157,6 @@ def _data(result: Result) -> DataRecord:
         validation_rows=mapping.validation_rows,
         outputs=result.plan.loss.outputs,
     )
-
-
-def _width(block: BlockModel) -> int:
-    """d_i: encoded columns."""
-    return sum(encoded_width(encoder) for encoder in block.encoders)
 
 
 def _history(result: Result) -> list[Epoch]:

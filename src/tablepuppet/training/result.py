@@ -24,7 +24,6 @@ from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.model import BlockModel, Model, block_uses, describe_use
 from tablepuppet.prediction.split import split_of
 from tablepuppet.privacy.ledger import Ledger
-from tablepuppet.sources.encoding import encoded_width
 from tablepuppet.training.curves import Curves
 from tablepuppet.training.metrics import Metrics
 from tablepuppet.transport.meter import Network, Traffic
@@ -114,7 +113,7 @@ class RoundEvent:
     rounds: int  # planned in all
     record: EpochRecord | None
 
-    def released(self, *, is_private: bool) -> RoundEvent:
+    def for_release(self, *, is_private: bool) -> RoundEvent:
         """What leaves the server while a job runs: of a private one, no figure that comes from exact predictions."""
         if not is_private or self.record is None:
             return self
@@ -146,7 +145,7 @@ class Result:
         default_factory=dict
     )  # of a classifier, by side: confusion, calibration, thresholds
 
-    def released(self) -> Result:
+    def for_release(self) -> Result:
         """What leaves the server: of a private job, no figure that comes from exact predictions and has no ε."""
         if not self.plan.job.is_private:
             return self
@@ -170,9 +169,8 @@ class Result:
             raise ModelError("a linear model has no torch module; see coefficients()")
         number = known.index(block)
         model = self.blocks[number]
-        width = sum(encoded_width(encoder) for encoder in model.encoders)
         outputs, seed = self.plan.head.widths[number], self.plan.job.seed + number
-        module = build_module(spec, width, outputs, seed=seed, name=block, builder=self.builder)
+        module = build_module(spec, model.width, outputs, seed=seed, name=block, builder=self.builder)
         if model.is_held:
             raise ModelError(f"the parameters of block {block} stay with the owners of table {model.table}")
         return trained_module(module, spec, model.theta, outputs).eval()
@@ -220,7 +218,7 @@ class Result:
         """The plan again, with what the meter counted beside what was estimated."""
         if self.trees:
             return self.plan.explain(self.traffic, len(self.trees))
-        plan = replace(self.plan, widths=tuple(sum(map(encoded_width, block.encoders)) for block in self.blocks))
+        plan = replace(self.plan, widths=tuple(block.width for block in self.blocks))
         return plan.explain(self.traffic, len(self.history))
 
     def threshold(self, best: str = "f1", *, side: str | None = None, **wanted: Any) -> float:

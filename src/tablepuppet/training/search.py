@@ -69,7 +69,7 @@ class SearchResult:
     traffic: Traffic
     metric: str = "loss"  # that settings are compared by
 
-    def released(self) -> SearchResult:
+    def for_release(self) -> SearchResult:
         """What leaves the server: all of it, for a search takes no private job."""
         return self
 

@@ -19,9 +19,8 @@ import numpy as np
 from tablepuppet.algorithms.registry import require_ability
 from tablepuppet.arrays import Array
 from tablepuppet.errors import ModelError
-from tablepuppet.prediction.model import BlockModel, Model
+from tablepuppet.prediction.model import Model
 from tablepuppet.protocol.columns import IdEncoder
-from tablepuppet.sources.encoding import encoded_width
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ def layers_of(model: Model, number: int) -> list[Layer]:
     block, outputs = model.blocks[number], model.widths[number]
     if model.spec.is_linear:
         return [Layer(np.asarray(block.theta).reshape(-1, outputs), np.zeros(outputs))]
-    sizes = [width_of(block), *model.spec.hidden, outputs]
+    sizes = [block.width, *model.spec.hidden, outputs]
     flat, layers, start = np.asarray(block.theta, np.float64), [], 0
     for number_, (inputs, size) in enumerate(pairwise(sizes)):
         is_last = number_ == len(sizes) - 2
@@ -69,8 +68,3 @@ def layers_of(model: Model, number: int) -> list[Layer]:
         layers.append(Layer(weights, flat[start : start + size] / unit, "" if is_last else model.spec.activation))
         start += size
     return layers
-
-
-def width_of(block: BlockModel) -> int:
-    """How many encoded columns a block has."""
-    return sum(map(encoded_width, block.encoders))

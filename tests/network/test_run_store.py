@@ -91,6 +91,7 @@ def test_a_run_that_is_forgotten_leaves_nothing_on_the_disk(tmp_path: Path) -> N
         for step in range(1, 20):
             store.write({(RUN, "step", step): (Step(step=step), [Frame(secret)])})
         store.forget(RUN)
+        store.tidy()
         assert store.runs() == []
         assert not any(secret[:25] in path.read_bytes() for path in tmp_path.iterdir())
         assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 100_000

@@ -255,6 +255,7 @@ class Coordinator:
                 if run.id not in self.live():
                     self._turns.pop(run.id, None)
                     self._switchboard.forget(run.id)
+                self._store.tidy()
 
     def _work_on(self, run: Run) -> None:
         """A run, to its end; its process may die once."""

@@ -104,6 +104,11 @@ class IdempotentClient:
         if self._store is not None:
             self._store.forget(run)
 
+    def tidy(self) -> None:
+        """Leaves nothing on the disk of runs that were dropped."""
+        if self._store is not None:
+            self._store.tidy()
+
     def keep_only(self, runs: Iterable[str]) -> None:
         """Drops every run but these."""
         stored = set() if self._store is None else set(self._store.runs())
@@ -271,6 +276,7 @@ class Member:
                 stream.beat(self._client.note or ("computing" if is_busy.is_set() else ""))
             except DisconnectedError:
                 return
+            self._client.tidy()  # after the sign of life: a disk may be slow
             if not is_busy.is_set() and time.monotonic() - stream.heard > 3 * heartbeat:
                 log.warning("the server is silent for %.0f s", time.monotonic() - stream.heard)
                 stream.cancel()

@@ -67,6 +67,7 @@ class RunStore:
         self._path = path = folder / _FILE
         self._lock = threading.RLock()
         self._synced = 0.0  # when the log was forced to the disk
+        self._is_tidy = False  # whether the log holds nothing that was removed
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # it holds labels and answers
@@ -123,6 +124,7 @@ class RunStore:
         try:
             database.execute("BEGIN IMMEDIATE")
             for run, part in remove:
+                self._is_tidy = False
                 database.execute("DELETE FROM pieces WHERE run = ? AND part = ?", (run, part))
             for key, (envelope, frames) in records.items():
                 database.execute("DELETE FROM pieces WHERE run = ? AND part = ? AND number = ?", key)
@@ -168,13 +170,22 @@ class RunStore:
         return [run for (run,) in self._select("SELECT DISTINCT run FROM pieces ORDER BY 1")]
 
     def forget(self, run: str) -> None:
-        """Removes a run's records, from the log too."""
+        """Removes a run's records; `tidy` removes them from the log, too."""
         try:
             with self._lock:
+                self._database.execute("PRAGMA synchronous = NORMAL")
+                self._is_tidy = False
                 self._database.execute("DELETE FROM pieces WHERE run = ?", (run,))
-                self._database.execute(_EMPTY_LOG)
         except sqlite3.Error as error:
             log.warning("run %s cannot be removed from %s: %s", run, self._path, _reason(error))
+
+    def tidy(self) -> None:
+        """Leaves nothing of removed records on the disk; takes some milliseconds, where anything was removed."""
+        if self._is_tidy:
+            return
+        with self._lock, suppress(sqlite3.Error):  # a full disk, or a store that is closed: another time
+            self._database.execute(_EMPTY_LOG)
+            self._is_tidy = True
 
     def close(self) -> None:
         with self._lock:

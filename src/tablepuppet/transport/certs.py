@@ -62,31 +62,19 @@ def issue(folder: Path, name: str, role: Role = "party", hosts: Sequence[str] = 
 
     A server is given the host names and addresses under which clients reach it.
     """
-    check_name(name)
+    _check_name(name)
     if role == "server" and not hosts:
         raise TransportError("a server's certificate needs the host names or addresses under which it is reached")
     key = ec.generate_private_key(ec.SECP256R1())
     certificate = _certificate(folder, name, key.public_key(), hosts if role == "server" else (), days)
-    write_key(folder / f"{name}.key", key)
+    _write(folder / f"{name}.key", _private(key), secret=True)
     _write(folder / f"{name}.pem", certificate)
     return folder / f"{name}.pem"
 
 
-def issue_for(folder: Path, name: str, key: ec.EllipticCurvePublicKey, days: int = 365) -> Path:
-    """Writes `name.pem` for a key that only its party has."""
-    check_name(name)
-    _write(folder / f"{name}.pem", _certificate(folder, name, key, (), days))
-    return folder / f"{name}.pem"
-
-
-def check_name(name: str) -> None:
+def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name) or name == "ca":
         raise TransportError(f"{name!r} cannot be a party's name; use letters, digits, '.', '_' and '-'")
-
-
-def write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
-    """A private key, which nobody else may read."""
-    _write(path, _private(key), secret=True)
 
 
 def _certificate(folder: Path, name: str, key: ec.EllipticCurvePublicKey, hosts: Sequence[str], days: int) -> bytes:
@@ -189,10 +177,8 @@ def check_own(authority: Path, certificate: Path, key: Path) -> None:
     """Says what is wrong with one's own files, which a server only ever answers by hanging up."""
     own = read_certificate(certificate)
     ask = f"ask whoever keeps the authority for another (tablepuppet certs renew {certificate.stem})"
-    try:
-        own.verify_directly_issued_by(read_certificate(authority))
-    except (ValueError, TypeError, InvalidSignature):
-        raise TransportError(f"{certificate} was not issued by the authority of {authority}; {ask}") from None
+    if not _is_issued_by(own, authority):
+        raise TransportError(f"{certificate} was not issued by the authority of {authority}; {ask}")
     if datetime.now(UTC) > own.not_valid_after_utc:
         raise TransportError(f"{certificate} ended on {own.not_valid_after_utc:%Y-%m-%d}; {ask}")
     try:
@@ -203,6 +189,14 @@ def check_own(authority: Path, certificate: Path, key: Path) -> None:
         raise TransportError(f"{key} is not a private key in PEM form without a password") from None
     if private.public_key() != own.public_key():
         raise TransportError(f"{key} is not the key of {certificate}; copy both of one pair")
+
+
+def _is_issued_by(certificate: x509.Certificate, authority: Path) -> bool:
+    try:
+        certificate.verify_directly_issued_by(read_certificate(authority))
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
 
 
 def party_name(certificate: x509.Certificate) -> str:
@@ -286,14 +280,14 @@ class Sealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def request_certificate(folder: Path, name: str) -> Path:
     """Writes a new `name.key` and a request to sign it, `name.csr`."""
-    check_name(name)
+    _check_name(name)
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / f"{name}.key").exists():
         raise TransportError(f"{folder / name}.key exists already; move it away if a new key is meant")
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     asked = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA256())
-    write_key(folder / f"{name}.key", key)
+    _write(folder / f"{name}.key", _private(key), secret=True)
     (folder / f"{name}.csr").write_bytes(asked.public_bytes(serialization.Encoding.PEM))
     return folder / f"{name}.csr"
 
@@ -310,17 +304,18 @@ def sign_request(folder: Path, asked: Path, days: int = 365) -> Path:
     key = found.public_key()
     if not found.is_signature_valid or len(names) != 1 or not isinstance(key, ec.EllipticCurvePublicKey):
         raise TransportError(f"{asked} is not a request of one party for an elliptic-curve key of its own")
-    return issue_for(folder, str(names[0].value), key, days)
+    name = str(names[0].value)
+    _check_name(name)
+    _write(folder / f"{name}.pem", _certificate(folder, name, key, (), days))
+    return folder / f"{name}.pem"
 
 
 def seal(secret: bytes, sender: Path, key: Path, recipient: Path, authority: Path) -> bytes:
     """The secret, for one recipient's eyes."""
     theirs = read_certificate(recipient)
     check_own(authority, sender, key)
-    try:
-        theirs.verify_directly_issued_by(read_certificate(authority))
-    except (ValueError, TypeError, InvalidSignature):
-        raise TransportError(f"{recipient} was not issued by the authority of {authority}") from None
+    if not _is_issued_by(theirs, authority):
+        raise TransportError(f"{recipient} was not issued by the authority of {authority}")
     public = theirs.public_key()
     assert isinstance(public, ec.EllipticCurvePublicKey)
     once = ec.generate_private_key(ec.SECP256R1())

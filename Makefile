@@ -19,6 +19,7 @@ SEED ?=
 INSTALL := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq install
 PIP := $(INSTALL) -c constraints.txt
 PYTEST := $(BIN)/python -m pytest -q -n auto --dist worksteal
+WORKERS := $(shell expr $$(nproc) + 1)# one more than cores: tests of networks wait
 SOURCES := $(foreach d,src tests examples evaluation benchmarks tools,$(if $(wildcard $(d)/*.py $(d)/*/*.py),$(d)))
 
 .PHONY: help demo test check rules types check-install docs wheel nightly test-all bench evaluation fmt clean
@@ -31,8 +32,8 @@ demo: $(VENV)/.demo ## train on New York's flights of 2013: sixteen airlines, th
 
 # mypy takes one core for a minute; the tests begin meanwhile.
 test: rules ## check, doctests, quick tests and examples (less than eight minutes on two cores)
-	@$(MAKE) --no-print-directory types & types=$$!; \
-		$(PYTEST) -m "not slow and not root and not network" && passed=1 || passed=; \
+	@echo "mypy: checking types"; $(BIN)/mypy $(SOURCES) & types=$$!; \
+		$(PYTEST) -n $(WORKERS) -m "not slow and not root and not network" && passed=1 || passed=; \
 		wait $$types && test -n "$$passed"
 
 check: rules types ## format, lint, types and import rules

@@ -49,6 +49,7 @@ def test_every_baseline_finds_the_optimum_that_we_find(model: str) -> None:
         assert baseline.objective == pytest.approx(ours.objective, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_measurement_has_a_process_and_so_a_peak_of_its_own() -> None:
     held = np.ones(1 << 30, np.uint8)  # what this process holds must not count
     assert measure(Trial("star", 2000, None, "sgd", "linear", 2)).peak < len(held)
@@ -64,6 +65,7 @@ def test_movielens_is_found_in_the_folder_of_all_data(tmp_path: Path) -> None:
         assert make_case("movielens", 0, folder).tables["users"] == own / "users.parquet"
 
 
+@pytest.mark.slow
 def test_tpch_is_made_once_and_trained_on(tmp_path: Path) -> None:
     figures = measure(Trial("tpch-0.001", 0, tmp_path, "newton", "logistic", 2))
     assert figures.joined_rows == 6005

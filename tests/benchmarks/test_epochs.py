@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import duckdb
 import numpy as np
+import pytest
 from benchmarks.epochs import HEADINGS, _sales, cells, measure_here
 
 
@@ -23,6 +24,7 @@ def test_torch_has_the_train_rows_of_the_join_as_the_tables_encode_them() -> Non
     assert departments == list(joined["dept"][other])
 
 
+@pytest.mark.slow
 def test_every_kind_of_epoch_is_measured() -> None:
     found = measure_here(70)
     assert [(f.model, f.algorithm) for f in found] == [

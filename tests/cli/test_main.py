@@ -76,6 +76,7 @@ def test_whatever_is_raised_becomes_an_exit_code_and_one_message(
     assert "Traceback" not in shown.err
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 @pytest.mark.parametrize("words", [[], ["--json"]])
 def test_a_full_disk_behind_standard_output_costs_no_model_and_shows_no_traceback(
@@ -128,7 +129,7 @@ def test_an_interrupt_while_libraries_load_is_one_message(tmp_path: Path) -> Non
     assert (done.returncode, done.stderr) == (130, "Error: interrupted from the keyboard\n")
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_shell_completes_commands_and_options(shell: str) -> None:
     def complete(words: str) -> str:

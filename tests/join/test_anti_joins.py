@@ -89,6 +89,7 @@ def test_the_rows_are_those_of_duckdb(name: str) -> None:
         assert len(predicted) == len(pooled(QUERIES[name]))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("keys", ["plain", "dh"])
 def test_keys_may_leave_as_anything(keys: str) -> None:
     with tp.Federation(TABLES) as federation:

@@ -82,6 +82,7 @@ def test_huber_is_the_minimum_of_its_objective(algorithm: str) -> None:
     np.testing.assert_allclose(coefficients(result), best.x, atol=1e-4)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("quantile", [0.5, 0.9])
 def test_quantile_is_that_of_scikit_learn(quantile: float) -> None:
     result = trained("heavy", model="quantile", quantile=quantile, algorithm="admm", **NONE)

@@ -123,7 +123,7 @@ ROW = st.tuples(
 
 
 @settings(
-    max_examples=15,
+    max_examples=settings().max_examples // 4,
     deadline=None,
     phases=[Phase.generate],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -86,6 +86,7 @@ def test_a_network_is_estimated_from_its_layers() -> None:
     assert network.advice.algorithm == "sgd"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("label", ["y", "c"])
 def test_estimated_rounds_and_bytes_of_trees_are_near_those_counted(label: str) -> None:
     """They depend on the data; the estimate is what runs on real tables took."""

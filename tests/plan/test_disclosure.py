@@ -62,7 +62,7 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=settings().max_examples // 2, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     algorithm=st.sampled_from(sorted(ALGORITHMS)),
     label=st.sampled_from(["y", "c"]),
@@ -125,7 +125,12 @@ def test_explain_counts_the_predictions_of_evaluation() -> None:
     assert sum(n for t, n in told.items() if t.client == "items" and "predictions" in t.what) == 9
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow], phases=[Phase.generate])
+@settings(
+    max_examples=settings().max_examples // 4,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    phases=[Phase.generate],
+)
 @given(
     label=st.sampled_from(["y", "c"]),
     owners=st.sampled_from([1, 2, 3]),

@@ -18,6 +18,7 @@ def own_network(width: int, outputs: int) -> Any:
     return torch.nn.Sequential(torch.nn.Linear(width, 4), torch.nn.Tanh(), torch.nn.Linear(4, outputs))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("join", ["many-to-many", "left"])
 def test_a_saved_perceptron_predicts_what_the_trained_one_did(tmp_path: Path, join: str) -> None:
     query = JOINS[join].format(y="number")

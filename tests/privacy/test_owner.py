@@ -191,7 +191,7 @@ def test_a_table_joined_with_itself_pays_for_both_places() -> None:
     assert plan.ledger.epsilon("features", "e", "outsider") == pytest.approx(1.0, rel=5e-3)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("algorithm", "mode"), [("sgd", "trusted"), ("admm", "trusted"), ("sgd", "local")])
 def test_an_account_comes_to_what_the_ledger_says(algorithm: str, mode: str) -> None:
     chance = np.random.default_rng(0)

@@ -251,7 +251,7 @@ MERGED = QUERIES | {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("name", "clients"),
     [

@@ -329,6 +329,7 @@ def test_lightgbm_predicts_the_same_from_an_exported_model(tmp_path: Path, label
         np.testing.assert_allclose(found, expected if label == "level" else expected[:, -1], rtol=0, atol=1e-9)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["wine", "breast_cancer"])
 def test_trees_of_small_data_predict_as_lightgbms_at_equal_settings(name: str) -> None:
     """Half of the columns in a table of their own; the mean of eight splits, for one is chance. Log loss of wine was a

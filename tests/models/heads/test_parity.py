@@ -64,6 +64,7 @@ def test_a_network_head_is_the_network_over_the_join(join: str, clients: int) ->
     oracle.train(OPTIMIZERS["adam"][1]).agrees(result)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("label", "clients"), [("number", 1), ("class", 3)])
 def test_at_defaults_a_network_stands_beside_the_sum_as_torch_has_it_on_the_join(label: str, clients: int) -> None:
     query = JOINS["many-to-many"].format(y=label)

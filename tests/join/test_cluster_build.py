@@ -13,8 +13,6 @@ import pytest
 import tablepuppet as tp
 from tablepuppet.contract import agree, job_contracts
 from tablepuppet.job import make_job
-from tablepuppet.join import duckdb_join, tree_join
-from tablepuppet.join import joined_rows as joined_module
 from tablepuppet.join.build import map_tables
 from tablepuppet.join.cluster import partitions
 from tablepuppet.join.cluster.cluster import Cluster
@@ -24,10 +22,12 @@ from tablepuppet.join.cluster.worker import Worker
 from tablepuppet.join.labels import MappingRequest
 from tablepuppet.join.mapping import TableMapping
 from tablepuppet.join.materialize import distribute_rows
+from tablepuppet.sizes import VALUES_PER_CLUSTER_SORT
 from tablepuppet.sql import bind, parse
 from tablepuppet.train import new_job_id
 from tablepuppet.transport.link import Link
 
+MANY = 4_000_000  # more than there are joined rows
 QUERIES = {
     "many to many": "SELECT a.x, b.z, c.w, a.y FROM a JOIN b ON a.k = b.k JOIN c ON b.l = c.l",
     "outer": "SELECT a.x, b.z, c.w, a.y FROM a LEFT JOIN b ON a.k = b.k LEFT JOIN c ON b.l = c.l",
@@ -55,14 +55,17 @@ class Neighbours:
         return (getattr(worker, method)(*call) for worker, call in zip(self._workers, calls, strict=False))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def federation() -> Iterator[tp.Federation]:
+    """Tables that join to more rows than a shard, and a piece of a join, has; b has more rows than are sooner sent."""
     rng = np.random.default_rng(5)
-    a = pd.DataFrame({"k": rng.integers(0, 40, 900), "x": rng.normal(size=900), "y": rng.normal(size=900)})
-    b = pd.DataFrame({"k": rng.integers(0, 50, 300), "z": rng.normal(size=300), "l": rng.integers(0, 9, 300)})
+    a = pd.DataFrame({"k": rng.integers(0, 40_000, 120_000)}).assign(x=rng.normal(size=120_000))
+    a = a.assign(y=rng.normal(size=len(a)))
+    b = pd.DataFrame({"k": rng.integers(0, 40_000, 220_000), "z": rng.normal(size=220_000)})
+    b = b.assign(l=rng.integers(0, 9, len(b)))
     c = pd.DataFrame({"l": rng.integers(0, 8, 30), "w": rng.normal(size=30)})
-    d = pd.DataFrame({"k": rng.permutation(40), "v": rng.normal(size=40)})
-    with tp.Federation({"a": [a[:400], a[400:]], "b": b, "c": c, "d": d}) as federation:
+    d = pd.DataFrame({"k": rng.permutation(40_000), "v": rng.normal(size=40_000)})
+    with tp.Federation({"a": [a[:50_000], a[50_000:]], "b": b, "c": c, "d": d}) as federation:
         yield federation
 
 
@@ -76,15 +79,11 @@ def mapped(federation: tp.Federation, query: str, cluster: Any = None) -> TableM
     return map_tables(bound, link, request, cluster=cast(Cluster | None, cluster))
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("query", QUERIES.values(), ids=QUERIES)
 def test_workers_write_the_pieces_of_one_machine(
-    federation: tp.Federation, query: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    federation: tp.Federation, query: str, workers: int, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(joined_module, "JOINED_ROWS_PER_SHARD", 128)
-    for module in (tree_join, duckdb_join):
-        monkeypatch.setattr(module, "JOINED_ROWS_PER_PIECE", 100)
-    monkeypatch.setattr(partitions, "MAX_ROWS_TO_SEND", 20)  # so that rows are numbered anew in each partition
     spread = mapped(federation, query, Neighbours(workers, tmp_path / "spread"))
     whole = mapped(federation, query)
     other = cast(Cluster, Neighbours(workers, tmp_path / "cut"))
@@ -98,7 +97,7 @@ def test_workers_write_the_pieces_of_one_machine(
         assert len(found.partitions) == len(expected.partitions)
         for one, two in zip(found.partitions, expected.partitions, strict=True):
             for given, wanted in zip((*one.used, one.labels), (*two.used, two.labels), strict=True):
-                np.testing.assert_array_equal(np.arange(10_000)[given], np.arange(10_000)[wanted])
+                np.testing.assert_array_equal(np.arange(MANY)[given], np.arange(MANY)[wanted])
             assert_same_rows(found, one.path, expected, two.path)
     for a, b in zip(spread.multiplicity, whole.multiplicity, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -118,11 +117,15 @@ def assert_same_rows(found: ClusterRows, path: str, expected: ClusterRows, other
         np.testing.assert_array_equal(p.numbers(one.rows), q.numbers(two.rows))
 
 
-def test_values_come_in_order_a_stretch_at_a_time(
-    federation: tp.Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(joined_module, "JOINED_ROWS_PER_SHARD", 128)
-    monkeypatch.setattr("tablepuppet.join.cluster.rows.VALUES_PER_CLUSTER_SORT", 500)
+def test_large_blocks_are_numbered_anew_in_each_partition(federation: tp.Federation, tmp_path: Path) -> None:
+    joined = mapped(federation, QUERIES["many to many"], Neighbours(3, tmp_path / "spread")).train
+    assert isinstance(joined, ClusterRows)
+    assert joined.indices[1].rows > partitions.MAX_ROWS_TO_SEND
+    assert all(isinstance(partition.used[1], np.ndarray) for partition in joined.partitions)
+    assert len(joined.partitions) == 3
+
+
+def test_values_come_in_order_a_stretch_at_a_time(federation: tp.Federation, tmp_path: Path) -> None:
     query = QUERIES["many to many"]
     sides = mapped(federation, query, Neighbours(3, tmp_path / "spread")).train, mapped(federation, query).train
     found = []
@@ -131,8 +134,8 @@ def test_values_come_in_order_a_stretch_at_a_time(
         values = [np.random.default_rng(1).normal(size=(p.rows, 1)).round(1) for p in joined.indices]
         joined.run(keep_scores, values, writes=("s",))
         found.append(list(joined.iterate_sorted("s")))
-    assert len(found[0]) > 3
-    assert max(map(len, found[0])) < sides[1].rows / 3
+    assert len(found[0]) == -(-sides[1].rows // VALUES_PER_CLUSTER_SORT) > 1
+    assert max(map(len, found[0])) < 0.9 * sides[1].rows
     np.testing.assert_array_equal(np.concatenate(found[0]), np.concatenate(found[1]))
 
 
@@ -147,6 +150,6 @@ def test_what_this_machine_must_join_has_to_fit_here(
     monkeypatch.setattr("tablepuppet.join.build.default_limit", lambda cluster=None: 100 if cluster is None else 10**9)
     neighbours = Neighbours(2, tmp_path / "spread")
     assert mapped(federation, QUERIES["many to many"], neighbours).joined_rows > 100
-    no_tree = "SELECT a.x, b.z, a.y FROM b JOIN a ON a.k = b.k JOIN c ON b.l = c.l AND a.k = c.l"
+    no_tree = "SELECT a.x, b.z, a.y FROM b JOIN a ON a.k = b.k JOIN d ON b.k = d.k AND a.k = d.k"
     with pytest.raises(tp.TablePuppetError, match="more than the limit of 100"):
         mapped(federation, no_tree, neighbours)

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tablepuppet.join import joined_rows as module
-from tablepuppet.join.cluster import partitions as on_disk
 from tablepuppet.join.cluster.partitions import Partition, Storage, load, partition_specs, write_labels
 from tablepuppet.join.cluster.worker import Kept, Source, Walk, Worker
-from tablepuppet.join.joined_rows import JoinedRows, RowIndex, Work
+from tablepuppet.join.joined_rows import JoinedRows, RowIndex, Work, add_sums
 from tablepuppet.join.materialize import make_partition
 
-ROWS = 20_000
+ROWS = 1_500_000  # ten lanes of shards
+LARGE = 140_000  # rows of a block, more than are sooner sent than numbered anew
 
 
 def table(shape: str, seed: int = 0) -> JoinedRows:
@@ -25,8 +24,8 @@ def table(shape: str, seed: int = 0) -> JoinedRows:
     rng = np.random.default_rng(seed)
     indices = (
         RowIndex.of(np.arange(ROWS), ROWS),
-        RowIndex.of(np.sort(rng.integers(0, 700, ROWS)), 700),
-        RowIndex.of(rng.integers(-1 if shape == "partial" else 0, 5000, ROWS), 5000),
+        RowIndex.of(np.sort(rng.integers(0, 7000, ROWS)), 7000),
+        RowIndex.of(rng.integers(-1 if shape == "partial" else 0, LARGE, ROWS), LARGE),
     )
     label = RowIndex.of(rng.permutation(ROWS) if shape == "scattered labels" else np.arange(ROWS), ROWS)
     return JoinedRows(ROWS, indices, label, rng.normal(size=ROWS), weights=rng.uniform(size=ROWS))
@@ -39,9 +38,7 @@ def add_up(shard: Any, *, factor: float) -> tuple[Sequence[Any], dict[str, Any]]
 
 
 @pytest.fixture(params=["plain", "partial", "scattered labels"])
-def joined(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> JoinedRows:
-    monkeypatch.setattr(module, "JOINED_ROWS_PER_SHARD", 512)
-    monkeypatch.setattr(on_disk, "MAX_ROWS_TO_SEND", 1000)  # so that the unsorted block is numbered anew
+def joined(request: pytest.FixtureRequest) -> JoinedRows:
     return table(request.param)
 
 
@@ -66,13 +63,14 @@ def walked(workers: list[Worker], joined: JoinedRows, given: list[Any], number: 
                 rows = np.arange(joined.indices[i].rows)[partition.used[i]]
                 totals[i][rows[base : base + len(out)]] += out
             sums.append(lane_sums)
-    return totals, module.add_sums(sums)
+    return totals, add_sums(sums)
 
 
 @pytest.mark.parametrize("partitions", [1, 3, 100])
 def test_pieces_give_what_the_whole_gives(joined: JoinedRows, partitions: int, tmp_path: Path) -> None:
     given = cut(joined, partitions, Storage(str(tmp_path)))
     assert len(given) == min(partitions, len(joined.lanes_of_shards))
+    assert all(isinstance(partition.used[2], np.ndarray) for partition in given)  # numbered anew
     workers = [Worker(str(tmp_path)) for _ in given]
     rng = np.random.default_rng(1)
     joined.allocate("u", 1, np.float32)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2
 from tests.join.test_factorised import many_to_many, trees
@@ -13,7 +13,6 @@ from tablepuppet.join.factorised.draw import RowLookup, draw_numbers
 from tablepuppet.join.tree_join import TreeJoin
 
 
-@settings(max_examples=60, deadline=None)
 @given(trees(), st.integers(0, 2**32 - 1))
 def test_joined_rows_are_found_by_their_numbers(join: TreeJoin, seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.join.test_factorised import trees
 
@@ -53,7 +53,6 @@ def derivative_step(shard: Shard, *, loss: Loss) -> tuple[list[Array], dict[str,
     return [gradient, curvature], {"loss": total}
 
 
-@settings(max_examples=60, deadline=None)
 @given(pairs(), st.sampled_from([Squared(), Logistic(), Poisson()]))
 def test_derivatives_are_those_of_a_walk(pair: Pair, loss: Loss) -> None:
     factorised, written = pair
@@ -71,7 +70,6 @@ def column_step(shard: Shard, *, loss: Loss) -> tuple[list[Array], dict[str, flo
     return [loss.curvature(shard.scores, shard.labels) * shard.columns[0]], {}
 
 
-@settings(max_examples=40, deadline=None)
 @given(pairs())
 def test_counts_weights_and_products_are_those_of_a_walk(pair: Pair) -> None:
     factorised, written = pair
@@ -90,7 +88,6 @@ def test_counts_weights_and_products_are_those_of_a_walk(pair: Pair) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)
 
 
-@settings(max_examples=40, deadline=None)
 @given(pairs(), st.integers(0, 2**32 - 1))
 def test_some_rows_are_the_same_rows(pair: Pair, seed: int) -> None:
     factorised, written = pair
@@ -103,7 +100,6 @@ def test_some_rows_are_the_same_rows(pair: Pair, seed: int) -> None:
     assert factorised.sample.rows == written.rows
 
 
-@settings(max_examples=5, deadline=None)
 @given(pairs())
 def test_a_loss_with_kinks_is_refused_with_what_to_do(pair: Pair) -> None:
     with pytest.raises(MappingError, match='huber loss has no sums over a join tree; train with walk="materialised"'):

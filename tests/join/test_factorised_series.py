@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tablepuppet.errors import TrainingError
@@ -22,7 +22,6 @@ def logistic() -> Analytic:
 CORE = logistic()
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.floats(-30, 30), st.floats(0, 30), st.sampled_from([1e-6, 1e-10]))
 def test_a_series_keeps_its_promise(low: float, length: float, tolerance: float) -> None:
     series = fit_series(CORE, low, low + length, tolerance)

@@ -75,6 +75,28 @@ def test_counting_and_duckdb_agree_row_for_row(given: tuple[Branch, list[ScanKey
             np.testing.assert_array_equal(found, expected)
 
 
+@given(branches())
+def test_a_tree_is_walked_from_any_relation_where_the_order_is_free(given: tuple[Branch, list[ScanKeys]]) -> None:
+    branch, keys = given
+    counted = TreeJoin.of(branch, keys, in_any_order=True)
+    if counted is None:
+        assert TreeJoin.of(branch, keys) is None
+        return
+    expected = list(zip(*(rows.tolist() for rows in DuckJoin(branch, keys).rows()), strict=True))
+    found = list(zip(*(rows.tolist() for rows in written(counted.side(None))), strict=True))
+    assert sorted(found) == sorted(expected)
+
+
+def test_a_chain_may_have_its_label_at_the_end() -> None:
+    _, (first, second) = _many_to_many(30)
+    joins = tuple(Join("inner", i, (KeyPair(i - 1, 0, i, 0),)) for i in (1, 2))
+    chain = Branch(tuple(Relation(name, 0) for name in "abc"), joins, 2, 0), [first, second]
+    assert TreeJoin.of(*chain) is None
+    counted = TreeJoin.of(*chain, in_any_order=True)
+    assert counted is not None
+    assert counted.count() == DuckJoin(*chain).count()
+
+
 def _many_to_many(rows: int) -> tuple[Branch, list[ScanKeys]]:
     rng = np.random.default_rng(0)
     keys = [ScanKeys(rows, pa.table({"k0": rng.integers(0, 7, rows).astype(np.int32)}), None, True) for _ in range(2)]

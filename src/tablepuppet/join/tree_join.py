@@ -58,10 +58,10 @@ class TreeJoin:
     below: tuple[Array | None, ...]  # for each row of each relation (and −1) the joined rows below it; None: one each
 
     @classmethod
-    def of(cls, branch: Branch, keys: Sequence[ScanKeys]) -> TreeJoin | None:
-        """The join of a branch; None if DuckDB must do it."""
+    def of(cls, branch: Branch, keys: Sequence[ScanKeys], *, in_any_order: bool = False) -> TreeJoin | None:
+        """The join of a branch; None if DuckDB must do it. `in_any_order`: of its joined rows."""
         own = [keys[relation.scan] for relation in branch.relations]
-        tree = _tree(branch)
+        tree = _tree(branch, in_any_order)
         if tree is None or not all(scan.is_numbered for scan in own):
             return None
         edges = tuple(
@@ -119,11 +119,12 @@ class TreeJoin:
         return found
 
 
-def _tree(branch: Branch) -> dict[int, tuple[int, str, list[tuple[int, int]]]] | None:
+def _tree(branch: Branch, in_any_order: bool) -> dict[int, tuple[int, str, list[tuple[int, int]]]] | None:
     """For each relation but the label's: its parent, how it is joined, and the pairs of columns; parents first.
 
-    None where the joins form no tree, where an outer join would have to be walked from its optional side, or where
-    a relation comes before the one through which it is found: the order of joined rows is then not that of the walk.
+    None where the joins form no tree, or where an outer join would have to be walked from its optional side; unless
+    they may come `in_any_order`, also where a relation comes before the one through which it is found: the order of
+    joined rows is then not that of the walk.
     """
     root = branch.label_relation
     given: dict[int, dict[int, tuple[str, list[tuple[int, int]]]]] = {i: {} for i in range(len(branch.relations))}
@@ -141,11 +142,15 @@ def _tree(branch: Branch) -> dict[int, tuple[int, str, list[tuple[int, int]]]] |
     if branch.where:
         return None
     tree: dict[int, tuple[int, str, list[tuple[int, int]]]] = {}
-    for relation in (i for i in range(len(branch.relations)) if i != root):
-        parents = [p for p in (root, *range(relation)) if relation in given[p] and (p == root or p in tree)]
-        if len(parents) == 0:
+    left = [i for i in range(len(branch.relations)) if i != root]
+    while left:
+        open_ones = left if in_any_order else left[:1]
+        found = [(parent, i) for i in open_ones for parent in (root, *tree) if i in given[parent]]
+        if not found:
             return None
-        tree[relation] = (parents[0], *given[parents[0]][relation])
+        parent, relation = found[0]
+        tree[relation] = (parent, *given[parent][relation])
+        left.remove(relation)
     return tree
 
 

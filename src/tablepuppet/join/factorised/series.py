@@ -21,9 +21,10 @@ from tablepuppet.threads import one_blas_thread
 
 TILE = 8  # frequencies that are walked at a time
 TOLERANCE = 1e-10  # of the slope and the curvature of a joined row, and of its loss beside the largest
-MAX_FREQUENCIES = 4096
+MAX_FREQUENCIES = 2048
 _GAP = 4.0 / pi  # of the period, on either side of the interval, in strips: the fewest frequencies (measured)
 _PER_STRIP = 2.6 * pi  # frequencies that so long a piece of half the period asks for, about
+_MAX_TO_SHORTEN = 256  # frequencies beyond which another fit costs more than a tile of them
 _NODES = 3  # per frequency, on either side
 _GRID = 20
 _TRUNCATION = 1e-14  # of the least squares' singular values
@@ -67,15 +68,14 @@ def _fit_shortest(core: Analytic, low: float, high: float, tolerance: float) -> 
     reach = max((high - low) / 2.0, core.strip / 8.0)
     guess = TILE * max(1, round(_PER_STRIP * (reach / core.strip + _GAP) / TILE))
     with one_blas_thread:
-        found = None
-        for count in range(min(guess, MAX_FREQUENCIES), MAX_FREQUENCIES + 1, TILE):
+        for count in range(guess, MAX_FREQUENCIES + 1, TILE):
             found = _fit(core, (low + high) / 2.0, reach, count)
             if _is_within(found, tolerance):
                 break
         else:
             raise TrainingError(_why_not(low, high, tolerance))
-        for count in range(found.frequencies - TILE, 0, -TILE):
-            shorter = _fit(core, (low + high) / 2.0, reach, count)
+        while TILE < found.frequencies <= _MAX_TO_SHORTEN:
+            shorter = _fit(core, (low + high) / 2.0, reach, found.frequencies - TILE)
             if not _is_within(shorter, tolerance):
                 break
             found = shorter

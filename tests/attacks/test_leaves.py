@@ -64,8 +64,8 @@ def train(is_in: bool = True, seed: int = 0, **given: Any) -> tp.Result:
 
 def seen(result: tp.Result) -> tuple[np.ndarray, np.ndarray]:
     """By tree and leaf: what is left of noisy Σg without all rows but the last item's, and what those would add."""
-    leaf_noise = result.plan.private.leaves
-    assert leaf_noise is not None
+    assert result.plan.private.own is not None
+    leaf_noise = result.plan.private.own.noise
     rows = tables()
     orders, items = (rows[name].to_pydict() for name in ("orders", "items"))
     values = [np.array(orders["x"]), np.array(items["z"])[orders["item"]]]

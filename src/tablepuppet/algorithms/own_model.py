@@ -13,8 +13,21 @@ from typing import Any, Literal
 
 from tablepuppet.algorithms.shape import Shape
 from tablepuppet.arrays import Array
+from tablepuppet.models.losses import Loss
+from tablepuppet.privacy.accounting import Mechanism
+from tablepuppet.privacy.ledger import Release
 
 Ability = Literal["coefficients", "drift", "export", "module"]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnNoise:
+    """How the noise on a whole model keeps feature privacy; such a run is not cut short."""
+
+    rounds: int  # releases of a run
+    releases: Sequence[Release]  # what outsiders learn from the model
+    spends: Mapping[str, tuple[Mechanism, ...]]  # what rows of each table pay
+    form: Any  # what the algorithm itself needs to know of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +46,7 @@ class OwnModel:
     insights: Callable[[Any, Shape, Any], list[Any]]  # who learns what
     exposures: Callable[[Shape, Any], list[Any]]  # what the server may see of a row
     disclosures: Callable[[Any, Shape, Any], dict[Any, int]]  # what a run discloses to whom
+    plan_noise: Callable[[Any, Any, Loss, float, float], OwnNoise]  # of a job, its mapping, a typical slope and weight
 
     # prediction/
     fingerprints: Callable[[Any], dict[str, str]]  # of a model: what is applied to each block, by name

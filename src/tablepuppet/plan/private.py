@@ -14,14 +14,6 @@ from typing import Any
 
 import msgspec
 
-from tablepuppet.algorithms.boosting.fixed_point import LeafNoise
-from tablepuppet.algorithms.boosting.leaf_privacy import (
-    Bounds,
-    leaf_mechanisms,
-    leaf_noise,
-    leaf_releases,
-    public_bounds,
-)
 from tablepuppet.algorithms.registry import EXPANDED, FEDERATED, algorithm_of, name_algorithms, own_model
 from tablepuppet.errors import PrivacyError
 from tablepuppet.job import Job
@@ -46,8 +38,7 @@ class PrivatePlan:
     rounds: int  # outer rounds after which the budget is spent; no more are run
     rates: tuple[float, ...] = ()  # each block's learning rate of noisy batches, where the user gave none
     spends: Mapping[str, tuple[Mechanism, ...]] = field(default_factory=dict)  # what rows of each table pay
-    leaves: LeafNoise | None = None  # of trees
-    bounds: Sequence[Bounds] = ()  # of trees: public, by block and feature
+    own: Any = None  # how a model of its own kind is noised (algorithms/own_model.py)
 
     @property
     def is_noisy(self) -> bool:
@@ -82,18 +73,15 @@ def plan_privacy(job: Job, mapping: MappingSummary, loss: Loss, slope: float, we
     releases: list[Release] = list(labels)
     rates: list[float] = []
     gradients: list[GradientPrivacy | None]
-    spends: dict[str, tuple[Mechanism, ...]] = {}
-    leaves, between = None, []
+    spends: Mapping[str, tuple[Mechanism, ...]] = {}
+    own, noise = own_model(job.model.spec), None
     if features is None:
         is_local = predictions.mode == "local"
         gradients = [GradientPrivacy(clip=0.0, noise=0.0, **shared) if is_local else None] * len(numbers)
-    elif own_model(job.model.spec) is not None:
-        rounds = algorithm_of(job.options).run_epochs(job.options, rounds)
-        between = public_bounds(job, mapping)
-        leaves = leaf_noise(job, mapping, loss, slope, weight, rounds)
-        gradients = [None] * len(numbers)
-        releases += leaf_releases(job, mapping, leaves, rounds)
-        spends = leaf_mechanisms(mapping, leaves, rounds)
+    elif own is not None:
+        noise = own.plan_noise(job, mapping, loss, slope, weight)
+        gradients, rounds, spends = [None] * len(numbers), noise.rounds, noise.spends
+        releases += noise.releases
     else:
         blocks = [NoisyBlock.of(job, features, mapping, number, rounds, loss.outputs) for number in numbers]
         model, deviations, rates = _calibrate(blocks, loss, slope, bound, weight)
@@ -110,9 +98,10 @@ def plan_privacy(job: Job, mapping: MappingSummary, loss: Loss, slope: float, we
     affordable = rounds
     if budget.features is not None and features is not None:
         affordable = _affordable(ledger, budget.features, rounds)
-        if affordable == 0 or features.epsilon is not None or leaves is not None:  # trees are not cut short
+        if affordable == 0 or features.epsilon is not None or noise is not None:  # which is not cut short
             check_budget(ledger, None, budget.features)
-    return PrivatePlan(tuple(gradients), ledger, rounds, affordable, tuple(rates), spends, leaves, between)
+    form = None if noise is None else noise.form
+    return PrivatePlan(tuple(gradients), ledger, rounds, affordable, tuple(rates), spends, form)
 
 
 def _spreads(job: Job, mapping: MappingSummary) -> float:

@@ -19,6 +19,7 @@ from tablepuppet.algorithms.boosting.drawn import DrawnServer, Draws
 from tablepuppet.algorithms.boosting.fixed_point import Labels
 from tablepuppet.algorithms.boosting.kernels import announce_compilation
 from tablepuppet.algorithms.boosting.known import KnownBlock
+from tablepuppet.algorithms.boosting.leaf_privacy import LeafPlan
 from tablepuppet.algorithms.boosting.messages import GrownTrees, HoldSplits, ReleaseSplits, SplitRule, Splits
 from tablepuppet.algorithms.boosting.model import compact, shift_keys
 from tablepuppet.algorithms.boosting.options import Boosting
@@ -71,16 +72,15 @@ def run_boosting(prepared: Prepared, link: Link, job_id: str, on_round: OnRound 
     before = job.warm_start
     if before is not None:
         _check_before(before, plan)
-    private = plan.private
-    tables = [scan.table for scan in mapping.bound.scans]
-    rounds = TreeRounds(union, job.options, names, is_outer, signs, before, private, tables)
+    leaves: LeafPlan | None = plan.private.own
+    rounds = TreeRounds(union, job.options, names, is_outer, signs, before, leaves)
     kinds, earlier = rounds.start(plan.loss.outputs)
     trim_heap()
     draws = None
     if job.options.is_random:
         first = 0 if before is None else len(before.trees)
         draws = Draws(rounds.drawable, job.options, job.seed, range(first, first + job.options.trees))
-    server, start = _server(prepared, sides, kinds, signs, union, draws)
+    server, start = _server(prepared, sides, kinds, rounds, draws)
     if draws is not None:
         for known, keys in zip(server.blocks, rounds.tell(draws.keys), strict=True):
             known.learn(keys)
@@ -97,12 +97,11 @@ def _server(
     prepared: Prepared,
     sides: Sequence[JoinedRows],
     kinds: Sequence[NDArray[np.uint8]],
-    signs: Sequence[list[int]],
-    union: UnionOperator,
+    rounds: TreeRounds,
     draws: Draws | None,
 ) -> tuple[BoostingServer, Array]:
     """The server's half, and the constant that scores begin with."""
-    job, loss = prepared.plan.job, prepared.plan.loss
+    job, loss, union, signs = prepared.plan.job, prepared.plan.loss, rounds.union, rounds.signs
     train, test, validation = sides
     problem = Problem(
         loss=loss,
@@ -132,7 +131,9 @@ def _server(
             )
         blocks.append(KnownBlock(number, kinds[number], index.rows, held_rows, clients_of(parts), signs[number]))
     assert isinstance(job.options, Boosting)
-    given: dict[str, Any] = {} if draws is None else {"draws": draws, "noise": prepared.plan.private.leaves}
+    given: dict[str, Any] = {}
+    if draws is not None:
+        given = {"draws": draws, "noise": None if rounds.leaves is None else rounds.leaves.noise}
     server = (BoostingServer if draws is None else DrawnServer)(
         **given,
         options=job.options,

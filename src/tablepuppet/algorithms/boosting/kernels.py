@@ -133,7 +133,7 @@ class NodeSums(NamedTuple):
 
 @compile_loop
 def count_nodes(
-    order: Integers, segments: Sums, block: BlockRows, offsets: Sums, both: Integers, sums: NodeSums
+    order: Integers, segments: Sums, block: BlockRows, offsets: Any, both: Integers, sums: NodeSums
 ) -> None:
     """out[k, bin] += (g, h) of every segment per bin of every column: over its joined rows, or over the block's rows
     with their sums, whichever are fewer."""
@@ -142,9 +142,9 @@ def count_nodes(
     for k in range(len(segments)):
         rows = order[segments[k, 0] : segments[k, 1]]
         if size == 0 or np.uint64(len(rows)) * (columns - np.uint64(1)) <= size:
-            _count_joined(rows, block, offsets.astype(np.uint64), both, sums.folded, sums.out[k])
+            _count_joined(rows, block, offsets, both, sums.folded, sums.out[k])
         else:
-            _count_rows(rows, block, offsets.astype(np.uint64), both, sums.per_row, sums.out[k])
+            _count_rows(rows, block, offsets, both, sums.per_row, sums.out[k])
 
 
 @compile_loop

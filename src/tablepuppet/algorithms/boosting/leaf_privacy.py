@@ -1,17 +1,21 @@
 """Feature privacy of trees whose splits are drawn: the noise on their leaves, and what a row of each table pays.
 
-In: a job, a table mapping, the loss. Out: `LeafNoise`, the mechanisms and releases of every table, and the bounds,
-public, that borders lie between. Nothing here reads a feature.
+In: a job, a table mapping, the loss. Out: `OwnNoise`: the mechanisms and releases of every table, the noise, and the
+bounds, public, that borders lie between. Nothing here reads a feature.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from tablepuppet.algorithms.boosting.fixed_point import LeafNoise
+from tablepuppet.algorithms.boosting.options import Boosting
+from tablepuppet.algorithms.own_model import OwnNoise
 from tablepuppet.errors import PrivacyError
 from tablepuppet.job import Job
 from tablepuppet.join.mapping import MappingSummary
@@ -27,9 +31,29 @@ _LOGISTIC = 3.0  # s: p² + (3p(1 − p))² ≤ 1 for every p
 _PART = 3.0  # of C, that s·h is at the most with other losses
 
 
-def leaf_noise(job: Job, mapping: MappingSummary, loss: Loss, slope: float, weight: float, trees: int) -> LeafNoise:
+@dataclass(frozen=True, slots=True)
+class LeafPlan:
+    """What trees under feature privacy are grown by."""
+
+    noise: LeafNoise
+    bounds: list[Bounds]  # public, by block and feature
+    spends: list[tuple[Mechanism, ...]]  # by scan
+
+
+def plan_leaves(job: Job, mapping: MappingSummary, loss: Loss, slope: float, weight: float) -> OwnNoise:
+    """The noise on a run's leaves, and what it costs. `slope`: of a typical row; `weight`: the largest of any."""
+    assert isinstance(job.options, Boosting)
+    trees, bounds = job.options.trees, public_bounds(job, mapping)
+    noise = leaf_noise(job, mapping, loss, slope, weight)
+    spends = leaf_mechanisms(mapping, noise, trees)
+    by_scan = [spends.get(scan.table, ()) for scan in mapping.bound.scans]
+    return OwnNoise(trees, leaf_releases(job, mapping, spends), spends, LeafPlan(noise, bounds, by_scan))
+
+
+def leaf_noise(job: Job, mapping: MappingSummary, loss: Loss, slope: float, weight: float) -> LeafNoise:
     """The least noise that keeps the rows of every table within ε; or what the job gives, in units of the clip."""
-    features = job.privacy.features
+    assert isinstance(job.options, Boosting)
+    features, trees = job.privacy.features, job.options.trees
     assert features is not None
     clip = features.clip or weight * _slope_bound(mapping, loss, slope)
     is_logistic = loss.task == "binary" and loss.bound == 0.25
@@ -71,7 +95,7 @@ def leaf_mechanisms(mapping: MappingSummary, noise: LeafNoise, trees: int) -> di
     }
 
 
-def leaf_releases(job: Job, mapping: MappingSummary, noise: LeafNoise, trees: int) -> list[Release]:
+def leaf_releases(job: Job, mapping: MappingSummary, spends: Mapping[str, tuple[Mechanism, ...]]) -> list[Release]:
     """What outsiders learn from the model."""
     features, most = job.privacy.features, joined_rows(mapping)
     assert features is not None
@@ -87,7 +111,7 @@ def leaf_releases(job: Job, mapping: MappingSummary, noise: LeafNoise, trees: in
             delta=features.delta,
             scope="leaves",
         )
-        for table, mechanisms in leaf_mechanisms(mapping, noise, trees).items()
+        for table, mechanisms in spends.items()
         for mechanism in mechanisms
     ]
 

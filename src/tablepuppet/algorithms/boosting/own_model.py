@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tablepuppet.algorithms.boosting import plan, prediction
+from tablepuppet.algorithms.boosting import leaf_privacy, plan, prediction
 from tablepuppet.algorithms.own_model import OwnModel
 
 
@@ -31,6 +31,7 @@ OWN_MODEL = OwnModel(
     insights=plan.tree_insights,
     exposures=plan.tree_exposures,
     disclosures=plan.tree_disclosures,
+    plan_noise=leaf_privacy.plan_leaves,
     fingerprints=prediction.name_splits,
     ask_rows=prediction.ask_bits,
     check_columns=prediction.check_columns,

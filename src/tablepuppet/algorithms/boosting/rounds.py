@@ -17,6 +17,7 @@ from tablepuppet.algorithms.boosting.bins import Columns
 from tablepuppet.algorithms.boosting.client import send_objections
 from tablepuppet.algorithms.boosting.drawn import Drawable
 from tablepuppet.algorithms.boosting.keys import KeyBook, Objection, add_up
+from tablepuppet.algorithms.boosting.leaf_privacy import LeafPlan
 from tablepuppet.algorithms.boosting.messages import (
     CheckTrees,
     FeatureSketches,
@@ -45,7 +46,6 @@ from tablepuppet.algorithms.boosting.tree_checks import (
 )
 from tablepuppet.errors import TransportError
 from tablepuppet.join.mapping import Part
-from tablepuppet.plan.private import PrivatePlan
 from tablepuppet.protocol.base import Message
 from tablepuppet.sources.binning import merged_bins, merged_public_bins
 from tablepuppet.training.server import UnionOperator, clients_of
@@ -64,12 +64,10 @@ class TreeRounds:
         is_outer: Sequence[bool],
         signs: Sequence[list[int]],
         before: GrownTrees | None = None,
-        private: PrivatePlan | None = None,
-        tables: Sequence[str] = (),
+        leaves: LeafPlan | None = None,
     ) -> None:
         self.union, self.options, self.names, self.is_outer, self.signs = union, options, names, is_outer, signs
-        self.before, self.tables = before, tables  # of each scan
-        self.private = private if private is not None and private.leaves is not None else None
+        self.before, self.leaves = before, leaves
         self.books: dict[int, KeyBook] = {}  # of blocks that several parts share
         self.drawable: list[Drawable] = []  # by block, where splits are drawn
 
@@ -88,8 +86,8 @@ class TreeRounds:
                 is_outer=self.is_outer[part.block],
                 clients=len(self.union.blocks[part.block]),
                 bins=shared.get(part.block),
-                bounds=None if self.private is None else list(self.private.bounds[part.block]),
-                spends=() if self.private is None else self.private.spends[self.tables[part.scan]],
+                bounds=None if self.leaves is None else list(self.leaves.bounds[part.block]),
+                spends=() if self.leaves is None else self.leaves.spends[part.scan],
                 signs=self.signs[part.block],
                 before=self._before(part.block),
                 peers=self.union.peers(part),
@@ -172,10 +170,10 @@ class TreeRounds:
                 if len({len(s) for s in sketches}) > 1:
                     raise TransportError(f"{clients_of(block)} hold vectors of different lengths; make them equal")
                 columns = list(zip(*sketches, strict=True))
-                if self.private is None:
+                if self.leaves is None:
                     bins[number] = merged_bins(columns, self.options.bin_rules)
                 else:
-                    bins[number] = merged_public_bins(columns, self.private.bounds[number], self.options.bins)
+                    bins[number] = merged_public_bins(columns, self.leaves.bounds[number], self.options.bins)
         return bins
 
     def _book(self, number: int, bins: Sequence[Bins], started: Sequence[TreesStarted]) -> KeyBook:

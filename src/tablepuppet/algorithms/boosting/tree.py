@@ -283,7 +283,8 @@ class GrowingTree:
                 rows = BlockRows(index.index, 0, index.rows, block.codes)
                 per_row = index.zeros if len(index.index) else index.zeros[:0]
                 sums = NodeSums(out, per_row, np.zeros(block.layout.bins, np.int64))
-                kernels.count_nodes(self.order, segments, rows, block.layout.offsets, self.given.both, sums)
+                offsets = block.layout.offsets.astype(np.uint64)
+                kernels.count_nodes(self.order, segments, rows, offsets, self.given.both, sums)
             for place, number in enumerate(own):
                 self._sums[number][block.block] = out[place]
 

@@ -45,6 +45,7 @@ class NoCheck:
 
 
 Handler = Callable[[ClientState, Any], Message]
+OPENED = NoCheck("it follows from a part that was opened under the policy")
 STARTED = NoCheck("it follows from a part that was started under the policy")
 
 

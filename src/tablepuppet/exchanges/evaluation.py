@@ -13,7 +13,6 @@ from tablepuppet.errors import TransportError
 from tablepuppet.exchanges.base import STARTED, TRAINING, NoCheck, Rules
 from tablepuppet.exchanges.steps import check_predictions
 from tablepuppet.owner.enforcement import JobUnderContract, refused
-from tablepuppet.owner.ids import held_encoders
 from tablepuppet.owner.part_store import BlockPart
 from tablepuppet.owner.policy import Policy, Use
 from tablepuppet.owner.releases import (
@@ -24,7 +23,8 @@ from tablepuppet.owner.releases import (
     tells_label,
 )
 from tablepuppet.owner.state import ClientState, Kept, Part
-from tablepuppet.protocol.base import Amount, Done, FieldDisclosure, FieldDisclosures, Message, PartRequest
+from tablepuppet.owner.tokens import held_encoders
+from tablepuppet.protocol.base import Amount, Done, FieldDisclosure, FieldDisclosures, Message, PartRequest, Place
 from tablepuppet.protocol.bounds import Known, WrongError, check_array, check_finite, require
 from tablepuppet.sources.encoding import start_weights
 
@@ -71,7 +71,7 @@ class HoldPart(PartRequest, frozen=True):
     """Keep the trained parameters yourself, as your part of a model; they do not leave. → Done"""
 
     model: str
-    block: int
+    block: Place
     features: list[str]
     readers: list[str] = msgspec.field(default_factory=list)  # users who may apply it besides who asked
 

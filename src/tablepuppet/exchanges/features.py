@@ -14,15 +14,15 @@ from msgspec.structs import replace
 
 from tablepuppet.arrays import Array, Codes, RowNumbers
 from tablepuppet.errors import PolicyError, TransportError
-from tablepuppet.exchanges.base import TRAINING, WITH_STATISTICS, NoCheck, Rules
+from tablepuppet.exchanges.base import OPENED, TRAINING, WITH_STATISTICS, Rules
 from tablepuppet.exchanges.steps import Shapes, check_summands
 from tablepuppet.memory import trim_heap
 from tablepuppet.owner import row_rules
 from tablepuppet.owner.enforcement import JobUnderContract, PartUnderContract, distinct_rows, refused
-from tablepuppet.owner.ids import Column, are_ids, id_statistics, known_ids, look_like_ids
 from tablepuppet.owner.policy import Policy, Use, permit_columns, refused_by
 from tablepuppet.owner.releases import count_unknowns, limits_predictions
 from tablepuppet.owner.state import ClientState, Part, Sealing
+from tablepuppet.owner.tokens import Column, are_ids, id_statistics, known_ids, look_like_ids
 from tablepuppet.privacy.masks import MaskKey
 from tablepuppet.protocol.base import (
     MOST_CATEGORIES,
@@ -61,14 +61,14 @@ from tablepuppet.sources.statistics import first_summands, names_only, second_su
 
 
 class FindIds(PartRequest, frozen=True):
-    """Which of these texts would you take for ids (owner/ids.py)? Asked where a block has several parts. → FoundIds"""
+    """Which of these texts would you take for ids (owner/tokens.py)? Asked of blocks with several parts. → FoundIds"""
 
     scan: int
     columns: list[int]
 
 
 class FoundIds(Message, frozen=True):
-    places: tuple[int, ...]  # in the columns that were asked about
+    places: tuple[Place, ...]  # in the columns that were asked about
 
 
 class OpenPart(PartRequest, frozen=True):
@@ -89,9 +89,9 @@ class OpenPart(PartRequest, frozen=True):
     wants_moments: bool = True  # False: no mean and no spread of any number
     wants_statistics: bool = True  # False: nothing about any column
     wants_key: bool = False  # whether the block's sums are masked: then names of categories come, and no figure
-    ids: tuple[int, ...] = ()  # features, by their place in `columns`, whose texts are ids and stay with their owner
+    ids: tuple[Place, ...] = ()  # features, by their place in `columns`, whose texts are ids and stay with their owner
     has_absent: bool = False  # whether some part of the block has a row −1 with features
-    finds_ids: bool = False  # the owner takes further texts for ids, by its own rule (owner/ids.py)
+    finds_ids: bool = False  # the owner takes further texts for ids, by its own rule (owner/tokens.py)
     id_salt: Annotated[str, Meta(max_length=64)] = ""  # of tokens of ids, where the block has other parts
 
 
@@ -157,7 +157,7 @@ def _enforce_ids(job: JobUnderContract, request: FindIds) -> None:
 
 
 def _check_ids(request: FindIds, answer: FoundIds, known: Known) -> None:
-    is_inside = all(0 <= place < len(request.columns) for place in answer.places)
+    is_inside = all(place < len(request.columns) for place in answer.places)
     require(is_inside and len(set(answer.places)) == len(answer.places), "places", "are not among the columns")
 
 
@@ -214,7 +214,7 @@ def _check_part_request(own: ClientState, request: OpenPart) -> None:
     if request.train_rows is not None:
         check_row_numbers(request.train_rows, "train_rows", rows)
     check_row_numbers(request.test_rows, "test_rows", rows)
-    require(all(0 <= i < len(request.columns) for i in request.ids), "ids", "name a feature that there is not")
+    require(all(i < len(request.columns) for i in request.ids), "ids", "name a feature that there is not")
     if request.multiplicity is not None:
         due = rows if request.train_rows is None else len(request.train_rows)
         check_array(request.multiplicity, "multiplicity", (due,), kinds=frozenset("i"))
@@ -412,7 +412,7 @@ def _width_of(encoder: Encoder) -> int:
 
 @Rules(
     TRAINING,
-    permit=NoCheck("it follows from a part that was opened under the policy"),
+    permit=OPENED,
     enforce=_enforce_encoding,
     check_request=_check_encoding_request,
     check_answer=_check_encoded,

@@ -221,10 +221,8 @@ def _check_hold_request(own: ClientState, request: HoldGroups) -> None:
     ALL_PURPOSES, permit=_permit_groups, enforce=_enforce_groups, check_request=_check_hold_request, leaves_state=True
 )
 def _hold_groups(own: ClientState, request: HoldGroups) -> Done:
-    groups, agreed = (
-        own.tables.scan(request.job, request.scan).partials(),
-        own.tables.scan(request.job, request.scan).agreed_groups(),
-    )
+    scan = own.tables.scan(request.job, request.scan)
+    groups, agreed = scan.partials(), scan.agreed_groups()
     is_held, has = agreed.holders == agreed.place, agreed.rows >= 0
     masks, sums, own_extremes = _mask(own, groups, agreed)
     held = agreed.rows[is_held]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Meta
 from msgspec.structs import replace
 
 from tablepuppet.arrays import Array, RowNumbers
@@ -18,12 +19,12 @@ from tablepuppet.exchanges.keys import check_key_values, check_numbering, check_
 from tablepuppet.models.neural import NeuralModel
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.owner.enforcement import JobUnderContract, distinct_rows, refused
-from tablepuppet.owner.ids import known_ids
 from tablepuppet.owner.policy import Policy, Use, permit_columns
 from tablepuppet.owner.releases import DisclosedValues, reads, score_name, unknowns
 from tablepuppet.owner.state import ClientState, check_model, check_outputs
+from tablepuppet.owner.tokens import known_ids
 from tablepuppet.privacy.gaussian import secure_generator
-from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Finite, Message, ScanRequest
+from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Finite, Message, Place, ScanRequest
 from tablepuppet.protocol.bounds import Known, check_array, check_finite, check_row_numbers, require
 from tablepuppet.protocol.columns import ColumnInfo, Encoder
 from tablepuppet.protocol.contract import fingerprint
@@ -42,8 +43,8 @@ class ScoreRows(ScanRequest, frozen=True):
     model: ModelSpec
     name: str  # the block's
     outputs: int  # d_c
-    shuffled: tuple[int, ...] = ()  # features whose values change rows, in an order that the owner draws
-    fixed: int = -1  # a feature that has the same value in all rows
+    shuffled: tuple[Place, ...] = ()  # features whose values change rows, in an order that the owner draws
+    fixed: Annotated[int, Meta(ge=-1)] = -1  # a feature that has the same value in all rows
     value: Finite | str | None = None  # of it; None: missing
 
 
@@ -54,7 +55,7 @@ class ScoreOwnRows(ScanRequest, frozen=True):
     rows: RowNumbers
     model: str
     name: str  # the block's
-    shuffled: tuple[int, ...] = ()
+    shuffled: tuple[Place, ...] = ()
 
 
 class Scores(Message, frozen=True):
@@ -127,7 +128,7 @@ def _check_fixed(own: ClientState, request: ScoreRows) -> None:
     """One value, of the feature's own kind."""
     value = request.value
     if request.fixed < 0:
-        require(request.fixed == -1 and value is None, "fixed", "is no feature")
+        require(value is None, "value", "is of no feature")
         return
     require(request.fixed < len(request.columns), "fixed", "is no feature")
     kind = own.tables.scan(request.job, request.scan).columns[request.columns[request.fixed]].kind
@@ -138,7 +139,7 @@ def _check_fixed(own: ClientState, request: ScoreRows) -> None:
 
 def _check_own_request(own: ClientState, request: ScoreRows | ScoreOwnRows) -> None:
     check_asked_rows(own, request)
-    require(all(0 <= f < len(request.columns) for f in request.shuffled), "shuffled", "names what is no feature")
+    require(all(f < len(request.columns) for f in request.shuffled), "shuffled", "names what is no feature")
 
 
 def check_asked_rows(own: ClientState, request: Any) -> None:

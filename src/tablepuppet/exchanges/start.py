@@ -20,7 +20,7 @@ from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.algorithms.shape import RunShape
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import PolicyError, TransportError
-from tablepuppet.exchanges.base import TRAINING, NoCheck, Rules
+from tablepuppet.exchanges.base import STARTED, TRAINING, Rules
 from tablepuppet.exchanges.steps import check_predictions, check_summands
 from tablepuppet.models.linear import LinearModel, Model
 from tablepuppet.models.neural import NeuralModel
@@ -87,9 +87,11 @@ class StartPart(PartRequest, Generic[_Options], frozen=True):
     spread: list[Amount] = msgspec.field(
         default_factory=list
     )  # of each output of a linear block before training, drawn from (seed, block); none: it begins at zero
-    l1: float = 0.0
-    signs: list[int] = msgspec.field(default_factory=list)  # of each encoded column's parameters; none: any
-    l2_by_output: list[float] = msgspec.field(default_factory=list)  # of a linear block under a head; none: l2 for all
+    l1: Amount = 0.0
+    signs: list[Annotated[int, Meta(ge=-1, le=1)]] = msgspec.field(
+        default_factory=list
+    )  # of each encoded column's parameters; none: any
+    l2_by_output: list[Amount] = msgspec.field(default_factory=list)  # of a linear block under a head; none: l2 for all
     multiplicity: RowNumbers | None = None  # G over the folds that are trained on; None: all joined rows
     starts: bool = False  # begin with the weights of the contract
     continues: bool = False  # begin with the parameters of the model before, of the same part
@@ -369,7 +371,7 @@ def _check_figure_sums(request: SendFigures, answer: Partial | Masked, known: Kn
 
 @Rules(
     TRAINING,
-    permit=NoCheck("it follows from a part that was started under the policy"),
+    permit=STARTED,
     enforce=_enforce_figures,
     check_answer=_check_figure_sums,
 )

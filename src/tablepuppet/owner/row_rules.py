@@ -19,12 +19,13 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PolicyError
-from tablepuppet.owner.ids import names_rows
 from tablepuppet.owner.labels import Split
+from tablepuppet.owner.policy import refused_by
 from tablepuppet.owner.row_sets import Keys, Kind, Sketch, joined_keys
 from tablepuppet.owner.singling_out import smallest_group
 from tablepuppet.owner.state import ClientState
 from tablepuppet.owner.store import TableConditions
+from tablepuppet.owner.tokens import names_rows
 from tablepuppet.protocol.contract import Contract, Role, ScanTerms
 from tablepuppet.sources.columns import NUMBER_KINDS, STRING_KINDS, decode, numbers
 
@@ -98,11 +99,11 @@ def check_texts(own: ClientState, job: str, contract: Contract) -> None:
             if is_told and not _may_leave(own, job, scan, number):
                 role, names = ("label", "classes") if is_label else ("feature", "categories")
                 stay = "" if is_label else "let them stay (ids=[…] with its name), "
-                raise _refused(
+                raise refused_by(
+                    "texts",
                     f"nearly every row of {scan.table} has its own {info.name}, and as a {role} the texts themselves "
                     f"would leave as names of {names}; {stay}make groups of them (CASE, left(…, 1)), embed them at "
                     f"their owner (tp.embed), or ask the owner to grant it under tables.{scan.table}",
-                    "texts",
                 )
 
 
@@ -129,43 +130,36 @@ def check_split(own: ClientState, request: SendLabels | SendSides, sides: Split)
     """Refuses test or validation rows that are few, or that differ by few from those of an earlier job."""
     if not is_on(own):
         return
-    keys, order = (
-        own.tables.scan(request.job, request.scan).row_keys(),
-        own.tables.scan(request.job, request.scan).order(),
-    )
+    scan = own.tables.scan(request.job, request.scan)
+    keys, order, least = scan.row_keys(), scan.order(), own.policy.minimum_rows
     is_test = sides.test(len(keys), order)
     is_validation = sides.validation(len(keys), order, is_test)
-    table = own.tables.scan(request.job, request.scan).table
     for held, name in ((is_test, "test"), (is_validation, "validation")):
-        count = 0 if held is None else int(np.count_nonzero(held))
-        if held is None or not count:
-            continue
-        if count < own.policy.minimum_rows:
-            raise _refused(
-                f"fewer than {own.policy.minimum_rows:,} rows of {table} would be {name} rows, and a metric over them "
-                f"tells of single ones; keep more for it, or none ({name}_fraction = 0)",
-                "minimum_rows",
+        if held is not None and held.any():
+            why = (
+                f"fewer than {least:,} rows of {scan.table} would be {name} rows, and a metric over them tells of "
+                f"single ones; keep more for it, or none ({name}_fraction = 0)"
             )
-        _check_set(own, request.job, table, "held out", keys[held])
+            _check_held_out(own, request, keys[held], why)
 
 
 def check_folds(own: ClientState, request: SendLabels, folds: NDArray[np.int16]) -> None:
     """Refuses folds that are few rows, or that differ by few from rows that were held out in an earlier job."""
     if not is_on(own):
         return
-    keys, table = (
-        own.tables.scan(request.job, request.scan).row_keys(),
-        own.tables.scan(request.job, request.scan).table,
+    scan, least = own.tables.scan(request.job, request.scan), own.policy.minimum_rows
+    why = (
+        f"a fold would have fewer than {least:,} rows of {scan.table}, and a metric over them tells of single ones; "
+        "use fewer folds"
     )
     for fold in np.unique(folds):
-        held = folds == fold
-        if np.count_nonzero(held) < own.policy.minimum_rows:
-            raise _refused(
-                f"a fold would have fewer than {own.policy.minimum_rows:,} rows of {table}, and a metric over them "
-                "tells of single ones; use fewer folds",
-                "minimum_rows",
-            )
-        _check_set(own, request.job, table, "held out", keys[held])
+        _check_held_out(own, request, scan.row_keys()[folds == fold], why)
+
+
+def _check_held_out(own: ClientState, request: SendLabels | SendSides, keys: Keys, why: str) -> None:
+    if len(keys) < own.policy.minimum_rows:
+        raise refused_by("minimum_rows", why)
+    _check_set(own, request.job, own.tables.scan(request.job, request.scan).table, "held out", keys)
 
 
 def check_fold(own: ClientState, opened: OpenPart, multiplicity: NDArray[np.float64]) -> None:
@@ -295,9 +289,9 @@ def check_classes(own: ClientState, request: DescribeLabels | SendLabels, column
 
 def _enough_rows(own: ClientState, job: str, scan: ScanTerms) -> None:
     if own.tables.scan(job, scan.scan).rows().num_rows < own.policy.minimum_rows:
-        raise _refused(
-            f"at least {own.policy.minimum_rows:,} distinct rows must take part, and fewer do; filter fewer rows out",
+        raise refused_by(
             "minimum_rows",
+            f"at least {own.policy.minimum_rows:,} distinct rows must take part, and fewer do; filter fewer rows out",
         )
 
 
@@ -348,7 +342,3 @@ def _one_of_all(table: str) -> str:
 def few_rows(note: str) -> PolicyError:
     """The refusal of a contract that a person may still approve."""
     return PolicyError(f"its policy refuses the request: {note}")
-
-
-def _refused(why: str, rule: str) -> PolicyError:
-    return PolicyError(f"its policy refuses the request: {why} (rule {rule})")

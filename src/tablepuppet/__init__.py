@@ -10,12 +10,12 @@ from tablepuppet.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from tablepuppet.algorithms.admm.options import Admm
-    from tablepuppet.algorithms.als.options import Als
+    from tablepuppet.algorithms.als.rounds import Als
     from tablepuppet.algorithms.boosting.options import Boosting
     from tablepuppet.algorithms.centralized.algorithm import Centralized
-    from tablepuppet.algorithms.elastic.options import Elastic
-    from tablepuppet.algorithms.newton.options import Newton
-    from tablepuppet.algorithms.sgd.options import Sgd
+    from tablepuppet.algorithms.elastic.client import Elastic
+    from tablepuppet.algorithms.newton.client import Newton
+    from tablepuppet.algorithms.sgd.rounds import Sgd
     from tablepuppet.api import Federation
     from tablepuppet.api.estimators import RelationalClassifier, RelationalRegressor
     from tablepuppet.api.recommend import ranking_metrics
@@ -63,22 +63,22 @@ __all__ = [
 if not TYPE_CHECKING:
     _HOMES = {
         "Admm": "algorithms.admm.options",
-        "Als": "algorithms.als.options",
+        "Als": "algorithms.als.rounds",
         "Boosting": "algorithms.boosting.options",
-        "Elastic": "algorithms.elastic.options",
+        "Elastic": "algorithms.elastic.client",
         "Centralized": "algorithms.centralized.algorithm",
         "Curves": "training.curves",
         "Federation": "api",
         "Model": "prediction.model",
         "Network": "transport.meter",
-        "Newton": "algorithms.newton.options",
+        "Newton": "algorithms.newton.client",
         "Plan": "plan.plan",
         "Ray": "job.job",
         "RelationalClassifier": "api.estimators",
         "RelationalRegressor": "api.estimators",
         "Result": "training.result",
         "SearchResult": "training.search",
-        "Sgd": "algorithms.sgd.options",
+        "Sgd": "algorithms.sgd.rounds",
         "TablePuppetError": "errors",
         "cross_validate": "api.search",
         "embed": "sources.embedding",

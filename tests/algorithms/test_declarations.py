@@ -11,11 +11,13 @@ import pytest
 
 from tablepuppet.algorithms.algorithm import Algorithm
 from tablepuppet.algorithms.options import AlgorithmOptions
-from tablepuppet.algorithms.registry import ALGORITHMS, BY_NAME, FEDERATED, algorithm_of, options_of
+from tablepuppet.algorithms.registry import ALGORITHMS, BY_NAME, FEDERATED, Options, algorithm_of, options_of
 from tablepuppet.algorithms.shape import BlockShape, FanOutHistogram, PartShape, Shape
 from tablepuppet.errors import JobError
 from tablepuppet.exchanges.base import TRAINING
 from tablepuppet.exchanges.registry import EXCHANGES
+from tablepuppet.job import make_job
+from tablepuppet.job.checks import check_job
 from tablepuppet.privacy.options import FeaturePrivacy
 
 PAGE = Path(__file__).parents[2] / "docs" / "algorithms.md"
@@ -94,10 +96,26 @@ def row(algorithm: Algorithm[Any]) -> str:
     if "sum" not in algorithm.heads:
         trains += f" under {' and '.join(algorithm.heads)} heads"
     private = "yes" if algorithm.why_not_private(algorithm.options()) is None else "no"
-    names = f"`{algorithm.name}`" + (f", `vfl-{algorithm.name}`" if algorithm.has_expanded_form else "")
+    names = f"`{algorithm.name}`" + (f", `vfl-{algorithm.name}`" if f"vfl-{algorithm.name}" in BY_NAME else "")
     most, headed = algorithm.network_epochs, algorithm.head_epochs
     longer = f", networks {most // 3} to {most}, network heads {headed}" if most else ""
     return f"| {names} | {algorithm.summary} | {trains} | {private} | {algorithm.epochs}{longer} |"
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_options_lead_back_to_the_algorithm_that_they_were_made_for(name: str) -> None:
+    options = msgspec.json.decode(msgspec.json.encode(options_of(name, {})), type=Options)
+    assert options == options_of(name, {})
+    assert options.name == algorithm_of(options).name == name
+    assert algorithm_of(options) is BY_NAME[name]
+    assert algorithm_of(options).is_expanded == name.startswith("vfl-")
+
+
+def test_a_job_with_the_options_of_another_algorithm_is_refused() -> None:
+    job = make_job("SELECT …", label="y", model="linear", algorithm="vfl-sgd", given={})
+    check_job(job)
+    with pytest.raises(JobError, match='algorithm="vfl-sgd" was given the options of "sgd"'):
+        check_job(job.replace(options=options_of("sgd", {})))
 
 
 def test_the_default_is_listed_first_and_baselines_come_last() -> None:

@@ -12,7 +12,7 @@ from tests.privacy.test_runs import Tap
 
 import tablepuppet as tp
 from tablepuppet.algorithms.admm import neural as admm_neural
-from tablepuppet.algorithms.admm.local import LocalStep
+from tablepuppet.algorithms.admm.neural import LocalStep
 from tablepuppet.algorithms.admm.options import AdmmUpdate
 from tablepuppet.algorithms.base import PartSetup
 from tablepuppet.algorithms.numerics.optimizers import Moments

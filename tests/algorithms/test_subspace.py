@@ -16,12 +16,10 @@ from tests.scenarios import Scenario, scenarios
 
 import tablepuppet as tp
 from tablepuppet.algorithms.base import BlockAnswer, PartSetup, Problem
-from tablepuppet.algorithms.newton.client import client_start, client_step
-from tablepuppet.algorithms.newton.options import Newton, NewtonFigures, NewtonUpdate
+from tablepuppet.algorithms.newton.client import Newton, NewtonFigures, NewtonUpdate, client_start, client_step
 from tablepuppet.algorithms.newton.server import NewtonServer
 from tablepuppet.algorithms.numerics import hessian_sample
-from tablepuppet.algorithms.numerics.initialisation import best_intercept, counted_derivatives
-from tablepuppet.algorithms.numerics.search import derivatives
+from tablepuppet.algorithms.numerics.search import best_intercept, derivatives
 from tablepuppet.algorithms.numerics.subspace import Tracker
 from tablepuppet.join.joined_rows import JoinedRows, RowIndex
 from tablepuppet.models.features import Features
@@ -53,36 +51,6 @@ def test_the_intercept_from_labels_alone_is_that_of_a_walk(loss: Loss, is_weight
     given = problem(loss, is_weighted=is_weighted)
     nearly = [np.full((n, loss.outputs), 1e-300) for n in given.rows]  # predicts something, so all rows are looked at
     np.testing.assert_allclose(best_intercept(given, given.zeros()), best_intercept(given, nearly), atol=1e-12)
-
-
-@pytest.mark.parametrize("rows", [90, 400])  # 90: the first block has a row for every joined row
-def test_derivatives_from_counts_of_classes_are_those_of_a_walk(rows: int) -> None:
-    given = problem(Logistic(), rows=rows)
-    intercept = best_intercept(given, given.zeros())
-    found = counted_derivatives(given, given.zeros(), intercept)
-    expected = derivatives(given, given.zeros(), intercept, wants_curvature=True)
-    assert found is not None
-    assert found.curvatures is not None
-    assert expected.curvatures is not None
-    assert found.loss == pytest.approx(expected.loss, rel=1e-12)
-    assert found.tally.keys() == expected.tally.keys()
-    for name, value in expected.tally.items():
-        np.testing.assert_allclose(found.tally[name], value, rtol=1e-12)
-    np.testing.assert_allclose(found.residual, expected.residual, atol=1e-10)
-    for own, other in zip(found.signals, expected.signals, strict=True):
-        np.testing.assert_allclose(own, other, atol=1e-12)
-    for one, two in zip(found.curvatures, expected.curvatures, strict=True):
-        assert type(one) is type(two)
-        np.testing.assert_allclose(np.asarray(one), np.asarray(two), atol=1e-12)
-
-
-def test_counts_of_classes_do_not_say_all_with_weights_predictions_or_one_class() -> None:
-    given = problem(Logistic())
-    nearly = [np.full((n, 1), 1e-300) for n in given.rows]
-    weighted, alone = problem(Logistic(), is_weighted=True), replace(given.joined, labels=np.ones(90))  # type: ignore[type-var]
-    for own, predictions in ((given, nearly), (weighted, given.zeros()), (replace(given, joined=alone), given.zeros())):
-        assert counted_derivatives(own, predictions, np.zeros(1)) is None
-    assert counted_derivatives(problem(Squared()), given.zeros(), np.zeros(1)) is None
 
 
 @pytest.mark.parametrize("is_weighted", [False, True])

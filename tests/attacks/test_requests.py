@@ -12,9 +12,9 @@ from tests.attacks.meddler import QUERY, Meddler, shop
 import tablepuppet as tp
 from tablepuppet.algorithms.boosting import messages as trees
 from tablepuppet.algorithms.boosting.tree_checks import WHOLE, Check, Key, Outline
-from tablepuppet.algorithms.newton.options import NewtonUpdate
+from tablepuppet.algorithms.newton.client import NewtonUpdate
 from tablepuppet.algorithms.registry import UPDATES, algorithm_of
-from tablepuppet.algorithms.sgd.options import SgdUpdate
+from tablepuppet.algorithms.sgd.rounds import SgdUpdate
 from tablepuppet.errors import ApprovalError, PolicyError
 from tablepuppet.exchanges.base import TRAINING
 from tablepuppet.exchanges.evaluation import Evaluate, Release

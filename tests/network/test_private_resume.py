@@ -13,7 +13,7 @@ from tests.privacy.test_runs import BOUNDS, QUERY, Tap, tables
 
 import tablepuppet as tp
 from tablepuppet.algorithms.admm.options import AdmmUpdate
-from tablepuppet.algorithms.sgd.options import SgdUpdate
+from tablepuppet.algorithms.sgd.rounds import SgdUpdate
 from tablepuppet.client import Client
 from tablepuppet.exchanges.evaluation import Evaluate, Release
 from tablepuppet.exchanges.registry import REQUESTS, RESPONSES

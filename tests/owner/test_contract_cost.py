@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.algorithms.sgd.options import SgdUpdate
+from tablepuppet.algorithms.sgd.rounds import SgdUpdate
 from tablepuppet.exchanges.registry import EXCHANGES, REQUESTS
 from tablepuppet.exchanges.schema import ProposeContract
 from tablepuppet.exchanges.steps import count_batch

@@ -13,7 +13,7 @@ import pytest
 from tests.privacy.test_runs import BOUNDS, QUERY, Tap, tables
 
 import tablepuppet as tp
-from tablepuppet.algorithms.sgd.options import SgdUpdate
+from tablepuppet.algorithms.sgd.rounds import SgdUpdate
 from tablepuppet.client import Client
 from tablepuppet.errors import PolicyError
 from tablepuppet.exchanges.evaluation import Evaluate, Release

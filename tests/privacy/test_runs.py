@@ -15,8 +15,7 @@ from tests.joined_rows import joined_rows
 
 import tablepuppet as tp
 from tablepuppet.algorithms.base import BlockAnswer, Problem
-from tablepuppet.algorithms.sgd.options import SgdFigures, SgdUpdate
-from tablepuppet.algorithms.sgd.server import SgdServer
+from tablepuppet.algorithms.sgd.rounds import SgdFigures, SgdServer, SgdUpdate
 from tablepuppet.errors import PrivacyError
 from tablepuppet.exchanges.evaluation import Evaluation
 from tablepuppet.exchanges.features import FeatureStatistics

@@ -16,16 +16,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from tablepuppet.algorithms.base import Answer, Figures, MultiModelServer, PartSetup, Problem, Server, Walkable
 from tablepuppet.algorithms.options import AlgorithmOptions
-from tablepuppet.algorithms.shape import (
-    BlockShape,
-    Exchanges,
-    OuterRound,
-    PartShape,
-    RoundTraffic,
-    RunShape,
-    Shape,
-    round_traffic,
-)
+from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RoundTraffic, RunShape, Shape
 from tablepuppet.models.heads.base import HeadKind
 from tablepuppet.models.heads.kinds import traits_of
 from tablepuppet.models.losses import Loss
@@ -126,7 +117,7 @@ class Algorithm(ABC, Generic[_Options]):
     requires_linear: ClassVar[str] = ""  # why it trains linear models only; empty: any model
     forms_second_moments: ClassVar[bool] = False  # of linear models: Tᵀ diag(w) T, whose width is limited
     heads: ClassVar[tuple[HeadKind, ...]] = ("sum",)  # that it trains
-    has_expanded_form: ClassVar[bool] = False  # whether it also runs as a VFL baseline, on expanded blocks
+    is_expanded: ClassVar[bool] = False  # a baseline on expanded blocks, BASELINE of the folder of another algorithm
     has_one_score: ClassVar[bool] = False  # whether it trains one score a row only: numbers and two classes
     takes_turns: ClassVar[bool] = False  # whether a round is one block's, and an epoch a round for each of them
     learns_shrinkage: ClassVar[bool] = False  # of a head, where the user leaves it open
@@ -228,7 +219,7 @@ class Algorithm(ABC, Generic[_Options]):
             answer=lambda block, part: part.rows * block.outputs * precision + 1,
             inner=lambda block: [(block.parameters * precision, block.parameters * precision)],
         )
-        return round_traffic(shape, outer)
+        return outer.traffic(shape)
 
     walks: ClassVar[float] = 2.0  # over the joined rows, of an epoch
     row_seconds: ClassVar[float] = 0.0  # of CPU time that an epoch takes for a joined row besides walks

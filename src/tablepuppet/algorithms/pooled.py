@@ -12,18 +12,9 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure
 from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem, Server
-from tablepuppet.algorithms.numerics.noise_edge import NoiseEdge
+from tablepuppet.algorithms.numerics.optimizers import NoiseEdge
 from tablepuppet.algorithms.options import AlgorithmOptions
-from tablepuppet.algorithms.shape import (
-    BlockShape,
-    Exchanges,
-    OuterRound,
-    PartShape,
-    RoundTraffic,
-    RunShape,
-    Shape,
-    round_traffic,
-)
+from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RoundTraffic, RunShape, Shape
 from tablepuppet.arrays import Array
 from tablepuppet.errors import TransportError
 from tablepuppet.models.features import Features
@@ -112,7 +103,7 @@ class PooledAlgorithm(Algorithm[_Options]):
     def traffic(self, shape: Shape, options: _Options, epoch: int, batch_size: int | None) -> list[RoundTraffic]:
         """Every encoded feature of every row, once."""
         pooled = OuterRound(lambda _b, _p: 0, lambda b, part: (part.rows + part.test_rows) * b.width, lambda _b: [])
-        return round_traffic(shape, pooled)
+        return pooled.traffic(shape)
 
     def server_memory(self, shape: Shape, options: _Options) -> int:
         return 3 * FLOAT * shape.joined * sum(block.width for block in shape.blocks)

@@ -26,22 +26,21 @@ FOLDERS = (
     "centralized",
 )
 
-ALGORITHMS: tuple[Algorithm[Any], ...] = tuple(
-    import_module(f"tablepuppet.algorithms.{folder}.algorithm").ALGORITHM for folder in FOLDERS
-)
-EXPANDED = "vfl-"  # before the name of an algorithm that runs on expanded blocks, as a baseline
+_MODULES = [import_module(f"tablepuppet.algorithms.{folder}.algorithm") for folder in FOLDERS]
+ALGORITHMS: tuple[Algorithm[Any], ...] = tuple(module.ALGORITHM for module in _MODULES)
+EXPANDED: tuple[Algorithm[Any], ...] = tuple(module.BASELINE for module in _MODULES if hasattr(module, "BASELINE"))
 FEDERATED = tuple(a for a in ALGORITHMS if not a.is_pooled and not a.own_model and not a.supports_nonsmooth)
 KINKED = tuple(a for a in ALGORITHMS if a.supports_nonsmooth)
 OF_SUMS = tuple(a for a in FEDERATED if "sum" in a.heads)
 DEFAULT = ALGORITHMS[0].name
 BY_NAME: dict[str, Algorithm[Any]] = {
     **{a.name: a for a in FEDERATED},
-    **{EXPANDED + a.name: a for a in FEDERATED if a.has_expanded_form},
+    **{a.name: a for a in EXPANDED},
     **{a.name: a for a in ALGORITHMS if a.own_model},
     **{a.name: a for a in KINKED},
     **{a.name: a for a in ALGORITHMS if a.is_pooled},
 }
-_BY_OPTIONS = {a.options: a for a in ALGORITHMS}
+_BY_OPTIONS = {a.options: a for a in BY_NAME.values()}
 UPDATES = tuple(kind for a in ALGORITHMS for kind in a.requests)  # answered by the client half of a started part
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ def require_ability(spec: ModelSpec, ability: Ability, what: str = "") -> None:
 
 def is_expanded(name: str) -> bool:
     """Whether a name is that of a baseline on expanded blocks."""
-    return name.startswith(EXPANDED)
+    return name in BY_NAME and BY_NAME[name].is_expanded
 
 
 def options_of(name: str, given: dict[str, Any]) -> AlgorithmOptions:

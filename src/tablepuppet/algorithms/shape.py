@@ -179,14 +179,13 @@ class OuterRound:
     answer: Values
     inner: Inner
 
-
-def round_traffic(shape: Shape, outer: OuterRound, times: int = 1) -> list[RoundTraffic]:
-    """An outer round and its inner rounds, so many times; the blocks' inner rounds run side by side."""
-    inner = {block.name: _inner(shape, block, outer) for block in shape.blocks}
-    return [
-        _count_round(shape, list(_exchanges(shape, outer, inner, step)), times)
-        for step in range(1 + max((len(steps) for steps in inner.values()), default=0))
-    ]
+    def traffic(self, shape: Shape, times: int = 1) -> list[RoundTraffic]:
+        """This round and its inner rounds, so many times; the blocks' inner rounds run side by side."""
+        inner = {block.name: _inner(shape, block, self) for block in shape.blocks}
+        return [
+            _count_round(shape, list(_exchanges(shape, self, inner, step)), times)
+            for step in range(1 + max((len(steps) for steps in inner.values()), default=0))
+        ]
 
 
 def _inner(shape: Shape, block: BlockShape, outer: OuterRound) -> list[tuple[float, float]]:

@@ -30,6 +30,8 @@ def check_job(job: Job) -> None:
     job_of(job.arguments())
     if job.algorithm not in BY_NAME:
         raise JobError(f"unknown algorithm {job.algorithm[:64]!r}; choose one of {', '.join(BY_NAME)}")
+    if job.options.name != job.algorithm:
+        raise JobError(f'algorithm="{job.algorithm}" was given the options of "{job.options.name}"; give its own')
     check_given(job, {})
     check_search(job)
     for other in () if job.search is None else job.search.jobs:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from tablepuppet.algorithms.registry import EXPANDED, FEDERATED, algorithm_of, name_algorithms, own_model
+from tablepuppet.algorithms.registry import FEDERATED, algorithm_of, name_algorithms, own_model
 from tablepuppet.errors import PrivacyError
 from tablepuppet.job import Job
 from tablepuppet.join.mapping import MappingSummary
@@ -139,9 +139,7 @@ def _check(job: Job) -> None:
     if not job.is_private:
         return
     if job.is_expanded:
-        raise PrivacyError(
-            f"{job.algorithm} is a baseline without privacy; use {job.algorithm.removeprefix(EXPANDED)!r}"
-        )
+        raise PrivacyError(f"{job.algorithm} is a baseline without privacy; use {job.algorithm.removeprefix('vfl-')!r}")
     algorithm = algorithm_of(job.options)
     why = algorithm.why_not_private(job.options)
     if why is None:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Problem
 from tablepuppet.algorithms.boosting.plan import trees_cost
-from tablepuppet.algorithms.numerics.initialisation import best_intercept
+from tablepuppet.algorithms.numerics.search import best_intercept
 from tablepuppet.algorithms.registry import BY_NAME
 from tablepuppet.arrays import Array
 from tablepuppet.formatting import size

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Problem
-from tablepuppet.algorithms.numerics.initialisation import best_intercept
-from tablepuppet.algorithms.numerics.noise_edge import noise_edge
+from tablepuppet.algorithms.numerics.optimizers import noise_edge
+from tablepuppet.algorithms.numerics.search import best_intercept
 from tablepuppet.algorithms.pooled import Pooled, PooledAlgorithm, PooledBlock
 from tablepuppet.arrays import Array, Codes
 from tablepuppet.exchanges.features import RevealedFeatures, RevealFeatures

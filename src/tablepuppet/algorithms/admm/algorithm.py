@@ -6,8 +6,8 @@ from math import inf, isfinite, sqrt
 from typing import Any
 
 from tablepuppet.algorithms.admm import linear, neural
-from tablepuppet.algorithms.admm.local import local_epochs
-from tablepuppet.algorithms.admm.options import Admm, AdmmFigures, AdmmUpdate
+from tablepuppet.algorithms.admm.neural import local_epochs
+from tablepuppet.algorithms.admm.options import Admm, AdmmFigures, AdmmUpdate, VflAdmm
 from tablepuppet.algorithms.admm.server import AdmmServer
 from tablepuppet.algorithms.algorithm import (
     FLOAT,
@@ -20,16 +20,7 @@ from tablepuppet.algorithms.algorithm import (
 )
 from tablepuppet.algorithms.base import Answer, PartSetup, Problem
 from tablepuppet.algorithms.numerics.linear_systems import WIDE
-from tablepuppet.algorithms.shape import (
-    BlockShape,
-    Exchanges,
-    OuterRound,
-    PartShape,
-    RoundTraffic,
-    RunShape,
-    Shape,
-    round_traffic,
-)
+from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RoundTraffic, RunShape, Shape
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import ModelSpec
@@ -50,7 +41,6 @@ class AdmmAlgorithm(Algorithm[Admm]):
     figures = AdmmFigures
     remedy = 'use variant="sharing", or another rho'
     forms_second_moments = True
-    has_expanded_form = True
     uses_proximal_map = True
     epochs = 30
     walks = 2.5
@@ -113,7 +103,7 @@ class AdmmAlgorithm(Algorithm[Admm]):
                 return [(values + (epoch == 0) * block.width**2, values)]
             return [(values, values)] * options.inner_rounds
 
-        return round_traffic(shape, OuterRound(update, answer, inner))
+        return OuterRound(update, answer, inner).traffic(shape)
 
     def server_memory(self, shape: Shape, options: Admm) -> int:
         kept = options.memory + 5 if options.averages and shape.is_linear else 4
@@ -175,4 +165,11 @@ class AdmmAlgorithm(Algorithm[Admm]):
         return Merit(2 if shape.is_linear else 0, "it reaches the optimum")
 
 
-ALGORITHM = AdmmAlgorithm()
+class VflAdmmAlgorithm(AdmmAlgorithm):
+    """The same on expanded blocks."""
+
+    options = VflAdmm
+    is_expanded = True
+
+
+ALGORITHM, BASELINE = AdmmAlgorithm(), VflAdmmAlgorithm()

@@ -5,7 +5,7 @@
                  or, with `union="exact"`, TᵀY and once Tᵀ diag(G) T to the coordinator, who solves
 
 Under feature privacy the θ-step is approached by clipped and noised gradients instead, from the agreed w and without
-u_q (local.py). The server's half is in server.py.
+u_q (`LocalStep`). The server's half is in server.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import partial
 import msgspec
 import numpy as np
 
-from tablepuppet.algorithms.admm.local import LocalStep
+from tablepuppet.algorithms.admm.neural import LocalStep
 from tablepuppet.algorithms.admm.options import Admm, AdmmUpdate
 from tablepuppet.algorithms.base import Answer, PartSetup
 from tablepuppet.algorithms.numerics.linear_systems import WIDE, Products, Spectrum
@@ -130,7 +130,7 @@ def _propose(setup: PartSetup, options: Admm, state: AdmmState) -> tuple[AdmmSta
 
 
 def _local(setup: PartSetup, state: AdmmState, start: Array) -> Array:
-    """The θ-step by clipped and noised gradients (local.py)."""
+    """The θ-step by clipped and noised gradients (`LocalStep`)."""
     assert setup.private is not None
     quadratic = state.factor * setup.multiplicity
     rows = setup.share * setup.joined_rows

@@ -86,6 +86,12 @@ class Admm(AlgorithmOptions, frozen=True, tag="admm"):
         return msgspec.structs.replace(self, memory=0, adapt=False, tolerance=0.0, relax=1.0)
 
 
+class VflAdmm(Admm, frozen=True, tag="vfl-admm"):
+    """The same on expanded blocks, a row of every table for each joined row: a baseline."""
+
+    name: ClassVar[str] = "vfl-admm"
+
+
 class AdmmUpdate(Update, frozen=True):
     """Y of all train rows, and the weight of G‖h‖²/2. → Predictions | Partial | Masked"""
 

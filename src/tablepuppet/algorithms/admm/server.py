@@ -21,8 +21,8 @@ import numpy as np
 
 from tablepuppet.algorithms.admm.options import Admm, AdmmFigures, AdmmUpdate
 from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Problem, Server, squared_norm
-from tablepuppet.algorithms.numerics.initialisation import best_intercept
 from tablepuppet.algorithms.numerics.linear_systems import Spectrum
+from tablepuppet.algorithms.numerics.search import best_intercept
 from tablepuppet.algorithms.numerics.subspace import Tracker
 from tablepuppet.arrays import Array
 from tablepuppet.models.losses import Loss

@@ -6,21 +6,10 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure, FiguresBy, Merit
-from tablepuppet.algorithms.als.client import client_start, client_step
 from tablepuppet.algorithms.als.normal import packed_width
-from tablepuppet.algorithms.als.options import Als, AlsFigures, AlsUpdate
-from tablepuppet.algorithms.als.server import AlsServer
+from tablepuppet.algorithms.als.rounds import Als, AlsFigures, AlsServer, AlsUpdate, client_start, client_step
 from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem
-from tablepuppet.algorithms.shape import (
-    BlockShape,
-    Exchanges,
-    OuterRound,
-    PartShape,
-    RoundTraffic,
-    RunShape,
-    Shape,
-    round_traffic,
-)
+from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RoundTraffic, RunShape, Shape
 
 # CPU seconds of an entry of M: for a joined row; for a row of a table that is an id; in the products of others.
 _SUMMED, _SOLVED, _MULTIPLIED = 8e-9, 40e-9, 15e-9
@@ -93,7 +82,7 @@ class AlsAlgorithm(Algorithm[Als]):
             answer=lambda block, part: (part.rows + 1) * block.outputs + 1,
             inner=inner,
         )
-        return [wave for block in shape.blocks for wave in round_traffic(replace(shape, blocks=(block,)), outer)]
+        return [rounds for block in shape.blocks for rounds in outer.traffic(replace(shape, blocks=(block,)))]
 
     def server_memory(self, shape: Shape, options: Als) -> int:
         largest = max(block.rows * packed_width(block.outputs) for block in shape.blocks)

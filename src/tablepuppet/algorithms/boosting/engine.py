@@ -29,7 +29,7 @@ from tablepuppet.algorithms.boosting.rounds import TreeRounds
 from tablepuppet.algorithms.boosting.rows import BlockIndex
 from tablepuppet.algorithms.boosting.server import BoostingServer, HeldRows
 from tablepuppet.algorithms.boosting.tree_checks import SETS, NewKey
-from tablepuppet.algorithms.numerics.initialisation import best_intercept
+from tablepuppet.algorithms.numerics.search import best_intercept
 from tablepuppet.arrays import Array, floats
 from tablepuppet.errors import JobError, TransportError
 from tablepuppet.join.joined_rows import JoinedRows

@@ -6,20 +6,10 @@ from typing import Any
 
 from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure, Merit, moments_seconds
 from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem
-from tablepuppet.algorithms.elastic.client import client_start, client_step
-from tablepuppet.algorithms.elastic.options import Elastic, ElasticUpdate
+from tablepuppet.algorithms.elastic.client import Elastic, ElasticUpdate, client_start, client_step
 from tablepuppet.algorithms.elastic.server import ElasticServer
 from tablepuppet.algorithms.numerics.linear_systems import WIDE
-from tablepuppet.algorithms.shape import (
-    BlockShape,
-    Exchanges,
-    OuterRound,
-    PartShape,
-    RoundTraffic,
-    RunShape,
-    Shape,
-    round_traffic,
-)
+from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RoundTraffic, RunShape, Shape
 from tablepuppet.protocol.base import Done
 
 
@@ -61,10 +51,8 @@ class ElasticAlgorithm(Algorithm[Elastic]):
             square = block.width if block.width > WIDE else block.width**2 + block.width
             return [(block.parameters + (varies or epoch == 0) * square, block.parameters)]
 
-        return round_traffic(
-            shape,
-            OuterRound(lambda _, part: part.rows * (c + varies), lambda _, part: part.rows * c + 3, inner),
-        )
+        outer = OuterRound(lambda _, part: part.rows * (c + varies), lambda _, part: part.rows * c + 3, inner)
+        return outer.traffic(shape)
 
     def cpu(self, shape: Shape, options: Elastic, epoch: int, batches: int = 1) -> float:
         """Second moments are formed anew where the curvature varies."""

@@ -1,4 +1,4 @@
-"""The client's half of proximal steps: the next proposal for its block.
+"""Proximal steps: what a user can choose, what travels, and the client's half, the next proposal for its block.
 
 g = T_iᵀY_i/N at y = θ + m (θ − θ before),  D = (T_iᵀdiag(W_i)T_i − v vᵀ/W)/N,  v = T_iᵀW_i
 θ⁺ = argmin gᵀθ + ½ c (θ − y)ᵀ D (θ − y) + λ‖θ‖₁ + ½ β‖θ‖²;  sends T_i θ⁺
@@ -11,17 +11,68 @@ would change its sign.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
+from typing import ClassVar
 
 import msgspec
 import numpy as np
 
 from tablepuppet.algorithms.base import Answer, PartSetup
-from tablepuppet.algorithms.elastic.options import Elastic, ElasticUpdate
 from tablepuppet.algorithms.numerics.linear_systems import WIDE
+from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.arrays import Array
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.spec import Penalty
-from tablepuppet.protocol.base import Combined, Done, Move, Partial, Predictions
+from tablepuppet.protocol.base import (
+    Combined,
+    Done,
+    FieldDisclosure,
+    FieldDisclosures,
+    Move,
+    Partial,
+    Predictions,
+    Update,
+)
+
+
+class Elastic(AlgorithmOptions, frozen=True, tag="elastic"):
+    """Accelerated proximal steps, for penalties with kinks: l1, and signs.
+
+    `tolerance`: the step in the objective's own metric, relative to the objective, below which it ends.
+
+    >>> Elastic(tolerance=1e-8)
+    Elastic(tolerance=1e-08)
+    """
+
+    name: ClassVar[str] = "elastic"
+    tolerance: float = 1e-12
+
+    def __post_init__(self) -> None:
+        self._check(0 <= self.tolerance < inf, "tolerance must not be negative or infinite")
+
+    @property
+    def sends_second_moments(self) -> bool:
+        return True
+
+
+class ElasticUpdate(Update, frozen=True):
+    """Y and the collapsed curvature (None where the client can know it) at θ + momentum (θ − θ before).
+
+    → Predictions | Partial | Masked
+    """
+
+    discloses: ClassVar[FieldDisclosures] = (
+        FieldDisclosure("signal", "signals", is_per_row=True),
+        FieldDisclosure("curvature", "curvatures", is_per_row=True),
+    )
+    signal: Array
+    curvature: Array | None
+    bound: float  # the curvature per joined row where `curvature` is None
+    total: float  # the curvature of all joined rows
+    scale: float  # what the curvature of one block is multiplied by to bound that of all of them
+    momentum: float
+    coefficients: Array | None  # (1,): whether the last proposal is the model now
+
 
 _SWEEPS = 400
 _EXACT = 1e-11  # of the largest slope: what the optimality conditions may miss

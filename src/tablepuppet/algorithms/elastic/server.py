@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 
 from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Problem, Server
-from tablepuppet.algorithms.elastic.client import centre_moments, propose
-from tablepuppet.algorithms.elastic.options import Elastic, ElasticUpdate
-from tablepuppet.algorithms.numerics.initialisation import best_intercept
+from tablepuppet.algorithms.elastic.client import Elastic, ElasticUpdate, centre_moments, propose
+from tablepuppet.algorithms.numerics.search import best_intercept
 from tablepuppet.arrays import Array
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.metrics import Sums

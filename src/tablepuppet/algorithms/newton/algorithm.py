@@ -8,23 +8,20 @@ from typing import Any
 
 from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure, FiguresBy, Merit, moments_seconds
 from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem, Walkable
-from tablepuppet.algorithms.newton.client import client_start, client_step
+from tablepuppet.algorithms.newton.client import (
+    BasisUpdate,
+    Newton,
+    NewtonFigures,
+    NewtonUpdate,
+    client_start,
+    client_step,
+)
 from tablepuppet.algorithms.newton.full_curvature import MOST, is_full, pairs, summands
 from tablepuppet.algorithms.newton.multi_ridge import MultiRidgeServer
-from tablepuppet.algorithms.newton.options import BasisUpdate, Newton, NewtonFigures, NewtonUpdate
 from tablepuppet.algorithms.newton.server import NewtonServer, small_blocks
 from tablepuppet.algorithms.numerics.linear_systems import WIDE
 from tablepuppet.algorithms.numerics.subspace import kept_directions
-from tablepuppet.algorithms.shape import (
-    BlockShape,
-    Exchanges,
-    OuterRound,
-    PartShape,
-    RoundTraffic,
-    RunShape,
-    Shape,
-    round_traffic,
-)
+from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RoundTraffic, RunShape, Shape
 from tablepuppet.models.linear import MOST_CONSTANTS
 from tablepuppet.protocol.base import Done
 
@@ -73,11 +70,11 @@ class NewtonAlgorithm(Algorithm[Newton]):
     def traffic(self, shape: Shape, options: Newton, epoch: int, batch_size: int | None) -> list[RoundTraffic]:
         """In the first epoch, small blocks are asked twice."""
         small = _small(shape)
-        found = round_traffic(shape, _round(shape, options, small, epoch))
+        found = _round(shape, options, small, epoch).traffic(shape)
         if epoch or not small:
             return found
         again = replace(shape, blocks=tuple(block for block in shape.blocks if block.name in small))
-        return [*found, *round_traffic(again, _round(shape, options, small, epoch, again=1))]
+        return [*found, *_round(shape, options, small, epoch, again=1).traffic(again)]
 
     def cpu(self, shape: Shape, options: Newton, epoch: int, batches: int = 1) -> float:
         """Second moments are formed anew where the curvature varies."""

@@ -1,4 +1,6 @@
-"""The client's half of Newton: the next direction of its block, and moves along those that the server chose.
+"""Newton: what a user can choose, what travels, and the client's half.
+
+That finds the next direction of its block, and moves along those that the server chose.
 
 g = T_iᵀY_i/N + βθ,  D = T_iᵀdiag(W_i)T_i/N + βI,  d_i = −D⁻¹g;  sends T_i d_i
 """
@@ -6,11 +8,13 @@ g = T_iᵀY_i/N + βθ,  D = T_iᵀdiag(W_i)T_i/N + βI,  d_i = −D⁻¹g;  sen
 from __future__ import annotations
 
 from functools import partial
+from math import inf
+from typing import ClassVar
 
 import msgspec
 import numpy as np
 
-from tablepuppet.algorithms.base import Answer, PartSetup
+from tablepuppet.algorithms.base import Answer, Figures, PartSetup
 from tablepuppet.algorithms.newton.full_curvature import (
     MOST,
     beside_intercept,
@@ -20,15 +24,86 @@ from tablepuppet.algorithms.newton.full_curvature import (
     solve,
     solve_by_products,
 )
-from tablepuppet.algorithms.newton.multi_ridge import directions
-from tablepuppet.algorithms.newton.options import BasisUpdate, Newton, NewtonFigures, NewtonUpdate
 from tablepuppet.algorithms.numerics.linear_systems import WIDE, Products, Spectrum, pack_triangle
 from tablepuppet.algorithms.numerics.subspace import Trail, kept_directions
+from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.arrays import Array, Following, freeze
 from tablepuppet.errors import TransportError
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.losses.logistic import curvature_of_slopes
-from tablepuppet.protocol.base import Combined, Done, Move, Partial, Predictions
+from tablepuppet.protocol.base import (
+    Combined,
+    Done,
+    FieldDisclosure,
+    FieldDisclosures,
+    Move,
+    Partial,
+    Predictions,
+    Update,
+)
+from tablepuppet.protocol.bounds import require
+
+
+class Newton(AlgorithmOptions, frozen=True, tag="newton"):
+    """Block-preconditioned Newton with subspace search: nothing to tune (docs/algorithms.md).
+
+    `memory`: how many earlier directions are kept for the search; `tolerance`: the relative gain below which it ends.
+
+    >>> Newton(tolerance=1e-6)
+    Newton(tolerance=1e-06)
+    """
+
+    name: ClassVar[str] = "newton"
+    memory: int = 8  # fewer stall where tables correlate: docs/decisions/0006
+    tolerance: float = 1e-10
+
+    def __post_init__(self) -> None:
+        self._check(0 <= self.memory <= 16, "memory must lie in 0..16")
+        self._check(0 <= self.tolerance < inf, "tolerance must not be negative or infinite")
+
+    @property
+    def sends_second_moments(self) -> bool:
+        return True
+
+
+class NewtonUpdate(Update, frozen=True):
+    """Y and the collapsed curvature (None where the client can know it). → Predictions | Partial | Masked
+
+    The curvature is `bound` times a row's weight, or, of rows that are in one joined row each, follows from Y.
+    """
+
+    keeps_trail: ClassVar[bool] = True
+    discloses: ClassVar[FieldDisclosures] = (
+        FieldDisclosure("signal", "signals", is_per_row=True),
+        FieldDisclosure("curvature", "curvatures", is_per_row=True),
+    )
+    signal: Array
+    curvature: Array | None
+    bound: float  # the curvature per joined row where `curvature` is None and does not follow from Y
+    coefficients: Array | None
+    follows: bool = False  # whether the curvature does
+
+    def check(self, outputs: int, clients: int) -> None:
+        is_slope = not self.follows or not (np.abs(self.signal) > 1.0).any()
+        require(is_slope, "signal", "has slopes that no curvature follows from")
+
+
+class BasisUpdate(Update, frozen=True):
+    """Y of several models, and where each stands among the directions so far. → Predictions | Partial | Masked"""
+
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("signal", "signals", is_per_row=True),)
+    signal: Array  # a column for each model
+    points: Array  # (directions, models)
+    ridges: list[float]  # l2 of each model
+    bound: float  # the curvature per joined row
+
+
+class NewtonFigures(Figures, frozen=True):
+    """How many parts have features that span the constant: their encoders say so already."""
+
+    is_public: ClassVar[bool] = True
+    spans_constant: float = 0.0
+
 
 _CLOSE = 1e-4  # residual of a wide block's direction
 _NEW = 1e-3  # of the largest of several directions: what is shorter waits for a later round
@@ -154,7 +229,7 @@ def _basis_step(setup: PartSetup, state: NewtonState, message: BasisUpdate) -> t
         return state, Partial(values=[gradient])
     assert state.values is not None
     assert state.vectors is not None
-    found = -directions(Spectrum(state.values, state.vectors), ridges, gradient)
+    found = -Spectrum(state.values, state.vectors).solve_columns(ridges, gradient)
     return _extend(setup, state, found, -0.5 * np.einsum("ds,ds->s", gradient, found))
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, MultiModelServer, Problem, Walkable
-from tablepuppet.algorithms.newton.options import BasisUpdate, Newton, NewtonFigures
+from tablepuppet.algorithms.newton.client import BasisUpdate, Newton, NewtonFigures
 from tablepuppet.algorithms.numerics.linear_systems import Spectrum, eigenvalues, unpack_triangle
 from tablepuppet.arrays import Array
 from tablepuppet.models.losses import Loss
@@ -122,7 +122,7 @@ class MultiRidgeServer(MultiModelServer):
             self._spectra[block] = Spectrum.of(unpack_triangle(total[1][0], len(total[0])))
         spectrum = self._spectra[block]
         assert spectrum is not None
-        found = -directions(spectrum, self.problem.joined.rows * self._ridges[:, block], total[0])
+        found = -spectrum.solve_columns(self.problem.joined.rows * self._ridges[:, block], total[0])
         self._gap -= 0.5 * np.einsum("ds,ds->s", total[0], found)
         return [found]
 
@@ -203,12 +203,6 @@ class MultiRidgeServer(MultiModelServer):
         self._solutions = np.stack(found, axis=1)
         self._values = np.array(values)
         self._intercepts = self._solutions[-1] + self._centre
-
-
-def directions(spectrum: Spectrum, ridges: Array, gradient: Array) -> Array:
-    """(S + ridge·I)⁻¹ g, a column and a ridge for each model."""
-    columns = [spectrum.solve(1.0, float(ridge), gradient[:, [s]]) for s, ridge in enumerate(ridges)]
-    return np.concatenate(columns, axis=1)
 
 
 def _pseudo_solve(matrix: Array, right: Array) -> Array:

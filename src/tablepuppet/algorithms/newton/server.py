@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Problem, Server
+from tablepuppet.algorithms.newton.client import Newton, NewtonFigures, NewtonUpdate
 from tablepuppet.algorithms.newton.full_curvature import (
     collapsed_curvature,
     intercept_share,
@@ -34,7 +35,6 @@ from tablepuppet.algorithms.newton.full_curvature import (
     solve,
     summed_matrix,
 )
-from tablepuppet.algorithms.newton.options import Newton, NewtonFigures, NewtonUpdate
 from tablepuppet.algorithms.numerics.linear_systems import Spectrum, unpack_triangle
 from tablepuppet.algorithms.numerics.subspace import Tracker, kept_directions
 from tablepuppet.arrays import Array, Following

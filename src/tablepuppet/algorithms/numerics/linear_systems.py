@@ -82,6 +82,11 @@ class Spectrum:
             inverse[curved] = 1.0 / (scale * self.values[curved])
         return np.asarray(self.vectors @ (inverse[:, None] * (self.vectors.T @ right)))
 
+    def solve_columns(self, ridges: Array, right: Array) -> Array:
+        """The same at scale 1, with a ridge for each column of the right side."""
+        columns = [self.solve(1.0, float(ridge), right[:, [s]]) for s, ridge in enumerate(ridges)]
+        return np.concatenate(columns, axis=1)
+
 
 def pack_triangle(matrix: Array) -> Array:
     """The lower triangle of a symmetric matrix, row by row: all that needs to travel.

@@ -6,13 +6,17 @@ derivatives at the minimum, which are what the next round begins with. A damped 
 gradients are exact, from collapsed derivatives; the Hessian is computed once a round, and only its
 rows for new directions (subspace.py), and learns from every step how the slope has changed (BFGS).
 Exact in one step for squared loss.
+
+Before the first round blocks predict nothing, and rows with the same label are alike: the different labels, each as
+heavy as the joined rows that have it, say what the best intercept is without a walk (`best_intercept`).
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -293,3 +297,28 @@ def _pseudo_solve(matrix: Array, right: Array) -> Array:
     keep = values > 1e-8 * values.max(initial=0.0)
     along = vectors[:, keep].T @ (inverse * right)
     return np.asarray(inverse * (vectors[:, keep] @ (along / values[keep])))
+
+
+def best_intercept(problem: Problem, predictions: Sequence[Array]) -> Array:
+    """argmin_b Σ ℓ(a + b; y)."""
+    loss, start = problem.loss, np.zeros(problem.loss.outputs)
+    is_alone = not any(h.any() for h in predictions)
+    if is_alone or not loss.is_smooth:
+        labels = problem.joined.by_label()
+        heavy = np.ones(labels.rows) if labels.weights is None else labels.weights
+        if not loss.searches_constant:
+            return loss.best_constant(labels.labels, heavy)
+        problem = replace(problem, joined=labels)
+        predictions = [np.zeros((problem.joined.rows, loss.outputs))]
+    joined = problem.joined
+    evaluate = partial(derivatives, problem, wants_curvature=False)
+
+    def begin() -> tuple[Derivatives, Array]:
+        found = evaluate(predictions, start)
+        return found, found.residual  # nothing but the intercept moves
+
+    bent = joined.run(hessian_step, predictions, loss=loss, intercept=start, is_known=False).sums["intercept"]
+    blocks = len(predictions)
+    objective = Objective(evaluate, [0.0] * blocks, joined.rows, loss.is_quadratic)
+    space = Subspace([[h] for h in predictions], [np.zeros((1, 1))] * blocks, start, bent / joined.rows)
+    return minimise(objective, space, begin).intercept

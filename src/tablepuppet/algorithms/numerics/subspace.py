@@ -26,12 +26,12 @@ from tablepuppet.algorithms.numerics.hessian_sample import (
     draw_rows,
     images,
 )
-from tablepuppet.algorithms.numerics.initialisation import best_intercept, counted_derivatives
 from tablepuppet.algorithms.numerics.search import (
     Derivatives,
     Found,
     Objective,
     Subspace,
+    best_intercept,
     derivatives,
     hessian_step,
     minimise,
@@ -126,8 +126,7 @@ class Tracker:
             first = derivatives(problem, predictions, self.intercept, wants_curvature=True)
             self._constant_curvatures, self.at = first.curvatures, replace(first, curvatures=None)
         else:
-            counted = counted_derivatives(problem, predictions, self.intercept)
-            self.at = self._evaluate(predictions, self.intercept) if counted is None else counted
+            self.at = self._evaluate(predictions, self.intercept)
 
     def search(
         self, answers: Mapping[int, BlockAnswer], is_last: Callable[[float, float], bool] | None = None

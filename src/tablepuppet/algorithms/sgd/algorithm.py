@@ -15,9 +15,7 @@ from tablepuppet.algorithms.algorithm import (
     network_seconds,
 )
 from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem
-from tablepuppet.algorithms.sgd.client import client_start, client_step
-from tablepuppet.algorithms.sgd.options import Sgd, SgdFigures, SgdUpdate
-from tablepuppet.algorithms.sgd.server import SgdServer
+from tablepuppet.algorithms.sgd.rounds import Sgd, SgdFigures, SgdServer, SgdUpdate, VflSgd, client_start, client_step
 from tablepuppet.algorithms.shape import (
     POWER_ROUNDS,
     ROW_NUMBER_BYTES,
@@ -28,7 +26,6 @@ from tablepuppet.algorithms.shape import (
     RoundTraffic,
     RunShape,
     Shape,
-    round_traffic,
 )
 from tablepuppet.privacy.options import FeaturePrivacy
 
@@ -50,7 +47,6 @@ class SgdAlgorithm(Algorithm[Sgd]):
     head_epochs = 20
     takes_many_rounds = True
     heads = ("sum", "factor", "mlp", "module")
-    has_expanded_form = True
     uses_batches = True
     can_omit_intercept = True
     stops_when_flat = True
@@ -114,8 +110,8 @@ class SgdAlgorithm(Algorithm[Sgd]):
             inner=lambda block: [(block.parameters * precision, block.parameters * precision)],
         )
         opening = OuterRound(lambda block, part: rows(part) * number, batch.answer, lambda block: [])
-        of_epoch = round_traffic(shape, batch, batches)
-        return of_epoch if is_full or epoch > 0 else [*round_traffic(shape, opening), *of_epoch]
+        of_epoch = batch.traffic(shape, batches)
+        return of_epoch if is_full or epoch > 0 else [*opening.traffic(shape), *of_epoch]
 
     def server_memory(self, shape: Shape, options: Sgd) -> int:
         """The order of an epoch's joined rows, and vectors over the blocks' rows."""
@@ -154,4 +150,11 @@ class SgdAlgorithm(Algorithm[Sgd]):
         return Merit(1, "it descends a network's objective as on the joined table")
 
 
-ALGORITHM = SgdAlgorithm()
+class VflSgdAlgorithm(SgdAlgorithm):
+    """The same on expanded blocks."""
+
+    options = VflSgd
+    is_expanded = True
+
+
+ALGORITHM, BASELINE = SgdAlgorithm(), VflSgdAlgorithm()

@@ -2,30 +2,94 @@
 
     server   z_j = (1, Σ_{l≠i} v_l),  r = ∂ℓ/∂score;  for each row k of block i, over its joined rows j:
              s_k = Σ z r + λ n_k h_i,   M_k = Σ L_j z zᵀ + λ n_k I,   and a ridge c       (shrinkage.py)
-    client   the step of Θ_i from these (client.py); sends h_i = (b_i, v_i) of its rows
+    client   P δ = −(Xᵀ s + Θ R),  P = Σ_k (x_k x_kᵀ) ⊗ M_k + I ⊗ R,  R = N β I + diag(c),  Θ ← Θ + δ;  sends h_i = X Θ
 
 For squared loss (L = 1) that is the least-squares solution of block i; for others L_j is the curvature of the parabola
 that touches the loss at the row's score and lies above it everywhere, so that a round never raises the objective. The
 intercept begins as the best constant for the labels; of other losses than the squared it takes such a step, too, before
 each round.
+
+A block with one client solves by itself. Of several clients each sends its share of the right side and of P's diagonal
+blocks, then of products P d, all summed; the server runs the conjugate gradients and sends δ.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isfinite
-from typing import Any
+from math import inf, isfinite
+from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 
-from tablepuppet.algorithms.als.normal import Conjugate, diagonal, solved_blocks
-from tablepuppet.algorithms.als.options import Als, AlsFigures, AlsUpdate
+from tablepuppet.algorithms.als.normal import Conjugate, diagonal, diagonal_blocks, products, solved_blocks
 from tablepuppet.algorithms.als.shrinkage import FixedShrinkage, LearnedShrinkage
-from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Problem, Server
+from tablepuppet.algorithms.base import (
+    Answer,
+    BlockAnswer,
+    BlockUpdate,
+    Figures,
+    PartSetup,
+    Problem,
+    Server,
+    squared_norm,
+)
+from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.arrays import Array, Triangles
 from tablepuppet.errors import JobError
+from tablepuppet.models.features import Features
 from tablepuppet.models.heads.base import Head
+from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.losses import Loss
+from tablepuppet.protocol.base import Amount, Combined, FieldDisclosure, FieldDisclosures, Partial, Predictions, Update
+from tablepuppet.protocol.bounds import require
+
+
+class Als(AlgorithmOptions, frozen=True, tag="als"):
+    """Alternating least squares for factor heads: one table after the other, each exactly, given the others.
+
+    `tolerance`: the relative gain of a sweep over all tables below which it ends; `solver_steps`, `solver_tolerance`:
+    when the conjugate gradients of a table with more than one id column end.
+
+    >>> Als(tolerance=1e-4)
+    Als(tolerance=0.0001)
+    """
+
+    name: ClassVar[str] = "als"
+    tolerance: float = 1e-6
+    solver_steps: int = 50
+    solver_tolerance: float = 1e-2
+
+    def __post_init__(self) -> None:
+        self._check(0 <= self.tolerance < inf, "tolerance must not be negative or infinite")
+        self._check(self.solver_steps >= 1, "solver_steps must be at least 1")
+        self._check(0 <= self.solver_tolerance < 1, "solver_tolerance must lie in [0, 1)")
+
+    @property
+    def sends_second_moments(self) -> bool:
+        return True
+
+
+class AlsUpdate(Update, frozen=True):
+    """The gradient and the curvature of the loss by h of each row, given the other tables. → Predictions | Partial"""
+
+    discloses: ClassVar[FieldDisclosures] = (
+        FieldDisclosure("signal", "signals", is_per_row=True),
+        FieldDisclosure("curvature", "curvatures", is_per_row=True),
+    )
+    signal: Array  # (n, K): Σ_j ∂ℓ/∂h
+    curvature: Array  # (n, K(K+1)/2): Σ_j of the upper triangle of ∂²ℓ/∂h²
+    ridge: list[Amount]  # (K): besides l2, on each parameter of an output
+
+    def check(self, outputs: int, clients: int) -> None:
+        require(len(self.ridge) == outputs, "ridge", f"is not {outputs} numbers")
+
+
+class AlsFigures(Figures, frozen=True):
+    """How many parts have one text column and nothing else: their encoders say so already."""
+
+    is_public: ClassVar[bool] = True
+    has_one_category: float = 0.0
 
 
 def join_step(
@@ -168,3 +232,55 @@ class AlsServer(Server):
     def residuals(self) -> dict[str, float]:
         """The label's noise, as far as it was learned."""
         return {"noise": self._shrinkage.noise} if isinstance(self._shrinkage, LearnedShrinkage) else {}
+
+
+class AlsState(msgspec.Struct, frozen=True):
+    """A part's parameters, and the curvature of its rows and the ridge while its clients agree on a step."""
+
+    theta: Array
+    curvature: Array | None = None
+    ridge: Array | None = None
+
+
+def client_start(setup: PartSetup, options: Als) -> tuple[AlsState, AlsFigures]:
+    return AlsState(setup.model.initial()), AlsFigures(float(has_one_category(_features(setup))))
+
+
+def has_one_category(features: Features) -> bool:
+    """Whether a row has one entry: an id and nothing else."""
+    return features.dense.shape[1] == 0 and len(features.codes) == 1
+
+
+def client_step(
+    setup: PartSetup, options: Als, state: AlsState, message: AlsUpdate | Combined
+) -> tuple[AlsState, Answer]:
+    features = _features(setup)
+    if isinstance(message, AlsUpdate):
+        ridge = setup.joined_rows * setup.l2 + np.array(message.ridge)
+        right = -features.transpose_dot(message.signal) - ridge / setup.clients * state.theta
+        blocks = diagonal_blocks(features, message.curvature)
+        if setup.clients > 1:
+            return AlsState(state.theta, message.curvature, ridge), Partial(values=[right, blocks])
+        if has_one_category(features):
+            return _move(setup, state, solved_blocks(blocks, ridge, right))
+        solver = Conjugate(blocks, ridge, right, options.solver_tolerance, options.solver_steps)
+        while not solver.is_done:
+            multiplied = products(features, message.curvature, solver.direction)
+            solver.advance(multiplied + ridge * solver.direction)
+        return _move(setup, state, solver.step)
+    given, is_step = message.values[0], len(message.values) == 1
+    if is_step or state.curvature is None or state.ridge is None:
+        return _move(setup, state, given)
+    multiplied = products(features, state.curvature, given) + state.ridge / setup.clients * given
+    return state, Partial(values=[multiplied, np.zeros((0, 0))])
+
+
+def _move(setup: PartSetup, state: AlsState, step: Array) -> tuple[AlsState, Answer]:
+    theta = state.theta + step
+    squares = np.array([squared_norm(theta), *np.square(theta).sum(axis=0)])
+    return AlsState(theta), Predictions(values=setup.model.predict(theta), products=squares)
+
+
+def _features(setup: PartSetup) -> Features:
+    assert isinstance(setup.model, LinearModel)
+    return setup.model.train

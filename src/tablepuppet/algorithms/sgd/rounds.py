@@ -6,7 +6,8 @@
 
 One message carries Y of this batch and the row numbers of the next, so a batch costs one round
 trip, and two where a table has several clients. Full batches without momentum are gradient
-descent on the materialised join, to rounding. Here is the server's half; the client's is in client.py.
+descent on the materialised join, to rounding. In order: what a user can choose, what travels, the server's half, the
+client's half.
 """
 
 from __future__ import annotations
@@ -14,17 +15,114 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from math import inf
+from typing import Any, ClassVar, Literal
 
+import msgspec
 import numpy as np
 
-from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Problem, Server
-from tablepuppet.algorithms.numerics.initialisation import best_intercept
-from tablepuppet.algorithms.numerics.noise_edge import noise_edge
-from tablepuppet.algorithms.numerics.optimizers import Moments, clip_gradient, descend, rule_of
-from tablepuppet.algorithms.sgd.options import Sgd, SgdFigures, SgdUpdate
+from tablepuppet.algorithms.base import (
+    Answer,
+    BlockAnswer,
+    BlockUpdate,
+    Figures,
+    PartSetup,
+    Problem,
+    Server,
+    squared_norm,
+)
+from tablepuppet.algorithms.numerics.optimizers import (
+    Moments,
+    Rule,
+    clip_gradient,
+    descend,
+    noise_edge,
+    rule_of,
+    sensitivity,
+)
+from tablepuppet.algorithms.numerics.search import best_intercept
+from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.losses import Loss
+from tablepuppet.protocol.base import Combined, Count, FieldDisclosure, FieldDisclosures, Partial, Predictions, Update
+from tablepuppet.protocol.bounds import require
+
+
+class Sgd(AlgorithmOptions, frozen=True, tag="sgd"):
+    """Mini-batch gradient descent (RFL-SGD-V, RFL-SGD; docs/algorithms.md).
+
+    A job that gives neither `optimizer` nor `learning_rate` is trained by Adam under a cosine
+    schedule, a linear model under feature privacy by plain descent; otherwise `optimizer` is plain
+    descent by default. Without `learning_rate` a run begins at the best constant, and Adam's steps
+    are in units of the label's spread (docs/algorithms.md). Plain descent then takes the reciprocal
+    of a bound on the objective's curvature, with which full-batch descent never diverges (for
+    neural models: of its estimate at the start).
+    Optimisers, momentum and weight decay are those of torch.optim; `schedule` sets the learning
+    rate anew for every batch, after `warmup_epochs` of linear increase; `clip_norm` bounds the
+    norm of each block's gradient, after its clients' shares were summed.
+    """
+
+    name: ClassVar[str] = "sgd"
+    learning_rate: float | None = None
+    optimizer: Literal["sgd", "adam", "adamw"] | None = None
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    schedule: Literal["constant", "linear", "cosine", "exponential"] | None = None
+    decay: float = 0.9  # what an exponential schedule multiplies by, each epoch
+    warmup_epochs: float = 0.0
+    clip_norm: float | None = None
+    tolerance: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._check(
+            self.learning_rate is None or 0 < self.learning_rate < inf, "learning_rate must be above 0 and finite"
+        )
+        self._check(0 <= self.momentum < 1, "momentum must lie in [0, 1)")
+        self._check(self.weight_decay >= 0, "weight_decay must not be negative")
+        self._check(0 < self.decay <= 1, "decay must lie in (0, 1]")
+        self._check(self.warmup_epochs >= 0, "warmup_epochs must not be negative")
+        self._check(self.clip_norm is None or self.clip_norm > 0, "clip_norm must be above 0, or None")
+        self._check(0 <= self.tolerance < inf, "tolerance must not be negative or infinite")
+
+    def resolve_defaults(self, *, is_linear: bool, is_private: bool) -> Sgd:
+        """The same, with an optimiser and a schedule where the user left them open; noise wants steps that fade out."""
+        is_open = self.optimizer is None and self.learning_rate is None and not (is_linear and is_private)
+        optimizer, schedule = ("adam", "cosine") if is_open else ("sgd", "linear" if is_private else "constant")
+        return msgspec.structs.replace(self, optimizer=self.optimizer or optimizer, schedule=self.schedule or schedule)
+
+    @property
+    def rule(self) -> Rule:
+        """How a step is taken."""
+        return rule_of(self.optimizer or "sgd", self.momentum, self.weight_decay)
+
+    def for_private_run(self) -> Sgd:
+        return msgspec.structs.replace(self, tolerance=0.0)
+
+
+class VflSgd(Sgd, frozen=True, tag="vfl-sgd"):
+    """The same on expanded blocks, a row of every table for each joined row: a baseline."""
+
+    name: ClassVar[str] = "vfl-sgd"
+
+
+class SgdUpdate(Update, frozen=True):
+    """Y of the last batch, and the rows whose predictions are wanted next. → Predictions | Partial | Masked"""
+
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("signal", "signals", is_per_row=True),)
+    signal: Array | None  # None: nothing to learn yet
+    count: Count  # joined rows in the last batch
+    learning_rate: float
+    next_rows: RowNumbers | None  # None: all
+
+    def check(self, outputs: int, clients: int) -> None:
+        require(self.signal is None or self.count > 0, "count", "is 0, and there is a signal")
+
+
+class SgdFigures(Figures, frozen=True):
+    """Of linear models the largest eigenvalue of Tᵀ diag(w) T / N, of networks the trace of the Gauss–Newton matrix."""
+
+    curvature: float = 0.0
 
 
 def join_step(shard: Any, *, loss: Loss, intercept: Array) -> tuple[Sequence[Array], dict[str, Any]]:
@@ -194,3 +292,55 @@ class SgdServer(Server):
 
     def residuals(self) -> dict[str, float]:
         return {"learning_rate": self._learning_rate}
+
+
+class SgdState(msgspec.Struct, frozen=True):
+    """A part's parameters, its optimiser's memory, and the rows of the batch under way."""
+
+    theta: Array
+    moments: Moments
+    rows: RowNumbers | None
+    learning_rate: float = 0.0
+    divisor: float = 1.0  # of the sum that comes back
+
+
+def client_start(setup: PartSetup, options: Sgd) -> tuple[SgdState, SgdFigures]:
+    theta = setup.model.initial()
+    is_told = isinstance(setup.model, LinearModel) or setup.is_private
+    figures = SgdFigures(0.0 if is_told else sensitivity(setup))
+    return SgdState(theta, Moments.zero(theta, options.optimizer), None), figures
+
+
+def client_step(
+    setup: PartSetup, options: Sgd, state: SgdState, message: SgdUpdate | Combined
+) -> tuple[SgdState, Answer]:
+    """The partial gradient; then, once it is summed over the block, the step and new predictions."""
+    if isinstance(message, SgdUpdate):
+        if message.signal is not None:
+            drawn = state.moments.step  # the masks under which this batch was predicted
+            if setup.private is None:
+                total = setup.model.gradient(state.theta, message.signal, state.rows, drawn)
+            else:
+                total = setup.private.gradient(setup.model, state.theta, message.signal, state.rows, drawn)
+            # A share of noise lies on a grid that masks keep; whoever divided it would leave digits beside the grid.
+            divisor = float(message.count) if setup.private is not None and setup.private.is_shared else 1.0
+            gradient = total if divisor > 1.0 else total / message.count
+            state = msgspec.structs.replace(
+                state, rows=message.next_rows, learning_rate=message.learning_rate, divisor=divisor
+            )
+            if setup.clients > 1:
+                return state, Partial(values=[gradient])
+            state = _descend(setup, options, state, gradient)
+        else:
+            state = msgspec.structs.replace(state, rows=message.next_rows)
+    else:
+        gradient = (message.values[0] / state.divisor).astype(state.theta.dtype, copy=False)
+        state = _descend(setup, options, state, gradient)
+    predictions = setup.model.predict(state.theta, state.rows, state.moments.step)
+    return state, Predictions(values=predictions, products=np.array([squared_norm(state.theta)]))
+
+
+def _descend(setup: PartSetup, options: Sgd, state: SgdState, gradient: Array) -> SgdState:
+    slope = clip_gradient(gradient + setup.decay * state.theta, options.clip_norm)
+    theta, moments = descend(state.theta, slope, state.moments, state.learning_rate, options.rule, setup.unit)
+    return msgspec.structs.replace(state, theta=theta, moments=moments)

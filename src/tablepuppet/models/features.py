@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, Codes, Following, RowNumbers
 from tablepuppet.errors import TrainingError
-from tablepuppet.sizes import MIN_ROWS_PER_THREAD, NUMBERS_PER_WEIGHTED_COPY, ROWS_PER_LOOKUP
-from tablepuppet.threads import parallel_for, pool
+from tablepuppet.sizes import NUMBERS_PER_WEIGHTED_COPY, ROWS_PER_LOOKUP
+from tablepuppet.threads import pool
 
 _MAX_COLUMNS_TO_COUNT = 3  # for more columns one sparse product is faster than a bincount for each
 
@@ -71,7 +71,6 @@ def one_hot(codes: Codes, size: int, weights: Array | None = None) -> scipy.spar
 
 
 GRAM_LIMIT = 20_000  # columns: a dense d × d matrix of 3.2 GB
-_NARROW_COLUMNS = 4  # so few are weighted one after the other
 _SMALL_COLUMNS, _SMALL_RESULTS_AHEAD = 64, 8  # columns of small matrices, and how many of them may lie about
 
 
@@ -94,19 +93,9 @@ class Features:
         """X θ: (d, k) → (n, k); with `rows`, of these rows only, in their order."""
         dense, own = self._dense(rows), theta[self.dense_columns]
         codes = self.codes if rows is None else [codes.take(rows) for codes in self.codes]
-        out = np.empty((len(dense), theta.shape[1]))
-
-        def write(some: slice) -> None:
-            # of one column, without the work of a library
-            (np.multiply if len(own) == 1 else np.matmul)(dense[some], own, out=out[some])
-            for own_codes, columns in zip(codes, self.code_columns, strict=True):
-                add_picked(out[some], theta[columns], own_codes[some])
-
-        shares = len(dense) // MIN_ROWS_PER_THREAD if theta.shape[1] == 1 else 1
-        if shares > 1:
-            parallel_for(write, len(dense), 64 * (len(dense) // (64 * shares) + 1))  # of equal length: the bits stay
-        else:
-            write(slice(None))
+        out = dense @ own
+        for own_codes, columns in zip(codes, self.code_columns, strict=True):
+            add_picked(out, theta[columns], own_codes)
         return out
 
     def transpose_dot(self, signal: Array, rows: RowNumbers | None = None) -> Array:
@@ -190,11 +179,7 @@ class Features:
         return out
 
     def _dense(self, rows: RowNumbers | None) -> Array:
-        if rows is None:
-            return self.dense
-        if self.dense.shape[1] == 1:  # NumPy is twice as fast along one axis
-            return self.dense.reshape(-1).take(rows)[:, None]
-        return self.dense.take(rows, axis=0)
+        return self.dense if rows is None else self.dense.take(rows, axis=0)
 
     def _categories(self) -> Iterator[tuple[Codes, slice]]:
         return zip(self.codes, self.code_columns, strict=True)
@@ -216,7 +201,7 @@ def _dense_gram(dense: Array, weights: Array | Following) -> Array:
 
     def of_chunk(chunk: slice) -> Array:
         root = np.sqrt(weights[chunk]) if is_square else weights[chunk]
-        left = _weigh_rows(root, dense[chunk])
+        left = root[:, None] * dense[chunk]
         return np.asarray(left.T @ (left if is_square else dense[chunk]))
 
     columns = dense.shape[1]
@@ -224,13 +209,3 @@ def _dense_gram(dense: Array, weights: Array | Following) -> Array:
     ahead = _SMALL_RESULTS_AHEAD if columns <= _SMALL_COLUMNS else 0
     found = pool().map(of_chunk, chunks, ahead) if len(chunks) > 1 else map(of_chunk, chunks)
     return sum(found, np.zeros((columns, columns)))  # added in order, whoever is first
-
-
-def _weigh_rows(root: Array, dense: Array) -> Array:
-    """diag(w) A; of few columns one after the other: NumPy goes over short rows slowly."""
-    if dense.shape[1] > _NARROW_COLUMNS:
-        return np.asarray(root[:, None] * dense)
-    out = np.empty(dense.shape)
-    for column in range(dense.shape[1]):
-        np.multiply(root, dense[:, column], out=out[:, column])
-    return out

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tablepuppet.arrays import Array, Following, RowNumbers
+from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.models.features import Features
 from tablepuppet.privacy.gaussian import clip_scale
 
@@ -90,18 +90,6 @@ class LinearModel:
 
     def predict_test(self, theta: Array) -> Array:
         return self.test.dot(theta)
-
-    def gram(self, weights: Array | Following) -> Array:
-        """Tᵀ diag(w) T."""
-        return self.train.gram(weights)
-
-    def gram_product(self, weights: Array, theta: Array) -> Array:
-        """Tᵀ diag(w) T θ, without the matrix."""
-        return self.train.gram_product(weights, theta)
-
-    def gram_diagonal(self, weights: Array) -> Array:
-        """The diagonal of Tᵀ diag(w) T."""
-        return self.train.gram_diagonal(weights)
 
     def constants(self) -> list[Array]:
         """For each output a θ of small norm that predicts 1 on every row; none without one-hot columns in all rows."""

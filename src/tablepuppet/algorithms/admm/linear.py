@@ -55,7 +55,7 @@ def client_start(setup: PartSetup, options: Admm) -> AdmmState:
     if setup.is_private or _is_wide(setup, options):
         spectrum = Spectrum(np.zeros(0), np.zeros((0, 0)))
     else:
-        spectrum = Spectrum.of(setup.model.gram(setup.multiplicity))
+        spectrum = Spectrum.of(setup.model.train.gram(setup.multiplicity))
     return AdmmState(Trail(theta, zero, [], []), theta, theta, zero, spectrum.values, spectrum.vectors, zero)
 
 
@@ -105,7 +105,7 @@ def _solve(setup: PartSetup, options: Admm, state: AdmmState, scale: float, ridg
     assert isinstance(model, LinearModel)
     if not _is_wide(setup, options):
         return Spectrum(state.values, state.vectors).solve(scale, ridge, right)
-    products = Products(partial(model.gram_product, weights), model.gram_diagonal(weights))
+    products = Products(partial(model.train.gram_product, weights), model.train.gram_diagonal(weights))
     return products.solve(scale, ridge, right, state.iterate, to=_EXACT)
 
 

@@ -209,8 +209,8 @@ def _moments(model: LinearModel, weights: Array, rows: int) -> list[Array]:
     """Tᵀdiag(W)T/N and TᵀW/N; of a wide block only a diagonal that bounds it."""
     if model.width > WIDE:
         entries = model.train.dense.shape[1] + len(model.train.codes)  # of a row: (Σ of k numbers)² ≤ k Σ of squares
-        return [entries * model.gram_diagonal(weights)[:, None] / rows]
-    return [model.gram(weights) / rows, model.gradient(np.zeros((model.width, 1)), weights[:, None]) / rows]
+        return [entries * model.train.gram_diagonal(weights)[:, None] / rows]
+    return [model.train.gram(weights) / rows, model.gradient(np.zeros((model.width, 1)), weights[:, None]) / rows]
 
 
 def centre_moments(moments: Sequence[Array], total: float) -> Array:

@@ -196,10 +196,10 @@ def _wide_step(
     The direction need not be exact: the search takes what is good in it.
     """
     assert isinstance(setup.model, LinearModel)
-    diagonal = setup.model.gram_diagonal(weights)
+    diagonal = setup.model.train.gram_diagonal(weights)
     if setup.clients > 1:
         return state, Partial(values=[gradient, diagonal[:, None]])
-    products = Products(partial(setup.model.gram_product, weights), diagonal)
+    products = Products(partial(setup.model.train.gram_product, weights), diagonal)
     return _predict(setup, state, -products.solve(1.0, ridge, gradient, to=_CLOSE))
 
 
@@ -218,7 +218,7 @@ def _basis_step(setup: PartSetup, state: NewtonState, message: BasisUpdate) -> t
     gradient = setup.model.gradient(theta, message.signal) + ridges / setup.clients * theta
     state = msgspec.structs.replace(state, basis=basis)
     if state.values is None:
-        gram = setup.model.gram(message.bound * setup.weights)
+        gram = setup.model.train.gram(message.bound * setup.weights)
         if setup.clients > 1:
             return msgspec.structs.replace(state, values=np.zeros(0)), Partial(
                 values=[gradient, pack_triangle(gram)[None]]
@@ -268,7 +268,7 @@ def _weights(setup: PartSetup, message: NewtonUpdate) -> Array | Following:
 
 def _gram(setup: PartSetup, message: NewtonUpdate) -> Array:
     assert isinstance(setup.model, LinearModel)
-    return setup.model.gram(_weights(setup, message))
+    return setup.model.train.gram(_weights(setup, message))
 
 
 def _predict(setup: PartSetup, state: NewtonState, direction: Array) -> tuple[NewtonState, Answer]:

@@ -90,7 +90,7 @@ def summed_matrix(triangles: Array, width: int, outputs: int) -> Array:
 
 def _grams(model: LinearModel, curvature: Array) -> Iterator[Array]:
     """Tᵀ diag(W_ab) T, for a ≤ b."""
-    return (model.gram(np.ascontiguousarray(weights)) for weights in curvature.T)
+    return (model.train.gram(np.ascontiguousarray(weights)) for weights in curvature.T)
 
 
 def _of_pairs(grams: Iterable[Array], width: int, outputs: int) -> Array:
@@ -146,7 +146,7 @@ def solve_by_products(model: LinearModel, curvature: Array, ridge: float, right:
         curved = np.stack([(curvature[:, whole[a]] * scores).sum(axis=1) for a in range(outputs)], axis=1)
         return np.asarray(model.gradient(scores, curved).reshape(-1, 1) - taken @ (taken.T @ flat))
 
-    diagonal = np.stack([model.gram_diagonal(curvature[:, whole[a, a]]) for a in range(outputs)], axis=1).ravel()
+    diagonal = np.stack([model.train.gram_diagonal(curvature[:, whole[a, a]]) for a in range(outputs)], axis=1).ravel()
     diagonal = np.maximum(diagonal - (taken * taken).sum(axis=1), 1e-6 * diagonal)
     found = Products(multiply, diagonal).solve(1.0, ridge, right.reshape(-1, 1), to=_CLOSE)
     return np.asarray(found.reshape(right.shape))

@@ -66,20 +66,11 @@ class Logistic(Loss):
         return np.asarray(np.tanh(half) / (4.0 * half))
 
     def derivatives(self, scores: Array, labels: Array, *, wants_curvature: bool) -> Derivatives:
-        # As `total`, `gradient` and `curvature`, bit for bit, in three arrays: more of a shard would not fit the cache.
-        e = np.abs(scores)
-        np.negative(e, out=e)
-        np.exp(e, out=e)
-        p = 1.0 + e
-        logarithms = _logarithms(p[:, 0])
-        np.divide(e, p, out=p)
-        total = _sum(logarithms, scores[:, 0], labels, out=e[:, 0])
-        curvature = np.subtract(p, p * p) if wants_curvature else None
-        gradient = np.subtract(0.5, p, out=p)
-        np.copysign(gradient, scores, out=gradient)
-        gradient += 0.5
+        e, p = _smaller(scores)
+        curvature = p - p * p if wants_curvature else None
+        gradient = _rising(scores, p)
         gradient -= labels[:, None]
-        return total, gradient, curvature
+        return _total(scores, labels, e), gradient, curvature
 
     def proximal(self, centre: Array, rho: float | Array, labels: Array, start: Array) -> Array:
         # g(u) = σ(u) − y + ρ(u − v) rises, is convex below 0 and concave above. g(0) tells on which
@@ -143,20 +134,12 @@ def _rising(a: Array, smaller: Array) -> Array:
 
 
 def _total(scores: Array, labels: Array, e: Array) -> float:
-    """Σ log(1 + eᵃ) − y·a, with e = e^−|a|."""
-    return _sum(_logarithms(1.0 + e[:, 0]), scores[:, 0], labels)
-
-
-def _logarithms(powers: Array) -> float:
-    """Σ log(1 + e): the logarithms of a few hundred rows are one of their product."""
-    if not len(powers):
+    """Σ log(1 + eᵃ) − y·a, with e = e^−|a|; the logarithms of a few hundred rows are one of their product."""
+    if not len(labels):
         return 0.0
-    first = np.arange(0, len(powers), _PRODUCT)
-    return float(np.log(np.multiply.reduceat(powers, first)).sum())
-
-
-def _sum(logarithms: float, a: Array, labels: Array, out: Array | None = None) -> float:
-    return float(logarithms + np.maximum(a, 0.0, out=out).sum() - labels @ a)
+    a, first = scores[:, 0], np.arange(0, len(labels), _PRODUCT)
+    logarithms = float(np.log(np.multiply.reduceat(1.0 + e[:, 0], first)).sum())
+    return float(logarithms + np.maximum(a, 0.0).sum() - labels @ a)
 
 
 def _softplus(a: Array) -> Array:

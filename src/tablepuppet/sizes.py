@@ -22,5 +22,3 @@ NUMBERS_PER_CLASS_PAIRS = 1 << 24  # an array over joined rows and pairs of clas
 NUMBERS_PER_TRIANGLES = 1 << 20  # second moments of a shard's rows
 VALUES_PER_SORTED_PIECE = 1 << 17  # values in ascending order, for curves
 VALUES_PER_CLUSTER_SORT = 1 << 20  # the same of a cluster
-
-MIN_ROWS_PER_THREAD = 1 << 17  # fewer are predicted sooner than threads are woken

@@ -24,6 +24,7 @@ from tablepuppet.protocol.contract import (
     Column,
     Contract,
     Disclosure,
+    Moments,
     Purpose,
     Role,
     ScanTerms,
@@ -69,6 +70,9 @@ def roles_of(bound: BoundQuery, identifiers: Sequence[tuple[int, int]] = ()) -> 
     for number, scan in enumerate(bound.scans):
         if scan.witness_of:
             play(number, 0, "key")
+    for scan_number, uses in bound.moment_uses.items():
+        for _, column in uses:
+            play(scan_number, column, "cutoff")
     for place_of, column in identifiers:
         play(place_of, column, "identifier")
     return roles
@@ -246,6 +250,17 @@ def _clients(bound: BoundQuery, block: int) -> int:
     return len({client for b, m in members for client in bound.scans[b.relations[m.relation].scan].clients})
 
 
+def _moments(bound: BoundQuery, number: int) -> tuple[Moments, ...]:
+    """What a scan's moments are cutoffs of, and until whose moments it is read itself."""
+
+    def terms(place: Place, history: int, column: int) -> Moments:
+        giver, told = bound.scans[place[0]], bound.scans[history]
+        return Moments(giver.table, giver.expressions[place[1]], told.table, told.clients, column)
+
+    given = (terms((number, column), history, column) for history, column in bound.moment_uses.get(number, ()))
+    return (*given, *(terms(place, number, -1) for place in bound.moments.get(number, ())))
+
+
 def _owners(
     bound: BoundQuery,
     roles: Roles,
@@ -262,7 +277,16 @@ def _owners(
                 texts, merges = bound.texts_for(number, client), bound.merges(number, keys)
                 columns = tuple(Column(t, tuple(roles.get((number, c), ()))) for c, t in enumerate(texts.columns))
                 scans.append(
-                    ScanTerms(number, scan.table, columns, texts.filter, len(scan.clients), scan.query, merges)
+                    ScanTerms(
+                        number,
+                        scan.table,
+                        columns,
+                        texts.filter,
+                        len(scan.clients),
+                        scan.query,
+                        merges,
+                        _moments(bound, number),
+                    )
                 )
         for block in bound.blocks:
             places = dict.fromkeys(
@@ -295,6 +319,8 @@ def _disclosures(contract: Contract) -> tuple[Disclosure, ...]:
     for scan in scans:
         tell(scan.table, "row count")
         tell(scan.table, "key tokens")
+        tell(scan.table, "cutoff count", sum(moments.column >= 0 for moments in scan.moments))
+        tell(scan.table, "cutoffs", int(any(moments.column < 0 for moments in scan.moments)), to="client")
         if scan.merges:
             tell(scan.table, "group tokens")
             tell(scan.table, "magnitudes")

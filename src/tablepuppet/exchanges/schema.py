@@ -11,6 +11,7 @@ import hmac
 from collections.abc import Collection
 from typing import Annotated, Any, ClassVar
 
+import msgspec
 from msgspec import Meta
 
 from tablepuppet.errors import PolicyError
@@ -23,7 +24,7 @@ from tablepuppet.owner.state import ClientState
 from tablepuppet.owner.store import ScanUse
 from tablepuppet.protocol.base import MOST_COLUMNS, Count, Done, FieldDisclosure, FieldDisclosures, Message, ScanRequest
 from tablepuppet.protocol.bounds import Known, KnownScan, check_count, require
-from tablepuppet.protocol.columns import ColumnInfo, Merges
+from tablepuppet.protocol.columns import ColumnInfo, CutoffType, Merges
 from tablepuppet.protocol.contract import Contract, ScanTerms
 
 
@@ -32,6 +33,7 @@ class DescribeTable(Message, frozen=True):
 
     table: str
     query: str | None = None  # a SELECT over tables of the client's, whose rows are taken as a table's
+    cutoffs: CutoffType = ""  # of a history: the type of the moments until which it is read
 
 
 class TableSchema(Message, frozen=True):
@@ -52,6 +54,7 @@ class OpenScan(ScanRequest, frozen=True):
     filter: str | None = None
     query: str | None = None  # a SELECT over tables of the client's, of which `table` is one, read instead of it
     is_outer: bool = False  # whether a LEFT JOIN may find no row: then the answer says what each expression is there
+    cutoffs: CutoffType = ""  # of a history: the type of the moments until which it is read
 
 
 class ScanSchema(Message, frozen=True):
@@ -94,7 +97,7 @@ def _check_table_schema(request: DescribeTable, answer: TableSchema, known: Know
     check_answer=_check_table_schema,
 )
 def _describe_table(own: ClientState, request: DescribeTable) -> TableSchema:
-    described = own.tables.describe(request.table, request.query)
+    described = own.tables.describe(request.table, request.query, request.cutoffs)
     return TableSchema(
         columns=described.columns,
         withholds=not own.policy.release_parameters,
@@ -296,6 +299,8 @@ def _enforce_proposal(job: JobUnderContract, request: ProposeContract) -> None:
     for number, opened in job.opened.items():
         scan = terms[number]
         texts = [column.expression for column in scan.columns]
+        if bool(opened.cutoffs) != any(moments.column < 0 for moments in scan.moments):
+            raise refused("it does not name the moments until which a history is read")
         found = (opened.table, opened.columns, opened.filter, opened.query)
         if (scan.table, texts, scan.filter, scan.query) != found:
             raise refused("it does not name the expressions and filters that were opened")
@@ -330,9 +335,12 @@ def _propose(own: ClientState, request: ProposeContract) -> Agreement:
     if told is None:
         own.log.write("proposed", request.job, name, {"asker": contract.asker, "purpose": contract.purpose})
     own.releases.check_contract(contract)
-    sets, notes = row_rules.review(own, request.job, contract) if row_rules.is_on(own) else ([], [])
+    readable = _without_histories(contract)
+    sets, notes = row_rules.review(own, request.job, readable) if row_rules.is_on(own) else ([], [])
     if not own.may_reveal or own.policy != Policy():  # in one process, whoever says nothing lets everything pass
-        row_rules.check_texts(own, request.job, contract)
+        row_rules.check_texts(own, request.job, readable)
+        for scan in contract.scans:
+            own.policy.check_cutoffs(own.tables.use(request.job, scan.scan), scan)
     _first_prediction(own, request.job, contract)
     decision = own.approvals.decision(contract, request.job, tuple(notes)) if notes or own.policy.ask else None
     if decision is not None and not decision.is_approved:
@@ -351,6 +359,12 @@ def _propose(own: ClientState, request: ProposeContract) -> Agreement:
     rows = {f"{rows.kind} of {rows.table}": rows.sketch.name for rows in sets}
     own.log.write("agreed", request.job, name, {"tables": list(contract.tables), **({"rows": rows} if rows else {})})
     return _agree(own, name)
+
+
+def _without_histories(contract: Contract) -> Contract:
+    """The contract over scans that can be read now: a history waits for its cutoffs (exchanges/history.py)."""
+    kept = tuple(scan for scan in contract.scans if not any(moments.column < 0 for moments in scan.moments))
+    return msgspec.structs.replace(contract, scans=kept)
 
 
 def _agree(own: ClientState, name: str) -> Agreement:

@@ -26,11 +26,12 @@ from tablepuppet.arrays import RowNumbers
 from tablepuppet.errors import MappingError, TransportError
 from tablepuppet.exchanges.keys import BlindedKeys, BlindKeys, Keys, RowOrder, SendKeys
 from tablepuppet.exchanges.schema import CountRows, RowCount
+from tablepuppet.join.cutoffs import send_cutoffs
 from tablepuppet.join.groups import MergedGroups, merge_groups
 from tablepuppet.owner.tokens import POINT_SIZE, SIZE, Points, to_array, to_points
 from tablepuppet.privacy.options import KeyMode, Privacy
 from tablepuppet.sources.columns import in_one_piece, numpy_of
-from tablepuppet.sql.bound import BoundQuery
+from tablepuppet.sql.bound import CUTOFF_OUTPUTS, BoundQuery
 from tablepuppet.transport.link import Link
 
 
@@ -64,6 +65,7 @@ def gather_keys(
     privacy = privacy or Privacy()
     tokens, domains = privacy.keys, key_domains(bound)
     wanted = [sorted(column for scan, column in domains if scan == number) for number in range(len(bound.scans))]
+    send_cutoffs(bound, link, job)
     merged = merge_groups(bound, link, job, tokens)
     offsets = None if seed is None else _offsets(bound, link, job)
     requests: dict[str, list[SendKeys]] = {}
@@ -86,6 +88,7 @@ def gather_keys(
         received = [list(given.values()) for given in blinded_by_all(by_client, domains, link, job, privacy.max_keys)]
     tables = _plain(received, wanted) if tokens == "plain" else _number_tokens(received, wanted, domains)
     _check_groups(bound, received, tables, tokens)
+    _check_moments(bound, tables)
     keys = [
         ScanKeys(
             sum(k.rows for k in given),
@@ -144,6 +147,24 @@ def _check_groups(
                 f"({', '.join(scan.clients)}), and each computed the subquery over its own rows only; {why}let one of "
                 "them offer the summed-up table, or select the column itself"
             )
+
+
+def _check_moments(bound: BoundQuery, tables: Sequence[pa.Table]) -> None:
+    """Rows by whose key and moment a history was grouped have each pair once: a second would be counted again."""
+    for branch in bound.branches:
+        for join in branch.joins:
+            history, giver = branch.relations[join.relation].scan, branch.relations[join.on[0].left].scan
+            if not any(bound.scans[history].expressions[pair.right_column] == CUTOFF_OUTPUTS[1] for pair in join.on):
+                continue
+            names = [f"k{pair.left_column}" for pair in join.on]
+            pairs = tables[giver].select(names).drop_null()
+            if pairs.group_by(names).aggregate([]).num_rows < pairs.num_rows or bound.scans[giver].filter is not None:
+                table = bound.scans[giver].table
+                raise MappingError(
+                    f"the history of {bound.scans[history].table} is grouped by key and moment of {table}, of which "
+                    f"several rows may have the same; group by SELECT DISTINCT of them: FROM (SELECT DISTINCT key, "
+                    f"moment FROM {table}) t2 JOIN {bound.scans[history].table} …"
+                )
 
 
 def _lies_apart(keys: pa.ChunkedArray, holder: NDArray[np.int64]) -> bool:

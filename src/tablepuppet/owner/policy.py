@@ -31,6 +31,7 @@
     keys = ["item_id", "card_id"]
     labels = ["returned"]
     filters = ["quantity"]       # columns whose values a WHERE may look at; by default the keys
+    cutoffs = ["ordered_at"]     # times that owners of histories may be told; by default none
     texts = ["comment"]          # features that name nearly every row, and may leave as names of categories
 
 In: such a file's rules (`read_policy`). Out: a Policy, each of whose checks is nothing, or PolicyError: one sentence
@@ -71,10 +72,12 @@ class TableRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     labels: tuple[str, ...] = ()
     filters: tuple[str, ...] | None = None
     texts: tuple[str, ...] = ()
+    cutoffs: tuple[str, ...] = ()
 
     def allowed(self, role: str) -> frozenset[str]:
         """The columns that may play a role, in lower case."""
-        names = {"features": self.features, "keys": self.keys, "labels": self.labels, "texts": self.texts}.get(role)
+        named = {"features": self.features, "keys": (*self.keys, *self.cutoffs), "labels": self.labels}
+        names = {**named, "texts": self.texts, "cutoffs": self.cutoffs}.get(role)
         if names is None:
             names = self.keys if self.filters is None else self.filters
         return frozenset(name.lower() for name in names)
@@ -150,6 +153,20 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
                 continue
             for column in columns:
                 _refuse_others(base.columns[column], rules.allowed(role), f"tables.{base.table}.{role}", _AS[role])
+
+    def check_cutoffs(self, use: ScanUse, scan: ScanTerms) -> None:
+        """Refuses moments that another owner would be told, unless the owner grants them."""
+        for moments in scan.moments:
+            for base in (use, *use.others) if moments.column >= 0 else ():
+                rules = self.tables.get(base.table)
+                granted = frozenset() if rules is None else rules.allowed("cutoffs")
+                for column in sorted(base.columns[moments.column]):
+                    self.rule(
+                        column.lower() in granted,
+                        f"tables.{base.table}.cutoffs",
+                        f"the distinct values of {column} would be told to the owner of {moments.history}; its owner "
+                        f'can allow that with cutoffs = ["{column}"] under [tables.{base.table}]',
+                    )
 
     def check_label_privacy(self, given: LabelPrivacy | None) -> None:
         self.rule(self.labels.leave, "labels.leave", "labels do not leave this owner")

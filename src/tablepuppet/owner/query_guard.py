@@ -28,6 +28,7 @@ from tablepuppet.errors import PolicyError, SourceError, did_you_mean
 from tablepuppet.owner.group_sums import Partials
 from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.sources import duckdb_source
+from tablepuppet.sources.cutoffs import CUTOFF, CUTOFFS
 from tablepuppet.sources.grouped_queries import GROUPS, UnmergeableError, source_of, split_groups
 from tablepuppet.sources.guard import (
     FUNCTIONS,
@@ -77,8 +78,8 @@ def _leaf(node: Node) -> str:
     return exp.to_column(node.name).name
 
 
-def check_query(sql: str, tables: Mapping[str, Sequence[str]]) -> CheckedQuery:
-    """Refuses all but a query over `tables` (their columns by name).
+def check_query(sql: str, tables: Mapping[str, Sequence[str]], *, has_cutoffs: bool = False) -> CheckedQuery:
+    """Refuses all but a query over `tables` (their columns by name), and over cutoffs where it has any.
 
     >>> check_query("SELECT k, avg(x) AS m FROM t GROUP BY k", {"t": ["k", "x", "z"]}).reads
     {'t': ('k', 'x')}
@@ -88,6 +89,7 @@ def check_query(sql: str, tables: Mapping[str, Sequence[str]]) -> CheckedQuery:
     try:
         tree = parse_tree(sql, exp.Query, _WHAT)
         local = {cte.alias.lower() for cte in tree.find_all(exp.CTE)}
+        tables = {**tables, CUTOFFS: [CUTOFF]} if has_cutoffs else tables
         names = {name.lower(): name for name in tables}
         used: dict[str, str] = {}
         nodes, costs = 0, Costs(_WHAT)
@@ -100,7 +102,7 @@ def check_query(sql: str, tables: Mapping[str, Sequence[str]]) -> CheckedQuery:
                 _check_table(node, names, local, used)
             nodes += 1
         _check_names(tree, [column for name in used.values() for column in tables[name]])
-        reads = {name: _read(tree, tables[name]) for name in used.values()}
+        reads = {name: _read(tree, tables[name]) for name in used.values() if name != CUTOFFS}
         return CheckedQuery(write_sql(tree, 10 * nodes + 100, _WHAT), reads)
     except RecursionError:
         raise refused(_WHAT, "it is nested too deeply; write it more simply") from None
@@ -155,16 +157,23 @@ def _read(tree: exp.Expr, columns: Sequence[str]) -> tuple[str, ...]:
 
 
 NO_ROW = "(1 = 0)"
+MOST_HISTORY_ROWS = 50_000_000
 _MERGED = "tablepuppet merged"
 
 
 class DerivedSource:
     """The rows of a query over sources that somebody else opened, and will close."""
 
-    def __init__(self, name: str, query: CheckedQuery, sources: Mapping[str, Source]) -> None:
+    def __init__(self, name: str, query: CheckedQuery, sources: Mapping[str, Source], cutoffs: str = "") -> None:
         self.name = name
         self.query = query
         self.sources = {table: sources[table] for table in query.reads}
+        self.cutoffs = cutoffs  # their type, where the query is over a history
+        self.moments: pa.Table | None = None  # the cutoffs themselves, once they are known
+
+    def hold_cutoffs(self, moments: pa.Array) -> None:
+        """From now on the history is read until these moments."""
+        self.moments = pa.table({CUTOFF: moments})
 
     def describe(self) -> list[ColumnInfo]:
         with closing(self.open_rows(NO_ROW)) as twin:
@@ -176,7 +185,13 @@ class DerivedSource:
 
     def read(self, expressions: Sequence[str], filter: str | None) -> pa.Table:
         with closing(self.open_rows(None)) as whole:
-            return whole.read(expressions, filter)
+            rows = whole.read(expressions, filter)
+        if self.cutoffs and rows.num_rows > MOST_HISTORY_ROWS:
+            raise SourceError(
+                f"the history {self.name} would have more than {MOST_HISTORY_ROWS:,} rows, one for each key and cutoff"
+                "; round the moments, as in date_trunc('week', t.ts), or make the window shorter"
+            )
+        return rows
 
     def stamp(self) -> str | None:
         stamps = [source.stamp() for source in self.sources.values()]
@@ -195,7 +210,14 @@ class DerivedSource:
             if any(pa.types.is_string(kind) for kind in read.schema.types):
                 uuids = {info.name.lower() for info in source.describe() if info.kind == "uuid"}
                 casts[table] = {column: "UUID" for column in columns if column.lower() in uuids}
-        return duckdb_source.from_query(self.name, tables, self.query.text if text is None else text, casts)
+        text = self.query.text if text is None else text
+        if self.cutoffs:
+            if self.moments is None and filter is None:
+                raise SourceError(f"the history {self.name} is read until cutoffs, and they were not sent")
+            tables[CUTOFFS] = pa.table({CUTOFF: pa.array([], pa.date32())}) if filter is not None else self.moments
+            casts[CUTOFFS] = {CUTOFF: self.cutoffs}
+            text = f"SELECT * FROM ({text}) LIMIT {MOST_HISTORY_ROWS + 1}"
+        return duckdb_source.from_query(self.name, tables, text, casts)
 
 
 def partials_of(source: DerivedSource, key: bytes) -> Partials:

@@ -192,6 +192,11 @@ class Scan:
             raise TransportError(f"it was not said which groups of {self.table} are shared")
         return self.agreed
 
+    def hold_cutoffs(self, moments: pa.Array) -> None:
+        """From now on the rows of a history are those until these moments."""
+        assert isinstance(self.source, DerivedSource)
+        self.source.hold_cutoffs(moments)
+
     def merge(self, groups: pa.Table) -> None:
         """From now on the rows are those of merged groups."""
         with self.lock:
@@ -298,10 +303,10 @@ class ClientTables:
     def names(self) -> list[str]:
         return sorted(self._sources)
 
-    def describe(self, table: str, query: str | None = None) -> TableDescription:
+    def describe(self, table: str, query: str | None = None, cutoffs: str = "") -> TableDescription:
         """The columns of a table, or of what a query over this client's tables gives."""
         with self._lock:
-            source = self._source(table, query)
+            source = self._source(table, query, cutoffs)
             columns = source.describe()
             stamp = source.stamp()
             # A figure for comparison: paths, times and transactions are the owner's business.
@@ -311,7 +316,7 @@ class ClientTables:
     def open_scan(self, request: OpenScan) -> list[ColumnInfo]:
         """Checks a scan's expressions and says their types; reads nothing."""
         with self._lock:
-            source = self._source(request.table, request.query)
+            source = self._source(request.table, request.query, request.cutoffs)
             names = [column.name for column in source.describe()]
             expressions = tuple(check_expression(expression, names) for expression in request.columns)
             filter = None if request.filter is None else check_predicate(request.filter, names)
@@ -358,17 +363,17 @@ class ClientTables:
             for source in self._sources.values():
                 source.close()
 
-    def _source(self, table: str, query: str | None = None) -> Source:
+    def _source(self, table: str, query: str | None = None, cutoffs: str = "") -> Source:
         if table not in self._sources:
             has = ", ".join(self.names) or "no table"
             raise SourceError(f"there is no table {table!r} at this client; it has {has}")
         if query is None:
             return self._sources[table]
         named = {name: [column.name for column in source.describe()] for name, source in self._sources.items()}
-        checked = check_query(query, named)
+        checked = check_query(query, named, has_cutoffs=bool(cutoffs))
         if table not in checked.reads:
             raise TransportError(f"the query does not read the table {table!r} that it is said to be over")
-        return DerivedSource(table, checked, self._sources)
+        return DerivedSource(table, checked, self._sources, cutoffs)
 
 
 def _checksum(rows: pa.Table) -> int:

@@ -110,6 +110,8 @@ def setup_disclosures(mapping: MappingSummary, keys: KeyMode) -> dict[Disclosure
         for client in scan.clients:
             order = int(len(scan.clients) > 1)
             account.server(client, f"scan {number}", row_count=1, key_tokens=1, row_order=order)
+            account.server(client, f"scan {number}", cutoff_count=len(bound.moment_uses.get(number, ())))
+            account.client(client, f"scan {number}", cutoffs=int(number in bound.moments))
             merged = mapping.merged[number] if mapping.merged else None
             if merged is not None:
                 _of_groups(account, client, number, merged, has_extremes=scan.merges == "extremes")

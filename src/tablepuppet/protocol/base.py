@@ -25,6 +25,8 @@ What = Literal[
     "key tokens",
     "blinded keys",  # of other owners: how many they have
     "row order",
+    "cutoff count",
+    "cutoffs",  # distinct moments of another owner, until which one's history is read
     "group tokens",
     "magnitudes",  # of groups' figures, roughly
     "shared groups",  # which of one's groups others have too

@@ -11,6 +11,8 @@ from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.protocol.base import MOST_CATEGORIES, Amount, Text
 
 Kind = Literal["integer", "float", "decimal", "boolean", "date", "timestamp", "string", "uuid", "vector", "other"]
+# The moments until which a history is read: DuckDB's name of their type; "": there are none.
+CutoffType = Literal["", "DATE", "TIMESTAMP", "TIMESTAMP WITH TIME ZONE", "TIMESTAMP_S", "TIMESTAMP_MS", "TIMESTAMP_NS"]
 Merges = Literal["", "sums", "extremes"]  # nothing; what can be added up; that and each owner's least and greatest
 Categories = Annotated[list[Text], Meta(max_length=MOST_CATEGORIES)]
 IdCount = Annotated[int, Meta(ge=0, le=MOST_CATEGORIES)]

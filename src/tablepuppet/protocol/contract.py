@@ -21,7 +21,7 @@ from tablepuppet.privacy.options import FeaturePrivacy, KeyMode, LabelPrivacy, P
 from tablepuppet.protocol.columns import Encoder, Merges
 
 Purpose = Literal["train", "explain", "profile", "predict", "evaluate"]
-Role = Literal["key", "feature", "label", "weight", "split", "identifier"]
+Role = Literal["key", "feature", "label", "weight", "split", "identifier", "cutoff"]
 FoldBy = Literal["row", "group", "time"]
 
 
@@ -46,6 +46,16 @@ class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     roles: tuple[Role, ...]
 
 
+class Moments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The distinct values of an expression, which one owner tells another as cutoffs of its history."""
+
+    table: str  # whose moments they are
+    expression: str
+    history: str  # the table that is read until them
+    clients: tuple[str, ...]  # of the history
+    column: int = -1  # the expression, at its owner; −1: these are the terms of the history's owner
+
+
 class ScanTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is read of one table under one filter."""
 
@@ -56,6 +66,7 @@ class ScanTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     clients: int = 1  # how many owners the table has
     query: str | None = None  # whose rows are read instead of a table's
     merges: Merges = ""  # figures of its groups are merged with those of the table's other owners
+    moments: tuple[Moments, ...] = ()  # of a history: what its cutoffs are; of their own table: who is told them
 
     def numbers(self, role: Role) -> tuple[int, ...]:
         """The expressions that play a role."""
@@ -217,6 +228,7 @@ _ROLES = {
     "weight": "weight",
     "split": "which rows are test or validation rows",
     "identifier": "shown beside predictions",
+    "cutoff": "cutoffs of a history at another owner",
 }
 
 
@@ -285,5 +297,12 @@ def _scan_lines(scan: ScanTerms) -> Iterator[str]:
             f"first of the table's {scan.clients} owners that has it, which learns {learns}{each}"
         )
     yield f"table {scan.table}, {where}:" if scan.query is None else f"table {scan.table}, {where} of {scan.query}:"
+    for moments in scan.moments:
+        yield (
+            f"the distinct values of {moments.expression} are told to {', '.join(moments.clients)}, the owner of "
+            f"{moments.history}"
+            if moments.column >= 0
+            else f"{moments.history} is read until the distinct values of {moments.expression} of {moments.table}"
+        )
     for column in scan.columns:
         yield f"  {column.expression}: {', '.join(_ROLES[role] for role in column.roles) or 'no use'}"

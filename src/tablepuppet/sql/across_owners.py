@@ -51,7 +51,7 @@ def read_query(text: str, tables: Tables, link: Link) -> Ucq:
     One round, only where columns of a subquery do not say whose they are.
     """
     try:
-        return parse(text, _columns(text, tables, link))
+        return parse(text, _columns(text, tables, link), tables)
     except QueryError:
         whole = at_one_owner(text, tables)
         if whole is None:

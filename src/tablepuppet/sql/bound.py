@@ -18,7 +18,8 @@ from sqlglot.expressions import SAFE_IDENTIFIER_RE
 
 from tablepuppet.errors import CatalogError, QueryError
 from tablepuppet.privacy.options import KeyMode
-from tablepuppet.protocol.columns import ColumnInfo, Merges
+from tablepuppet.protocol.columns import ColumnInfo, CutoffType, Merges
+from tablepuppet.sources.cutoffs import AT, AT_ONCE
 from tablepuppet.sql.grammar import At, refusal
 from tablepuppet.sql.ucq import JoinKind, Ucq
 
@@ -63,6 +64,7 @@ class Scan:
     unmerged: str = ""  # why they are not, and what to do about it
     spelled: tuple[ScanTexts, ...] = ()  # per client: the expressions and the filter as it was sent them
     witness_of: tuple[tuple[int, int], ...] = ()  # scans and columns whose groups this one lists before any is dropped
+    cutoffs: CutoffType = ""  # of a history: the type of the moments until which it is read
 
 
 class ScanTexts(NamedTuple):
@@ -70,6 +72,10 @@ class ScanTexts(NamedTuple):
 
     columns: tuple[str, ...]
     filter: str | None
+
+
+Place = tuple[int, int]  # scan, expression
+CUTOFF_OUTPUTS = tuple(exp.to_identifier(name, quoted=True).sql("duckdb") for name in (AT, AT_ONCE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +183,31 @@ class BoundQuery:
         """Which figures of a scan's groups are merged over its clients; tokens that only blind owners compare, cannot
         be compared for it."""
         return "" if keys == "dh" else self.scans[scan].merges
+
+    @property
+    def moments(self) -> dict[int, tuple[Place, ...]]:
+        """Of each scan of a history, which columns of which scans give its cutoffs."""
+        found: dict[int, dict[Place, None]] = {}
+        for branch in self.branches:
+            for pair in (*(p for join in branch.joins for p in join.on), *branch.where):
+                sides = [
+                    (branch.relations[pair.left].scan, pair.left_column),
+                    (branch.relations[pair.right].scan, pair.right_column),
+                ]
+                for (scan, column), other in (sides, sides[::-1]):
+                    is_cutoff = self.scans[scan].expressions[column] in CUTOFF_OUTPUTS
+                    if is_cutoff and self.scans[scan].cutoffs:
+                        found.setdefault(scan, {})[other] = None
+        return {scan: tuple(places) for scan, places in found.items()}
+
+    @property
+    def moment_uses(self) -> dict[int, tuple[Place, ...]]:
+        """Of each scan that gives cutoffs: the history's scan and the column, in the order of its contract."""
+        found: dict[int, list[Place]] = {}
+        for history, places in self.moments.items():
+            for scan, column in places:
+                found.setdefault(scan, []).append((history, column))
+        return {scan: tuple(sorted(uses)) for scan, uses in found.items()}
 
     def texts_for(self, scan: int, client: str) -> ScanTexts:
         """What a client was asked to open."""

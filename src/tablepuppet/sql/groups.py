@@ -19,6 +19,7 @@ from typing import NamedTuple
 from sqlglot import exp
 
 from tablepuppet.protocol.columns import Merges
+from tablepuppet.sources.cutoffs import CUTOFFS, is_cutoffs, reads_cutoffs
 from tablepuppet.sources.grouped_queries import UnmergeableError, grouped_by, grouped_select, named_items, split_groups
 from tablepuppet.sources.guard import AGGREGATES
 from tablepuppet.sql.conditions import conjuncts_of
@@ -39,6 +40,7 @@ class GroupColumn(NamedTuple):
 
 def group_columns(query: exp.Query, partitions: Partitions | None = None) -> tuple[GroupColumn, ...] | None:
     """What must hold for a query over a shared table; None: it looks at one row at a time, and nothing must hold."""
+    query = _without_cutoffs(query)
     divided = _reader(query, partitions or {}).read_query(query)
     if divided is None:
         return None
@@ -49,7 +51,7 @@ def mergeable(query: exp.Query, partitions: Partitions) -> tuple[Merges, str]:
     """What of a query's groups must be merged where they lie with several clients; or what in it is in the way."""
     try:
         split = split_groups(query)
-        select, _, _ = grouped_select(query)
+        select, _, _ = grouped_select(_without_cutoffs(query))
     except UnmergeableError as error:
         return "", str(error)
     reader = _reader(query, partitions)
@@ -58,6 +60,36 @@ def mergeable(query: exp.Query, partitions: Partitions) -> tuple[Merges, str]:
     if not is_by_row or (len(sources) > 1 and not reader.read_join(select)):
         return "", "groups of what looks at several rows itself"
     return ("extremes" if split.has_extremes else "sums"), ""
+
+
+def _without_cutoffs(query: exp.Query) -> exp.Query:
+    """The query as it divides rows among clients. All clients have the same cutoffs (sql/history.py), and the latest
+    row of a key is one of the key's own rows."""
+    if not reads_cutoffs(query):
+        return query
+    found = query.copy()
+    for select in [found, *found.find_all(exp.Select)]:
+        joins = [join for join in select.args.get("joins") or () if not is_cutoffs(join.this)]
+        latest = next((join for join in joins if join.method == "ASOF"), None)
+        if isinstance(select, exp.Select) and latest is not None:
+            keys = [side for left, right in _sides(latest) for side in (left, right)]
+            own = [key for key in keys if key.table.lower() == latest.this.alias_or_name.lower()]
+            number = exp.Window(this=exp.RowNumber(), partition_by=[key.copy() for key in own])
+            select.set("from_", exp.From(this=latest.this.copy()))
+            select.set("qualify", exp.Qualify(this=exp.EQ(this=number, expression=exp.Literal.number(1))))
+            joins = []
+        select.set("joins", joins or None)
+    for column in list(found.find_all(exp.Column)):
+        if column.table == CUTOFFS and (column.arg_key == "partition_by" or isinstance(column.parent, exp.Group)):
+            column.pop()
+    return found
+
+
+def _sides(join: exp.Join) -> list[tuple[exp.Column, exp.Column]]:
+    """The plain columns that a join says are equal."""
+    on = join.args.get("on")
+    sides = [(e.left, e.right) for e in (conjuncts_of(on) if on is not None else ()) if isinstance(e, exp.EQ)]
+    return [(a, b) for a, b in sides if isinstance(a, exp.Column) and isinstance(b, exp.Column)]
 
 
 def _reader(query: exp.Query, partitions: Partitions) -> _Reader:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from sqlglot import exp
 
 from tablepuppet.errors import QueryError, did_you_mean
+from tablepuppet.sources.cutoffs import PREFIX
 from tablepuppet.sql.bound import format_expression, refuse
 from tablepuppet.sql.joins import JoinTree, join_tree
 from tablepuppet.sql.schemas import Origin, TableShape
@@ -112,7 +113,8 @@ class _Names:
             if item.alias is not None and not matches(name, shape.columns):
                 hint = did_you_mean(name.name, shape.columns)
                 raise refuse(self.ucq, f"{item.alias.name} has no column {name.name} to exclude. {hint}", name)
-        columns = tuple(column for column in shape.columns if column not in excluded)
+        shown = (column for column in shape.columns if not column.startswith(PREFIX))
+        columns = tuple(column for column in shown if column not in excluded)
         for column in columns:
             if shape.lacking(column):
                 raise self._lacks(shape, column, item.node, "List the columns instead of *")

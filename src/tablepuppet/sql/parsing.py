@@ -26,6 +26,7 @@ from tablepuppet.sql.grammar import (
     word_before,
     words,
 )
+from tablepuppet.sql.history import Tables, join_histories
 from tablepuppet.sql.select import read_select
 from tablepuppet.sql.ucq import Ucq, has_subquery, read_with
 
@@ -124,8 +125,9 @@ def _tree(text: str) -> exp.Expr:
 _UNION = frozenset({"this", "expression", "distinct", "with_"})
 
 
-def parse(text: str, columns: Columns | None = None) -> Ucq:
-    """The union of conjunctive queries that a text describes; `columns`: of its tables, where the text needs them.
+def parse(text: str, columns: Columns | None = None, tables: Tables | None = None) -> Ucq:
+    """The union of conjunctive queries that a text describes; `columns`: of its tables, where the text needs them;
+    `tables`: who holds them, which histories depend on.
 
     >>> query = parse("SELECT o.quantity, o.returned FROM orders AS o")
     >>> query.branches[0].sources[0].alias.name
@@ -135,6 +137,8 @@ def parse(text: str, columns: Columns | None = None) -> Ucq:
         tree = syntax_tree(text)
         if columns is not None:
             qualify(tree, columns)
+        if tables is not None:
+            join_histories(text, tree, tables)
         ctes = read_with(text, tree)
         selects = list(_selects(text, tree))
         return Ucq(text, tuple(read_select(text, s, ctes, is_branch=len(selects) > 1) for s in selects))
@@ -224,11 +228,19 @@ def unqualified_columns(tree: exp.Expr) -> list[exp.Column]:
     found: dict[int, exp.Column] = {}
     for select in tree.find_all(exp.Select):
         where = select.args.get("where")
-        for node in [*(conjuncts_of(where.this) if where is not None else ()), *select.expressions]:
-            if has_subquery(node):
+        histories = [join for join in select.args.get("joins") or () if _may_be_history(join)]
+        for node in [*(conjuncts_of(where.this) if where is not None else ()), *select.expressions, *histories]:
+            if has_subquery(node) or node in histories:
                 columns = (c for c in node.find_all(exp.Column) if not c.args.get("table"))
                 found.update((id(c), c) for c in columns if not isinstance(c.this, exp.Star))
     return list(found.values())
+
+
+def _may_be_history(join: exp.Join) -> bool:
+    """Whether a join may ask what a table said until a moment (sql/history.py)."""
+    inner = join.this.this if isinstance(join.this, exp.Subquery) else None
+    is_grouped = isinstance(inner, exp.Select) and inner.args.get("group") is not None and bool(inner.args.get("joins"))
+    return isinstance(join.this, exp.Lateral) or join.method == "ASOF" or is_grouped
 
 
 def qualify(tree: exp.Expr, columns: Columns) -> None:

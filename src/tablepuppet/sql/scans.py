@@ -93,7 +93,7 @@ class Scans:
         """
         draft = self._drafts[scan]
         named = {client: {WITNESS: WITNESS} for client in draft.shape.clients}
-        shape = replace(draft.shape, columns=(WITNESS,), spelling=named, query=group.witness, groups=None)
+        shape = replace(draft.shape, columns=(WITNESS,), spelling=named, query=group.witness, groups=None, cutoffs="")
         key = exp.column(WITNESS, quoted=True)
         filters = [
             condition.transform(lambda node: key.copy() if isinstance(node, exp.Column) else node)
@@ -120,6 +120,7 @@ class Scans:
                     filter=draft.predicate(client),
                     query=draft.shape.query,
                     is_outer=draft.is_outer,
+                    cutoffs=draft.shape.cutoffs,
                 )
                 requests.setdefault(client, []).append(request)
         return requests
@@ -175,6 +176,7 @@ def _add_types(ucq: Ucq, draft: _Draft, reported: Mapping[str, list[ColumnInfo]]
         shape.unmerged,
         spelled,
         tuple(draft.witness_of),
+        shape.cutoffs,
     )
 
 

@@ -17,18 +17,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast, get_args
 
 from sqlglot import exp
 
 from tablepuppet.errors import QueryError, TransportError, did_you_mean
 from tablepuppet.exchanges.schema import DescribeTable, TableSchema
 from tablepuppet.protocol.base import Message
-from tablepuppet.protocol.columns import ColumnInfo, Kind, Merges
+from tablepuppet.protocol.columns import ColumnInfo, CutoffType, Kind, Merges
+from tablepuppet.sources.cutoffs import AT, AT_ONCE, CUTOFF, reads_cutoffs
 from tablepuppet.sources.guard import AGGREGATES
 from tablepuppet.sql.bound import partitions_of, refuse
 from tablepuppet.sql.groups import GroupColumn, group_columns, inner_queries, mergeable
-from tablepuppet.sql.ucq import Ucq, base_tables, matches
+from tablepuppet.sql.ucq import Conjunctive, Source, Ucq, base_tables, matches
 from tablepuppet.transport.link import Link
 
 _NUMBERS: frozenset[Kind] = frozenset({"integer", "float", "decimal"})
@@ -274,6 +275,7 @@ class TableShape:
     groups: tuple[GroupColumn, ...] | None = None  # of such a query: what a value must lie with one client of
     merges: Merges = ""  # such groups are merged over the clients
     unmerged: str = ""  # why they are not
+    cutoffs: CutoffType = ""  # of a history: the type of the moments until which it is read
 
     def differences(self) -> str:
         """A sentence about everything in which the clients differ, where it is more than one thing."""
@@ -295,24 +297,28 @@ class _Read(NamedTuple):
     groups: tuple[GroupColumn, ...] | None = None  # see TableShape
     merging: Merges = ""  # what must be merged where groups lie with several clients; "": they cannot be
     why_not: str = ""
+    cutoffs: CutoffType = ""
 
 
 def describe(ucq: Ucq, tables: Mapping[str, tuple[str, ...]], link: Link) -> dict[Origin, TableShape]:
     """The shape of everything that the query's FROM clauses name."""
     named: dict[Origin, _Read] = {}
+    cutoffs = _cutoff_types(ucq, tables, link)
     for branch in ucq.branches:
         for source in branch.sources:
             if source.derived is None:
                 named[source.origin] = _Read(find_table(ucq, source.table, tables), None)
             else:
-                named[source.origin] = owned_query(ucq, source.derived, tables)
+                read = owned_query(ucq, source.derived, tables)
+                named[source.origin] = read._replace(cutoffs=cutoffs.get(source.origin, ""))
     used = list(dict.fromkeys(named.values()))
     asked: dict[str, list[_Read]] = {}
     for read in used:
         for client in tables[read.table]:
             asked.setdefault(client, []).append(read)
     requests: dict[str, list[Message]] = {
-        client: [DescribeTable(table=read.table, query=read.query) for read in reads] for client, reads in asked.items()
+        client: [DescribeTable(table=read.table, query=read.query, cutoffs=read.cutoffs) for read in reads]
+        for client, reads in asked.items()
     }
     answers = link.ask(requests)
     columns: dict[tuple[_Read, str], list[ColumnInfo]] = {}
@@ -343,10 +349,55 @@ def describe(ucq: Ucq, tables: Mapping[str, tuple[str, ...]], link: Link) -> dic
             groups=read.groups,
             merges="" if read in closed else read.merging,
             unmerged=_why_unmerged(read, closed.get(read, ())),
+            cutoffs=read.cutoffs,
         )
         for read in used
     }
     return {origin: shapes[read] for origin, read in named.items()}
+
+
+def _cutoff_types(ucq: Ucq, tables: Mapping[str, tuple[str, ...]], link: Link) -> dict[Origin, CutoffType]:
+    """Of each history, the type of its cutoffs, as their owners say. One round, where there are any."""
+    asked: dict[str, list[tuple[Origin, exp.Expr, DescribeTable]]] = {}
+    for branch in ucq.branches:
+        for source in branch.sources:
+            if source.derived is None or not reads_cutoffs(source.derived):
+                continue
+            moment, giver = _moment_of(ucq, branch, source)
+            table = exp.Table(this=giver.table.copy()) if giver.derived is None else exp.Subquery(this=giver.derived)
+            table.set("alias", exp.TableAlias(this=giver.alias.copy()))
+            query = exp.select(exp.alias_(moment.copy(), CUTOFF, quoted=True)).from_(table)
+            read = owned_query(ucq, query, tables)
+            for client in tables[read.table]:
+                request = DescribeTable(table=read.table, query=read.query)
+                asked.setdefault(client, []).append((source.origin, moment, request))
+    found: dict[Origin, CutoffType] = {}
+    answers = link.ask({client: [r for _, _, r in own] for client, own in asked.items()}) if asked else {}
+    for client, own in asked.items():
+        for (origin, moment, _), answer in zip(own, answers[client], strict=True):
+            kind = answer.columns[0].detail if isinstance(answer, TableSchema) and answer.columns else ""
+            if kind not in get_args(CutoffType) or found.get(origin, kind) != kind:
+                raise refuse(
+                    ucq,
+                    f"a history is read until a date or a time, the same at all owners, and {moment.sql('duckdb')} is "
+                    f"{kind or 'of no type'} at {client}; cast it, as in CAST({moment.sql('duckdb')} AS TIMESTAMP)",
+                    moment,
+                )
+            found[origin] = cast("CutoffType", kind)
+    return found
+
+
+def _moment_of(ucq: Ucq, branch: Conjunctive, source: Source) -> tuple[exp.Expr, Source]:
+    """What a history's cutoffs are in the main query, and the table that they are of."""
+    for condition in source.on:
+        sides = (condition.this, condition.expression) if isinstance(condition, exp.EQ) else ()
+        for own, other in (sides, sides[::-1]) if sides else ():
+            if isinstance(own, exp.Column) and own.name in (AT, AT_ONCE):
+                alias = next(column.table.lower() for column in other.find_all(exp.Column))
+                return other, next(s for s in branch.sources if s.alias.name.lower() == alias)
+    raise refuse(
+        ucq, f"the history {source.alias.name} is joined without its moment; join it on key and moment", source.alias
+    )
 
 
 def _why_unmerged(read: _Read, closed: Sequence[str]) -> str:

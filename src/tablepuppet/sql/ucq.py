@@ -24,6 +24,7 @@ from typing import Literal
 from sqlglot import TokenType, exp
 
 from tablepuppet.errors import did_you_mean
+from tablepuppet.sources.cutoffs import is_cutoffs
 from tablepuppet.sources.guard import QUERY_NODES
 from tablepuppet.sql.grammar import refusal, word_before
 from tablepuppet.sql.scalar import check_nodes
@@ -208,7 +209,7 @@ def needed_ctes(query: exp.Expr, ctes: Ctes) -> list[str]:
 def base_tables(query: exp.Expr) -> list[exp.Table]:
     """The tables of the federation that a derived query names, outermost first."""
     local = {cte.alias.lower() for cte in query.find_all(exp.CTE)}
-    return [t for t in query.find_all(exp.Table) if t.name.lower() not in local]
+    return [t for t in query.find_all(exp.Table) if t.name.lower() not in local and not is_cutoffs(t)]
 
 
 def has_subquery(node: exp.Expr) -> bool:

@@ -1,0 +1,155 @@
+"""Cutoffs: the moments until which a history is read, from the owner of the moments to the owner of the history.
+
+Two exchanges, between the contract and the keys. The server carries what it cannot read: cutoffs are sealed under the
+clients' key (AES-SIV, RFC 5297) together with the terms that both owners agreed to, so that no list can stand for
+another. Only distinct moments leave, never whose they are.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESSIV
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from msgspec import Meta
+
+from tablepuppet.errors import PolicyError, TransportError
+from tablepuppet.exchanges.base import ALL_PURPOSES, NoCheck, Rules
+from tablepuppet.owner import row_rules
+from tablepuppet.owner.enforcement import JobUnderContract, refused
+from tablepuppet.owner.policy import Policy
+from tablepuppet.owner.state import ClientState
+from tablepuppet.owner.tokens import key_of
+from tablepuppet.protocol.base import Count, Done, FieldDisclosure, FieldDisclosures, Message, Place, ScanRequest
+from tablepuppet.protocol.bounds import Known, require
+from tablepuppet.protocol.contract import Moments, ScanTerms, canonical
+
+MOST_CUTOFFS = 1_000_000
+Sealed = Annotated[bytes, Meta(max_length=1 << 25)]
+
+
+class SendCutoffs(ScanRequest, frozen=True):
+    """Which distinct moments does a column have? → Cutoffs"""
+
+    place: Place  # among the moments that the contract has of this scan
+
+
+class Cutoffs(Message, frozen=True):
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("count", "cutoff count"),)
+    count: Count
+    sealed: Sealed
+
+
+class HoldCutoffs(ScanRequest, frozen=True):
+    """Read a history until these moments, of each of their owners. → Done"""
+
+    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("sealed", "cutoffs"),)
+    sealed: Annotated[list[list[Sealed]], Meta(min_length=1, max_length=1000)]  # by moments, then by their owners
+
+
+def _enforce_sending(job: JobUnderContract, request: SendCutoffs) -> None:
+    moments = job.scan(request.scan).moments
+    if request.place >= len(moments) or moments[request.place].column < 0:
+        raise refused("it has no moments that are told to another owner there")
+    job.count_once(f"cutoffs {request.place}", request.scan)
+
+
+def _check_cutoffs(request: SendCutoffs, answer: Cutoffs, known: Known) -> None:
+    require(answer.count <= MOST_CUTOFFS, "count", f"is more than {MOST_CUTOFFS:,}")
+
+
+@Rules(
+    ALL_PURPOSES,
+    permit=NoCheck("the policy decided on the contract, which names the column and who is told"),
+    enforce=_enforce_sending,
+    check_answer=_check_cutoffs,
+    is_fixed=True,
+)
+def _send_cutoffs(own: ClientState, request: SendCutoffs) -> Cutoffs:
+    terms = _terms(own, request).moments[request.place]
+    values, _ = own.column(request.job, request.scan, terms.column)
+    moments = pc.drop_null(pc.unique(values))
+    if len(moments) > MOST_CUTOFFS:
+        raise PolicyError(
+            f"{terms.expression} has more than {MOST_CUTOFFS:,} distinct moments, and a history is computed for each; "
+            f"round them, as in date_trunc('day', {terms.expression})"
+        )
+    found = pa.table({"at": moments.take(pc.sort_indices(moments))})
+    return Cutoffs(count=len(moments), sealed=_cipher(own, request.job).encrypt(_to_bytes(found), _bind(terms)))
+
+
+def _enforce_holding(job: JobUnderContract, request: HoldCutoffs) -> None:
+    due = [moments for moments in job.scan(request.scan).moments if moments.column < 0]
+    if not due or len(due) != len(request.sealed):
+        raise refused("its history is not read until such moments")
+    job.count_once("held cutoffs", request.scan)
+
+
+@Rules(
+    ALL_PURPOSES,
+    permit=NoCheck("moments are other owners'; the policy decided on the contract"),
+    enforce=_enforce_holding,
+    leaves_state=True,
+)
+def _hold_cutoffs(own: ClientState, request: HoldCutoffs) -> Done:
+    cipher = _cipher(own, request.job)
+    due = [moments for moments in _terms(own, request).moments if moments.column < 0]
+    found = []
+    for terms, given in zip(due, request.sealed, strict=True):
+        for sealed in given:
+            try:
+                found.append(_from_bytes(cipher.decrypt(sealed, _bind(terms))))
+            except InvalidTag:
+                raise TransportError("the cutoffs are not those that both owners agreed to, and are refused") from None
+    moments = pc.unique(pa.concat_tables(found).column("at"))
+    if len(moments) > MOST_CUTOFFS:
+        raise TransportError(f"the history would be read until {len(moments):,} moments; at most {MOST_CUTOFFS:,} are")
+    own.tables.scan(request.job, request.scan).hold_cutoffs(moments.take(pc.sort_indices(moments)))
+    _review(own, request)
+    return Done()
+
+
+def _review(own: ClientState, request: HoldCutoffs) -> None:
+    """What waits for the rows of a history: rules about few rows, and texts that name them."""
+    only = msgspec.structs.replace(own.contracts.jobs[request.job].agreed, scans=(_terms(own, request),))
+    if row_rules.is_on(own):
+        sets, notes = row_rules.review(own, request.job, only)
+        if notes and not own.contracts.is_excused(request.job):
+            raise row_rules.few_rows(notes[0])
+        row_rules.keep(own, sets)
+    if not own.releases.is_restoring and (not own.may_reveal or own.policy != Policy()):
+        row_rules.check_texts(own, request.job, only)
+
+
+def _terms(own: ClientState, request: ScanRequest) -> ScanTerms:
+    return own.contracts.jobs[request.job].scan(request.scan)
+
+
+def _cipher(own: ClientState, job: str) -> AESSIV:
+    """The clients' seal for a job."""
+    return AESSIV(HKDF(SHA256(), 64, None, b"tablepuppet cutoffs " + job.encode()).derive(key_of(own.key)))
+
+
+def _bind(terms: Moments) -> list[bytes]:
+    """What both owners agreed to, which a sealed list is only good for."""
+    return [canonical(msgspec.structs.replace(terms, column=-1))]
+
+
+def _to_bytes(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def _from_bytes(content: bytes) -> pa.Table:
+    with pa.ipc.open_stream(content) as reader:
+        return reader.read_all()
+
+
+EXCHANGES = (_send_cutoffs, _hold_cutoffs)

@@ -1,0 +1,28 @@
+"""Names in queries over a history: the table of cutoffs, and the columns by which its rows are joined.
+
+A history is a table of which a query asks what it said until a moment (sql/history.py). The moments are rows of the
+table CUTOFFS, which has one column and which only the history's owner ever fills.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlglot import exp
+
+PREFIX: Final = "tablepuppet "  # of names that no user writes
+CUTOFFS: Final = "tablepuppet cutoffs"  # the table
+CUTOFF: Final = "at"  # its column
+KEY: Final = "tablepuppet key"  # an output: the key whose history a row is, before its number
+AT: Final = "tablepuppet at"  # an output: the cutoff that a row is about
+AT_ONCE: Final = "tablepuppet at, once"  # the same, where no two rows of the cutoffs' table may have one key and cutoff
+
+
+def is_cutoffs(node: exp.Expr) -> bool:
+    """Whether a table in FROM is that of cutoffs."""
+    return isinstance(node, exp.Table) and node.name == CUTOFFS
+
+
+def reads_cutoffs(query: exp.Expr) -> bool:
+    """Whether a query needs cutoffs."""
+    return any(is_cutoffs(table) for table in query.find_all(exp.Table))

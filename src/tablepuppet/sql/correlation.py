@@ -1,0 +1,228 @@
+"""Correlation: how a query over one owner's table depends on a row of another table.
+
+In: a SELECT that names columns of an outer table. Out: the keys that are equal, the one moment that its times are
+compared with, and its other conditions; then the queries that give its rows, groups or latest rows for every key and
+cutoff (sql/history.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from sqlglot import exp
+
+from tablepuppet.errors import QueryError
+from tablepuppet.sources.cutoffs import AT, CUTOFF, CUTOFFS, KEY
+from tablepuppet.sql.conditions import conjuncts_of
+from tablepuppet.sql.grammar import At
+
+ORDER = (exp.LT, exp.LTE, exp.GT, exp.GTE)
+_ROUNDED = (exp.Cast, exp.TryCast, exp.TimestampTrunc, exp.DateTrunc, exp.Date, exp.TsOrDsToDate, exp.Paren)
+Refuse = Callable[[str, At], QueryError]
+_Pairs = Sequence[tuple[exp.Expr, exp.Expr]]
+_Foreign = Callable[[exp.Expr], list[exp.Column]]  # the columns of a node that belong to the other table
+
+
+@dataclass
+class Correlation:
+    """How a query over a history depends on a row of another table."""
+
+    query: exp.Select  # in which the moment is the cutoff, and the other table's keys are the history's own
+    alias: exp.Identifier  # of the other table
+    keys: list[tuple[exp.Expr, exp.Expr]]  # expressions over the history, and over the other table, that are equal
+    moment: exp.Expr | None  # over the other table
+    bounds: list[exp.Expr]  # conditions on history and cutoff
+    local: list[exp.Expr]  # conditions on the history alone
+
+    @property
+    def source(self) -> tuple[str, ...]:
+        """What two histories must have in common to be computed as one."""
+        sources = [self.query.args["from_"], *(self.query.args.get("joins") or ())]
+        keys = sorted(f"{own.sql()} = {other.sql()}" for own, other in self.keys)
+        return (*(node.sql() for node in sources), *keys, self.moment.sql() if self.moment is not None else "")
+
+    def on(self, name: exp.Identifier, at: str = AT) -> exp.Expr:
+        """The condition that joins the history's rows, called `name`."""
+        equal = [other.copy().eq(column_of(f"{KEY} {k}", name)) for k, (_, other) in enumerate(self.keys)]
+        if self.moment is not None:
+            equal.append(self.moment.copy().eq(column_of(at, name)))
+        return exp.and_(*equal, copy=False)
+
+    def columns(self) -> list[exp.Expr]:
+        """The key and the cutoff, as the history's rows carry them."""
+        found: list[exp.Expr] = [
+            exp.alias_(own.copy(), f"{KEY} {k}", quoted=True) for k, (own, _) in enumerate(self.keys)
+        ]
+        return found if self.moment is None else [*found, exp.alias_(cutoff_column(), AT, quoted=True)]
+
+    def rows(self, items: Sequence[exp.Expr], conditions: Sequence[exp.Expr] | None = None) -> exp.Select:
+        """The history's rows with each cutoff before which they lie."""
+        select = exp.Select(expressions=[*self.columns(), *(item.copy() for item in items)])
+        select.set("from_", self.query.args["from_"].copy())
+        joins = [join.copy() for join in self.query.args.get("joins") or ()]
+        given = [*self.bounds, *self.local] if conditions is None else conditions
+        bounds = [c for c in given if has_cutoff(c)]
+        local = [c.copy() for c in given if not has_cutoff(c)]
+        if self.moment is not None:
+            on = exp.and_(*(c.copy() for c in bounds), copy=False) if bounds else None
+            joins.append(
+                exp.Join(this=cutoff_table(), on=on) if on is not None else exp.Join(this=cutoff_table(), kind="CROSS")
+            )
+        select.set("joins", joins or None)
+        return select.where(*local, copy=False) if local else select
+
+    def groups(self, items: Sequence[exp.Expr], conditions: Sequence[exp.Expr] | None = None) -> exp.Select:
+        """One row for each key and cutoff that has any."""
+        by = [own.copy() for own, _ in self.keys] + ([] if self.moment is None else [cutoff_column()])
+        return self.rows(items, conditions).group_by(*by, copy=False)
+
+    def latest(self, items: Sequence[exp.Expr], rows: exp.Expr, order: exp.Order | None) -> exp.Select:
+        """The first so many rows of each key and cutoff in an order."""
+        by = [own.copy() for own, _ in self.keys] + ([] if self.moment is None else [cutoff_column()])
+        number = exp.Window(this=exp.RowNumber(), partition_by=by, order=None if order is None else order.copy())
+        select = self.rows(items)
+        select.set("qualify", exp.Qualify(this=exp.LTE(this=number, expression=rows.copy())))
+        return select
+
+
+def correlate(query: exp.Select, outer: set[str], refuse: Refuse) -> Correlation | None:
+    """How a query depends on a row of one of the `outer` tables; None: on none of them."""
+    own = {node.alias_or_name.lower() for node in query.find_all(exp.Table, exp.Subquery)}
+
+    def foreign(node: exp.Expr) -> list[exp.Column]:
+        columns = (c for c in node.find_all(exp.Column) if c.table)
+        return [c for c in columns if c.table.lower() in outer and c.table.lower() not in own]
+
+    found = foreign(query)
+    if not found:
+        return None
+    names = {column.table.lower(): column for column in found}
+    if len(names) > 1:
+        raise refuse(
+            f"a history is about one table of the outer FROM, and this one is about {' and '.join(sorted(names))}; "
+            "take its keys and its moment from one of them",
+            list(names.values())[-1],
+        )
+    query = query.copy()
+    query.set("expressions", name_items(query.expressions))
+    conditions = conditions_of(query)
+    keys: list[tuple[exp.Expr, exp.Expr]] = []
+    rest: list[exp.Expr] = []
+    for condition in conditions:
+        pair = _key_pair(condition, foreign)
+        keys += [] if pair is None else [pair]
+        rest += [condition] if pair is None else []
+    query.set("where", None)
+    moment = _find_moment([*rest, query], foreign, keys, refuse)
+    bounds = [_with_cutoff(condition, moment, foreign, keys) for condition in rest if foreign(condition)]
+    local = [condition for condition in rest if not foreign(condition)]
+    query = cast(exp.Select, _with_cutoff(query, moment, foreign, keys))
+    left = [column for node in (query, *bounds) for column in foreign(node)]
+    if left:
+        raise refuse(
+            f"a history depends on another table by equal keys and by one moment, and {left[0].sql('duckdb')} is "
+            "neither; compare the history's time with one column, as in r.day < t.ts",
+            left[0],
+        )
+    return Correlation(query, found[0].args["table"], keys, moment, bounds, local)
+
+
+def _find_moment(nodes: Sequence[exp.Expr], foreign: _Foreign, keys: _Pairs, refuse: Refuse) -> exp.Expr | None:
+    """The one expression over the other table, besides keys, that a history is compared with."""
+    equal = {other.sql() for _, other in keys}
+    columns = [c for node in nodes for c in foreign(node)]
+    compared = [c for c in columns if c.sql() not in equal or _is_compared(c)]
+    if not compared:
+        return None
+    if len({column.sql() for column in compared}) > 1:
+        shown = " and ".join(sorted({column.sql("duckdb") for column in compared}))
+        raise refuse(
+            f"a history has one moment, and this one is compared with {shown}; write one of them", compared[-1]
+        )
+    rounded = [_widest(column, foreign) for column in compared]
+    same = len({node.sql() for node in rounded}) == 1
+    return (rounded[0] if same else compared[0]).copy()
+
+
+def conditions_of(select: exp.Select) -> list[exp.Expr]:
+    """The conditions of WHERE."""
+    where = select.args.get("where")
+    return conjuncts(None if where is None else where.this)
+
+
+def conjuncts(condition: exp.Expr | None) -> list[exp.Expr]:
+    """The parts of a condition that must all hold."""
+    return [] if condition is None else list(conjuncts_of(condition))
+
+
+def _key_pair(condition: exp.Expr, foreign: _Foreign) -> tuple[exp.Expr, exp.Expr] | None:
+    """own = other, each side over one of the two tables."""
+    if not isinstance(condition, exp.EQ) or condition.find(exp.Query):
+        return None
+    for own, other in ((condition.this, condition.expression), (condition.expression, condition.this)):
+        columns = list(other.find_all(exp.Column))
+        if columns and len(foreign(other)) == len(columns) and not foreign(own) and own.find(exp.Column):
+            return own, other
+    return None
+
+
+def _is_compared(column: exp.Expr) -> bool:
+    """Whether a column stands in a comparison of order, rather than of equality."""
+    return column.find_ancestor(*ORDER, exp.Between, exp.Select).__class__ in (*ORDER, exp.Between)
+
+
+def _widest(column: exp.Column, foreign: _Foreign) -> exp.Expr:
+    """The expression around a column that only rounds or casts it."""
+    found: exp.Expr = column
+    while isinstance(found.parent, _ROUNDED) and len(foreign(found.parent)) == len(
+        list(found.parent.find_all(exp.Column))
+    ):
+        found = found.parent
+    return found
+
+
+def _with_cutoff(node: exp.Expr, moment: exp.Expr | None, foreign: _Foreign, keys: _Pairs) -> exp.Expr:
+    """The moment as the cutoff, and keys of the other table as the history's own."""
+    equal = {other.sql(): own for own, other in keys}
+    wanted = None if moment is None else moment.sql()
+
+    def change(part: exp.Expr) -> exp.Expr:
+        text = part.sql() if foreign(part) else ""
+        if text and text == wanted:
+            return cutoff_column()
+        return equal[text].copy() if text in equal else part
+
+    return node.transform(change)
+
+
+def has_cutoff(node: exp.Expr) -> bool:
+    return any(column.table == CUTOFFS for column in node.find_all(exp.Column))
+
+
+def cutoff_column() -> exp.Column:
+    return column_of(CUTOFF, exp.to_identifier(CUTOFFS, quoted=True))
+
+
+def cutoff_table() -> exp.Table:
+    return exp.Table(this=exp.to_identifier(CUTOFFS, quoted=True))
+
+
+def column_of(name: str, table: exp.Identifier) -> exp.Column:
+    return exp.Column(this=exp.to_identifier(name, quoted=True), table=table.copy())
+
+
+def derived_table(query: exp.Select, name: exp.Identifier) -> exp.Subquery:
+    return exp.Subquery(this=query, alias=exp.TableAlias(this=name.copy()))
+
+
+def name_items(items: Sequence[exp.Expr]) -> list[exp.Expr]:
+    """SELECT items, each with the name that a query gives it."""
+
+    def named(item: exp.Expr) -> exp.Expr:
+        if item.is_star or isinstance(item, exp.Alias):
+            return item.copy()
+        return exp.alias_(item.copy(), item.alias_or_name or item.sql("duckdb"), quoted=True)
+
+    return [named(item) for item in items]

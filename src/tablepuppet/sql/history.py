@@ -1,0 +1,473 @@
+"""History: what another owner's table says about a key until a moment → a join on key and moment.
+
+In: the syntax tree of a query, and who holds which table. Out: the same tree, in which every history is a derived table
+with one row for each key and cutoff. Analysts write a history in four ways, and each means the same:
+
+    (SELECT avg(r.x) FROM r WHERE r.k = t.k AND r.day < t.ts)                       a correlated aggregate
+    LEFT JOIN LATERAL (SELECT count(*) AS n FROM r WHERE …) h ON true               several at once
+    LEFT JOIN (SELECT t2.k, t2.ts, … FROM t t2 JOIN r ON … GROUP BY 1, 2) h ON …    grouped by key and moment
+    ASOF LEFT JOIN r ON r.k = t.k AND r.day <= t.ts                                 the latest row
+
+and JOIN r ON r.k = t.k AND r.day < t.ts asks for the rows themselves. All become
+
+    LEFT JOIN (SELECT r.k, c.at, avg(r.x) FROM r JOIN "tablepuppet cutoffs" c ON r.day < c.at GROUP BY r.k, c.at) h
+           ON h.k = t.k AND h.at = t.ts
+
+The owner of r runs that query. The distinct values of t.ts are its cutoffs: their owner discloses them to the owner of
+r, and to nobody else (exchanges/history.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sqlglot import exp
+
+from tablepuppet.errors import QueryError
+from tablepuppet.sources.cutoffs import AT, AT_ONCE, KEY
+from tablepuppet.sources.guard import AGGREGATES
+from tablepuppet.sql.correlation import (
+    ORDER,
+    Correlation,
+    Refuse,
+    column_of,
+    conditions_of,
+    conjuncts,
+    correlate,
+    cutoff_column,
+    cutoff_table,
+    derived_table,
+    has_cutoff,
+    name_items,
+)
+from tablepuppet.sql.grammar import At, refusal
+from tablepuppet.sql.groups import has_aggregate
+
+Tables = Mapping[str, tuple[str, ...]]
+_ROUNDED = (exp.Cast, exp.TryCast, exp.TimestampTrunc, exp.DateTrunc, exp.Date, exp.TsOrDsToDate, exp.Paren)
+_COUNTS = (exp.Count, exp.CountIf, exp.ApproxDistinct, exp.RegrCount)
+_SEES_NULL = (exp.Coalesce, exp.Case, exp.If, exp.Is, exp.Nullif)
+
+
+def join_histories(text: str, tree: exp.Expr, tables: Tables) -> None:
+    """Writes every history of a query as a join, in place."""
+    known = {name.lower(): clients for name, clients in tables.items()}
+    ctes = {cte.alias.lower(): cte for cte in tree.find_all(exp.CTE)}
+    for select in list(_branches(tree)):
+        if select.args.get("from_") is not None:
+            _Branch(text, select, known, ctes).rewrite()
+
+
+def _branches(tree: exp.Expr) -> Iterator[exp.Select]:
+    """The SELECTs of a UNION ALL."""
+    if isinstance(tree, exp.Select):
+        yield tree
+    elif isinstance(tree, exp.SetOperation | exp.Subquery):
+        yield from _branches(tree.this)
+        if isinstance(tree, exp.SetOperation):
+            yield from _branches(tree.expression)
+
+
+@dataclass
+class _Scalar:
+    """A correlated aggregate of the SELECT list."""
+
+    node: exp.Expr
+    correlation: Correlation
+    name: str
+
+
+@dataclass
+class _Branch:
+    """One SELECT whose histories are written as joins."""
+
+    text: str
+    select: exp.Select
+    tables: Tables
+    ctes: Mapping[str, exp.CTE]
+    scalars: list[_Scalar] = field(default_factory=list)
+
+    def rewrite(self) -> None:
+        for join in list(self.select.args.get("joins") or ()):
+            if isinstance(join.this, exp.Lateral):
+                self._join_lateral(join)
+            elif join.method == "ASOF":
+                self._join_latest(join)
+            elif isinstance(join.this, exp.Subquery) and isinstance(join.this.this, exp.Select):
+                self._join_groups(join)
+        for join in list(self.select.args.get("joins") or ()):
+            if not join.method and not isinstance(join.this, exp.Lateral):
+                self._join_rows(join)
+        self._join_scalars()
+
+    # -- who holds what ---------------------------------------------------------------------
+
+    def _sources(self) -> dict[str, exp.Expr]:
+        """What FROM names, by alias in lower case."""
+        nodes = [self.select.args["from_"].this, *(join.this for join in self.select.args.get("joins") or ())]
+        return {node.alias_or_name.lower(): node for node in nodes}
+
+    def _holders(self, node: exp.Expr) -> frozenset[tuple[str, ...]]:
+        """The groups of clients that hold the tables below a node."""
+        found: set[tuple[str, ...]] = set()
+        for table in node.find_all(exp.Table):
+            name = table.name.lower()
+            if name in self.ctes:
+                found |= self._holders(self.ctes[name].this)
+            elif name in self.tables:
+                found.add(self.tables[name])
+        return frozenset(found)
+
+    def _refuse(self, message: str, at: At) -> QueryError:
+        return refusal(self.text, message, at)
+
+    # -- the forms --------------------------------------------------------------------------
+
+    def _join_lateral(self, join: exp.Join) -> None:
+        """JOIN LATERAL (SELECT …) h ON true."""
+        lateral, query = join.this, join.this.this.this if isinstance(join.this.this, exp.Subquery) else None
+        alias = lateral.args.get("alias")
+        on = join.args.get("on")
+        if not isinstance(query, exp.Select) or alias is None or alias.args.get("columns"):
+            raise self._refuse("LATERAL takes a SELECT with a name: LEFT JOIN LATERAL (SELECT …) h ON true", lateral)
+        if on is not None and not (isinstance(on, exp.Boolean) and on.this):
+            raise self._refuse("LATERAL is joined ON true; write its conditions inside", on)
+        if join.side not in ("", "LEFT"):
+            raise self._refuse("LATERAL is joined by LEFT JOIN or JOIN", lateral)
+        before = {name for name in self._sources() if name != lateral.alias_or_name.lower()}
+        found = correlate(query, before, self._refuse)
+        if found is None:
+            join.set("this", exp.Subquery(this=query.copy(), alias=alias.copy()))
+            return
+        self._check_plain(found.query, lateral)
+        name = alias.this
+        items = name_items(found.query.expressions)
+        if has_aggregate(found.query):
+            derived = found.groups(items)
+            self._fill_missing(name, {item.alias_or_name: _on_missing(item, self._refuse) for item in items}, found)
+            side = "LEFT"
+        elif found.query.args.get("limit") is not None:
+            derived = found.latest(items, found.query.args["limit"].expression, found.query.args.get("order"))
+            side = join.side
+        else:
+            derived, side = found.rows(items), join.side
+        self._expand_star(name, [item.alias_or_name for item in items])
+        new = exp.Join(this=derived_table(derived, name), on=found.on(name), side=side or None)
+        join.replace(new)
+
+    def _join_latest(self, join: exp.Join) -> None:
+        """ASOF [LEFT] JOIN s ON s.k = t.k AND s.day <= t.ts."""
+        source, own = join.this, join.this.alias_or_name.lower()
+        if join.side not in ("", "LEFT") or not isinstance(source, exp.Table | exp.Subquery):
+            raise self._refuse("ASOF is written as ASOF JOIN or ASOF LEFT JOIN of a table", source)
+        on = conjuncts(join.args.get("on")) or self._asof_using(join)
+        probe = exp.select("*").from_(source.copy()).where(*(c.copy() for c in on))
+        found = correlate(probe, set(self._sources()) - {own}, self._refuse)
+        if found is None or found.moment is None or len(found.bounds) != 1 or not isinstance(found.bounds[0], ORDER):
+            raise self._refuse(
+                "ASOF JOIN compares one time of each table: ASOF JOIN s ON s.key = t.key AND s.day <= t.ts", source
+            )
+        name = exp.to_identifier(source.alias_or_name)
+        keys = exp.select(*found.columns()[:-1]).distinct().from_(source.copy())
+        listed = exp.to_identifier("tablepuppet keys", quoted=True)
+        equal = [own.copy().eq(column_of(f"{KEY} {k}", listed)) for k, (own, _) in enumerate(found.keys)]
+        star = exp.Column(this=exp.Star(), table=name.copy())
+        derived = exp.select(star, *found.columns())
+        derived = derived.from_(derived_table(keys, listed) if found.keys else cutoff_table())
+        joins = [exp.Join(this=cutoff_table(), kind="CROSS")] if found.keys else []
+        conditions = exp.and_(*equal, found.bounds[0].copy(), copy=False)
+        joins.append(exp.Join(this=source.copy(), method="ASOF", on=conditions))
+        derived.set("joins", joins)
+        derived = derived.where(*found.local, copy=False) if found.local else derived
+        join.replace(exp.Join(this=derived_table(derived, name), on=found.on(name), side=join.side or None))
+
+    def _asof_using(self, join: exp.Join) -> list[exp.Expr]:
+        """USING (k, day): equal keys, and of the last column the latest that is not later."""
+        first, own = self.select.args["from_"].this.alias_or_name, join.this.alias_or_name
+        names = [node.this if isinstance(node, exp.Column) else node for node in join.args.get("using") or ()]
+        if not names or (self.select.args["joins"] or [join])[0] is not join:
+            raise self._refuse("write ON after ASOF JOIN: ON s.key = t.key AND s.day <= t.ts", join.this)
+        pairs = [(exp.column(n.copy(), own), exp.column(n.copy(), first)) for n in names]
+        equal: list[exp.Expr] = [exp.EQ(this=a, expression=b) for a, b in pairs[:-1]]
+        return [*equal, exp.LTE(this=pairs[-1][0], expression=pairs[-1][1])]
+
+    def _join_groups(self, join: exp.Join) -> None:
+        """JOIN (SELECT t2.k, t2.ts, … FROM t t2 JOIN r ON … GROUP BY 1, 2) h ON h.k = t.k AND h.ts = t.ts."""
+        query, name = join.this.this, exp.to_identifier(join.this.alias_or_name)
+        nodes = (
+            [query.args["from_"].this, *(j.this for j in query.args.get("joins") or ())]
+            if query.args.get("from_")
+            else []
+        )
+        if len(self._holders(query)) < 2 or query.args.get("group") is None or len(nodes) < 2:
+            return
+        guests = [node for node in nodes if self._is_outer(node)]
+        if len(guests) != 1 or any(j.side or j.method for j in query.args["joins"]):
+            return
+        guest = guests[0]
+        inner = query.copy()
+        sources = [node.copy() for node in nodes if node is not guest]
+        conditions = [c for j in query.args["joins"] for c in conjuncts(j.args.get("on"))]
+        conditions += conditions_of(query)
+        inner.set("from_", exp.From(this=sources[0]))
+        inner.set("joins", [exp.Join(this=node) for node in sources[1:]] or None)
+        inner.set("where", None)
+        by = _group_texts(inner)
+        inner.set("group", None)
+        inner = inner.where(*(c.copy() for c in conditions), copy=False)
+        found = correlate(inner, {guest.alias_or_name.lower()}, self._refuse)
+        if found is None or found.moment is None:
+            return
+        if by != {other.sql() for _, other in found.keys} | {found.moment.sql()}:
+            wanted = [node.sql("duckdb") for node in (*(other for _, other in found.keys), found.moment)]
+            raise self._refuse(
+                f"this history is grouped by {guest.alias_or_name}'s key and moment, and by nothing else; write GROUP "
+                f"BY {', '.join(wanted)}",
+                query,
+            )
+        self._check_plain(found.query, join.this)
+        items = name_items(found.query.expressions)
+        moments = {item.alias_or_name.lower() for item in items if item.unalias() == cutoff_column()}
+        derived = found.groups(items)
+        at = AT_ONCE if isinstance(guest, exp.Table) else AT
+        derived.set("expressions", [*items, exp.alias_(cutoff_column(), at, quoted=True)])
+        on = []
+        for condition in conjuncts(join.args.get("on")):
+            for column in list(condition.find_all(exp.Column)):
+                if column.table.lower() == name.name.lower() and column.name.lower() in moments:
+                    column.replace(column_of(at, name))
+            on.append(condition)
+        join.this.replace(derived_table(derived, name))
+        join.set("on", exp.and_(*on, copy=False))
+
+    def _is_outer(self, node: exp.Expr) -> bool:
+        """Whether the outer FROM names the same table, or this is SELECT DISTINCT of its columns."""
+        if isinstance(node, exp.Subquery) and isinstance(node.this, exp.Select):
+            select = node.this
+            is_plain = all(isinstance(item, exp.Column) for item in select.expressions)
+            given = {key for key, value in select.args.items() if value}
+            source = select.args["from_"].this if select.args.get("from_") is not None else None
+            return (
+                is_plain
+                and given == {"expressions", "distinct", "from_"}
+                and source is not None
+                and self._is_outer(source)
+            )
+        names = {n.name.lower() for n in self._sources().values() if isinstance(n, exp.Table)}
+        return isinstance(node, exp.Table) and node.name.lower() in names
+
+    def _join_rows(self, join: exp.Join) -> None:
+        """JOIN r ON r.k = t.k AND r.day < t.ts: the rows themselves, once for each cutoff."""
+        source, own = join.this, join.this.alias_or_name.lower()
+        if join.side not in ("", "LEFT") or not isinstance(source, exp.Table | exp.Subquery):
+            return
+        on = conjuncts(join.args.get("on"))
+        also = [] if join.side else conditions_of(self.select)
+        before = set(list(self._sources())[: list(self._sources()).index(own)])
+        bounds = [c for c in (*on, *also) if self._bounds(c, own, before)]
+        if not bounds:
+            return
+        probe = exp.select("*").from_(source.copy()).where(*(c.copy() for c in bounds))
+        found = correlate(probe, before, self._refuse)
+        assert found is not None
+        name = exp.to_identifier(source.alias_or_name)
+        derived = found.rows([exp.Column(this=exp.Star(), table=name.copy())])
+        kept = [c for c in on if not any(c is bound for bound in bounds)]
+        kept_where = [c for c in also if not any(c is bound for bound in bounds)]
+        if also and len(kept_where) < len(also):
+            self.select.set("where", exp.Where(this=exp.and_(*kept_where, copy=False)) if kept_where else None)
+        join.this.replace(derived_table(derived, name))
+        join.set("on", exp.and_(*kept, found.on(name), copy=False))
+        join.set("kind", None)
+
+    def _bounds(self, condition: exp.Expr, own: str, before: set[str]) -> bool:
+        """Whether a condition compares times of two owners."""
+        if not isinstance(condition, (*ORDER, exp.Between)) or condition.find(exp.Query):
+            return False
+        named = {column.table.lower() for column in condition.find_all(exp.Column)}
+        sources = self._sources()
+        others = named & before
+        if own not in named or len(others) != 1 or not named <= {own} | before:
+            return False
+        return self._holders(sources[own]) != self._holders(sources[others.pop()])
+
+    def _join_scalars(self) -> None:
+        """Correlated aggregates of the SELECT list; those over the same history become one join."""
+        outer = self._sources()
+        for item in list(self.select.expressions):
+            for node in list(item.find_all(exp.Subquery)):
+                query = node.this
+                if not isinstance(query, exp.Select) or node.find_ancestor(exp.In, exp.Exists):
+                    continue
+                found = correlate(query, set(outer), self._refuse)
+                if found is None or self._holders(query) == self._holders(outer[found.alias.name.lower()]):
+                    continue
+                self._check_plain(found.query, node)
+                if len(found.query.expressions) != 1:
+                    raise self._refuse("a subquery in the SELECT list gives one value; select one", query)
+                self.scalars.append(_Scalar(node, found, item.alias or found.query.expressions[0].alias_or_name))
+        shared: dict[tuple[str, ...], list[_Scalar]] = {}
+        for scalar in self.scalars:
+            query = scalar.correlation.query
+            if has_aggregate(query):
+                shared.setdefault(scalar.correlation.source, []).append(scalar)
+            elif query.args.get("limit") is not None:
+                self._join_value(scalar)
+            else:
+                raise self._refuse(
+                    "this subquery may give several rows; write an aggregate, as in max(r.x), or ORDER BY r.day DESC "
+                    "LIMIT 1 for the latest",
+                    scalar.node,
+                )
+        for scalars in shared.values():
+            self._join_values(scalars)
+
+    def _join_value(self, scalar: _Scalar) -> None:
+        """(SELECT r.x FROM r WHERE … ORDER BY r.day DESC LIMIT 1)."""
+        found, name = scalar.correlation, self._free_name(scalar.correlation)
+        limit = found.query.args["limit"].expression
+        if limit != exp.Literal.number(1):
+            raise self._refuse("a subquery in the SELECT list gives one value; write LIMIT 1", scalar.node)
+        item = exp.alias_(found.query.expressions[0].unalias().copy(), "value", quoted=True)
+        self._add(found.latest([item], limit, found.query.args.get("order")), found, name)
+        self._show(scalar, column_of("value", name))
+
+    def _join_values(self, scalars: Sequence[_Scalar]) -> None:
+        """Aggregates over one history; a condition that not all of them have becomes a FILTER of those that do."""
+        first, name = scalars[0].correlation, self._free_name(scalars[0].correlation)
+        conditions = [[*s.correlation.bounds, *s.correlation.local] for s in scalars]
+        common = set.intersection(*({c.sql() for c in given} for given in conditions))
+        items, shown = [], []
+        for number, (scalar, given) in enumerate(zip(scalars, conditions, strict=True)):
+            own = [c for c in given if c.sql() not in common]
+            value = _filter_aggregates(scalar.correlation.query.expressions[0].unalias(), own)
+            column = f"value {number}"
+            items.append(exp.alias_(value, column, quoted=True))
+            shown.append(_fill(_on_missing(items[-1], self._refuse), column_of(column, name), name, first))
+        shared = [c for c in conditions[0] if c.sql() in common]
+        self._add(first.groups(items, shared), first, name)
+        for scalar, value in zip(scalars, shown, strict=True):
+            self._show(scalar, value)
+
+    def _add(self, derived: exp.Select, found: Correlation, name: exp.Identifier) -> None:
+        self.select.append("joins", exp.Join(this=derived_table(derived, name), on=found.on(name), side="LEFT"))
+
+    def _show(self, scalar: _Scalar, value: exp.Expr) -> None:
+        """The value in the place of the subquery, under a name."""
+        parent = scalar.node.parent
+        if isinstance(parent, exp.Select):
+            scalar.node.replace(exp.alias_(value, scalar.name or "history", quoted=True))
+        else:
+            scalar.node.replace(value)
+
+    def _free_name(self, found: Correlation) -> exp.Identifier:
+        """The history's own alias, or one like it that the outer FROM does not have."""
+        base, taken = found.query.args["from_"].this.alias_or_name, set(self._sources())
+        name, number = base, 2
+        while name.lower() in taken:
+            name, number = f"{base}_{number}", number + 1
+        return exp.Identifier(this=name)
+
+    def _fill_missing(self, name: exp.Identifier, values: Mapping[str, exp.Expr | None], found: Correlation) -> None:
+        """Outer uses of an output have the value of no rows where the history has none."""
+        known = {output.lower(): value for output, value in values.items() if value is not None}
+        if known and any(isinstance(item, exp.Star) for item in self.select.expressions):
+            raise self._refuse("write the columns of a history instead of *", self.select.expressions[0])
+        self._expand_star(name, list(values))
+        for column in list(self.select.find_all(exp.Column)):
+            value = known.get(column.name.lower()) if column.table.lower() == name.name.lower() else None
+            if value is not None and column.find_ancestor(exp.Select) is self.select:
+                filled = _fill(value, column.copy(), name, found)
+                is_item = isinstance(column.parent, exp.Select)
+                column.replace(exp.alias_(filled, column.name, quoted=True) if is_item else filled)
+
+    def _expand_star(self, name: exp.Identifier, outputs: Sequence[str]) -> None:
+        """h.* as the history's outputs."""
+        for item in list(self.select.expressions):
+            is_star = isinstance(item, exp.Column) and isinstance(item.this, exp.Star)
+            if is_star and item.table.lower() == name.name.lower():
+                at = self.select.expressions.index(item)
+                new = [column_of(output, name) for output in outputs]
+                self.select.set(
+                    "expressions", [*self.select.expressions[:at], *new, *self.select.expressions[at + 1 :]]
+                )
+
+    def _check_plain(self, query: exp.Select, at: exp.Expr) -> None:
+        """A history is rows, groups of all of them, or the first few."""
+        for clause in ("group", "having", "qualify", "distinct", "offset", "windows"):
+            if query.args.get(clause):
+                word = {"group": "GROUP BY", "windows": "WINDOW"}.get(clause, clause.upper())
+                raise self._refuse(f"a history cannot have {word}; aggregate its rows, or take the latest", at)
+        if query.args.get("order") is not None and has_aggregate(query):
+            query.set("order", None)
+
+
+def _group_texts(select: exp.Select) -> set[str]:
+    """What GROUP BY names: expressions, or places in the SELECT list."""
+    by_number = {str(k + 1): item.unalias() for k, item in enumerate(select.expressions)}
+    by_name = {item.alias: item.this for item in select.expressions if isinstance(item, exp.Alias)}
+    group = select.args["group"]
+    if group.args.get("all"):
+        return {item.unalias().sql() for item in select.expressions if not item.find(*AGGREGATES)}
+    given = [by_number.get(e.name, e) if isinstance(e, exp.Literal) else e for e in group.expressions]
+    return {(by_name.get(e.name, e) if isinstance(e, exp.Column) and not e.table else e).sql() for e in given}
+
+
+def _filter_aggregates(value: exp.Expr, conditions: Sequence[exp.Expr]) -> exp.Expr:
+    """The value with every aggregate over the rows that meet some conditions."""
+    if not conditions:
+        return value.copy()
+
+    def change(node: exp.Expr) -> exp.Expr:
+        if not isinstance(node, tuple(AGGREGATES)) or isinstance(node.parent, exp.WithinGroup):
+            return node
+        where = exp.Where(this=exp.and_(*(c.copy() for c in conditions), copy=False))
+        return exp.Filter(this=node.copy(), expression=where)
+
+    def merge(node: exp.Expr) -> exp.Expr:
+        """FILTER of FILTER is one FILTER."""
+        if isinstance(node, exp.Filter) and isinstance(node.this, exp.Filter):
+            inner = node.this
+            both = exp.and_(inner.expression.this.copy(), node.expression.this.copy(), copy=False)
+            return exp.Filter(this=inner.this.copy(), expression=exp.Where(this=both))
+        return node
+
+    return value.copy().transform(change).transform(merge)
+
+
+def _on_missing(item: exp.Expr, refuse: Refuse) -> exp.Expr | None:
+    """What an aggregate's item is where there are no rows; None: NULL."""
+    value = item.unalias()
+    bare = value.this if isinstance(value, exp.Filter) else value
+    if isinstance(bare, tuple(AGGREGATES)):
+        return exp.Literal.number(0) if isinstance(bare, _COUNTS) else None
+    if not value.find(*_COUNTS, *_SEES_NULL):
+        return None
+
+    def empty(node: exp.Expr) -> exp.Expr:
+        if isinstance(node, (exp.Filter, exp.WithinGroup, *AGGREGATES)):
+            inside = node.this if isinstance(node, exp.Filter) else node
+            return exp.Literal.number(0) if isinstance(inside, _COUNTS) else exp.Null()
+        return exp.Null() if isinstance(node, exp.Column) else node
+
+    found = value.copy().transform(empty)
+    outside = value.copy().transform(lambda n: exp.Null() if isinstance(n, tuple(AGGREGATES)) else n)
+    if has_cutoff(outside) and outside.find(*_SEES_NULL):
+        raise refuse(
+            "where there is no history, this item would need the moment itself; leave the moment out of COALESCE and "
+            "CASE",
+            None,
+        )
+    return found
+
+
+def _fill(value: exp.Expr | None, column: exp.Expr, name: exp.Identifier, found: Correlation) -> exp.Expr:
+    """An output of a history, and another value where the history has no row."""
+    if value is None:
+        return column
+    if isinstance(value, exp.Literal):
+        return exp.Coalesce(this=column, expressions=[value.copy()])
+    mark = column_of(AT if found.moment is not None else f"{KEY} 0", name)
+    missing = exp.Is(this=mark, expression=exp.Null())
+    return exp.Case(ifs=[exp.If(this=missing, true=value.copy())], default=column)

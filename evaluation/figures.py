@@ -22,8 +22,7 @@ from evaluation.curves import curve
 from evaluation.lineup import LINEUP, Group
 from evaluation.running import Outcome
 from evaluation.workload import Workload
-from tablepuppet.report.charts import TITLES, is_wide
-from tablepuppet.report.templates import COLOURS
+from tablepuppet.report.charts import COLOURS, TITLES, is_wide
 
 Kind = Literal["convergence", "time"]
 # RFL has the styles of RFL-V, with which it never shares a panel.

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tablepuppet.algorithms.algorithm import FLOAT, Algorithm
 from tablepuppet.algorithms.options import AlgorithmOptions
@@ -24,15 +24,16 @@ from tablepuppet.algorithms.registry import BY_NAME, FEDERATED, is_expanded
 from tablepuppet.algorithms.shape import BlockShape, PartShape, RoundTraffic, Shape, agreement
 from tablepuppet.formatting import seconds
 from tablepuppet.join.join import BYTES_PER_JOINED_ROW
-from tablepuppet.join.mapping import MappingSummary, Placement
+from tablepuppet.join.mapping import Placement
 from tablepuppet.models.features import GRAM_LIMIT
 from tablepuppet.models.heads.base import HeadSpec
 from tablepuppet.models.heads.kinds import traits_of
-from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import ModelSpec
-from tablepuppet.privacy.options import Privacy
 from tablepuppet.sources.columns import STRING_KINDS
 from tablepuppet.transport.meter import Network, network
+
+if TYPE_CHECKING:
+    from tablepuppet.plan.plan import Plan
 
 RUN_EPOCHS = 10  # what runs of different algorithms are compared by
 HEADER_BYTES = 90  # of one message, all but its arrays
@@ -106,67 +107,59 @@ def cost(
     return Cost(algorithm, epochs, (*round_traffic, *agreed), computing)
 
 
-def shape_of(
-    mapping: MappingSummary,
-    loss: Loss,
-    spec: ModelSpec,
-    widths: Sequence[int] | None,
-    value_bytes: int,
-    privacy: Privacy,
-    epochs: int,
-    *,
-    head: HeadSpec,
-    has_weights: bool = False,
-) -> Shape:
-    """The shape of a job over a mapping."""
-    blocks = []
-    for number, (block, counted) in enumerate(zip(mapping.bound.blocks, mapping.blocks, strict=True)):
-        own = mapping.parts_of(number)
-        unmatched = mapping.train_rows - counted.joined
-        parts: list[PartShape] = []
-        for part in own:
-            joined = part.fan.joined + (unmatched if not parts else 0)
-            parts.append(PartShape(part.client, part.train_rows, part.test_rows, joined, part.fan, part.is_in_both))
-        strings = sum(column.kind in STRING_KINDS for column in block.columns)
-        numbers = sum(max(1, column.size) for column in block.columns if column.kind not in STRING_KINDS)
-        width = numbers + strings if widths is None else widths[number]
-        blocks.append(
-            BlockShape(
-                name=block.name,
-                table=block.table,
-                features=len(block.features),
-                numbers=numbers,
-                strings=strings,
-                width=width,
-                parameters=_parameters(spec, width, head.widths[number]),
-                outputs=head.widths[number],
-                is_identity=counted.is_identity,
-                unmatched=unmatched,
-                parts=tuple(parts),
-                is_masked=privacy.masks(len({part.client for part in own})),
-                integers=sum(column.kind == "integer" for column in block.columns),
-                booleans=sum(column.kind == "boolean" for column in block.columns),
-            )
-        )
+def shape_of(plan: Plan) -> Shape:
+    """The sizes of a plan."""
+    mapping, loss, spec, head, wire = plan.mapping, plan.loss, plan.job.model.spec, plan.head, plan.job.wire
+    value_bytes = 4 if wire.startswith("float32") else 8  # before compression
+    traits = traits_of(head.kind)
     return Shape(
         joined=mapping.train_rows,
         test_joined=mapping.test_rows,
         validation_joined=mapping.validation_rows,
         outputs=loss.outputs,
-        blocks=tuple(blocks),
+        blocks=tuple(_block_shape(plan, number, outputs) for number, outputs in enumerate(head.widths)),
         is_linear=spec.is_linear,
         curvature_varies=not loss.is_quadratic and loss.outputs == 1,
-        has_widths=widths is not None,
-        epochs=epochs,
+        has_widths=plan.widths is not None,
+        epochs=plan.job.epochs,
         head=head.kind,
-        head_parameters=_layers(_count_head_inputs(head), head.hidden, head.outputs)
-        if traits_of(head.kind).has_layers
-        else 0,
-        has_module=spec.kind == "module" or traits_of(head.kind).is_own,
+        head_parameters=_layers(_count_head_inputs(head), head.hidden, head.outputs) if traits.has_layers else 0,
+        has_module=spec.kind == "module" or traits.is_own,
         value_bytes=value_bytes,
         model_bytes=value_bytes if spec.is_linear or spec.dtype == "float64" else 4,
         has_kinks=not loss.is_smooth,
-        slopes_tell_curvature=loss.slope_tells_curvature and mapping.label.channel is None and not has_weights,
+        slopes_tell_curvature=loss.slope_tells_curvature
+        and mapping.label.channel is None
+        and not plan.job.data.has_weights,
+    )
+
+
+def _block_shape(plan: Plan, number: int, outputs: int) -> BlockShape:
+    mapping = plan.mapping
+    block, counted, own = mapping.bound.blocks[number], mapping.blocks[number], mapping.parts_of(number)
+    unmatched = mapping.train_rows - counted.joined
+    parts: list[PartShape] = []
+    for part in own:
+        joined = part.fan.joined + (unmatched if not parts else 0)
+        parts.append(PartShape(part.client, part.train_rows, part.test_rows, joined, part.fan, part.is_in_both))
+    strings = sum(column.kind in STRING_KINDS for column in block.columns)
+    numbers = sum(max(1, column.size) for column in block.columns if column.kind not in STRING_KINDS)
+    width = numbers + strings if plan.widths is None else plan.widths[number]
+    return BlockShape(
+        name=block.name,
+        table=block.table,
+        features=len(block.features),
+        numbers=numbers,
+        strings=strings,
+        width=width,
+        parameters=_parameters(plan.job.model.spec, width, outputs),
+        outputs=outputs,
+        is_identity=counted.is_identity,
+        unmatched=unmatched,
+        parts=tuple(parts),
+        is_masked=plan.job.privacy.masks(len({part.client for part in own})),
+        integers=sum(column.kind == "integer" for column in block.columns),
+        booleans=sum(column.kind == "boolean" for column in block.columns),
     )
 
 

@@ -88,11 +88,7 @@ class Plan:
     @cached_property
     def shape(self) -> Shape:
         """The sizes that costs depend on."""
-        value_bytes = 4 if self.job.wire.startswith("float32") else 8  # before compression
-        job = self.job
-        given = (self.mapping, self.loss, job.model.spec, self.widths, value_bytes, job.privacy, job.epochs)
-        has_weights = job.data.has_weights
-        return shape_of(*given, head=self.head, has_weights=has_weights)
+        return shape_of(self)
 
     def cost(self, algorithm: str, epochs: int, *, after: int = 0) -> Cost:
         """Rounds and bytes of some epochs: with this job's options where it is its algorithm."""

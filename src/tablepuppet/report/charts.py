@@ -1,8 +1,11 @@
-"""Charts as SVG text, for the report: lines, and convergence of runs against epochs, rounds, bytes or seconds.
+"""The report's templates, and its charts as SVG text: lines, and convergence of runs.
 
-In: series of points with what to say about each. Out: one `<svg>`. Colours are CSS variables of the
-page with fallbacks, so that a chart follows light and dark where there is a page, and stands alone
-where there is none. Each point carries its text: a browser shows it on hover without any script.
+Templates are Jinja2's. All text is escaped unless it is a template's own; a template gets data and formats it by
+filters.
+
+Charts. In: series of points with what to say about each. Out: one `<svg>`. Colours are CSS variables of the page with
+fallbacks, so that a chart follows light and dark where there is a page, and stands alone where there is none. Each
+point carries its text: a browser shows it on hover without any script.
 """
 
 from __future__ import annotations
@@ -10,16 +13,60 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
-from tablepuppet.formatting import number, seconds, size, tick_text
+from tablepuppet.formatting import number, plural, seconds, size, tick_text
 from tablepuppet.models.losses import metrics_by_name
 from tablepuppet.report.record import Epoch, RunRecord
-from tablepuppet.report.templates import render_template, title_of
-from tablepuppet.transport.meter import Network
+from tablepuppet.transport.meter import NETWORKS, Network
 
 if TYPE_CHECKING:
+    from jinja2 import Environment
     from markupsafe import Markup
+
+
+# Distinct in light, dark and for colour-blind eyes; dashes tell lines apart in print.
+COLOURS = ("#3b6fd4", "#d9730d", "#1f9d6b", "#b5479b", "#8a6d1d", "#c23b3b", "#2a93a8", "#6b5bd2")
+DASHES = ("", "7 3", "2 3", "9 3 2 3", "5 5", "1 4", "12 4", "6 2 1 2 1 2")
+
+
+def render_template(name: str, **data: Any) -> Markup:
+    """A template filled with data; safe to put into another one."""
+    from markupsafe import Markup
+
+    return Markup(_environment().get_template(name).render(data))
+
+
+def title_of(name: str) -> str:
+    """A network's name for people: the profiles in capitals, a user's own as it was given."""
+    return name.upper() if name in NETWORKS else name
+
+
+@cache
+def _environment() -> Environment:
+    """Loaded when a report is written: no other run waits for Jinja2."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+    loader = PackageLoader("tablepuppet.report")
+    made = Environment(
+        loader=loader,
+        autoescape=lambda name: not str(name).endswith(".md"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+    def asset(name: str) -> Markup:
+        return Markup(loader.get_source(made, name)[0])
+
+    def in_script(text: str) -> Markup:
+        return Markup(text.replace("<", "\\u003c"))  # no tag can end the element early
+
+    made.filters |= {"number": number, "size": size, "seconds": seconds, "plural": plural, "in_script": in_script}
+    made.globals |= {"asset": asset, "colours": COLOURS, "dashes": DASHES, "title_of": title_of}
+    return made
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,17 @@ from tablepuppet.algorithms.registry import BY_NAME
 from tablepuppet.errors import JobError
 from tablepuppet.formatting import number, seconds, size
 from tablepuppet.output_files import as_path, write_whole
-from tablepuppet.report.charts import TITLES, communication_seconds, convergence, merits, scales
+from tablepuppet.report.charts import (
+    TITLES,
+    communication_seconds,
+    convergence,
+    merits,
+    render_template,
+    scales,
+    title_of,
+)
 from tablepuppet.report.predictions import dependence, predictions, weights
 from tablepuppet.report.record import RunRecord
-from tablepuppet.report.templates import render_template, title_of
 from tablepuppet.transport.meter import NETWORKS, Network
 
 RECORD_LIMIT = 800_000  # characters of all runs' records kept inside the page

@@ -27,6 +27,7 @@ from tablepuppet.algorithms.shape import (
     RunShape,
     Shape,
 )
+from tablepuppet.models.heads.kinds import KINDS
 from tablepuppet.privacy.options import FeaturePrivacy
 
 # CPU seconds: to move one parameter; of a row in a batch, to find it, and for each of its outputs.
@@ -46,7 +47,7 @@ class SgdAlgorithm(Algorithm[Sgd]):
     network_epochs = 30
     head_epochs = 20
     takes_many_rounds = True
-    heads = ("sum", "factor", "mlp", "module")
+    heads = tuple(KINDS)
     uses_batches = True
     can_omit_intercept = True
     stops_when_flat = True

@@ -17,13 +17,13 @@ from benchmarks.cases import make_case
 
 import tablepuppet as tp
 from tablepuppet.errors import TablePuppetError, TrainingError
-from tablepuppet.join import joined_rows as joined_module
 from tablepuppet.join.cluster.cluster import Cluster, at_work
 from tablepuppet.join.cluster.partitions import Storage
 
 os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef0123456789abcdef"}  # before Ray reads it
 ray = pytest.importorskip("ray")
 _STORE = 80 << 20
+MANY = 300_000  # joined rows: several lanes of shards
 
 
 class Nodes:
@@ -128,12 +128,11 @@ def test_a_cluster_that_lets_anybody_in_is_refused(mode: str, says: str) -> None
 
 
 def test_a_cluster_trains_the_same_model_and_survives_the_loss_of_a_node(
-    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    nodes: Nodes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(joined_module, "JOINED_ROWS_PER_SHARD", 256)
     nodes.fill(2)
     options: dict[str, Any] = {"model": "logistic", "algorithm": "admm", "epochs": 4}
-    alone = trained("many", 3000, "local", **options)
+    alone = trained("many", MANY, "local", **options)
 
     def on_round(event: Any) -> None:
         if event.epoch == 2:
@@ -141,22 +140,19 @@ def test_a_cluster_trains_the_same_model_and_survives_the_loss_of_a_node(
 
     with caplog.at_level(logging.WARNING, logger="tablepuppet"):
         engine = tp.Ray(workers=2, storage=str(tmp_path))
-        spread = trained("many", 3000, engine, on_round=on_round, **options)
+        spread = trained("many", MANY, engine, on_round=on_round, **options)
     assert "Ray lost a worker" in caplog.text
     assert_same(spread, alone)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("label", ["binary", "number"])
-def test_a_cluster_grows_the_same_trees(
-    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, label: str
-) -> None:
-    monkeypatch.setattr(joined_module, "JOINED_ROWS_PER_SHARD", 256)
+def test_a_cluster_grows_the_same_trees(nodes: Nodes, tmp_path: Path, label: str) -> None:
     nodes.fill(2)
     options: dict[str, Any] = {"model": "boosted", "trees": 4, "depth": 3, "validation_fraction": 0.1}
     options |= {"class_weight": "balanced"} if label == "binary" else {"loss": "squared"}
-    alone = trained("many", 3000, "local", **options)
-    spread = trained("many", 3000, tp.Ray(workers=2, storage=str(tmp_path)), **options)
+    alone = trained("many", MANY, "local", **options)
+    spread = trained("many", MANY, tp.Ray(workers=2, storage=str(tmp_path)), **options)
     assert spread.trees == alone.trees
     assert [block.splits for block in spread.blocks] == [block.splits for block in alone.blocks]
     assert_same(spread, alone)
@@ -218,7 +214,6 @@ def test_a_folder_that_nodes_do_not_see_is_named(nodes: Nodes, monkeypatch: pyte
 def test_a_node_may_go_while_the_tables_are_joined(
     nodes: Nodes, when: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(joined_module, "JOINED_ROWS_PER_SHARD", 256)
     nodes.fill(2)
     ask = Cluster.ask
     lost: list[str] = []
@@ -230,21 +225,20 @@ def test_a_node_may_go_while_the_tables_are_joined(
         return ask(cluster, method, calls)
 
     options: dict[str, Any] = {"model": "logistic", "algorithm": "newton", "epochs": 2}
-    alone = trained("many", 3000, "local", **options)
+    alone = trained("many", MANY, "local", **options)
     monkeypatch.setattr(Cluster, "ask", interrupted)
     with caplog.at_level(logging.WARNING, logger="tablepuppet"):
-        spread = trained("many", 3000, tp.Ray(workers=2), **options)
+        spread = trained("many", MANY, tp.Ray(workers=2), **options)
     assert lost == [when]
     assert "Ray lost a worker" in caplog.text
     assert_same(spread, alone)
 
 
-def test_a_join_that_is_no_tree_is_made_here_and_trained_there(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joined_module, "JOINED_ROWS_PER_SHARD", 256)
+def test_a_join_that_is_no_tree_is_made_here_and_trained_there(nodes: Nodes) -> None:
     nodes.fill(2)
     options: dict[str, Any] = {"model": "logistic", "algorithm": "newton", "privacy": {"keys": "plain"}}
     engine = tp.Ray(workers=2)
-    spread, alone = (trained("many", 3000, e, **options) for e in (engine, "local"))
+    spread, alone = (trained("many", MANY, e, **options) for e in (engine, "local"))
     assert "joined here first" in spread.plan.explain()
-    assert "each makes its own joined rows" in trained("many", 3000, engine, model="logistic").plan.explain()
+    assert "each makes its own joined rows" in trained("many", MANY, engine, model="logistic").plan.explain()
     assert_same(spread, alone)

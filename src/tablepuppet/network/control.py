@@ -141,6 +141,8 @@ def _class(module: str, name: str, allowed: frozenset[type] | None) -> type:
     found = [k for k in kinds if isinstance(k, type) and (is_dataclass(k) or issubclass(k, msgspec.Struct))]
     if not found:
         raise ValueError(f"it holds a {str(name)[:100]}, which this release of TablePuppet does not know")
+    if len(found) > 1:  # classes of one name: what results hold comes first
+        found.sort(key=lambda kind: kind not in reachable((Result, Plan, Model)))
     if allowed is not None and found[0] not in allowed:
         raise ValueError(f"a {name} is nothing that can be asked for")
     return found[0]

@@ -38,7 +38,7 @@ def memory_limit() -> int:
 
 
 def free_memory() -> int:
-    """Bytes that can still be had."""
+    """Bytes that are still free."""
     return min([_available(), *(max(limit - used, 0) for limit, used in (*_limits(), *_own_limits()))])
 
 
@@ -90,7 +90,7 @@ def _folders() -> Iterator[Path]:
 
 
 def _number(path: Path) -> int | None:
-    """What a file of one number says; None: no limit, or no such file."""
+    """The number in a file; None: no limit, or no such file."""
     try:
         text = path.read_text(encoding="ascii").strip()
     except OSError:
@@ -125,10 +125,7 @@ def fix_thresholds() -> None:
 
 
 def trim_heap(rows: int = 0) -> None:
-    """Returns what was freed to the system, if it is much: between stages, the next of which needs other arrays.
-
-    Where tables or their join have many `rows`, all of it: pages anew take little beside what is done to them.
-    """
+    """Returns freed memory to the system between stages, if it is much or a table or join has many `rows`."""
     pa.default_memory_pool().release_unused()
     trim = _of_glibc("malloc_trim")
     if trim is not None and (rows >= _MIN_ROWS_TO_TRIM or _unused_bytes() > _MAX_SPARE_BYTES):

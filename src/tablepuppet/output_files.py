@@ -24,7 +24,7 @@ def as_path(given: object, what: str, error: type[TablePuppetError] = JobError) 
 def write_whole(
     target: Path, write: Callable[[Path], object], what: str, error: type[TablePuppetError] = JobError
 ) -> None:
-    """Lets `write` fill a file beside the target, and puts it in the target's place."""
+    """Lets `write` fill a file in the target's folder, and moves it to the target."""
     place = target.resolve()  # a link stays a link
     is_ordinary = place.is_file() or not place.exists()  # a pipe or a device is written to, never replaced
     unfinished = place.with_name(f".{place.name}.{secrets.token_hex(4)}")

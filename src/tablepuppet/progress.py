@@ -31,7 +31,7 @@ _LOG_INTERVAL = 10.0  # seconds between two lines of a log
 
 
 class RoundProgress:
-    """Counts rounds on a bar, with the objective beside it; without a bar, it does nothing."""
+    """Counts rounds on a bar and shows the objective; without a bar, it does nothing."""
 
     def __init__(self, bar: Progress | None, doing: str) -> None:
         self._bar = bar
@@ -64,7 +64,7 @@ class RoundProgress:
 
 @contextmanager
 def show_progress(doing: str, progress: bool | None) -> Iterator[RoundProgress]:
-    """While inside, shows what is being done."""
+    """While inside, shows progress."""
     if progress not in (True, False, None):
         raise JobError(f"progress must be True, False or None (where somebody is watching), not {progress!r}")
     is_terminal, is_notebook = _is_terminal(sys.stderr), _is_notebook()
@@ -129,7 +129,7 @@ def _is_terminal(out: TextIO) -> bool:
 
 
 def _is_notebook() -> bool:
-    """Whether a Jupyter kernel runs this code; IPython need not be installed."""
+    """Whether a Jupyter kernel runs this code; IPython may be missing."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return shell is not None and hasattr(shell, "kernel")

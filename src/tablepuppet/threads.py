@@ -66,7 +66,7 @@ class Pool:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="tablepuppet-joined")
 
     def map(self, function: Callable[[Item], Result], items: Iterable[Item], ahead: int = 0) -> Iterator[Result]:
-        """What the function gives for each item, in order; whoever takes a result works beside the other threads.
+        """The function's result for each item, in order; whoever takes a result works while other threads do.
 
         `ahead`: small results that may lie about, so that no thread waits until one of them was taken.
         """
@@ -100,7 +100,7 @@ def _background_of(process: int) -> ThreadPoolExecutor:
 
 
 def submit(function: Callable[[Item], Result], item: Item) -> Future[Result]:
-    """What the function gives, which is computed aside."""
+    """The function's result, computed in the background."""
     return _background_of(os.getpid()).submit(function, item)
 
 

@@ -157,7 +157,7 @@ def test_no_fault_changes_the_model(tmp_path: Path, options: dict[str, Any]) -> 
 
 
 @pytest.mark.slow
-def test_two_hundred_rounds_with_a_fault_each_change_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_two_hundred_rounds_with_a_fault_each_change_nothing(tmp_path: Path) -> None:
     options: dict[str, Any] = {"algorithm": "sgd", "batch_size": 30, "epochs": 40, "learning_rate": 0.05}
     with closing(BadNetwork(tmp_path, tables(120), seed=2)) as network:
         result, _ = weather(tmp_path, network, **options)
@@ -165,7 +165,6 @@ def test_two_hundred_rounds_with_a_fault_each_change_nothing(tmp_path: Path, cap
         expected = federation.train(QUERY, label="y", **options)
     assert result.traffic.rounds > 200
     assert len(network.faults) == 7
-    assert "no room in" in caplog.text
     assert_same(result, expected)
 
 

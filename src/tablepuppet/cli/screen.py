@@ -1,4 +1,4 @@
-"""What a command shows: results on standard output, progress and errors on standard error.
+"""A command's output: results on standard output, progress and errors on standard error.
 
 With --json a command writes one JSON document and nothing else to standard output; progress is
 shown to people only, that is on a terminal.
@@ -61,7 +61,7 @@ class Screen:
 
     @contextmanager
     def progress(self, doing: str) -> Iterator[Callable[[RoundEvent], None]]:
-        """A bar that counts rounds, with the objective beside it; gives what `on_round` takes."""
+        """A bar that counts rounds and shows the objective; gives a callback for `on_round`."""
         if self.wants_json or not self.err.is_terminal:
             yield lambda event: None
             return

@@ -1,10 +1,9 @@
-"""What a user and the coordinator say to each other: jobs in, news and results out, as messages and frozen data.
+"""Messages between users and the coordinator: jobs in, news and results out.
 
-In: dataclasses and structs of tablepuppet, and what they hold. Out: one frame, and the same data from
-it. Only classes of tablepuppet are ever made, and none of their code runs; nothing is imported for a frame. A frame
-holds what the fields of the value's class, and of those in turn, are declared to hold, and nothing else: a result
-declares figures, so which rows meet, how often, and their labels stay with the coordinator. What a user asks for can
-hold nothing but jobs and models.
+In: dataclasses and structs of tablepuppet. Out: one frame, and the same data from it. A frame makes objects of our own
+classes alone, runs none of their code and imports nothing. It holds the declared fields of a value's class, and of
+their classes in turn, and nothing else. A result declares metrics and parameters, so joined rows and their labels stay
+with the coordinator. A request holds jobs and models alone.
 """
 
 from __future__ import annotations
@@ -178,7 +177,7 @@ def _in_parts(flat: dict[str, Any]) -> dict[str, Any]:
 
 
 def _defaults(kind: type, names: tuple[str, ...]) -> dict[str, Any]:
-    """The fields of a class that need not be given."""
+    """The fields of a class that have defaults."""
     if issubclass(kind, msgspec.Struct):
         given = [(f.name, f.default, f.default_factory) for f in msgspec.structs.fields(kind)]
         nothing: Any = msgspec.NODEFAULT
@@ -286,10 +285,10 @@ TO_USER = Challenge | Welcome | Refused | Goodbye | Heartbeat | Accepted | Statu
 
 
 def user_protocol() -> str:
-    """What users and the server say to each other."""
+    """The messages between users and the server."""
     return fingerprint((FROM_USER, TO_USER, Job, Model, Result, Plan))
 
 
 def run_protocol() -> str:
-    """What a run on the disk depends on: what was asked, and what clients answered."""
+    """The format of a run on the disk: its request, and the answers of clients."""
     return f"{user_protocol()}/{client_protocol()}/{_STATE}"

@@ -1,9 +1,9 @@
 """The coordinator: runs jobs one after another over the clients that are connected, users in turn.
 
-In: jobs that users submit. Out: news and results, to whoever asked and to nobody else. What a run computes, it computes
-in a process of its own (run_process.py); this one only carries messages and keeps the journal. A run that was under way
-when the coordinator ended or died is taken up again when it starts; one that ended because a client stayed away waits
-to be resumed; one whose process died twice is set aside.
+In: jobs that users submit. Out: news and results, to whoever asked and to nobody else. A run computes in a process of
+its own (run_process.py); this one only carries messages and keeps the journal. A run that was under way when the
+coordinator ended or died is taken up again when it starts; one that ended because a client stayed away waits to be
+resumed; one whose process died twice is set aside.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Coordinator:
         return run
 
     def resume(self, id: str, user: str | None = None) -> Run:
-        """Queues an interrupted run again; it goes on where it was."""
+        """Queues an interrupted run again; it resumes at its last step."""
         run = self._own_run(id, user)
         if run.state != "interrupted":
             raise JobError(f"run {run.id} is {run.state}; only an interrupted run can be resumed")
@@ -161,7 +161,7 @@ class Coordinator:
         }
 
     def health(self) -> str:
-        """What is wrong with the coordinator; nothing: "ok"."""
+        """The coordinator's trouble; "ok" where it has none."""
         if not self._worker.is_alive():
             return "no run is worked on any more"
         if is_out_of_room(self._folder):
@@ -175,7 +175,7 @@ class Coordinator:
                 self._process.start()
 
     def close(self) -> None:
-        """Ends; the run under way goes on when the coordinator starts again."""
+        """Ends; the run under way resumes when the coordinator starts again."""
         self._is_closing = True
         self._queue.close()
         with self._lock:
@@ -330,7 +330,7 @@ class Coordinator:
         log.warning("run %s failed: %s", run.id, error)
 
     def _waits_for_room(self) -> bool:
-        """Whether a full disk is waited for: until we are told to end."""
+        """Whether a full disk is waited for: until the coordinator closes."""
         self.trouble = "the disk is full"
         return not self._is_closing
 

@@ -113,7 +113,7 @@ class CoordinatorClient:
         self._ask(c.Cancel(run=run, keep=keep))
 
     def resume(self, run: str) -> None:
-        """Goes on with an interrupted run."""
+        """Resumes an interrupted run."""
         self._ask(c.Resume(run=run))
 
     def status(self) -> dict[str, Any]:

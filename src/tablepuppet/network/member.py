@@ -1,8 +1,8 @@
 """A client in a federation: dials out, answers every request once, comes back after every interruption.
 
-In: numbered requests. Out: replies. A request that comes again gets the reply that it got before; one
-that is older, or that skips a step, is refused. With a store, what a run has changed is on the disk
-before its reply leaves, so a client that was killed goes on where it was. The checkpoint of a run:
+In: numbered requests. Out: replies. A request that comes again gets the same reply again. One that is older, or that
+skips a step, is refused. With a store, a step's changes are on the disk before its reply leaves, so a killed client
+resumes at its last step. The checkpoint of a run:
 
     setup   the requests that opened its scans and parts, which are answered again
     last    the last step, its reply, and the state of each part

@@ -41,7 +41,7 @@ Style = Literal["text", "json"]
 
 
 class TextLines(logging.Formatter):
-    """One line an event: what a peer sent cannot begin another, nor move a cursor. Tracebacks follow as they are."""
+    """One line an event: text of a peer cannot begin another, nor move a cursor. Tracebacks follow as they are."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         record.message = printable(record.message)
@@ -174,7 +174,7 @@ def serve(
     open_tables: OpenTables,
     on_ready: Callable[[Server], None],
 ) -> None:
-    """Runs the coordinator, and clients of the same organisation beside it, until a signal comes."""
+    """Runs the coordinator, and clients of the same organisation in the same process, until a signal comes."""
     os.umask(0o077)  # whatever is written holds somebody's data
     _raise_descriptor_limit()
     fix_thresholds()  # before threads have heaps of their own, which keep what messages took

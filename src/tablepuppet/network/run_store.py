@@ -1,11 +1,11 @@
-"""What a process remembers of its runs when it dies: records in one SQLite file, which no other process may open.
+"""Durable state of a process: records of its runs in one SQLite file, which no other process may open.
 
-In: an envelope and frames, under a run, a part and a number. Out: the same, read again; what a crash tore off is not
-there at all. SQLite's write-ahead log holds whatever was written, so no death of a process loses a record. A machine
-that goes down loses none that was urgent, and none of a run whose rounds take longer than `_PERIOD`: in quicker ones
-the log is forced to the disk that often, and what lies between is with the operating system.
+In: an envelope and frames, under a run, a part and a number. Out: the same, read again, or nothing after a torn write.
+The write-ahead log holds every record at once, so no death of a process loses one. A power cut loses no urgent record,
+and none of a run whose rounds take longer than `_PERIOD`. In quicker ones the log is forced to the disk that often; the
+records in between are with the operating system.
 
-A release before this one kept a file for each record; `read_earlier_runs` reads what is left of them.
+An earlier release kept a file for each record; `read_earlier_runs` reads them once.
 """
 
 from __future__ import annotations
@@ -39,12 +39,11 @@ _LEAST_ROOM = 1 << 16  # bytes that a card of a run may need
 _FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)  # the second where a quota is used up
 _OPENING = (
     "PRAGMA locking_mode = EXCLUSIVE",  # before anything else: then the log needs no shared memory, nor a third file
-    "PRAGMA page_size = 16384",
     "PRAGMA auto_vacuum = FULL",  # a run that is over gives its room back
     "PRAGMA secure_delete = FAST",
     "PRAGMA journal_mode = WAL",
-    "PRAGMA wal_autocheckpoint = 256",  # pages: 4 MiB
-    "PRAGMA journal_size_limit = 4194304",
+    "PRAGMA wal_autocheckpoint = 64",  # pages, 256 KiB: the log takes no room that the database needs
+    "PRAGMA journal_size_limit = 262144",
     "CREATE TABLE IF NOT EXISTS pieces (run TEXT, part TEXT, number INTEGER, piece INTEGER, checksum INTEGER, "
     "content BLOB, PRIMARY KEY (run, part, number, piece))",
     "BEGIN IMMEDIATE",  # another process that has it open is noticed here

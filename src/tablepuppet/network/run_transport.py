@@ -1,9 +1,8 @@
 """A run's line to its clients: numbered requests, and a journal of every answer, by which a run is resumed.
 
-The server's part of a run is a function of its job and of what clients answered. So the checkpoint of
-a server is its clients' answers: after a crash the run starts over with answers out of the journal
-instead of the network, arrives at the very state it was in, bit for bit, and goes on from there. No
-algorithm needs to know. A checksum of every step's requests proves that the second life is the first.
+The server's part of a run is a function of its job and of its clients' answers. So these answers are its checkpoint.
+After a crash the run starts over with answers from the journal, arrives at the same state, bit for bit, and continues
+from there. No algorithm needs to know. A checksum of every step's requests proves that the second life is the first.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class Journal:
         answers: Mapping[str, Sequence[Frame]],
         waits: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Adds a step. A run that goes on and on fills no disk that others need: it ends while there is room."""
+        """Adds a step. A run without end does not fill the disk: it fails while others still have room."""
         counts, frames = join_frames(answers)
         record = _Step(requests=requests, answers=counts), frames
         try:

@@ -1,6 +1,6 @@
 """The process that a run's work is done in: it has no socket, no file and no key, only a pipe to the coordinator.
 
-In: what was asked. Out: questions to clients, which the coordinator passes on, and in the end an outcome or an error.
+In: a request. Out: questions to clients, which the coordinator passes on, and in the end an outcome or an error.
 Whatever a client's answer or a user's job does to this process (memory, a crash of a library, an endless loop), it does
 to this one alone. It serves one run after another, so that kernels stay compiled and predictions cached.
 """
@@ -96,7 +96,7 @@ class Pipe:
 
 
 class Begin(Envelope, frozen=True):
-    """To the worker. Frame: what was asked."""
+    """To the worker. Frame: the request."""
 
     run: str
     kind: Kind
@@ -272,7 +272,7 @@ def _serve(pipe: Pipe, begin: Begin, asked: Frame, cache: PredictionCache, memor
 
 
 def _check_request(kind: Kind, asked: Any) -> Any:
-    """What a user asks, if it is what this kind of run takes."""
+    """A user's request, if it fits the kind of run."""
     fields = _FIELDS.get(kind, {})
     if fields and (not isinstance(asked, dict) or set(asked) != set(fields)):
         raise JobError(f"a request to {kind} holds {', '.join(fields)}")

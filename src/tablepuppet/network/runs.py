@@ -1,4 +1,4 @@
-"""One run at the coordinator: what is asked, and by whom, how far it is, who hears of it, what is on the disk."""
+"""One run at the coordinator: its request and user, its progress, its followers, its card on the disk."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OVER = ("finished", "failed", "interrupted", "cancelled")
 
 
 class Card(Envelope, frozen=True, forbid_unknown_fields=False):
-    """What the disk keeps of a run. Frames: what was asked, and the result once there is one.
+    """A run on the disk. Frames: the request, and the result once there is one.
 
     Later releases read it: a field that is added has a default, and one that is no more is passed over.
     """
@@ -121,7 +121,7 @@ class Run:
 
     @property
     def size(self) -> int:
-        """Bytes that it holds in memory: what was asked, and the result."""
+        """Bytes that it holds in memory: the request and the result."""
         return self.asked.size + (0 if self.result is None else self.result.size)
 
     def is_of(self, user: str) -> bool:

@@ -1,4 +1,4 @@
-"""The coordinator's process: the door for clients and users, the coordinator behind it, health beside it.
+"""The coordinator's process: the listener for clients and users, the coordinator, and health checks.
 
 Health, status and metrics are served over HTTP, for machines that watch the coordinator.
 """
@@ -224,7 +224,7 @@ class Server:
         log.info("listening on %s", location)
 
     def close(self) -> None:
-        """Stops the run under way, which goes on another time; says goodbye to everybody; stops listening."""
+        """Stops the run under way, which resumes another time; says goodbye to everybody; stops listening."""
         self._is_closing = True
         self.coordinator.close()
         self.switchboard.close("the server stops")

@@ -1,4 +1,4 @@
-"""Federation file and client file: what a process needs to know before it meets the others.
+"""Federation file and client file: the settings of a process.
 
 In: TOML. Out: frozen, checked settings; paths are relative to the file that names them.
 """

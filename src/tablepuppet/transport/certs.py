@@ -174,7 +174,7 @@ def warn_of_loose(*paths: Path) -> None:
 
 
 def check_own(authority: Path, certificate: Path, key: Path) -> None:
-    """Says what is wrong with one's own files, which a server only ever answers by hanging up."""
+    """Refuses files that do not fit together; a server would only hang up."""
     own = read_certificate(certificate)
     ask = f"ask whoever keeps the authority for another (tablepuppet certs renew {certificate.stem})"
     if not _is_issued_by(own, authority):

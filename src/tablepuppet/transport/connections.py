@@ -208,10 +208,10 @@ def _peer_on(held: socket.socket, port: int) -> Peer | None:
 def _has_spoken(held: socket.socket) -> bool:
     """Whether any byte has come; True where the system does not say."""
     try:
-        told = held.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED + 8)
+        info = held.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED + 8)
     except (OSError, AttributeError):
         return True
-    return len(told) < _BYTES_RECEIVED + 8 or any(told[_BYTES_RECEIVED:])
+    return len(info) < _BYTES_RECEIVED + 8 or any(info[_BYTES_RECEIVED:])
 
 
 log = logging.getLogger(__name__)

@@ -303,9 +303,9 @@ def fingerprint(roots: tuple[Any, ...]) -> str:
 
 
 def _fields(kind: type) -> list[tuple[str, str]]:
-    return [(name, str(told)) for base in kind.__mro__[::-1] for name, told in inspect.get_annotations(base).items()]
+    return [(name, str(hint)) for base in kind.__mro__[::-1] for name, hint in inspect.get_annotations(base).items()]
 
 
 def client_protocol() -> str:
-    """What the server and its clients say to each other."""
+    """The messages between the server and its clients."""
     return fingerprint((FROM_CLIENT, FROM_SERVER, REQUESTS, RESPONSES))

@@ -1,7 +1,7 @@
 """Arrow Flight: how parties reach the server, and how each knows the other.
 
 Clients and users dial out and open one exchange; parcels then pass both ways (connections.py). With TLS
-both sides show certificates of the federation's authority. Flight tells the server only the first
+both sides show certificates of the federation's authority. Flight shows the server only the first
 alternative name of a certificate, so the handshake also asks for a signature by the key of that very
 certificate: a revoked one is known by its serial number even when its successor has the same name.
 Without TLS (`insecure`) names are believed, and both ends must be on this machine.

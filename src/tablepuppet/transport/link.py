@@ -91,7 +91,7 @@ class Link:
         return answers
 
     def tell(self, requests: Mapping[str, Sequence[Message]]) -> None:
-        """Tells the clients that are there something whose answers do not matter; nothing is counted."""
+        """Sends connected clients messages whose answers do not matter; nothing is counted."""
         for message in (message for given in requests.values() for message in given):
             if isinstance(message, CloseJob):
                 self.checks.close(message.job)

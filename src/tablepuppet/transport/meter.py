@@ -63,7 +63,7 @@ class Round:
 
 
 class DisclosureKey(NamedTuple):
-    """Something that one party was told about rows of another's: by or to which client, of which scan or part."""
+    """A disclosure about rows to another party: by or to which client, of which scan or part."""
 
     client: str
     subject: str  # "scan 0", "part 2"
@@ -114,7 +114,7 @@ class Traffic(Account):
         )
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the three phases side by side, and where the bytes of training went."""
+        """For notebooks: the three phases side by side, and the bytes of training by message and client."""
         phases = {"set-up": self.setup, "training": self, "evaluation": self.evaluation}
         head = ["phase", "rounds", "bytes from clients", "bytes to clients", *(f"on {n.upper()}" for n in NETWORKS)]
         rows = [
@@ -134,7 +134,7 @@ class Traffic(Account):
 
     @property
     def all_told(self) -> dict[DisclosureKey, int]:
-        """What every party was told in the whole run."""
+        """All disclosures of the run."""
         return add_accounts(self.setup.told, self.told, self.evaluation.told)
 
     @property

@@ -72,7 +72,7 @@ class _Line:
         self.outbox.put(None)
 
     def write(self, beat: float) -> None:
-        """Sends what comes, and a sign of life when nothing does, until told to stop."""
+        """Sends parcels of the outbox, and a sign of life when there is none, until the outbox ends."""
         try:
             while True:
                 try:

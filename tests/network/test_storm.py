@@ -237,13 +237,13 @@ def test_a_journal_that_takes_most_of_the_disk_ends_its_run(tmp_path: Path, monk
     answers = {"a": [Frame(b"h", [bytes(1 << 20)])]}
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=7 << 10, f_frsize=1 << 9))
     with closing(RunStore(tmp_path)) as store:
-        for step in range(1, 8):
+        for step in range(1, 9):
             Journal(store, RUN).append(step, 0, answers)
         journal = Journal(store, RUN)  # a second life counts what the first one wrote
-        for step in range(8, 14):
+        for step in range(9, 16):
             journal.append(step, 0, answers)
         with pytest.raises(TrainingError, match="left for others"):
-            journal.append(14, 0, answers)
+            journal.append(16, 0, answers)
 
 
 def test_a_checkpoint_that_cannot_be_written_ends_in_an_error(trained: BadNetwork) -> None:

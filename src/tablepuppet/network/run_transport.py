@@ -20,6 +20,7 @@ from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport.envelopes import Envelope, Request
 from tablepuppet.transport.switchboard import OnWaiting, Switchboard, WaitRules
 
+_GROWTH = 1 << 24  # bytes that a journal grows by between two checks of the disk
 _MOST_SHARE = 4  # times as much as is left on the disk, and a journal takes too much of it
 
 
@@ -50,6 +51,7 @@ class Journal:
     def __init__(self, store: RunStore, run: str) -> None:
         self._store, self._run = store, run
         self._size = store.size(run, "step")
+        self._checked = 0  # its size when the disk was checked last
 
     def replay(self, step: int, requests: int) -> dict[str, list[Frame]] | None:
         """The answers to a step of an earlier life; None once that life ended."""
@@ -81,6 +83,9 @@ class Journal:
                 f"the server cannot write its checkpoint ({error}); make room and resume the run"
             ) from None
         self._size += sum(frame.size for frame in frames)
+        if self._size - self._checked < _GROWTH:  # a small one is not why a disk is full
+            return
+        self._checked = self._size
         disk = os.statvfs(self._store.folder)
         left = disk.f_bavail * disk.f_frsize
         if self._size > _MOST_SHARE * left:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import tablepuppet.algorithms.boosting.answer_rules  # noqa: F401  it declares what answers must be
 from tablepuppet.algorithms.algorithm import Algorithm, Disclosure
 from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem, Server
 from tablepuppet.algorithms.boosting.options import Boosting

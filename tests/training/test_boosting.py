@@ -528,7 +528,9 @@ def test_branches_may_bring_a_block_from_tables_of_two_owners() -> None:
 def test_a_column_of_one_value_is_split_by_what_is_missing(owners: int) -> None:
     rng = np.random.default_rng(2)
     is_missing = rng.random(120) < 0.4
-    table = pa.table({"x": np.where(is_missing, None, 1.0).tolist(), "y": is_missing + 0.01 * rng.normal(size=120)})
+    table = pa.table(
+        {"x": [None if gone else 1.0 for gone in is_missing], "y": is_missing + 0.01 * rng.normal(size=120)}
+    )
     federation = tp.Federation({"t": slices(table, owners)})
     result = federation.train("SELECT t.x, t.y FROM t", label="y", model="boosted", trees=40)
     assert result.metrics["test"]["rmse"] < 0.05

@@ -71,27 +71,27 @@ def check_equal(sql: str, found: Mapping[str, str], tables: dict[str, pa.Table],
 FORMS = {
     "correlated aggregate": (
         f"SELECT t.x, (SELECT avg(r.points) FROM results r WHERE {WINDOW}) AS mean, t.y FROM task t",
-        {"mean": f"EXISTS (SELECT 1 FROM results r WHERE {WINDOW})"},
+        {},
     ),
     "count": (f"SELECT t.x, (SELECT count(*) FROM results r WHERE {WINDOW}) AS n, t.y FROM task t", {}),
     "several windows": (
         f"SELECT (SELECT avg(r.points) FROM results r WHERE {WINDOW}) AS mean, (SELECT count(r.points) FROM results r "
         "WHERE r.k = t.k AND r.day < t.ts) AS n, (SELECT max(r.points) FROM results r WHERE r.k = t.k AND r.day < t.ts "
         "AND r.place = 'a') AS best, t.y FROM task t",
-        {"mean": ANY, "best": ANY},
+        {},
     ),
     "not strict": (
         "SELECT t.x, (SELECT sum(r.points) FROM results r WHERE r.k = t.k AND r.day <= t.ts) AS s, t.y FROM task t",
-        {"s": "EXISTS (SELECT 1 FROM results r WHERE r.k = t.k AND r.day <= t.ts)"},
+        {},
     ),
     "days since": (
         "SELECT t.x, (SELECT date_diff('day', max(r.day), t.ts) FROM results r WHERE r.k = t.k AND r.day < t.ts) AS d, "
         "t.y FROM task t",
-        {"d": ANY},
+        {},
     ),
     "no key": (
         "SELECT t.x, (SELECT avg(r.points) FROM results r WHERE r.day < t.ts) AS m, t.y FROM task t",
-        {"m": "EXISTS (SELECT 1 FROM results r WHERE r.day < t.ts)"},
+        {},
     ),
     "rounded moment": (
         "SELECT t.x, (SELECT count(*) FROM results r WHERE r.k = t.k AND r.day < date_trunc('month', t.ts)) AS n, t.y "
@@ -102,7 +102,7 @@ FORMS = {
         "SELECT t.x, h.n, h.mean, h.both, t.y FROM task t LEFT JOIN LATERAL (SELECT count(*) AS n, avg(r.points) AS "
         "mean, coalesce(sum(r.points), 0) + count(*) AS both FROM results r WHERE r.k = t.k AND r.day < t.ts) h "
         "ON true",
-        {"mean": ANY},
+        {},
     ),
     "lateral with filter": (
         "SELECT h.n, h.late, t.y FROM task t, LATERAL (SELECT count(*) AS n, count(*) FILTER (WHERE r.day >= t.ts - "

@@ -54,6 +54,7 @@ class OpenScan(ScanRequest, frozen=True):
     filter: str | None = None
     query: str | None = None  # a SELECT over tables of the client's, of which `table` is one, read instead of it
     is_outer: bool = False  # whether a LEFT JOIN may find no row: then the answer says what each expression is there
+    missing_is_null: bool = False  # whether NULL there is a value that is missing, rather than no row
     cutoffs: CutoffType = ""  # of a history: the type of the moments until which it is read
 
 

@@ -324,6 +324,8 @@ class ClientTables:
             columns = [replace(c, name=text) for c, text in zip(described, request.columns, strict=True)]
             if request.is_outer:
                 columns = _with_absent(request.table, source.describe(), expressions, columns)
+            if request.missing_is_null:
+                columns = [c if c.absent is not None else replace(c, absent=True) for c in columns]
             given = (source, self._sources, request.table, expressions, filter, columns, self._lock)
             self._scans[request.job, request.scan] = Scan(*given)
             return columns

@@ -27,7 +27,7 @@ from tablepuppet.models.losses import LabelFacts, Loss, loss_named, usual_loss
 from tablepuppet.models.modules import Builder
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.output_files import as_path, write_whole
-from tablepuppet.protocol.columns import ColumnInfo, Encoder, NumberEncoder
+from tablepuppet.protocol.columns import Absent, ColumnInfo, Encoder, NumberEncoder
 from tablepuppet.sources.encoding import encoded_names, encoded_width, start_weights
 from tablepuppet.sources.guard import columns_of
 from tablepuppet.sql.bound import Block, BoundQuery, Scan
@@ -52,7 +52,7 @@ class BlockModel:
     uses: tuple[tuple[str, ...], ...] = ()  # the features as SQL over the table's columns; one for each use of it
     is_held: bool = False  # by its owners
     splits: tuple[SplitRule, ...] = ()  # of boosted trees; none where they are held
-    absent: tuple[float | str | list[float] | None, ...] = ()  # each feature where a LEFT JOIN finds no row; None: NULL
+    absent: tuple[Absent, ...] = ()  # what each feature is where a LEFT JOIN finds no row
 
     @classmethod
     def of(cls, block: Block, **given: Any) -> BlockModel:

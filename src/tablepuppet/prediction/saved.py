@@ -37,7 +37,7 @@ from tablepuppet.owner.part_store import (
     write_part,
 )
 from tablepuppet.prediction.model import BlockModel, Model, TableUse
-from tablepuppet.protocol.columns import ColumnInfo
+from tablepuppet.protocol.columns import Absent, ColumnInfo
 
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,7 +55,7 @@ class _BlockEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     is_outer: bool
     mean: list[float]
     features: list[str] = []
-    absent: list[float | str | list[float] | None] = []
+    absent: list[Absent] = []
 
 
 class _ModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

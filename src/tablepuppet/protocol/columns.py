@@ -18,6 +18,10 @@ Categories = Annotated[list[Text], Meta(max_length=MOST_CATEGORIES)]
 IdCount = Annotated[int, Meta(ge=0, le=MOST_CATEGORIES)]
 
 
+# What a column is where a join finds no row. None: no row, which adds nothing; True: a value that is missing.
+Absent = float | str | list[float] | bool | None
+
+
 class ColumnInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A column's name and its kind; `detail` is the owner's own name for the type."""
 
@@ -26,7 +30,7 @@ class ColumnInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     detail: Text = ""
     size: Annotated[int, Meta(ge=0, le=2**24)] = 0  # length of a vector
     nullable: bool = True  # as far as its owner's database says
-    absent: float | str | list[float] | None = None  # what it is where a LEFT JOIN finds no row; None: NULL
+    absent: Absent = None  # what it is where a LEFT JOIN finds no row
 
 
 class NumberStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):

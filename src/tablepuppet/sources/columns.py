@@ -110,7 +110,10 @@ def strings(column: pa.ChunkedArray) -> tuple[pa.Array, Codes]:
 def numbers_and_absent(column: pa.ChunkedArray, info: ColumnInfo) -> Array:
     """The numbers, and behind them, where row −1 finds it, what a row is that a LEFT JOIN did not find, if anything."""
     found = numbers(column, info)
-    return found if info.absent is None else np.concatenate([found, np.array(info.absent, np.float64).reshape(1, -1)])
+    if info.absent is None:
+        return found
+    absent = np.full(found.shape[1], np.nan) if info.absent is True else np.array(info.absent, np.float64)
+    return np.concatenate([found, absent.reshape(1, -1)])
 
 
 def strings_and_absent(column: pa.ChunkedArray, info: ColumnInfo) -> tuple[pa.Array, Codes]:
@@ -118,6 +121,8 @@ def strings_and_absent(column: pa.ChunkedArray, info: ColumnInfo) -> tuple[pa.Ar
     distinct, codes = strings(column)
     if info.absent is None:
         return distinct, codes
+    if info.absent is True:
+        return distinct, np.append(codes, np.int32(-1))
     text = pa.array([info.absent], pa.large_string())
     place = pc.index(distinct, text[0]).as_py()
     if place < 0:

@@ -15,6 +15,7 @@ CUTOFFS: Final = "tablepuppet cutoffs"  # the table
 CUTOFF: Final = "at"  # its column
 KEY: Final = "tablepuppet key"  # an output: the key whose history a row is, before its number
 AT: Final = "tablepuppet at"  # an output: the cutoff that a row is about
+FOUND: Final = "tablepuppet found"  # an output: the query always gives a row, and where it has none here, NULLs
 AT_ONCE: Final = "tablepuppet at, once"  # the same, where no two rows of the cutoffs' table may have one key and cutoff
 
 

@@ -106,7 +106,7 @@ def _of_numbers(
     """Some rows at a time, added up in order: of a long column, nothing on the way is as long."""
     rows = len(column) if taken is None else len(taken)
     values, once = None if taken is None else numbers_and_absent(column, info), np.ones(min(rows, ROWS_PER_STATISTICS))
-    has_missing = column.null_count > 0
+    has_missing = column.null_count > 0 or info.absent is True
 
     def present(here: slice) -> tuple[Array, Array, Array]:
         """Of some rows: the numbers that are there, with their weights; and the weights of those that are not."""

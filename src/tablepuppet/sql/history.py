@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from sqlglot import exp
 
 from tablepuppet.errors import QueryError
-from tablepuppet.sources.cutoffs import AT, AT_ONCE, KEY
+from tablepuppet.sources.cutoffs import AT, AT_ONCE, FOUND, KEY
 from tablepuppet.sources.guard import AGGREGATES
 from tablepuppet.sql.correlation import (
     ORDER,
@@ -144,7 +144,7 @@ class _Branch:
         name = alias.this
         items = name_items(found.query.expressions)
         if has_aggregate(found.query):
-            derived = found.groups(items)
+            derived = found.groups([*items, _mark_found()])
             self._fill_missing(name, {item.alias_or_name: _on_missing(item, self._refuse) for item in items}, found)
             side = "LEFT"
         elif found.query.args.get("limit") is not None:
@@ -330,7 +330,7 @@ class _Branch:
         if limit != exp.Literal.number(1):
             raise self._refuse("a subquery in the SELECT list gives one value; write LIMIT 1", scalar.node)
         item = exp.alias_(found.query.expressions[0].unalias().copy(), "value", quoted=True)
-        self._add(found.latest([item], limit, found.query.args.get("order")), found, name)
+        self._add(found.latest([item, _mark_found()], limit, found.query.args.get("order")), found, name)
         self._show(scalar, column_of("value", name))
 
     def _join_values(self, scalars: Sequence[_Scalar]) -> None:
@@ -346,7 +346,7 @@ class _Branch:
             items.append(exp.alias_(value, column, quoted=True))
             shown.append(_fill(_on_missing(items[-1], self._refuse), column_of(column, name), name, first))
         shared = [c for c in conditions[0] if c.sql() in common]
-        self._add(first.groups(items, shared), first, name)
+        self._add(first.groups([*items, _mark_found()], shared), first, name)
         for scalar, value in zip(scalars, shown, strict=True):
             self._show(scalar, value)
 
@@ -401,6 +401,10 @@ class _Branch:
                 raise self._refuse(f"a history cannot have {word}; aggregate its rows, or take the latest", at)
         if query.args.get("order") is not None and has_aggregate(query):
             query.set("order", None)
+
+
+def _mark_found() -> exp.Expr:
+    return exp.alias_(exp.true(), FOUND, quoted=True)
 
 
 def _group_texts(select: exp.Select) -> set[str]:

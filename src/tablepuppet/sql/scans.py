@@ -18,6 +18,7 @@ from tablepuppet.errors import TransportError
 from tablepuppet.exchanges.schema import OpenScan, ScanSchema
 from tablepuppet.protocol.base import Message
 from tablepuppet.protocol.columns import ColumnInfo
+from tablepuppet.sources.cutoffs import FOUND
 from tablepuppet.sql.bound import (
     Branch,
     Join,
@@ -121,6 +122,7 @@ class Scans:
                     query=draft.shape.query,
                     is_outer=draft.is_outer,
                     cutoffs=draft.shape.cutoffs,
+                    missing_is_null=FOUND in draft.shape.columns,
                 )
                 requests.setdefault(client, []).append(request)
         return requests

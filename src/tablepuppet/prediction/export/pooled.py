@@ -124,7 +124,7 @@ def pooled_model(model: Model) -> PooledModel:
 
 def _is_absent(column: pa.ChunkedArray, info: ColumnInfo) -> NDArray[np.bool_]:
     """Which rows have what the column is where a LEFT JOIN finds no row."""
-    if info.absent is None:
+    if info.absent is None or info.absent is True:
         return np.asarray(column.is_null().to_numpy(), np.bool_)
     if info.kind in STRING_KINDS:
         distinct, codes = strings(column)

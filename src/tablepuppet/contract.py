@@ -373,6 +373,8 @@ def agree(contracts: Mapping[str, Contract], link: Link, job: str) -> Rounding:
             f"the job waits for a person to approve it: {whom}. Nothing was read. They run `tablepuppet approve` with "
             "the contract's name; over a network the job then goes on by itself, in one process run it again"
         )
+    heads = {client: cast("Agreement", found[0]).head for client, found in answers.items()}
+    link.heads |= {client: head for client, head in heads.items() if head is not None}
     asking = sorted((a.least_rows, a.figures_key) for found in answers.values() for a in cast("list[Agreement]", found))
     keys = b"".join(key for least, key in asking if least > 1)
     return Rounding(max((least for least, _ in asking), default=1), keys)

@@ -74,9 +74,9 @@ def train(job: Job, tables: Tables, link: Link, on_round: OnRound | None = None,
         prepared = prepare_job(job, session, "train", cluster)
         shown = RoundedResults.of(prepared.rounding, prepared.mapping, prepared.plan.loss)
         if shown is None:
-            found = _run(prepared, link, session.job_id, on_round)
+            found = _with_heads(_run(prepared, link, session.job_id, on_round), link)
             return replace(found, notes=(*found.notes, *find_copy(found))) if isinstance(found, Result) else found
-        found = _run(prepared, link, session.job_id, shown.following(on_round))
+        found = _with_heads(_run(prepared, link, session.job_id, shown.following(on_round)), link)
         return shown.result(found) if isinstance(found, Result) else shown.search(found)
 
 
@@ -92,6 +92,11 @@ def _run(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | None) 
         return cast(Result, own.run(prepared, link, job_id, on_round))
     with one_blas_thread:
         return run(prepared, link, job_id, on_round)
+
+
+def _with_heads(found: Result | SearchResult, link: Link) -> Any:
+    """A result that keeps the heads of owners' logs."""
+    return replace(found, heads=dict(link.heads)) if isinstance(found, Result) else found
 
 
 def explain(job: Job, tables: Tables, link: Link, job_id: str | None = None) -> Plan:

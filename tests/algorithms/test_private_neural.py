@@ -135,7 +135,7 @@ def test_a_private_run_takes_as_many_noisy_steps_as_the_ledger_says(algorithm: s
         result = owner.train(
             QUERY, label="number", model="mlp", algorithm=algorithm, privacy=privacy, on_round=note, **given
         )
-        spent = [s for c in owner._clients.values() for s in c.account.account.spendings if s.what == "features"]
+        spent = [s for c in owner._clients.values() for s in c.log.account.spendings if s.what == "features"]
     releases = [r for r in result.privacy.releases if r.observer == "outsider"]
     rounds = -(-result.plan.mapping.train_rows // 100)
     # three inner rounds share five steps: two each

@@ -44,7 +44,7 @@ def train(owners: tp.Federation, query: str = QUERY, seed: int = 0, **options: A
 def test_many_short_jobs_show_no_more_than_a_long_one() -> None:
     """Nine jobs of one epoch, each below the limit by itself, gave away all features to fourteen digits."""
     with tp.Federation({"people": people()}, policies={"people": Policy(allow_reconstruction=False)}) as owners:
-        account = owners._clients["people"].account
+        account = owners._clients["people"].log
         for seed in range(2):
             train(owners, seed=seed)
         with pytest.raises(PolicyError, match=r"8 exact numbers of each row.*rule allow_reconstruction"):
@@ -60,11 +60,11 @@ def test_what_jobs_have_shown_counts_when_an_owner_becomes_strict() -> None:
     with tp.Federation({"people": people()}) as owners:
         train(owners, epochs=12)
         client = owners._clients["people"]
-        shown = client.account.account.shown("people", ["people.h"])
+        shown = client.log.account.shown("people", ["people.h"])
         assert shown >= len(NAMES)
-        assert client.account.account.shown("people", ["people.job"]) == 0
+        assert client.log.account.shown("people", ["people.job"]) == 0
         train(owners, epochs=12)
-        assert client.account.account.shown("people", ["people.h"]) == 2 * shown
+        assert client.log.account.shown("people", ["people.h"]) == 2 * shown
 
 
 def test_one_number_reveals_columns_with_few_values() -> None:

@@ -144,7 +144,7 @@ def test_the_account_of_an_owner_comes_to_what_the_ledger_says_and_ends_with_its
             federation.train(QUERY, **JOB)
         result = federation.train(QUERY, **JOB, privacy=privacy)
         for name in ("orders", "items"):
-            account = federation._clients[name].account.account
+            account = federation._clients[name].log.account
             assert account.spent(name, "features", DELTA) == result.privacy.epsilon("features", name, "outsider")
         assert result.privacy.epsilon("features", "items", "outsider") == pytest.approx(1.0, rel=5e-3)
         assert result.privacy.epsilon("features", "orders", "outsider") < 0.3  # an order is in one joined row

@@ -113,7 +113,7 @@ def test_other_ways_to_write_a_label_draw_it_no_more_often_than_its_owner_allows
     with tp.Federation(shop()) as federation:
         for query in queries:
             federation.train(query, **given)
-        assert federation._clients["orders"].account.account.spent("orders", "label") == 5.0
+        assert federation._clients["orders"].log.account.spent("orders", "label") == 5.0
     with tp.Federation(shop(), policies=strict) as federation:
         federation.train(queries[0], **given)
         for query in queries[1:]:
@@ -196,5 +196,5 @@ def test_a_subquery_does_not_draw_labels_anew() -> None:
             with pytest.raises(PolicyError, match=r"draw the labels of orders anew; under label privacy"):
                 federation.train(query, label="y", model="logistic", epochs=1, privacy={"label": {"epsilon": 1.0}})
             assert federation.train(query, label="y", model="logistic", epochs=1).history
-        spendings = federation._clients["orders"].account.account.spendings
+        spendings = federation._clients["orders"].log.account.spendings
     assert not [spending for spending in spendings if spending.what == "label"]

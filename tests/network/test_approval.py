@@ -13,7 +13,8 @@ from tests.network.parties import QUERY, Parties, assert_same, in_process, runni
 
 import tablepuppet as tp
 from tablepuppet.errors import PolicyError
-from tablepuppet.owner.owner_files import Approvals, read_log, verify
+from tablepuppet.owner.owner_files import Approvals
+from tablepuppet.owner.owner_log import read_head, read_log, verify
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +63,8 @@ def test_a_waiting_job_goes_on_by_itself_after_approval_and_a_restart_of_the_ser
     entries = read_log(state(parties) / "log.jsonl")
     events = [e.event for e in entries if e.job == run]
     assert events == ["proposed", "waiting", "agreed", "disclosed"]  # however often it was looked at
-    assert verify(state(parties) / "log.jsonl") == len(entries)
-    assert verify(state(parties) / "decisions.jsonl") == 1
+    assert verify(state(parties) / "log.jsonl")[0].size == len(entries)
+    assert verify(state(parties) / "decisions.jsonl")[0].size == 1
 
 
 def test_a_job_that_a_person_denies_ends_and_does_not_say_why(parties: Parties) -> None:
@@ -93,3 +94,28 @@ def test_an_approval_for_an_asker_covers_other_options_on_the_same_columns(parti
     Approvals(state(parties)).decide(contract.hash, is_approved=True, scope="asker", days=1)
     federation.wait(run)
     federation.train(QUERY, label="y", algorithm="newton", epochs=4)
+
+
+def test_a_log_that_was_deleted_with_its_head_is_noticed_by_the_server_and_accepted_by_a_person(
+    parties: Parties,
+) -> None:
+    log, head = state(parties) / "log.jsonl", parties.folder / "certs" / "store-eu.head"
+    parties.kill("store-eu")
+    kept = read_head(head)
+    assert "it continues them" in command(parties, "log", "verify", "--expect", kept.root)
+    for lost in ([log], [log, head]):  # the client notices by itself; without its head, by the server's word
+        for path in lost:
+            path.unlink()
+        parties.start("store-eu")
+        parties.processes["store-eu"].join(60)
+        assert parties.processes["store-eu"].exitcode == 2
+        assert "does not continue the one of" in (parties.folder / "store-eu.log").read_text()
+        assert "Accepted: " in command(parties, "log", "accept")
+        parties.restart("store-eu")
+        parties.await_clients()
+        parties.connect().train(QUERY, label="y", algorithm="newton", epochs=4)  # a person approved it before
+        parties.kill("store-eu")
+    events = [entry.event for entry in read_log(log)]
+    assert events[0] == "accepted"
+    assert "witnessed" in events  # the heads of the other owners' logs
+    parties.start("store-eu")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -18,6 +17,7 @@ from tests.network.parties import OWNERS, QUERY, Parties, assert_same, in_proces
 
 import tablepuppet as tp
 from tablepuppet.errors import PrivacyError
+from tablepuppet.owner.owner_log import OwnerLog, verify
 
 JOB = f'query = "{QUERY}"\nlabel = "y"\nalgorithm = "sgd"\nbatch_size = 8\nepochs = 6\nlearning_rate = 0.05\n'
 
@@ -68,7 +68,10 @@ def test_a_private_neural_model_is_trained_over_the_network_as_in_process(tmp_pa
         network = parties.connect().train(QUERY, **job)
         with pytest.raises(PrivacyError, match="which no ε covers"):  # nor do they by evaluating it afterwards
             parties.connect().evaluate(network)
-        accounts = [json.loads((tmp_path / "state" / name / "account.json").read_text()) for name in OWNERS]
+        logs = {name: tmp_path / "state" / name / "log.jsonl" for name in OWNERS}
+        spent = [OwnerLog(path).account.spendings for path in logs.values()]
+        for name, path in logs.items():  # what the result keeps of each owner's log is a beginning of it
+            assert verify(path, network.heads[name].root)[1] == network.heads[name]
     finally:
         parties.kill("server")
     with in_process(tables(100)) as federation:
@@ -84,8 +87,8 @@ def test_a_private_neural_model_is_trained_over_the_network_as_in_process(tmp_pa
     assert "stay with the server" in str(network)
     assert "NaN" not in network.report(tmp_path / "report.html").read_text()
     assert network.privacy.to_dict() == local.privacy.to_dict()
-    for account in accounts:
-        assert [spent["steps"] for spent in account["spendings"] if spent["what"] == "features"] == [3]
+    for spendings in spent:
+        assert [spending.steps for spending in spendings if spending.what == "features"] == [3]
 
 
 def test_keys_that_every_owner_blinds_give_the_same_join_over_the_network(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tablepuppet.exchanges.registry import REQUESTS, RESPONSES
 from tablepuppet.exchanges.schema import CloseJob
 from tablepuppet.network.member import IdempotentClient
 from tablepuppet.network.run_store import RunStore
-from tablepuppet.owner.owner_files import AccountFile
+from tablepuppet.owner.owner_log import OwnerLog
 from tablepuppet.owner.store import ClientTables
 from tablepuppet.protocol.base import Failure, Message, Predictions
 from tablepuppet.protocol.codec import Frame, decode, encode
@@ -60,8 +60,8 @@ def requests(job: str = "sgd") -> list[Message]:
 
 def keeper(folder: Path, store: RunStore) -> IdempotentClient:
     held = ClientTables({"users": open_source(tables()["users"], "users")})
-    account = AccountFile(folder / "account.json")
-    return IdempotentClient(Client("users", held, key=b"k" * 32, account=account), store)
+    log = OwnerLog(folder / "log.jsonl", anchor=folder / "head")
+    return IdempotentClient(Client("users", held, key=b"k" * 32, log=log), store)
 
 
 def answer(kept: IdempotentClient, step: int, request: Message) -> list[Frame]:
@@ -90,7 +90,7 @@ def test_a_step_that_is_asked_again_after_a_crash_has_the_noise_it_had(tmp_path:
     store.close()
     assert len(seen) == 4
     assert all(not np.array_equal(a, b) for a, b in pairwise(seen))
-    spendings = AccountFile(tmp_path / "account.json").account.spendings
+    spendings = OwnerLog(tmp_path / "log.jsonl").account.spendings
     # one training, counted once (admm's own steps and other tables' are two figures), and the model: by its name
     # and, if it is linear, as weights that another training may begin with
     given = 1 if "network" in job else 2

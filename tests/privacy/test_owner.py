@@ -22,7 +22,8 @@ from tablepuppet.exchanges.prediction import ScoreRows
 from tablepuppet.exchanges.registry import REQUESTS, RESPONSES
 from tablepuppet.exchanges.schema import CloseJob, DescribeTable, OpenScan, ProposeContract
 from tablepuppet.models.spec import ModelSpec
-from tablepuppet.owner.owner_files import AccountFile, own_secret
+from tablepuppet.owner.owner_files import own_secret
+from tablepuppet.owner.owner_log import OwnerLog
 from tablepuppet.owner.policy import Policy
 from tablepuppet.owner.releases import Charged
 from tablepuppet.owner.store import ClientTables
@@ -54,7 +55,7 @@ def test_labels_cost_once_however_often_they_are_asked_for() -> None:
     with federation(budget=budget) as owners:
         train(owners, label={"epsilon": 2.0})
         train(owners, seed=1, label={"epsilon": 2.0})
-        account = owners._clients["rides"].account.account
+        account = owners._clients["rides"].log.account
         assert account.spent("rides", "label") == 2.0
         with pytest.raises(PolicyError, match=r"ε = 3 over all jobs, of which 2 is spent.*rule budget\.rides\.label"):
             train(owners, label={"epsilon": 1.5})
@@ -67,10 +68,10 @@ def test_features_add_up_over_jobs_until_the_budget_is_spent() -> None:
     budget = {"users": TableBudget(features=3.5)}
     with federation(budget=budget) as owners:
         train(owners, features=FEATURES)
-        first = owners._clients["users"].account.account.spent("users", "features", 1e-5)
+        first = owners._clients["users"].log.account.spent("users", "features", 1e-5)
         assert first == pytest.approx(2.0, rel=0.02)
         train(owners, features=FEATURES)
-        second = owners._clients["users"].account.account.spent("users", "features", 1e-5)
+        second = owners._clients["users"].log.account.spent("users", "features", 1e-5)
         assert first < second < 2 * first
         with pytest.raises(PolicyError, match=r"budget of features of users is ε = 3\.5 over all jobs"):
             train(owners, features=FEATURES)
@@ -80,15 +81,15 @@ def test_features_add_up_over_jobs_until_the_budget_is_spent() -> None:
 
 def test_an_account_outlives_its_process_and_is_never_half_written(tmp_path: Path) -> None:
     spending = Spending(table="t", what="label", name="a", epsilon=1.0)
-    AccountFile(tmp_path / "account.json").spend(spending)
-    again = AccountFile(tmp_path / "account.json")
+    OwnerLog(tmp_path / "log.jsonl").spend(spending)
+    again = OwnerLog(tmp_path / "log.jsonl")
     assert again.account == Account((spending,))
     with pytest.raises(PolicyError, match="of which 1 is spent"):
         again.spend(msgspec.structs.replace(spending, name="b"), budget=TableBudget(label=1.5))
-    assert AccountFile(tmp_path / "account.json").account == Account((spending,))
-    (tmp_path / "account.json").write_bytes(b"{")
+    assert OwnerLog(tmp_path / "log.jsonl").account == Account((spending,))
+    (tmp_path / "log.jsonl").write_bytes(b"{\n")
     with pytest.raises(PolicyError, match="cannot be read"):
-        AccountFile(tmp_path / "account.json")
+        OwnerLog(tmp_path / "log.jsonl")
     assert own_secret(tmp_path / "secret") == own_secret(tmp_path / "secret")
     assert (tmp_path / "secret").stat().st_mode & 0o077 == 0
 
@@ -207,7 +208,7 @@ def test_an_account_comes_to_what_the_ledger_says(algorithm: str, mode: str) -> 
         query = "SELECT u.x, r.z, r.y FROM rides r JOIN users u ON r.k = u.k"
         result = owners.train(query, label="y", algorithm=algorithm, epochs=3, batch_size=50, privacy=given)
         for table in ("users", "rides"):
-            account = owners._clients[table].releases.account.account
+            account = owners._clients[table].releases.log.account
             told = result.privacy.epsilon("features", table, "outsider")
             assert account.spent(table, "features", 1e-5) == pytest.approx(told, rel=1e-6)
             shown = result.privacy.epsilon("predictions", table, "server")

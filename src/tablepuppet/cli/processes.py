@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,13 +15,15 @@ from tablepuppet.api.owners import tables_from_toml
 from tablepuppet.cli.job_file import JobArgument, read_job
 from tablepuppet.cli.screen import JsonOption, Screen, table
 from tablepuppet.cli.train import ReportOption, ResumeOption, SaveOption, show_result
+from tablepuppet.errors import PolicyError
 from tablepuppet.formatting import printable
 from tablepuppet.network import processes
 from tablepuppet.network.processes import configure
 from tablepuppet.network.serve import Server
 from tablepuppet.network.settings import ClientSettings, read_client, read_federation
-from tablepuppet.owner.owner_files import Approvals, Entry, read_log
-from tablepuppet.owner.owner_files import verify as verify_log
+from tablepuppet.owner.owner_files import Approvals
+from tablepuppet.owner.owner_log import Entry, OwnerLog, read_head, read_log
+from tablepuppet.owner.owner_log import verify as verify_log
 from tablepuppet.owner.store import ClientTables
 from tablepuppet.report import record_of
 from tablepuppet.sources.source import open_source
@@ -274,21 +277,61 @@ def show(client: ClientOption = _CLIENT, as_json: JsonOption = False) -> None:
 
 
 @log_app.command("verify")
-def verify(client: ClientOption = _CLIENT, as_json: JsonOption = False) -> None:
-    """Check that no line of the log was changed, removed or put in between.
+def verify(
+    log: Annotated[Path | None, typer.Argument(metavar="LOG", help="A log; without it, those of the client.")] = None,
+    client: ClientOption = _CLIENT,
+    expect: Annotated[
+        str, typer.Option("--expect", metavar="HEAD", help="A head that somebody kept: sixteen digits or more.")
+    ] = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Check that no line of the log was changed, removed or put in between, and that it continues a head that was kept.
 
-    [bold]Example:[/bold] tablepuppet log verify --client client.toml
+    [bold]Example:[/bold] tablepuppet log verify --client client.toml --expect 9f0c93ab2c5de1f7
     """
-    screen, folder = Screen(as_json), read_client(client).state_folder
-    counts = {name: verify_log(folder / name) for name in _FILES if (folder / name).exists()}
-    last = {name: read_log(folder / name)[-1].hash for name, lines in counts.items() if lines}
-    for name, lines in counts.items():
-        screen.show(
-            f"{name}: {lines:,} lines, each follows from the one before; the last is {last.get(name, '–')[:16]}."
-        )
-    if not counts:
+    if expect and not re.fullmatch(r"[0-9a-f]{16,64}", expect):
+        raise typer.BadParameter("a head is sixteen to sixty-four hexadecimal digits, as a result or a log has it")
+    screen = Screen(as_json)
+    folder = Path() if log is not None else read_client(client).state_folder
+    files = [log] if log is not None else [folder / name for name in _FILES if (folder / name).exists()]
+    found = {path.name: verify_log(path, expect if path == files[0] else "") for path in files}
+    for name, (head, kept) in found.items():
+        screen.show(f"{name}: {head.size:,} lines, each follows from those before; the head is {head.root}.")
+        if kept is not None:
+            screen.show(f"{name}: its first {kept.size:,} lines have the head {kept.root[:16]}; it continues them.")
+    if expect and not files:
+        raise PolicyError(f"there is no log in {folder}, and a head of one was kept: it was deleted; restore it")
+    if not files:
         screen.show("There is no log yet.")
-    screen.show_json(lambda: {name: {"lines": lines, "last": last.get(name)} for name, lines in counts.items()})
+    screen.show_json(
+        lambda: {
+            name: {"lines": head.size, "last": head.root, "expected": None if kept is None else kept.size}
+            for name, (head, kept) in found.items()
+        }
+    )
+
+
+@log_app.command("accept")
+def accept(client: ClientOption = _CLIENT, as_json: JsonOption = False) -> None:
+    """Accept that a log was lost or replaced: the client starts again, and the log says who accepted what.
+
+    [bold]Example:[/bold] tablepuppet log accept --client client.toml
+    """
+    screen, settings = Screen(as_json), read_client(client)
+    kept = read_head(settings.head_path)
+    path = settings.state_folder / "log.jsonl"
+    found = OwnerLog(path)
+    before = found.head
+    if found.follows(kept):
+        screen.show(f"The log continues the head that is kept in {settings.head_path}; there is nothing to accept.")
+    else:
+        found.accept(kept)
+        OwnerLog(path, anchor=settings.head_path)
+        screen.show(
+            f"Accepted: {kept.size:,} lines with the head {kept.root[:16]} are lost, with what they say was spent; the "
+            f"log goes on from {before.size:,} lines."
+        )
+    screen.show_json(lambda: {"kept": msgspec.to_builtins(kept), "found": msgspec.to_builtins(before)})
 
 
 _FILES = ("log.jsonl", "decisions.jsonl")  # the client's own, and what people decided beside it

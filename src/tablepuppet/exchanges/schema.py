@@ -26,6 +26,7 @@ from tablepuppet.protocol.base import MOST_COLUMNS, Count, Done, FieldDisclosure
 from tablepuppet.protocol.bounds import Known, KnownScan, check_count, require
 from tablepuppet.protocol.columns import ColumnInfo, CutoffType, Merges
 from tablepuppet.protocol.contract import Contract, ScanTerms
+from tablepuppet.protocol.merkle import TreeHead
 
 
 class DescribeTable(Message, frozen=True):
@@ -188,6 +189,7 @@ class Agreement(Message, frozen=True):
     waits_for: Annotated[str, Meta(max_length=1000)] = ""  # who decides, where a person does
     least_rows: int = 1  # fewer are not told apart by figures that whoever asks is shown
     figures_key: bytes = b""  # by which these are rounded, the same in all jobs
+    head: TreeHead | None = None  # of the owner's log on its disk: whoever keeps it notices a log that was cut
 
 
 def _permit_contract(policy: Policy, request: ProposeContract, use: Use) -> None:
@@ -371,7 +373,7 @@ def _without_histories(contract: Contract) -> Contract:
 def _agree(own: ClientState, name: str) -> Agreement:
     least = own.policy.minimum_rows
     key = hmac.digest(own.secret, b"figures", hashlib.sha256) if least > 1 else b""
-    return Agreement(contract=name, is_agreed=True, least_rows=least, figures_key=key)
+    return Agreement(contract=name, is_agreed=True, least_rows=least, figures_key=key, head=own.log.lasting_head)
 
 
 def _first_prediction(own: ClientState, job: str, contract: Contract) -> None:

@@ -14,7 +14,10 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from tablepuppet import train as story
 from tablepuppet.errors import ApprovalError, JobError, RunInterruptedError, TablePuppetError, TransportError
@@ -25,10 +28,13 @@ from tablepuppet.network.run_store import RunStore, is_out_of_room, read_earlier
 from tablepuppet.network.run_transport import GivesWayError, Journal, RunHooks, RunTransport, TimeSlice
 from tablepuppet.network.runs import Card, Run, RunQueue
 from tablepuppet.network.settings import FederationSettings
+from tablepuppet.output_files import write_whole
 from tablepuppet.protocol.codec import Frame
+from tablepuppet.protocol.merkle import TreeHead
 from tablepuppet.transport.switchboard import Switchboard
 
 log = logging.getLogger(__name__)
+_HEADS = msgspec.json.Decoder(dict[str, TreeHead])
 _KEPT = 50  # finished runs of one user whose results stay
 _QUEUED = 100  # runs of one user that wait
 _DEATHS = 2  # of a run's processes, after which it is set aside
@@ -56,6 +62,7 @@ class Coordinator:
         self.most_held = self._process.memory // _OF_A_USER  # bytes of one user's runs
         self.trouble = ""  # what keeps the coordinator from its work
         self.rounds = self.bytes_up = self.bytes_down = 0
+        self._keep_heads()
         self._take_up()
         self._worker = threading.Thread(target=self._work, name="coordinator", daemon=True)
         self._worker.start()
@@ -185,6 +192,23 @@ class Coordinator:
         self._worker.join(timeout=30)
         self._process.close()
         self._store.close()
+
+    def _keep_heads(self) -> None:
+        """Reads the heads of clients' logs that an earlier life was told, and writes down those to come."""
+        path = self._folder / "heads.json"
+        if path.exists():
+            try:
+                self._switchboard.heads |= _HEADS.decode(path.read_bytes())
+            except (OSError, msgspec.MsgspecError):
+                raise TransportError(
+                    f"{path}, the heads of clients' logs, cannot be read; restore it, or remove it: a log that was "
+                    "deleted meanwhile is then not noticed"
+                ) from None
+
+        def write(target: Path) -> None:
+            target.write_bytes(msgspec.json.encode(self._switchboard.heads))
+
+        self._switchboard.on_head = lambda: write_whole(path, write, "clients' heads", TransportError)
 
     # -- how runs go -----------------------------------------------------------------------
 

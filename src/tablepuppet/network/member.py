@@ -27,8 +27,10 @@ from tablepuppet.exchanges.schema import CloseJob
 from tablepuppet.formatting import printable
 from tablepuppet.memory import memory_limit
 from tablepuppet.network.run_store import Key, Record, RunStore, StoreError
+from tablepuppet.owner.owner_log import OwnerLog
 from tablepuppet.protocol.base import Done, Failure
 from tablepuppet.protocol.codec import Frame, encode
+from tablepuppet.protocol.merkle import TreeHead
 from tablepuppet.transport import envelopes as e
 from tablepuppet.transport.envelopes import Envelope, Request
 from tablepuppet.transport.flight import Connection, Identity, Party
@@ -96,6 +98,10 @@ class IdempotentClient:
         reply = [self._client.handle(frame) for frame in frames]
         self._keep(request, frames, kinds, memory, reply)
         return reply
+
+    @property
+    def log(self) -> OwnerLog:
+        return self._client.log
 
     def forget(self, run: str) -> None:
         """Drops a run and its checkpoint."""
@@ -195,6 +201,8 @@ class Member:
         self._stop = threading.Event()
         self._connection: Connection | None = None
         self._pause = _SHORTEST
+        self._sent: TreeHead | None = None  # the head of its log, as the server was told it last
+        self._witnessed: dict[str, TreeHead] = {}  # of others' logs
 
     def run(self) -> None:
         """Dials until somebody answers, and again whenever the line breaks; refusal is an error."""
@@ -224,6 +232,7 @@ class Member:
 
     def _visit(self) -> None:
         """One connection, from greeting to end."""
+        self._sent = None
         connection = Connection(self._address, Party(self._name, "client", self._identity), e.FROM_SERVER)
         self._connection = connection
         stream, welcome = connection.stream, connection.welcome
@@ -249,10 +258,16 @@ class Member:
                 if isinstance(envelope, e.Forget):
                     self._client.forget(envelope.run)
                     continue
+                if isinstance(envelope, e.KnownHeads):
+                    self._compare(envelope.heads)
+                    continue
                 if not isinstance(envelope, e.Request):
                     raise DisconnectedError(f"the server sent a {type(envelope).__name__} out of turn")
                 reply = self._client.answer(envelope, frames)
-                stream.send(e.Reply(run=envelope.run, step=envelope.step), reply)
+                head = self._client.log.head
+                news = None if head == self._sent else head
+                stream.send(e.Reply(run=envelope.run, step=envelope.step, head=news), reply)
+                self._sent = head
                 self._pause = _SHORTEST  # this line was of use
                 del frames, reply  # or they stay in memory for as long as the next are waited for
         finally:
@@ -260,6 +275,15 @@ class Member:
             self._connection = None
             ticker.join()
             connection.close()
+
+    def _compare(self, heads: dict[str, TreeHead]) -> None:
+        """What the server keeps of this client's log must be the beginning of it; others' heads are written down."""
+        own, others = heads.get(self._name), {name: head for name, head in heads.items() if name != self._name}
+        if own is not None:
+            self._client.log.expect(own, "the server")
+        if others != self._witnessed:
+            self._client.log.witness(others)
+            self._witnessed = others
 
     def _leave(self, goodbye: e.Goodbye) -> None:
         if goodbye.is_final:

@@ -30,7 +30,8 @@ from tablepuppet.network.member import IdempotentClient, Member
 from tablepuppet.network.run_store import RunStore, remove_earlier_checkpoints
 from tablepuppet.network.serve import Server
 from tablepuppet.network.settings import ClientSettings, FederationSettings
-from tablepuppet.owner.owner_files import AccountFile, Approvals, OwnerLog, own_secret
+from tablepuppet.owner.owner_files import Approvals, own_secret
+from tablepuppet.owner.owner_log import OwnerLog
 from tablepuppet.owner.part_store import PartStore
 from tablepuppet.owner.policy import Policy, read_policy
 from tablepuppet.owner.row_sets import RowSets
@@ -232,14 +233,15 @@ def _open_member(settings: ClientSettings, open_tables: OpenTables) -> Iterator[
     folder = settings.state_folder
     store = RunStore(folder)  # before whatever else lies there: no other process has it
     remove_earlier_checkpoints(folder)
+    owner_log = OwnerLog(folder / "log.jsonl", anchor=settings.head_path)
+    owner_log.read_earlier_account(folder / "account.json")
     client = Client(
         settings.name,
         tables,
         policy,
         key=settings.shared_secret(),
         secret=own_secret(folder / "secret"),
-        account=AccountFile(folder / "account.json"),
-        log=OwnerLog(folder / "log.jsonl"),
+        log=owner_log,
         approvals=Approvals(folder),
         row_sets=RowSets(folder / "row_sets.sqlite"),
         part_store=PartStore(settings.models_folder),

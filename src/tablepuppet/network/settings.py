@@ -105,7 +105,8 @@ class ClientSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     authority: str = "certs/ca.pem"
     certificate: str | None = None  # certs/NAME.pem
     key: str | None = None  # certs/NAME.key
-    state: str | None = None  # state/NAME: checkpoints
+    state: str | None = None  # state/NAME: checkpoints, log, secret
+    head: str | None = None  # certs/NAME.head: the head of its log, best where whoever may write `state` may not write
     policy: str | None = None  # the file with the owner's own rules
     models: str | None = None  # models/NAME: the parts of models that it holds
     secret: str | None = None  # the file with the key that clients share and the server never has
@@ -134,6 +135,12 @@ class ClientSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         if len(found) < 32:
             raise JobError(f"{self.path(self.secret)} is too short for a secret; `tablepuppet certs secret` makes one")
         return found
+
+    @property
+    def head_path(self) -> Path:
+        """Where the head of the owner's log is kept: next to the client's key, or its file where there is none."""
+        beside = f"certs/{self.name}.head" if self.key is None else str(Path(self.key).with_suffix(".head"))
+        return self.path(self.head or (f"{self.name}.head" if self.server.startswith("grpc+tcp://") else beside))
 
     @property
     def models_folder(self) -> Path:

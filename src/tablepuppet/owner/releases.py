@@ -5,7 +5,7 @@ few values is none, for whoever knows the model tries them all (age, gender and 
 many features a job makes of a column does not matter, nor how many categories a server lists.
 
 In: what a request would release. Out: nothing, or a refusal before anything has left. Whatever the server asks, a
-release is written in the owner's account first (owner/owner_files.py).
+release is written in the owner's log first (owner/owner_log.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.arrays import Array
 from tablepuppet.errors import PolicyError
 from tablepuppet.models.spec import ModelSpec
-from tablepuppet.owner.owner_files import AccountFile
+from tablepuppet.owner.owner_log import OwnerLog
 from tablepuppet.owner.policy import Policy
 from tablepuppet.privacy.accounting import Mechanism
 from tablepuppet.privacy.gaussian import GradientPrivacy
@@ -74,10 +74,10 @@ class Charged:
 
 @dataclass
 class Releases:
-    """An owner's policy and account."""
+    """An owner's policy, and its log of what was spent."""
 
     policy: Policy
-    account: AccountFile = field(default_factory=AccountFile)
+    log: OwnerLog = field(default_factory=OwnerLog)
     is_in_process: bool = False  # server and client are one process: there is nobody to hide from
     charged: dict[tuple[str, str], Charged] = field(default_factory=dict)  # by job and table
     is_restoring: bool = False  # a checkpoint is lived again: what it released was written down then
@@ -95,7 +95,7 @@ class Releases:
         assert request.privacy is not None
         epsilon = request.privacy.epsilon
         spending = Spending(table=table, what="label", name=release, epsilon=epsilon, columns=columns)
-        limit, account = self.policy.labels.epsilon, self.account.account
+        limit, account = self.policy.labels.epsilon, self.log.account
         if limit is not None and not account.knows(spending):
             after = account.told_of_labels(table, columns) + epsilon
             if after > limit * (1 + 1e-9):
@@ -104,7 +104,7 @@ class Releases:
                     f"jobs, and this label or ε, which is another than before, would bring it to {after:g}; use the "
                     "label and the ε of an earlier job (rule labels.epsilon)"
                 )
-        self.account.spend(spending, budget=self.policy.budget.get(table))
+        self.log.spend(spending, budget=self.policy.budget.get(table))
 
     def check_plain_label(self, table: str) -> None:
         """Labels are about to leave as they are."""
@@ -133,7 +133,7 @@ class Releases:
         if privacy.hides_predictions:
             noise = privacy.prediction_noise / (2.0 * privacy.prediction_bound)
             name, steps = f"{charged.name}-{request.part}", privacy.prediction_limit
-            self.account.spend(Spending(table=table, what="noisy predictions", name=name, noise=noise, steps=steps))
+            self.log.spend(Spending(table=table, what="noisy predictions", name=name, noise=noise, steps=steps))
 
     def close_job(self, job: str) -> None:
         """A job is over: one that comes under its name pays for itself."""
@@ -145,19 +145,19 @@ class Releases:
 
     def charge_predictions(self, shown: DisclosedValues, unknowns: int) -> None:
         """So many exact numbers of each row will have left a job: with those of earlier jobs, too few to know it."""
-        earlier = self.account.account.shown(shown.table, shown.columns, but=shown.name)
+        earlier = self.log.account.shown(shown.table, shown.columns, but=shown.name)
         self.policy.check_exposure(earlier + shown.numbers, unknowns, "this round of training")
         self.record_predictions(shown)
 
     def check_first_prediction(self, shown: DisclosedValues, unknowns: int) -> None:
         """Training is about to be agreed to: one exact number of each row, at least, will leave."""
-        earlier = self.account.account.shown(shown.table, shown.columns)
+        earlier = self.log.account.shown(shown.table, shown.columns)
         self.policy.check_exposure(earlier + shown.numbers, unknowns, "training")
 
     def record_predictions(self, shown: DisclosedValues) -> None:
         """Writes down how many exact numbers of each row have left a job."""
         if shown.numbers and not self.is_restoring:
-            self.account.spend(shown.spending("predictions"))
+            self.log.spend(shown.spending("predictions"))
 
     def record_model(self, table: str, model: ScoredModel, theta: Array, start: str) -> None:
         """Parameters that were trained here are about to leave: their scores are what the owner trained them for.
@@ -166,7 +166,7 @@ class Releases:
         """
         if self.limits_scores and self.policy.allow_reconstruction is None:
             names = [score_name(model, theta), *([start] if start else [])]
-            self.account.spend(*(Spending(table=table, what="scores", name=name) for name in names))
+            self.log.spend(*(Spending(table=table, what="scores", name=name) for name in names))
 
     def charge_start(self, shown: DisclosedValues, unknowns: Callable[[], int]) -> None:
         """Training is about to begin with given weights, whose predictions leave: those of a model trained here, or
@@ -177,18 +177,18 @@ class Releases:
     def charge_scores(self, shown: DisclosedValues, unknowns: Callable[[], int]) -> None:
         """A model is about to be applied to rows of a table; the same model again, by its name, tells nothing new."""
         spending = shown.spending("scores")
-        if self.account.account.knows(spending):
+        if self.log.account.knows(spending):
             return
-        earlier = self.account.account.shown(shown.table, shown.columns)
+        earlier = self.log.account.shown(shown.table, shown.columns)
         self.policy.check_exposure(
             earlier + shown.numbers, unknowns(), "one more model that was not trained here, applied to its rows,"
         )
-        self.account.spend(spending)
+        self.log.spend(spending)
 
     def record_scores(self, table: str, name: str) -> None:
         """A model that was trained here is about to leave: rows will be scored by it, as they were in training."""
         if self.limits_scores:
-            self.account.spend(Spending(table=table, what="scores", name=name))
+            self.log.spend(Spending(table=table, what="scores", name=name))
 
     def charge_whole_model(self, job: str, table: str, spends: tuple[Mechanism, ...]) -> None:
         """A model is about to be trained on a table as one release, for so much; without noise, a table that has a
@@ -209,7 +209,7 @@ class Releases:
             Spending(table=table, what="features", name=f"{charged.name}-{number}", **mechanism._asdict())
             for number, mechanism in enumerate(charged.spends)
         ]
-        self.account.spend(*spent, budget=budget)
+        self.log.spend(*spent, budget=budget)
 
     @property
     def limits_scores(self) -> bool:

@@ -23,7 +23,8 @@ from tablepuppet.errors import JobError, TransportError
 from tablepuppet.models.modules import Builder, build_module
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.owner.enforcement import ContractEnforcer
-from tablepuppet.owner.owner_files import AccountFile, Approvals, OwnerLog
+from tablepuppet.owner.owner_files import Approvals
+from tablepuppet.owner.owner_log import OwnerLog
 from tablepuppet.owner.part_store import PartStore
 from tablepuppet.owner.policy import Policy
 from tablepuppet.owner.releases import Releases
@@ -70,14 +71,13 @@ class ClientState:
     secret: bytes = field(default_factory=partial(secrets.token_bytes, 32), repr=False)  # this owner's own
     order_key: bytes | None = field(default=None, repr=False)  # for the order of rows; None: the same key
     part_store: PartStore = field(default_factory=PartStore, repr=False)  # the parts of models that this owner holds
-    account: AccountFile = field(default_factory=AccountFile)  # of what all jobs have spent
-    log: OwnerLog = field(default_factory=OwnerLog)  # of proposals, decisions, disclosures and refusals
+    log: OwnerLog = field(default_factory=OwnerLog)  # of proposals, disclosures, refusals, and what all jobs spent
     approvals: Approvals = field(default_factory=Approvals)  # by a person
     row_sets: RowSets = field(default_factory=RowSets)  # that were agreed to in all jobs
     parts: dict[tuple[str, int], Part] = field(default_factory=dict, repr=False)  # by job and block
 
     def __post_init__(self) -> None:
-        self.releases = Releases(self.policy, self.account, is_in_process=self.may_reveal)
+        self.releases = Releases(self.policy, self.log, is_in_process=self.may_reveal)
         self.contracts = ContractEnforcer(self.policy.minimum_rows)
         self.told: dict[str, Counter[str]] = {}  # by job: what left
         self.waiting: dict[tuple[str, str], tuple[str, ...]] = {}  # jobs and contracts that a person was told of

@@ -13,6 +13,7 @@ import msgspec
 
 from tablepuppet.errors import ModelError, unreadable
 from tablepuppet.plan.knowledge import Exposure, Insight
+from tablepuppet.protocol.merkle import TreeHead
 
 
 class _Plain(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -163,6 +164,7 @@ class RunRecord(_Plain, frozen=True, kw_only=True):
     insights: list[Insight]
     exposures: list[Exposure]
     ledger: list[ReleaseRecord] = []
+    heads: dict[str, TreeHead] = {}  # of owners' logs, with their agreement: `tablepuppet log verify --expect` has them
     environment: dict[str, str]
 
 

@@ -89,6 +89,7 @@ def record_of(result: Result, name: str | None = None) -> RunRecord:
             _copy_fields(ReleaseRecord, release, epsilon=_finite(release.spent()), claim=release.line())
             for release in result.privacy.releases
         ],
+        heads=result.heads,
         environment=_environment(),
     )
 

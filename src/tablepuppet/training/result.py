@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pyarrow as pa
 
 from tablepuppet.algorithms.boosting.model import Tree
@@ -24,6 +25,7 @@ from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.model import BlockModel, Model, block_uses, describe_use
 from tablepuppet.prediction.split import split_of
 from tablepuppet.privacy.ledger import Ledger
+from tablepuppet.protocol.merkle import TreeHead
 from tablepuppet.training.curves import Curves
 from tablepuppet.training.metrics import Metrics
 from tablepuppet.transport.meter import Network, Traffic
@@ -141,6 +143,7 @@ class Result:
     head_module: Any = field(default=None, repr=False)  # of a head of the user's own
     notes: tuple[str, ...] = ()  # what is amiss, and how to go on (training/convergence.py)
     trees: tuple[tuple[Tree, ...], ...] = ()  # of a boosted model
+    heads: dict[str, TreeHead] = field(default_factory=dict)  # of owners' logs, with their agreement to this run
     curves: dict[str, Curves] = field(
         default_factory=dict
     )  # of a classifier, by side: confusion, calibration, thresholds
@@ -282,6 +285,7 @@ class Result:
                 "split": split_of(job, self.plan.mapping),
                 **job.privacy.key_options,
                 **({"is_private": True} if job.is_private or job.privacy.label is not None else {}),
+                **({"heads": msgspec.to_builtins(self.heads)} if self.heads else {}),
                 "joins": [{"alias": f.alias, "rows": f.rows, "matched": f.matched} for f in self.plan.mapping.fits],
             },
             spec=self.plan.spec,

@@ -34,6 +34,7 @@ from tablepuppet.errors import TransportError
 from tablepuppet.exchanges.registry import REQUESTS, RESPONSES
 from tablepuppet.formatting import printable
 from tablepuppet.protocol.codec import Frame
+from tablepuppet.protocol.merkle import TreeHead
 
 PIECE = 1 << 20
 LIMIT = 1 << 34  # bytes of one parcel, unless the federation says otherwise
@@ -257,9 +258,16 @@ class Request(Envelope, frozen=True):
 class Reply(Envelope, frozen=True):
     run: str
     step: int
+    head: TreeHead | None = None  # of the client's log, where it is another than was sent last
 
 
-FROM_SERVER = Challenge | Welcome | Refused | Goodbye | Heartbeat | Forget | Request
+class KnownHeads(Envelope, frozen=True):
+    """Server to client: the heads of all clients' logs that it keeps. A client whose log does not continue leaves."""
+
+    heads: dict[str, TreeHead]
+
+
+FROM_SERVER = Challenge | Welcome | Refused | Goodbye | Heartbeat | Forget | Request | KnownHeads
 FROM_CLIENT = Hello | Goodbye | Heartbeat | Reply
 
 

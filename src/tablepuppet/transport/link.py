@@ -30,6 +30,7 @@ from tablepuppet.memory import memory_limit
 from tablepuppet.protocol.base import Failure, Message
 from tablepuppet.protocol.bounds import Known, WrongError
 from tablepuppet.protocol.codec import Frame, Wire, decode, encode
+from tablepuppet.protocol.merkle import TreeHead
 from tablepuppet.transport.meter import Meter, Phase
 
 _LINES = "\n"  # an error may show a line of SQL below its message
@@ -64,6 +65,7 @@ class Link:
         self.transport = transport
         self.asker = asker  # in whose name contracts are proposed
         self.readers = list(readers)  # users who may have the result, too
+        self.heads: dict[str, TreeHead] = {}  # of owners' logs, as they were when they agreed last
         self.meter = Meter()
         self.wire: Wire = wire
         self.checks = checks if checks is not None else AnswerChecks()

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from tablepuppet.errors import DisconnectedError, RunInterruptedError, TransportError
 from tablepuppet.formatting import LONGEST_FAILURE, printable
 from tablepuppet.protocol.codec import Frame
+from tablepuppet.protocol.merkle import TreeHead
 from tablepuppet.transport.connections import Stream
-from tablepuppet.transport.envelopes import LIMIT, Envelope, Forget, Goodbye, NoRoomError, Reply, Request
+from tablepuppet.transport.envelopes import LIMIT, Envelope, Forget, Goodbye, KnownHeads, NoRoomError, Reply, Request
 
 log = logging.getLogger(__name__)
 _UNASKED = 1 << 20  # bytes of a parcel of a client that was asked nothing
@@ -103,6 +104,8 @@ class Switchboard:
         self.clients = tuple(clients)
         self.room = room  # bytes of all clients' answers to one step
         self.heartbeat = heartbeat
+        self.heads: dict[str, TreeHead] = {}  # of clients' logs, as they were told last
+        self.on_head: Callable[[], None] = lambda: None
         self.waited = dict.fromkeys(clients, 0.0)  # seconds that runs spent waiting for each client
         self._lines: dict[str, _Line] = {}
         self._gone = dict.fromkeys(clients, time.monotonic())  # since when
@@ -123,6 +126,8 @@ class Switchboard:
                 old.outbox.put((Goodbye(reason="another connection came under the same name", is_final=True), ()))
                 old.outbox.put(None)
             self._lines[client] = line
+            if self.heads:
+                line.outbox.put((KnownHeads(heads=dict(self.heads)), ()))
             line.expect(self._owes(client))
             if self._owes(client):
                 line.outbox.put((self._asked[client].request, self._asked[client].frames))
@@ -137,6 +142,7 @@ class Switchboard:
                     break
                 if not isinstance(envelope, Reply):
                     raise TransportError(f"client {client} sent a {type(envelope).__name__} out of turn")
+                self._keep_head(client, envelope.head)
                 self._receive(client, line, envelope, frames)
                 del envelope, frames  # or they stay in memory for as long as the next are waited for
         except DisconnectedError:
@@ -181,6 +187,20 @@ class Switchboard:
                 self._held += sum(frame.size for frame in frames)
                 if self._held > self.room or all(a.reply is not None for a in self._asked.values()):
                     self._changed.notify_all()
+
+    def _keep_head(self, client: str, head: TreeHead | None) -> None:
+        """Keeps the head of a client's log; one that is shorter than before was accepted by a person, or is a lie."""
+        if head is None:
+            return
+        earlier = self.heads.get(client)
+        if earlier is not None and (head.size, head.root) != (earlier.size, earlier.root) and head.size <= earlier.size:
+            log.warning(
+                "the log of client %s does not continue: it had %d lines (head %s), and now %d (head %s); its owner "
+                "accepted that, or does not tell the truth",
+                *(client, earlier.size, earlier.root[:16], head.size, head.root[:16]),
+            )
+        self.heads[client] = head
+        self.on_head()
 
     def _count(self, client: str, asked: _Asked) -> None:
         self.waited[client] = self.waited.get(client, 0.0) + time.monotonic() - asked.asked

@@ -16,7 +16,9 @@ from tablepuppet.errors import MappingError, PolicyError
 from tablepuppet.exchanges.keys import BlindedKeys, BlindKeys, Keys
 from tablepuppet.exchanges.labels import DescribeLabels
 from tablepuppet.exchanges.registry import REQUESTS, RESPONSES
-from tablepuppet.owner.tokens import blind, blinding_key, job_key, points_of, to_array, to_points, tokens
+from tablepuppet.owner import blinding
+from tablepuppet.owner.blinding import blind, blinding_key, points_of, to_array, to_points
+from tablepuppet.owner.tokens import job_key, tokens
 from tablepuppet.protocol.base import Failure, Message
 from tablepuppet.protocol.codec import Frame, decode
 from tablepuppet.sources.columns import column_info
@@ -195,6 +197,16 @@ def test_points_that_lead_every_secret_to_zero_are_refused_however_they_are_writ
         packed = np.frombuffer((u + has_top_bit * 2**255).to_bytes(32, "little"), np.uint8)
         with pytest.raises(PolicyError, match="no point that an owner would send"):
             blind(np.vstack([honest, packed, honest]), X25519PrivateKey.generate())
+
+
+def test_processes_that_share_many_keys_out_give_the_same_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    key, here = X25519PrivateKey.generate(), points_of(guesses("j"))
+    monkeypatch.setattr(blinding, "_MIN_KEYS_FOR_PROCESSES", 1)
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
+    assert np.array_equal(points_of(guesses("j")), here)
+    assert blind(here, key)[-1].tobytes() == key.exchange(X25519PublicKey.from_public_bytes(here[-1].tobytes()))
+    with pytest.raises(PolicyError, match="no point that an owner would send"):
+        blind(np.zeros((3, 32), np.uint8), key)
 
 
 def test_the_order_of_blinding_does_not_matter_and_each_is_one_exchange() -> None:

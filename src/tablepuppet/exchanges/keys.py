@@ -15,21 +15,11 @@ from numpy.typing import NDArray
 from tablepuppet.exchanges.base import ALL_PURPOSES, NoCheck, Rules
 from tablepuppet.exchanges.schema import check_row_count
 from tablepuppet.memory import trim_heap
+from tablepuppet.owner.blinding import POINT_SIZE, blind, blinding_key, points_of, to_array
 from tablepuppet.owner.enforcement import JobUnderContract, refused
 from tablepuppet.owner.policy import Policy, Use, permit_columns
 from tablepuppet.owner.state import ClientState
-from tablepuppet.owner.tokens import (
-    POINT_SIZE,
-    blind,
-    blinding_key,
-    job_key,
-    key_check,
-    key_of,
-    points_of,
-    sorted_tokens,
-    to_array,
-    tokens,
-)
+from tablepuppet.owner.tokens import job_key, key_check, key_of, sorted_tokens, tokens
 from tablepuppet.privacy.options import KeyMode
 from tablepuppet.protocol.base import Count, FieldDisclosure, FieldDisclosures, Message, ScanRequest, Seed, Text
 from tablepuppet.protocol.bounds import Known, WrongError, check_array, require

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import MappingError
 from tablepuppet.exchanges.groups import Groups, GroupSums, HoldGroups, SendGroups, SumGroups, commitment
-from tablepuppet.owner.tokens import to_array
+from tablepuppet.owner.blinding import to_array
 from tablepuppet.privacy.options import KeyMode
 from tablepuppet.protocol.base import Message
 from tablepuppet.sources.columns import numpy_of

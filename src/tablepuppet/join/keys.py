@@ -28,7 +28,8 @@ from tablepuppet.exchanges.keys import BlindedKeys, BlindKeys, Keys, RowOrder, S
 from tablepuppet.exchanges.schema import CountRows, RowCount
 from tablepuppet.join.cutoffs import send_cutoffs
 from tablepuppet.join.groups import MergedGroups, merge_groups
-from tablepuppet.owner.tokens import POINT_SIZE, SIZE, Points, to_array, to_points
+from tablepuppet.owner.blinding import POINT_SIZE, Points, to_array, to_points
+from tablepuppet.owner.tokens import SIZE
 from tablepuppet.privacy.options import KeyMode, Privacy
 from tablepuppet.sources.columns import in_one_piece, numpy_of
 from tablepuppet.sql.bound import CUTOFF_OUTPUTS, BoundQuery

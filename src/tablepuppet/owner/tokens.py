@@ -1,25 +1,17 @@
-"""Key tokens: 16 bytes that stand for a join key, equal where the keys are equal; and how owners blind them.
+"""Key tokens: 16 bytes that stand for a join key, equal where the keys are equal.
 
 In: key columns of a scan, the domain of each (columns that the query compares share one), and the clients' key. Out:
 each column as a dictionary of tokens, sorted, and one index per row; NULL stays NULL. Only distinct values are hashed.
 
     hmac     HMAC-SHA-256(K_job, message)[:16],  message = len(domain) ":" domain len(type) ":" type value
-    dh       the hmac token as a point of a curve, blinded by every owner of such keys (below)
+    dh       the hmac token as a point of a curve, blinded by every owner of such keys (blinding.py)
     sha256   SHA-256(value)[:16], the paper's: whoever can list the possible values can undo it
     value    integer, decimal of scale 0: digits · decimal: digits and its scale · string: UTF-8 · uuid: 32 hex digits
              boolean: true | false · date: days since 1970-01-01 · timestamp: nanoseconds since then (UTC)
 
 K_job is derived from the key that the clients share and the server never has, and from the job's name; tokens of
-different jobs have nothing in common.
-
-Blinding (`dh`) needs no common secret: every owner blinds every key, and equality is only seen once all of them did.
-
-    point    u of a point of Curve25519: SHA-256(token, counter) for the first counter that gives one
-    blinded  X25519(k, point), k this owner's alone: derived from its secret, the job and the keys' domain
-
-X25519(k₁, X25519(k₂, p)) is X25519(k₂, X25519(k₁, p)): who blinds first does not matter. Whoever has k₁ and the key
-that tokens are made with still has to ask the owner of k₂ about every guess. Half of all 32 bytes are no points of the
-curve but of its twist; blinding would keep on which of the two a key lies, one bit of it, so those are passed over.
+different jobs have nothing in common. HMAC-SHA-256 is a pseudo-random function (RFC 2104; Bellare, CRYPTO 2006), and
+RFC 2104 allows 16 bytes of it: two of 2⁶⁴ keys would meet.
 
 Ids: texts that name rows become columns of a model, and neither they nor their counts leave. In: a text column that a
 job calls an id, or, where the job leaves it to the owner, that names nearly every row or has more than 10,000 values.
@@ -39,13 +31,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.hmac import HMAC
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import RowNumbers
 from tablepuppet.errors import ModelError, PolicyError, SourceError, TransportError
+from tablepuppet.owner.blinding import to_points
 from tablepuppet.privacy.options import KeyMode
 from tablepuppet.protocol.columns import (
     CategoryEncoder,
@@ -190,77 +182,6 @@ def _encode(values: pa.Array, family: str) -> list[bytes]:
     elif family == "integer" and not pa.types.is_integer(kind):
         values = values.cast(pa.decimal128(38, 0))
     return list(values.cast(pa.large_string()).cast(pa.large_binary()).to_pylist())
-
-
-POINT_SIZE = 32
-Points = NDArray[np.uint8]  # keys × 32
-_PRIME = 2**255 - 19
-_A = 486662  # the curve is v² = u³ + A u² + u
-
-
-def blinding_key(secret: bytes, job: str, domain: str) -> X25519PrivateKey:
-    """k of one owner for the keys of one job that are compared with each other."""
-    message = b"tablepuppet blinding %d:%b%b" % (len(job.encode()), job.encode(), domain.encode())
-    return X25519PrivateKey.from_private_bytes(hmac.digest(secret, message, "sha256"))
-
-
-def points_of(tokens: pa.Array) -> Points:
-    """Each token's point; about two hashes a token."""
-    return _pack([_point(token) for token in tokens.to_pylist()])
-
-
-def blind(points: Points, key: X25519PrivateKey) -> Points:
-    """Each point, blinded. The library holds Python's lock meanwhile: threads would not help."""
-    exchange, point, packed = key.exchange, X25519PublicKey.from_public_bytes, points.tobytes()
-    try:
-        return _pack([exchange(point(packed[at : at + POINT_SIZE])) for at in range(0, len(packed), POINT_SIZE)])
-    except ValueError:  # one of the few points that every secret leads to zero
-        raise PolicyError("a key to be blinded is no point that an owner would send") from None
-
-
-def to_array(points: Points) -> pa.Array:
-    """Rows of bytes as Arrow has them."""
-    packed = np.ascontiguousarray(points)
-    kind = pa.binary(points.shape[1])
-    return pa.FixedSizeBinaryArray.from_buffers(kind, len(packed), [None, pa.py_buffer(packed)])
-
-
-def to_points(array: pa.Array) -> Points:
-    """The other way; no entry may be missing."""
-    size = array.type.byte_width
-    packed = np.frombuffer(array.buffers()[1] or b"", np.uint8)[array.offset * size :]
-    return packed[: len(array) * size].reshape(-1, size)
-
-
-def _pack(points: list[bytes]) -> Points:
-    return np.frombuffer(b"".join(points), np.uint8).reshape(-1, POINT_SIZE)
-
-
-def _point(token: bytes) -> bytes:
-    for counter in range(256):
-        found = hashlib.sha256(b"tablepuppet point %c%b" % (counter, token)).digest()
-        u = int.from_bytes(found, "little") % 2**255
-        if _is_square(u * (u * (u + _A) + 1) % _PRIME):
-            return found
-    raise AssertionError("half of all numbers are points")
-
-
-def _is_square(number: int) -> bool:
-    """Whether a number has a root modulo p, by Jacobi's symbol: a quarter of the time that Euler's power takes.
-
-    >>> [n for n in range(1, 10) if _is_square(n)]
-    [1, 3, 4, 5, 9]
-    """
-    top, bottom, sign = number, _PRIME, 1
-    while top:
-        twos = (top & -top).bit_length() - 1
-        top >>= twos
-        if twos & 1 and bottom & 7 in (3, 5):
-            sign = -sign
-        if top & 3 == 3 and bottom & 3 == 3:
-            sign = -sign
-        top, bottom = bottom % top, top
-    return bottom == 1 and sign == 1
 
 
 _FEW = 20  # texts that are taken for categories, however few rows there are

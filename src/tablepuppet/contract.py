@@ -115,6 +115,9 @@ def job_contracts(
             name, place, values = use.fixed
             varied = {"fixed": place, "values": values}
             blocks = tuple(msgspec.structs.replace(b, **varied) if b.name == name else b for b in blocks)
+        if privacy.features is not None:
+            bounds = {block.name: _bounds(block, privacy.features.bounds) for block in bound.blocks}
+            blocks = tuple(msgspec.structs.replace(block, bounds=bounds[block.name]) for block in blocks)
         if purpose in ("train", "explain"):
             named = [(block, *ids[block.name]) for block in blocks]
             blocks = tuple(msgspec.structs.replace(block, ids=i, finds_ids=finds) for block, i, finds in named)
@@ -173,6 +176,13 @@ def check_ids(job: Job, bound: BoundQuery) -> None:
 def _names_of(feature: str) -> set[str]:
     """A feature's name, with and without its alias."""
     return {feature.lower(), feature.rpartition(".")[2].lower()}
+
+
+def _bounds(block: Block, given: Mapping[str, tuple[float, float]]) -> tuple[tuple[float, float] | None, ...]:
+    """The public bounds of each feature that is a number."""
+    named = zip(block.features, block.columns, strict=True)
+    found = [None if c.kind in STRING_KINDS else given.get(n) or given.get(n.rpartition(".")[2]) for n, c in named]
+    return tuple(found)
 
 
 def _training(job: Job) -> Training:
@@ -294,11 +304,12 @@ def _owners(
                 for branch, member in zip(bound.branches, block.members, strict=True)
             )
             is_shared = sum(len(bound.scans[place].clients) for place, _ in places) > 1
+            holders = tuple(sorted({c for place, _ in places for c in bound.scans[place].clients}))
             given = (asked or {}).get(block.name, ())
             for place, features in places:
                 if client in bound.scans[place].clients:
                     terms = BlockTerms(block.name, place, features, *given)
-                    blocks.append(msgspec.structs.replace(terms, is_shared=is_shared))
+                    blocks.append(msgspec.structs.replace(terms, is_shared=is_shared, clients=holders))
         yield client, tuple(scans), tuple(blocks)
 
 

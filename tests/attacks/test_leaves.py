@@ -19,10 +19,10 @@ from tests.privacy.test_runs import Tap
 import tablepuppet as tp
 from tablepuppet.algorithms.boosting import messages as trees
 from tablepuppet.algorithms.boosting.fixed_point import LeafNoise
+from tablepuppet.algorithms.boosting.tree_checks import NumberBins
 from tablepuppet.errors import PolicyError, PrivacyError
 from tablepuppet.exchanges.registry import REQUESTS
 from tablepuppet.owner.policy import Policy
-from tablepuppet.privacy.accounting import composed_epsilon
 from tablepuppet.privacy.ledger import TableBudget
 from tablepuppet.protocol.base import Failure
 from tablepuppet.protocol.codec import decode
@@ -145,48 +145,34 @@ def test_the_account_of_an_owner_comes_to_what_the_ledger_says_and_ends_with_its
         result = federation.train(QUERY, **JOB, privacy=privacy)
         for name in ("orders", "items"):
             account = federation._clients[name].log.account
-            assert account.spent(name, "features", DELTA) == result.privacy.epsilon("features", name, "outsider")
+            told = result.privacy.epsilon("features", name, "outsider")
+            assert told <= account.spent(name, "features", DELTA) <= 1.0  # an owner counts no other table's rows
         assert result.privacy.epsilon("features", "items", "outsider") == pytest.approx(1.0, rel=5e-3)
         assert result.privacy.epsilon("features", "orders", "outsider") < 0.3  # an order is in one joined row
-        with pytest.raises(PolicyError, match=r"budget of features of items is ε = 1\.2 over all jobs"):
+        with pytest.raises(PolicyError, match=r"budget of features of (items|orders) is ε = 1\.2 over all jobs"):
             federation.train(QUERY, **JOB, privacy=privacy)
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"bounds": [(0.0, 0.5)]}, "bounds that were agreed on"),
-        ({"bounds": None}, "bounds that were agreed on"),
-        ({"spends": ()}, "has no noise"),
-        ({"spends": "more"}, "more of a row than the ε"),
-        ({"spends": "fewer"}, "each tree is a release"),
-    ],
-    ids=str,
-)
-def test_a_client_holds_the_server_to_what_it_can_see(change: dict[str, Any], says: str) -> None:
+def test_a_server_has_no_field_for_bounds_or_cost_and_cannot_send_borders() -> None:
+    assert not {"bounds", "spends"} & {*trees.StartTrees.__struct_fields__}
+    assert "bins" not in trees.SketchFeatures.__struct_fields__
     privacy = {"features": features(), "allow_reconstruction": True}
     with tp.Federation(tables()) as federation:
         tap = Tap(federation)
         federation.train(QUERY, **JOB, privacy=privacy)
         asked = [decode(frame, REQUESTS) for frame in tap.down]
         start = next(a for a in asked if isinstance(a, trees.StartTrees) and a.name == "i")
-    (mechanism,) = start.spends
-    assert composed_epsilon(start.spends, DELTA) <= 1.0
-    if change.get("spends") == "more":
-        change = {"spends": (mechanism._replace(noise=mechanism.noise / 2),)}
-    elif change.get("spends") == "fewer":
-        change = {"spends": (mechanism._replace(steps=TREES - 1),)}
     with tp.Federation(tables()) as federation:
         meddler = Meddler(
             federation,
             "items",
             trees.StartTrees,
-            lambda job: [msgspec.structs.replace(start, job=job, **change)],
+            lambda job: [msgspec.structs.replace(start, job=job, bins=[NumberBins(np.array([0.5]))])],
         )
         federation.train(QUERY, **JOB, privacy=privacy)
     (answer,) = meddler.answers
     assert isinstance(answer, Failure)
-    assert says in answer.message
+    assert "put in bins by that owner" in answer.message
 
 
 def test_bits_that_tell_rows_need_a_word_or_a_cap() -> None:

@@ -13,6 +13,7 @@ import tablepuppet as tp
 from tablepuppet.algorithms.boosting import messages as trees
 from tablepuppet.algorithms.boosting.tree_checks import WHOLE, Check, Key, Outline
 from tablepuppet.algorithms.newton.client import NewtonUpdate
+from tablepuppet.algorithms.noise import RunFacts
 from tablepuppet.algorithms.registry import UPDATES, algorithm_of
 from tablepuppet.algorithms.sgd.rounds import SgdUpdate
 from tablepuppet.errors import ApprovalError, PolicyError
@@ -26,7 +27,6 @@ from tablepuppet.exchanges.schema import CloseJob, DescribeTable, OpenScan, Prop
 from tablepuppet.exchanges.start import MultiplyGram, StartPart
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.owner.policy import Policy
-from tablepuppet.privacy.gaussian import GradientPrivacy
 from tablepuppet.protocol.base import Failure, Message
 from tablepuppet.protocol.columns import CategoryEncoder, NumberEncoder
 from tablepuppet.protocol.contract import Contract
@@ -331,7 +331,7 @@ def test_newton_with_noise_that_it_ignores_is_not_started() -> None:
             start = StartPart(
                 job=job, part=1, algorithm=tp.Newton(), model=ModelSpec(), block=1, name="i", outputs=1,
                 blocks=2, clients=1, joined_rows=170, share=1.0, l2=1e-4, seed=0,
-                privacy=GradientPrivacy(clip=1.0, noise=1.0, limit=5),
+                facts=RunFacts((), 170, 2, 1, 1.0, 1.0, 1.0, 1.0),
             )  # fmt: skip
             seen.append(start)
             return [start]

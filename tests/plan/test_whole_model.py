@@ -137,7 +137,7 @@ def test_predictions_leave_within_bounds_that_follow_from_labels(given: dict[str
 
             client.answer = answer  # type: ignore[method-assign]
         result = federation.train(query, label="y", epochs=3, privacy=privacy, **given)
-    bound = result.plan.private.gradients[0]
+    bound = result.plan.private.noise.gradients[0]
     assert bound is not None
     assert bound.prediction_bound == pytest.approx(0.5 * np.std(rides["y"].to_numpy()), rel=0.1)
     assert 0 < max(shown) <= bound.prediction_bound * (1 + 1e-9)
@@ -154,6 +154,6 @@ def test_predictions_have_more_room_where_no_row_is_joined_twice(meets: int, spr
     with tp.Federation({"l": left, "r": right}) as owners:
         query = "SELECT l.x, r.z, l.y FROM l JOIN r ON l.k = r.k"
         plan = owners.explain(query, label="y", algorithm="sgd", batch_size=None, privacy=given)
-    found = plan.private.gradients[0]
+    found = plan.private.noise.gradients[0]
     assert found is not None
     assert found.prediction_bound == pytest.approx(spreads * np.std(left["y"].to_numpy()), rel=0.15)

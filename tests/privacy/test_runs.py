@@ -279,7 +279,7 @@ def test_noise_of_predictions_hides_any_other_row_in_a_rows_place() -> None:
     privacy = {"predictions": {"mode": "local", "epsilon": 2.0, "bound": 0.7}}
     with tp.Federation(tables()) as federation:
         plan = federation.explain(QUERY, label="late", model="logistic", algorithm="admm", epochs=3, privacy=privacy)
-    shown = plan.private.gradients[0]
+    shown = plan.private.noise.gradients[0]
     assert shown is not None
     assert shown.prediction_noise == pytest.approx(2 * 0.7 * gaussian_noise(2.0, 1e-5, shown.prediction_limit, 1.0))
 

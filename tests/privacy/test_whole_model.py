@@ -15,7 +15,7 @@ import pytest
 import scipy.stats
 
 import tablepuppet as tp
-from tablepuppet.plan.noise import WholeModel
+from tablepuppet.algorithms.noise import WholeModel
 from tablepuppet.privacy.gaussian import GradientPrivacy
 
 EPSILON, DELTA = 1.0, 1e-5

@@ -64,7 +64,7 @@ class Disclosure:
 
 @dataclass(frozen=True, slots=True)
 class PrivateForm:
-    """How noisy gradients come about under feature privacy (plan/noise.py counts them).
+    """How noisy gradients come about under feature privacy (algorithms/noise.py counts them).
 
     Where clients sample (`options.samples_at_clients`), `local_steps` are taken on samples of base rows in an outer
     round, shared by its `inner_rounds` where a table has several clients; otherwise an outer round is one gradient of a

@@ -14,7 +14,6 @@ from typing import Any, Literal
 from tablepuppet.algorithms.shape import Shape
 from tablepuppet.arrays import Array
 from tablepuppet.models.losses import Loss
-from tablepuppet.privacy.accounting import Mechanism
 from tablepuppet.privacy.ledger import Release
 
 Ability = Literal["coefficients", "drift", "export", "module"]
@@ -26,7 +25,6 @@ class OwnNoise:
 
     rounds: int  # releases of a run
     releases: Sequence[Release]  # what outsiders learn from the model
-    spends: Mapping[str, tuple[Mechanism, ...]]  # what rows of each table pay
     form: Any  # what the algorithm itself needs to know of it
 
 

@@ -328,6 +328,7 @@ def _permit_sums(policy: Policy, request: SumStatistics, use: Use) -> None:
 
 def _enforce_sums(job: JobUnderContract, request: SumStatistics) -> None:
     part = job.part(request.part)
+    part.check_peers(request.peers)
     part.count(f"summed statistics {int(request.is_second)}", 1)
 
 

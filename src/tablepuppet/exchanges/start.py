@@ -11,9 +11,10 @@ from typing import Annotated, Any, ClassVar, Generic, TypeVar
 import msgspec
 import numpy as np
 from msgspec import Meta
-from msgspec.structs import asdict, astuple
+from msgspec.structs import asdict, astuple, replace
 
 from tablepuppet.algorithms.base import PartSetup
+from tablepuppet.algorithms.noise import RunFacts, RunTerms, plan_noise
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.algorithms.private import PrivateGradient
 from tablepuppet.algorithms.registry import algorithm_of
@@ -37,8 +38,8 @@ from tablepuppet.owner.releases import (
     unknowns,
 )
 from tablepuppet.owner.state import ClientState, Part, check_model, check_options, check_outputs
-from tablepuppet.privacy.gaussian import GradientPrivacy, secure_generator
-from tablepuppet.privacy.masks import MaskKey, honest_parts
+from tablepuppet.privacy.gaussian import secure_generator
+from tablepuppet.privacy.masks import MaskKey
 from tablepuppet.protocol.base import (
     MOST_CLIENTS,
     Amount,
@@ -79,7 +80,7 @@ class StartPart(PartRequest, Generic[_Options], frozen=True):
     share: Annotated[float, Meta(ge=0.0, le=1.0 + 1e-9)]  # of those with rows of the block: how many are the part's
     l2: Amount
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1 - MOST_CLIENTS)]  # the block's number is added to it
-    privacy: GradientPrivacy | None = None
+    facts: RunFacts | None = None  # of a private run: what the client computes its noise from, by the contract
     weights: Array | None = None  # of each train row, summed over its joined rows; None: their number
     peers: list[MaskKey] = msgspec.field(
         default_factory=list
@@ -136,7 +137,8 @@ def _enforce_start(job: JobUnderContract, request: StartPart[Any]) -> None:
     training = _find_training(job, part, request)
     if request.algorithm.sends_second_moments and not training.sends_second_moments:
         raise refused("second moments do not leave")
-    _enforce_noise(contract, request)
+    part.check_peers(request.peers)
+    _enforce_noise(contract, request, training)
     if (request.weights is not None) and not training.has_weights:
         raise refused("joined rows count alike, and weights were sent")
     if request.multiplicity is not None and contract.folds is None:
@@ -157,7 +159,7 @@ def _enforce_start(job: JobUnderContract, request: StartPart[Any]) -> None:
     part.count("start", contract.fits)
     part.asked = Counter({name: count for name, count in part.asked.items() if name in _ONCE})
     run = RunShape(
-        epochs=training.epochs,
+        epochs=training.epochs if request.facts is None else request.facts.epochs,
         rows=request.joined_rows,
         batch_size=training.batch(request.joined_rows),
         is_linear=training.model.is_linear,
@@ -165,28 +167,25 @@ def _enforce_start(job: JobUnderContract, request: StartPart[Any]) -> None:
         has_head=bool(request.spread),
     )
     is_batched = run.batch_size is not None and run.batch_size < request.joined_rows
-    part.epochs = training.epochs if is_batched else None
-    part.exchanges = algorithm_of(request.algorithm).exchanges(request.algorithm, run)
+    part.epochs = run.epochs if is_batched else None
+    part.exchanges, part.training = algorithm_of(request.algorithm).exchanges(request.algorithm, run), training
     part.requests = tuple(algorithm_of(request.algorithm).requests)
 
 
-def _enforce_noise(contract: Contract, request: StartPart[Any]) -> None:
-    """Noise that was agreed on is added, by an algorithm that has a private form."""
-    privacy = request.privacy
-    is_local = contract.prediction_privacy.mode == "local"
-    clips = privacy is not None and privacy.clips
-    if clips != (contract.feature_privacy is not None):
-        raise refused("gradients are noised as agreed, or not at all")
-    if is_local != (privacy is not None and privacy.hides_predictions):
-        raise refused("predictions are noised as agreed, or not at all")
-    has_form = algorithm_of(request.algorithm).why_not_private(request.algorithm) is None
-    if privacy is not None and (not has_form or (clips and privacy.noise <= 0)):
+def _enforce_noise(contract: Contract, request: StartPart[Any], training: Training) -> None:
+    """What was agreed to be noised is, by an algorithm that has a private form."""
+    is_private = contract.feature_privacy is not None or contract.prediction_privacy.mode == "local"
+    facts = request.facts
+    if is_private != (facts is not None):
+        raise refused("gradients and predictions are noised as agreed, or not at all")
+    if facts is None:
+        return
+    if algorithm_of(request.algorithm).why_not_private(request.algorithm) is not None:
         raise refused("what was agreed to be noised has no noise")
-    agreed = contract.feature_privacy
-    if privacy is not None and privacy.summed_over != 1 and (agreed is None or not agreed.shared_noise):
-        raise refused("each client adds all of the noise, and no share of it")
-    if privacy is not None and not 0 < privacy.prediction_bound < np.inf:
-        raise refused("under noise, predictions leave within bounds")
+    if facts.rows != request.joined_rows or not 0 < facts.epochs <= training.epochs:
+        raise refused("noise is computed for another run than the one that begins")
+    if request.block >= len(facts.blocks) or facts.blocks[request.block].name != request.name:
+        raise refused("noise is computed for other blocks than those that were agreed on")
 
 
 def _find_training(job: JobUnderContract, part: PartUnderContract, request: StartPart[Any]) -> Training:
@@ -275,6 +274,10 @@ def _start_part(own: ClientState, request: Start) -> Started:
         start = _take_start(own, part, request)
     part.options, part.started, part.kept, part.batches_left = request.algorithm, request, None, None
     model = _make_model(own, part, request)
+    if request.peers:
+        part.meet(request.peers)
+    else:
+        part.sealing = None
     part.setup = PartSetup(
         model=model,
         multiplicity=multiplicity,
@@ -292,14 +295,8 @@ def _start_part(own: ClientState, request: Start) -> Started:
         unit=request.model.unit,
         start=start,
         before=before,
-        private=None if request.privacy is None else PrivateGradient(request.privacy, secure_generator()),
+        private=_plan_noise(own, part, request, multiplicity),
     )
-    if request.peers:
-        part.meet(request.peers)
-    else:
-        part.sealing = None
-    _check_shares(part, request)
-    own.releases.charge_features(own.tables.scan(request.job, part.request.scan).table, request, multiplicity)
     part.state, part.figures = algorithm_of(part.options).start(part.setup, part.options)
     is_zero = request.model.is_linear and not request.spread and (start is None or not start.any())
     values = None if is_zero else release_predictions(own, part, model.predict(part.state.theta, None, 0))
@@ -328,17 +325,60 @@ def _check_rows(request: Start, own: float) -> None:
         )
 
 
-def _check_shares(part: Part, request: Start) -> None:
-    """A share of noise leaves in a masked sum only, with so many others that a minority of them may be left out."""
-    if request.privacy is None or request.privacy.summed_over == 1:
-        return
-    clients = [] if part.sealing is None else [peer.client for peer in part.sealing.peers]
-    is_due = request.privacy.summed_over == honest_parts(clients)
-    if not is_due or request.algorithm.samples_at_clients or request.privacy.hides_predictions:
-        raise PolicyError(
-            "the request is outside its contract: a share of the noise is added to masked sums over three clients or "
-            "more, such that it is enough without a minority of them, and here it would not be"
-        )
+def _plan_noise(own: ClientState, part: Part, request: Start, multiplicity: Array) -> PrivateGradient | None:
+    """The noise that the contract asks for. What this client can count itself it does not take from the server."""
+    contract = own.contracts.contract(request.job)
+    table = own.tables.scan(request.job, part.request.scan).table
+    if request.facts is None or contract is None:
+        own.releases.charge_features(table, request, ())
+        return None
+    facts, terms = _own_facts(own, part, request), _agreed_terms(own, contract, request)
+    plan = plan_noise(terms, facts)
+    privacy = plan.gradients[request.block]
+    assert privacy is not None
+    most = Counter[str]()
+    for (job, number), opened in own.parts.items():
+        if job == request.job:
+            given = multiplicity if number == request.part else opened.request.multiplicity
+            most[own.tables.scan(job, opened.request.scan).table] += 1 if given is None else int(given.max(initial=1))
+    if plan.model is not None and most[table] > plan.model.max_joined_rows(table):
+        raise refused("rows of this table are joined more often than noise is computed for")
+    own.releases.charge_features(table, request, plan.spends.get(table, ()), privacy)
+    return PrivateGradient(privacy, secure_generator())
+
+
+def _agreed_terms(own: ClientState, contract: Contract, request: Start) -> RunTerms:
+    under = own.contracts.jobs[request.job].part(request.part)
+    assert under.training is not None
+    return RunTerms(
+        options=request.algorithm,
+        is_linear=request.model.is_linear,
+        batch=under.training.batch(request.joined_rows),
+        l2=under.training.l2,
+        features=contract.feature_privacy,
+        predictions=contract.prediction_privacy,
+        showings=under.allowed.showings,
+    )
+
+
+def _own_facts(own: ClientState, part: Part, request: Start) -> RunFacts:
+    """The facts of the run; those of this client's own block as it knows them."""
+    assert request.facts is not None
+    blocks, scan = list(request.facts.blocks), own.tables.scan(request.job, part.request.scan)
+    peers = () if part.sealing is None else tuple(peer.client for peer in part.sealing.peers)
+    told = blocks[request.block]
+    blocks[request.block] = replace(
+        told,
+        is_masked=bool(peers),
+        clients=peers or told.clients,
+        squared_norm=float(sum(max(1, scan.columns[c].size) for c in part.request.columns) or 1),
+    )
+    opened = Counter(
+        own.tables.scan(job, p.request.scan).table for (job, _), p in own.parts.items() if job == request.job
+    )
+    if any(count > request.facts.uses[table] for table, count in opened.items()):
+        raise refused("noise is computed for fewer uses of a table than there are")
+    return replace(request.facts, blocks=tuple(blocks))
 
 
 def _make_model(own: ClientState, part: Part, request: Start) -> Model:
@@ -346,7 +386,8 @@ def _make_model(own: ClientState, part: Part, request: Start) -> Model:
     assert part.train is not None
     assert part.test is not None
     if spec.is_linear:
-        clips = request.privacy is not None and request.privacy.clips
+        contract = own.contracts.contract(request.job)
+        clips = contract is not None and contract.feature_privacy is not None
         start = (request.seed, request.block, tuple(request.spread)) if request.spread else None
         norms = part.train.row_norms() if clips else None
         return LinearModel(part.train, part.test, request.outputs, norms, start, opened.has_absent)

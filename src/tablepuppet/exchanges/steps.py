@@ -15,6 +15,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from tablepuppet.algorithms.registry import algorithm_of
+from tablepuppet.arrays import RowNumbers
 from tablepuppet.errors import PolicyError, TransportError
 from tablepuppet.exchanges.base import STARTED, TRAINING, WITH_STATISTICS, Exchange, Rules
 from tablepuppet.owner.enforcement import JobUnderContract, refused
@@ -235,6 +236,7 @@ def count_batch(own: ClientState, part: Part, request: Any) -> None:
         most = epochs * part.setup.multiplicity  # and what Poisson samples may have more, or the epoch after the last
         most = most + (8.0 * np.sqrt(most) + 20.0 if part.setup.is_private else 1.0)
         part.batches_left = most.astype(np.min_scalar_type(int(most.max(initial=0))))  # small: look-ups are far apart
+    _check_rate(part, request.next_rows)
     every = request.next_rows is None
     rows = np.arange(len(part.batches_left)) if every else request.next_rows.astype(np.intp)  # as look-ups want them
     left = part.batches_left.take(rows)
@@ -244,6 +246,20 @@ def count_batch(own: ClientState, part: Part, request: Any) -> None:
         )
     left -= 1  # a row that is named twice is predicted once
     part.batches_left[rows] = left
+
+
+def _check_rate(part: Part, rows: RowNumbers | None) -> None:
+    """A private batch has about as many rows as the rate that noise was computed for."""
+    assert part.setup is not None
+    private = part.setup.private
+    if private is None or not private.clips:
+        return
+    usual = private.privacy.batch_rate * float(part.setup.multiplicity.sum())
+    found = len(part.setup.multiplicity) if rows is None else len(rows)
+    if found > usual + 8.0 * math.sqrt(usual) + 20.0:
+        raise PolicyError(
+            "the request is outside its contract: a batch has more rows than the rate that noise was computed for"
+        )
 
 
 def _enforce_combined(job: JobUnderContract, request: Combined) -> None:

@@ -208,6 +208,10 @@ class MappingSummary:
     def parts_of(self, block: int) -> tuple[PartSummary, ...]:
         return tuple(p for p in self.parts if p.block == block)
 
+    def tables_of(self, block: int) -> list[str]:
+        """The tables that a block's rows come from: one for each scan, for a base row may be in several."""
+        return [self.bound.scans[scan].table for scan in sorted({part.scan for part in self.parts_of(block)})]
+
 
 def summarise(mapping: TableMapping) -> MappingSummary:
     """The figures of a mapping."""

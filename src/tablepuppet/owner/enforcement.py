@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tablepuppet.exchanges.labels import SendLabels, SendSides
     from tablepuppet.exchanges.schema import OpenScan
     from tablepuppet.exchanges.start import StartPart
+    from tablepuppet.privacy.masks import MaskKey
 
 
 def refused(why: str) -> PolicyError:
@@ -39,6 +40,7 @@ class PartUnderContract:
     block: BlockTerms
     rows: int  # distinct ones that exist
     exchanges: Exchanges | None = None  # once it is started
+    training: Training | None = None  # that it was started for
     epochs: int | None = None  # of a training in batches
     requests: tuple[type, ...] = ()  # of its algorithm
     most_checks: int = 0  # of trees
@@ -49,6 +51,16 @@ class PartUnderContract:
         """How often what may be asked of it, once it is started."""
         assert self.exchanges is not None
         return self.exchanges
+
+    def check_peers(self, peers: Sequence[MaskKey]) -> None:
+        """Sums are masked over all clients of the block that the contract names, or over none."""
+        agreed, found = set(self.block.clients) if self.block.is_masked else set(), {peer.client for peer in peers}
+        if found != agreed:
+            missing = ", ".join(sorted(agreed - found)) or "none"
+            raise refused(
+                f"sums of {self.block.name} are masked over {len(agreed)} clients, and these would be over "
+                f"{len(found)}; missing: {missing}. Where a client has no rows that take part, leave its table out"
+            )
 
     def count(self, what: str, limit: int) -> None:
         """Counts what is asked for, up to a limit."""
@@ -170,6 +182,10 @@ class ContractEnforcer:
         """What was agreed to for a job."""
         job = self.jobs.get(name)
         return None if job is None else job.contract
+
+    def block_of(self, request: Any) -> BlockTerms:
+        """What was agreed on for the block of a part."""
+        return self.jobs[request.job].part(request.part).block
 
     def epochs(self, name: str, part: int) -> int | None:
         """How many epochs a part is trained for in batches; None: all its rows take part in every round."""

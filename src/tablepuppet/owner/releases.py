@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.arrays import Array
@@ -28,7 +27,7 @@ from tablepuppet.owner.owner_log import OwnerLog
 from tablepuppet.owner.policy import Policy
 from tablepuppet.privacy.accounting import Mechanism
 from tablepuppet.privacy.gaussian import GradientPrivacy
-from tablepuppet.privacy.ledger import Spending, TableBudget, without_noise
+from tablepuppet.privacy.ledger import Spending, without_noise
 from tablepuppet.protocol.columns import Encoder
 from tablepuppet.protocol.contract import Contract
 from tablepuppet.sources.columns import NUMBER_KINDS, numbers
@@ -60,16 +59,6 @@ class Charged:
 
     spends: tuple[Mechanism, ...]
     name: str = field(default_factory=lambda: secrets.token_hex(16))
-    told: float = 0.0  # of the parts so far: steps over σ²
-
-    def check(self, privacy: GradientPrivacy, most: int, *, is_local: bool) -> None:
-        """The server counts no less than the table's parts will do: their noise, steps, samples and joined rows."""
-        self.told += privacy.limit / privacy.noise**2
-        rate = privacy.rate if is_local else privacy.batch_rate
-        counted = sum(m.steps / m.noise**2 for m in self.spends)
-        is_low = any(m.probability < rate or (not is_local and m.joined < most) for m in self.spends)
-        if privacy.spends != self.spends or is_low or counted < self.told * (1 - 1e-9):
-            raise PolicyError("the job counts less privacy than its noisy steps cost: its noise is not what it says")
 
 
 @dataclass
@@ -117,19 +106,19 @@ class Releases:
             raise without_noise(table, what)
 
     def charge_features(
-        self, table: str, request: StartPart[AlgorithmOptions], multiplicity: NDArray[np.float64]
+        self,
+        table: str,
+        request: StartPart[AlgorithmOptions],
+        spends: tuple[Mechanism, ...],
+        privacy: GradientPrivacy | None = None,
     ) -> None:
-        """A part is about to be trained: a release of its own, whatever follows."""
-        privacy, budget = request.privacy, self.policy.budget.get(table)
-        if privacy is None or not privacy.clips:
+        """A part is about to be trained: a release of its own, whatever follows. `spends`: what the whole model tells
+        of a row of its table, one figure for all parts that a job makes of it; none: there is no noise."""
+        if not spends:
             self._refuse_plain(table, "features")
+        if self.is_restoring or privacy is None:
             return
-        if self.is_restoring:
-            return
-        # What a table's rows pay is one figure for all parts that a job makes of it.
-        charged = self.charged.setdefault((request.job, table), Charged(privacy.spends))
-        charged.check(privacy, int(multiplicity.max(initial=1.0)), is_local=request.algorithm.samples_at_clients)
-        self._spend(table, charged, budget)
+        charged = self._charge(request.job, table, spends)
         if privacy.hides_predictions:
             noise = privacy.prediction_noise / (2.0 * privacy.prediction_bound)
             name, steps = f"{charged.name}-{request.part}", privacy.prediction_limit
@@ -193,23 +182,21 @@ class Releases:
     def charge_whole_model(self, job: str, table: str, spends: tuple[Mechanism, ...]) -> None:
         """A model is about to be trained on a table as one release, for so much; without noise, a table that has a
         budget does not take part. Blocks that read one table pay one figure, which counts all of them."""
-        budget = self.policy.budget.get(table)
         if not spends:
             self._refuse_plain(table, "features")
-            return
-        if self.is_restoring:
-            return
+        elif not self.is_restoring:
+            self._charge(job, table, spends)
+
+    def _charge(self, job: str, table: str, spends: tuple[Mechanism, ...]) -> Charged:
         charged = self.charged.setdefault((job, table), Charged(spends))
         if charged.spends != spends:
-            raise PolicyError("the job counts what its trees cost in two ways")
-        self._spend(table, charged, budget)
-
-    def _spend(self, table: str, charged: Charged, budget: TableBudget | None) -> None:
+            raise PolicyError("the job counts what a row of one table costs in two ways")
         spent = [
             Spending(table=table, what="features", name=f"{charged.name}-{number}", **mechanism._asdict())
             for number, mechanism in enumerate(charged.spends)
         ]
-        self.log.spend(*spent, budget=budget)
+        self.log.spend(*spent, budget=self.policy.budget.get(table))
+        return charged
 
     @property
     def limits_scores(self) -> bool:

@@ -27,18 +27,17 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
 from tablepuppet.arrays import Array
-from tablepuppet.privacy.accounting import Mechanism
 
 _GRID_BITS = 30  # of the noise's deviation; rounding a sum of d numbers moves it by less than √d·2⁻³⁰ deviations
 
 
-class GradientPrivacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class GradientPrivacy:
     """What a client does to every gradient of its part before anything depends on it."""
 
     clip: float  # C; 0: gradients are neither clipped nor noised
@@ -53,7 +52,6 @@ class GradientPrivacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     limit: int = 0  # noisy gradients in all; a client gives no more
     prediction_limit: int = 0  # how often predictions are shown under noise; a client shows them no more often
     batch_rate: float = 1.0  # Poisson rate of joined rows in a batch
-    spends: tuple[Mechanism, ...] = ()  # what the whole model tells of a row of this table, as the ledger counts it
 
     @property
     def clips(self) -> bool:

@@ -87,6 +87,8 @@ class BlockTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fixed: int = -1  # evaluate: a feature, by its place, that is set to some values, and all rows scored for each
     values: int = 0  # how many
     is_shared: bool = False  # whether the block has rows of other clients or scans too
+    bounds: tuple[tuple[float, float] | None, ...] = ()  # public, of each feature of a private job; None: none given
+    clients: tuple[str, ...] = ()  # all that hold rows of the block: where sums are masked, over these and no fewer
 
     @property
     def place(self) -> tuple[int, tuple[int, ...]]:

@@ -45,7 +45,7 @@ from tablepuppet.owner.part_store import BlockPart
 from tablepuppet.owner.policy import Policy, Use
 from tablepuppet.owner.releases import DisclosedValues, reads, tells_label, unknowns
 from tablepuppet.owner.state import ClientState, Part
-from tablepuppet.privacy.accounting import composed_epsilon
+from tablepuppet.privacy.accounting import Mechanism, composed_noise
 from tablepuppet.protocol.base import MOST_CLIENTS, Done
 from tablepuppet.protocol.bounds import check_array, check_finite, check_range, require
 from tablepuppet.protocol.contract import Contract
@@ -90,6 +90,7 @@ class TreesPart:
     limit: int | None
     reveals_columns: bool
     before: tuple[trees.SplitRule, ...] = ()  # of trees that were there already
+    is_private: bool = False
     halves: list[tuple[TreesState, ClientHalf]] = field(default_factory=list)  # of the last request, and what it left
 
 
@@ -97,11 +98,12 @@ def sketch_features(own: ClientState, request: trees.SketchFeatures) -> trees.Fe
     part = own.part(request)
     weights = _weights(part, own)
     contract = own.contracts.contract(request.job)
+    bins = 0 if contract is None or contract.training is None else int(contract.training.algorithm["bins"])
     is_private = contract is not None and contract.feature_privacy is not None  # names are public, and numbers are not
     columns = [
         trees.NumberSketch(values=np.zeros(0), weights=np.zeros(0))
         if is_private and c.is_number
-        else sketch(c, weights, request.bins, own.policy.minimum_rows)
+        else sketch(c, weights, bins, own.policy.minimum_rows)
         for c in _raw(own, part.request, part.request.train_rows)
     ]
     trim_heap()
@@ -110,15 +112,19 @@ def sketch_features(own: ClientState, request: trees.SketchFeatures) -> trees.Fe
 
 def start_trees(own: ClientState, request: trees.StartTrees) -> trees.TreesStarted:
     part = own.part(request)
-    own.releases.charge_whole_model(request.job, own.tables.scan(request.job, part.request.scan).table, request.spends)
+    table = own.tables.scan(request.job, part.request.scan).table
+    own.releases.charge_whole_model(request.job, table, _spends(own, request, table))
     train = _raw(own, part.request, part.request.train_rows)
     held = _raw(own, part.request, part.request.test_rows)
     weights = _weights(part, own)
     options = request.algorithm
     least = own.policy.minimum_rows
     bins = request.bins
-    if bins is None and request.bounds is not None:
-        bins = public_bins(train, request.bounds, options.bins, least)
+    contract = own.contracts.contract(request.job)
+    is_private = contract is not None and contract.feature_privacy is not None
+    if is_private:
+        public = public_bins(train, own.contracts.block_of(request).bounds, options.bins, least)
+        bins = public if bins is None else _check_borders(bins, public)
     elif bins is None:
         bins = own_bins(train, weights, options.bin_rules, least)
     columns = columns_of(bins, train)
@@ -146,7 +152,8 @@ def start_trees(own: ClientState, request: trees.StartTrees) -> trees.TreesStart
     if before and not isinstance(request.before, str):
         _charge(own, part.request, before)
     empty = [RawColumn(c.feature, c.entry, np.zeros(0) if c.is_number else None) for c in columns]
-    part.trees = TreesPart(request, empty, bins, np.vstack([codes, missed]), held_codes, limit, reveals_columns, before)
+    given = (request, empty, bins, np.vstack([codes, missed]), held_codes, limit, reveals_columns, before)
+    part.trees = TreesPart(*given, is_private)
     part.state = TreesState()
     if request.peers:
         part.meet(request.peers)
@@ -166,6 +173,15 @@ def start_trees(own: ClientState, request: trees.StartTrees) -> trees.TreesStart
         right=right,
         sizes=sizes,
     )
+
+
+def _check_borders(bins: list[Bins], public: list[Bins]) -> list[Bins]:
+    """Bins that owners of a private table share; borders of numbers are those between the agreed bounds."""
+    for given, due in zip(bins, public, strict=False):
+        borders, agreed = (b.borders.tolist() if isinstance(b, NumberBins) else None for b in (given, due))
+        if borders != agreed:
+            raise refused("borders lie evenly between the bounds that were agreed on")
+    return bins
 
 
 def check_trees(own: ClientState, request: trees.CheckTrees) -> trees.TreeObjections:
@@ -336,7 +352,7 @@ def _half(part: Part) -> ClientHalf:
             return half
     layout = Columns.of([b.kind for b in own.bins], [b.size for b in own.bins], own.request.signs)
     has_missing = (own.train[:-1] == 0).any(axis=0) | (own.held == 0).any(axis=0) | own.request.is_outer
-    has_missing |= own.request.bounds is not None  # under noise, whether any is missing is not looked at
+    has_missing |= own.is_private  # under noise, whether any is missing is not looked at
     rules = own.request.algorithm.rules
     known = (list(state.entries), list(state.is_told))
     book = KeyBook(own.request.block, layout, has_missing, rules, *known, own.limit, own.reveals_columns)
@@ -395,13 +411,7 @@ def _permit_sketch(policy: Policy, request: trees.SketchFeatures, use: Use) -> N
 def _enforce_sketch(job: JobUnderContract, request: trees.SketchFeatures) -> None:
     job.check_model_kind(are_trees=True)
     part = job.part(request.part)
-    if request.bins != job.training.algorithm["bins"]:
-        raise refused("as many values leave to agree on bins by as bins were agreed on")
     part.count("sketch", 1)
-
-
-def _check_sketch_request(own: ClientState, request: trees.SketchFeatures) -> None:
-    check_range(request.bins, "bins", 2, _CODES - 1)
 
 
 def _permit_trees(policy: Policy, request: trees.StartTrees, use: Use) -> None:
@@ -419,6 +429,7 @@ def _enforce_start(job: JobUnderContract, request: trees.StartTrees) -> None:
         raise refused("it speaks of more splits of earlier trees than were agreed on")
     if not isinstance(request.before, str) and request.before:
         _check_agreed_splits(contract, part.block.place, request.before)
+    part.check_peers(request.peers)
     _enforce_leaves(contract, request)
     if request.bins is not None and not part.block.is_shared:
         raise refused("a table with one owner is put in bins by that owner")
@@ -430,19 +441,30 @@ def _enforce_leaves(contract: Contract, request: trees.StartTrees) -> None:
     """Under feature privacy splits are drawn between bounds that were agreed on, and the model costs what was."""
     agreed = contract.feature_privacy
     if agreed is None or contract.prediction_privacy.mode == "local":
-        if request.spends or request.bounds is not None or contract.prediction_privacy.mode == "local":
+        if contract.prediction_privacy.mode == "local":
             raise refused("trees have no noise")
         return
-    if algorithm_of(request.algorithm).why_not_private(request.algorithm) is not None or not request.spends:
+    if algorithm_of(request.algorithm).why_not_private(request.algorithm) is not None:
         raise refused("what was agreed to be noised has no noise")
-    if request.bounds is None or not {b for b in request.bounds if b} <= {*agreed.bounds.values()}:
-        raise refused("borders lie between bounds that were agreed on")
-    if sum(mechanism.steps for mechanism in request.spends) < request.algorithm.trees:
-        raise refused("each tree is a release, and fewer are counted")
-    if agreed.epsilon is not None and composed_epsilon(request.spends, agreed.delta) > agreed.epsilon * (1 + 1e-3):
-        raise refused("the model tells more of a row than the ε that was agreed on")
     if not contract.allow_reconstruction and request.algorithm.max_splits is None:
         raise refused("bits of all splits tell rows, and the job does not say allow_reconstruction")
+
+
+def _spends(own: ClientState, request: trees.StartTrees, table: str) -> tuple[Mechanism, ...]:
+    """What the agreed noise on leaves tells of a row of a table: at most ε; of noise in units of the clip, by the
+    joined rows that this client counts."""
+    contract = own.contracts.contract(request.job)
+    agreed = None if contract is None else contract.feature_privacy
+    if agreed is None:
+        return ()
+    steps = request.algorithm.trees
+    if agreed.noise is None:
+        assert agreed.epsilon is not None
+        return (Mechanism(composed_noise(agreed.epsilon, agreed.delta, (Mechanism(1.0, steps),)), steps),)
+    parts = [part for (job, _), part in own.parts.items() if job == request.job]
+    same = [part for part in parts if own.tables.scan(request.job, part.request.scan).table == table]
+    most = sum(int(_weights(part, own).max(initial=1.0)) for part in same)
+    return (Mechanism(agreed.noise / most, steps),)
 
 
 def _check_start_request(own: ClientState, request: trees.StartTrees) -> None:
@@ -554,7 +576,6 @@ EXCHANGES = (
         TRAINING,
         permit=_permit_sketch,
         enforce=_enforce_sketch,
-        check_request=_check_sketch_request,
         check_answer=answer_rules.check_sketches,
     )(sketch_features),
     Rules(

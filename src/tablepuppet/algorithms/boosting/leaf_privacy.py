@@ -20,7 +20,6 @@ from tablepuppet.errors import PrivacyError
 from tablepuppet.job import Job
 from tablepuppet.join.mapping import MappingSummary
 from tablepuppet.models.losses import Loss
-from tablepuppet.plan.noise import tables_of
 from tablepuppet.privacy.accounting import Mechanism, composed_noise
 from tablepuppet.privacy.ledger import Release
 from tablepuppet.sources.columns import STRING_KINDS
@@ -37,7 +36,6 @@ class LeafPlan:
 
     noise: LeafNoise
     bounds: list[Bounds]  # public, by block and feature
-    spends: list[tuple[Mechanism, ...]]  # by scan
 
 
 def plan_leaves(job: Job, mapping: MappingSummary, loss: Loss, slope: float, weight: float) -> OwnNoise:
@@ -46,8 +44,7 @@ def plan_leaves(job: Job, mapping: MappingSummary, loss: Loss, slope: float, wei
     trees, bounds = job.options.trees, public_bounds(job, mapping)
     noise = leaf_noise(job, mapping, loss, slope, weight)
     spends = leaf_mechanisms(mapping, noise, trees)
-    by_scan = [spends.get(scan.table, ()) for scan in mapping.bound.scans]
-    return OwnNoise(trees, leaf_releases(job, mapping, spends), spends, LeafPlan(noise, bounds, by_scan))
+    return OwnNoise(trees, leaf_releases(job, mapping, spends), LeafPlan(noise, bounds))
 
 
 def leaf_noise(job: Job, mapping: MappingSummary, loss: Loss, slope: float, weight: float) -> LeafNoise:
@@ -82,7 +79,7 @@ def joined_rows(mapping: MappingSummary) -> dict[str, int]:
     """κ of every table: joined rows that one of its rows is in at most, over all that read it."""
     found: Counter[str] = Counter()
     for number, block in enumerate(mapping.blocks):
-        for table in tables_of(mapping, number):
+        for table in mapping.tables_of(number):
             found[table] += max(1, block.most)
     return dict(sorted(found.items()))
 

@@ -18,7 +18,6 @@ from tablepuppet.algorithms.boosting.model import Tree
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.tree_checks import Bins, Check, Key, NewColumn, NewKey, Objections, Union
 from tablepuppet.arrays import Array, RowNumbers
-from tablepuppet.privacy.accounting import Mechanism
 from tablepuppet.privacy.masks import MaskKey
 from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Message
 
@@ -69,8 +68,6 @@ class _OfRows(Message, frozen=True):
 class SketchFeatures(_OfPart, frozen=True):
     """Sum up the columns of a part, so that the clients of its block can share bins. → FeatureSketches"""
 
-    bins: int
-
 
 class FeatureSketches(Message, frozen=True):
     discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("columns", "sketches"),)
@@ -87,8 +84,6 @@ class StartTrees(_OfPart, frozen=True):
     is_outer: bool  # whether joined rows may have no row here
     clients: int  # how many parts the block has
     bins: list[Bins] | None = None
-    bounds: list[tuple[float, float] | None] | None = None  # public, of each feature: borders lie between, evenly
-    spends: tuple[Mechanism, ...] = ()  # under noise: what the model tells of a row of this table
     signs: list[int] = msgspec.field(default_factory=list)  # of columns that leaves are monotone in; none: any
     before: list[SplitRule] | str = msgspec.field(default_factory=list)  # splits of earlier trees, or the held model
     peers: list[MaskKey] = msgspec.field(default_factory=list)

@@ -86,8 +86,6 @@ class TreeRounds:
                 is_outer=self.is_outer[part.block],
                 clients=len(self.union.blocks[part.block]),
                 bins=shared.get(part.block),
-                bounds=None if self.leaves is None else list(self.leaves.bounds[part.block]),
-                spends=() if self.leaves is None else self.leaves.spends[part.scan],
                 signs=self.signs[part.block],
                 before=self._before(part.block),
                 peers=self.union.peers(part),
@@ -161,7 +159,7 @@ class TreeRounds:
     def _shared_bins(self) -> dict[int, list[Bins]]:
         """The bins that the parts of a block have in common, from sketches of their columns."""
         shared = [p for block in self.union.blocks if len(block) > 1 for p in block]
-        given = [(p, SketchFeatures(job=self.union.job, part=p.number, bins=self.options.bins)) for p in shared]
+        given = [(p, SketchFeatures(job=self.union.job, part=p.number)) for p in shared]
         answers = self.union.exchange(given, "setup")
         bins = {}
         for number, block in enumerate(self.union.blocks):

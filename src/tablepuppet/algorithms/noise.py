@@ -18,74 +18,199 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from tablepuppet.algorithms.algorithm import PrivateForm
+from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.algorithms.registry import algorithm_of
-from tablepuppet.job import Job
-from tablepuppet.join.mapping import MappingSummary
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import l2_of
-from tablepuppet.privacy.accounting import Mechanism, composed_epsilon, composed_noise, rough_noise
-from tablepuppet.privacy.gaussian import GradientPrivacy, NoisySteps
+from tablepuppet.privacy.accounting import Mechanism, composed_epsilon, composed_noise, gaussian_noise, rough_noise
+from tablepuppet.privacy.gaussian import GradientPrivacy, NoisySteps, tuned
 from tablepuppet.privacy.ledger import Release, Sampling
 from tablepuppet.privacy.masks import honest_parts
-from tablepuppet.privacy.options import FeaturePrivacy
+from tablepuppet.privacy.options import FeaturePrivacy, PredictionPrivacy
+
+Natural = Annotated[int, Meta(ge=0, le=2**53)]
+Positive = Annotated[float, Meta(gt=0.0)]
+
+
+class BlockFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is public of a block once the tables are joined."""
+
+    name: str
+    table: str  # as the query names it first
+    tables: tuple[str, ...]  # that its rows come from: one for each scan, for a base row may be in several
+    clients: tuple[str, ...]  # of each part
+    is_masked: bool  # whether the server sees sums over its clients only
+    rows: Natural
+    joined: Natural
+    most: Natural  # joined rows that one row is in
+    squared_norm: Positive  # F: every feature, or entry of a vector, lies within ±1 or is one-hot
+
+
+class RunFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is public of a run, by the join graph and the labels. Each client knows its own share of it better."""
+
+    blocks: tuple[BlockFacts, ...]
+    rows: Natural  # N
+    epochs: Natural
+    outputs: Natural  # numbers that a row predicts
+    slope: Positive  # r of a typical training row
+    bound: Positive  # L, of the loss
+    curvature: Positive  # its typical one
+    change: Annotated[float, Meta(ge=0.0)]  # D
+
+    @property
+    def uses(self) -> Counter[str]:
+        """How many blocks and scans read each table."""
+        return Counter(table for block in self.blocks for table in block.tables)
+
+
+@dataclass(frozen=True, slots=True)
+class RunTerms:
+    """What was agreed on for a run."""
+
+    options: AlgorithmOptions
+    is_linear: bool
+    batch: int | None  # joined rows; None: all
+    l2: float | dict[str, float]
+    features: FeaturePrivacy | None
+    predictions: PredictionPrivacy
+    showings: int  # of one row in one block, evaluation included
+
+    def prediction_bound(self, blocks: Sequence[BlockFacts], slope: float, curvature: float) -> float:
+        """H. What a row adds to others' noise grows with its joined rows; where it has one, cutting predictions short
+        costs more than noise."""
+        is_alone = all(block.most <= 1 for block in blocks)
+        has_noisy_sums = self.features is not None and self.predictions.mode == "trusted"
+        return self.predictions.bound or (1.5 if is_alone and has_noisy_sums else 0.5) * slope / curvature
+
+    def outer_rounds(self, facts: RunFacts) -> int:
+        """Outer rounds of the whole run."""
+        algorithm, size = algorithm_of(self.options), self.batch
+        if algorithm.takes_turns:
+            return facts.epochs * len(facts.blocks)
+        is_batched = algorithm.uses_batches and size is not None and size < facts.rows
+        return facts.epochs * (-(-facts.rows // (size or 1)) if is_batched else 1)
+
+    def signal_change(self, loss: Loss, bound: float, weight: float) -> float:
+        """D, where scores move by H; `weight`: the largest of any row."""
+        return algorithm_of(self.options).signal_change(self.options, loss, bound, weight, is_linear=self.is_linear)
+
+
+@dataclass(frozen=True)
+class NoisePlan:
+    """What clients do, block by block, and what rows of each table pay for it."""
+
+    gradients: tuple[GradientPrivacy | None, ...]  # per block
+    rates: tuple[float, ...] = ()  # each block's learning rate of noisy batches, where the user gave none
+    spends: Mapping[str, tuple[Mechanism, ...]] = field(default_factory=dict)
+    model: WholeModel | None = None
+    deviations: tuple[float, ...] = ()
+
+
+def plan_noise(terms: RunTerms, facts: RunFacts) -> NoisePlan:
+    """The noise of all blocks. The server and every client compute it, each from the terms that were agreed on."""
+    numbers = range(len(facts.blocks))
+    features, predictions = terms.features, terms.predictions
+    bound = terms.prediction_bound(facts.blocks, facts.slope, facts.bound)
+    shared = _shared_predictions(predictions, bound, terms.showings, max(facts.uses.values(), default=1))
+    if features is None:
+        only = GradientPrivacy(clip=0.0, noise=0.0, **shared) if predictions.mode == "local" else None
+        return NoisePlan((only,) * len(numbers))
+    blocks = [NoisyBlock.of(terms, features, facts, number) for number in numbers]
+    model, deviations, rates = _calibrate(blocks, bound)
+    given = zip(blocks, deviations, model.clips, rates, strict=True)
+    gradients = tuple(block.gradient(n / c, c, rate, shared) for block, n, c, rate in given)
+    spends = {table: model.mechanisms(table, deviations) for table in model.tables}
+    return NoisePlan(gradients, tuple(rates), spends, model, tuple(deviations))
+
+
+def _shared_predictions(predictions: PredictionPrivacy, bound: float, shown: int, uses: int) -> dict[str, Any]:
+    """What leaves of predictions: within H; under noise, at most so often of a row, in as many blocks as read it."""
+    if predictions.mode == "trusted":
+        return {"prediction_bound": bound}
+    assert predictions.epsilon is not None
+    noise = gaussian_noise(predictions.epsilon, predictions.delta, shown * uses, 1.0)
+    # Another row in its place moves a prediction by at most 2H.
+    return {"prediction_bound": bound, "prediction_noise": noise * 2.0 * bound, "prediction_limit": shown}
+
+
+def _calibrate(blocks: Sequence[NoisyBlock], bound: float) -> tuple[WholeModel, list[float], list[float]]:
+    """Clips, noise and learning rates of all blocks: clips by a rough figure of the noise (privacy/gaussian.py)."""
+    if not blocks:
+        return WholeModel((), (), 0.0, bound), [], []
+    facts, given = blocks[0].facts, blocks[0].features.clip
+
+    def steps(deviations: Sequence[float], clips: Sequence[float]) -> list[NoisySteps]:
+        return [b.descent(n / c) for b, n, c in zip(blocks, deviations, clips, strict=True)]
+
+    clips = [given] * len(blocks) if given is not None else None
+    if clips is None:
+        typical = [block.descent(1.0).typical(facts.slope) for block in blocks]
+        rough = WholeModel(blocks, typical, facts.change, bound).deviations(is_rough=True)
+        clips = [clip for clip, _ in tuned(steps(rough, typical), facts.slope, facts.bound, None)]
+    model = WholeModel(blocks, clips, facts.change, bound)
+    deviations = model.deviations()
+    return model, deviations, [rate for _, rate in tuned(steps(deviations, clips), facts.slope, facts.bound, clips)]
 
 
 @dataclass(frozen=True, slots=True)
 class NoisyBlock:
     """One block's noisy steps."""
 
-    job: Job
+    terms: RunTerms
     features: FeaturePrivacy
-    mapping: MappingSummary
+    facts: RunFacts
     number: int
-    most: int  # κ, or the largest multiplicity
-    mean: float  # multiplicity
     form: PrivateForm
     local: int  # steps in a row: inner rounds share those of an outer round
     steps: int  # in the whole run
-    outputs: int  # numbers that a row predicts
 
     @classmethod
-    def of(
-        cls, job: Job, features: FeaturePrivacy, mapping: MappingSummary, number: int, rounds: int, outputs: int
-    ) -> NoisyBlock:
-        block = mapping.blocks[number]
-        most = max(1, block.most)  # at most the cap, where there is one
-        mean = block.joined / block.rows if block.rows else 1.0
-        form = algorithm_of(job.options).private_form(
-            job.options, features, is_linear=job.model.spec.is_linear, blocks=len(mapping.bound.blocks)
+    def of(cls, terms: RunTerms, features: FeaturePrivacy, facts: RunFacts, number: int) -> NoisyBlock:
+        form = algorithm_of(terms.options).private_form(
+            terms.options, features, is_linear=terms.is_linear, blocks=len(facts.blocks)
         )
-        inner = form.inner_rounds if len(mapping.parts_of(number)) > 1 else 1
+        inner = form.inner_rounds if len(facts.blocks[number].clients) > 1 else 1
         local = -(-form.local_steps // inner)
-        return cls(job, features, mapping, number, most, mean, form, local, rounds * inner * local, outputs)
+        return cls(terms, features, facts, number, form, local, terms.outer_rounds(facts) * inner * local)
+
+    @property
+    def block(self) -> BlockFacts:
+        return self.facts.blocks[self.number]
+
+    @property
+    def name(self) -> str:
+        return self.block.name
+
+    @property
+    def most(self) -> int:
+        """κ, or the largest multiplicity."""
+        return max(1, self.block.most)  # at most the cap, where there is one
 
     @property
     def l2(self) -> float:
-        block = self.mapping.bound.blocks[self.number]
-        return l2_of(self.job.model.l2, block.name, block.table)
+        return l2_of(self.terms.l2, self.name, self.block.table)
 
     @property
     def is_local(self) -> bool:
         """Whether clients sample base rows; otherwise the server samples joined rows."""
-        return self.job.options.samples_at_clients
-
-    @property
-    def tables(self) -> list[str]:
-        return tables_of(self.mapping, self.number)
+        return self.terms.options.samples_at_clients
 
     @property
     def rate(self) -> float:
         """Of joined rows in a batch, or of base rows in a local step."""
         if self.is_local:
             return self.features.sample
-        rows = self.mapping.train_rows
-        size = self.job.batch(rows)
+        rows, size = self.facts.rows, self.terms.batch
         return 1.0 if size is None or size >= rows else size / rows
 
     @property
@@ -95,43 +220,29 @@ class NoisyBlock:
         A local step is followed by others on the same rows, and noisy predictions are about single clients: there each
         part's own noise has to be enough.
         """
-        clients = [part.client for part in self.mapping.parts_of(self.number)]
-        privacy = self.job.privacy
-        is_shared = self.features.shared_noise and not self.is_local and privacy.predictions.mode == "trusted"
-        return honest_parts(clients) if is_shared and privacy.masks(len(set(clients))) else 1
-
-    @property
-    def cap(self) -> int:
-        return 1 if self.is_local else self.most
-
-    @property
-    def squared_norm(self) -> float:
-        """What ‖x‖² is at most: every feature, or entry of a vector, lies within ±1 or is one-hot."""
-        return float(sum(max(1, column.size) for column in self.mapping.bound.blocks[self.number].columns) or 1)
+        is_shared = self.features.shared_noise and not self.is_local and self.terms.predictions.mode == "trusted"
+        return honest_parts(self.block.clients) if is_shared and self.block.is_masked else 1
 
     @property
     def reach(self) -> float:
         """R: how far a row's share of a sum may move, for each unit of its signal; no bound for a network's outputs."""
-        is_linear = self.job.model.spec.is_linear
-        return math.sqrt(self.squared_norm) if is_linear or self.outputs == 1 else math.inf
+        is_bounded = self.terms.is_linear or self.facts.outputs == 1
+        return math.sqrt(self.block.squared_norm) if is_bounded else math.inf
 
-    @property
-    def name(self) -> str:
-        return self.mapping.bound.blocks[self.number].name
-
-    def descent(self, noise: float, loss: Loss, squared_norms: float) -> NoisySteps:
-        """The block's steps as their cost depends on them; `squared_norms` is the sum over all blocks."""
-        form = self.form
+    def descent(self, noise: float) -> NoisySteps:
+        """The block's steps as their cost depends on them."""
+        form, facts, block = self.form, self.facts, self.block
         if form.blocks is None:
-            curvature = form.curvature * loss.bound * (1.0 + squared_norms)
+            curvature = form.curvature * facts.bound * (1.0 + sum(each.squared_norm for each in facts.blocks))
         else:
-            curvature = form.curvature * loss.typical_curvature * form.blocks * self.squared_norm
+            curvature = form.curvature * facts.curvature * form.blocks * block.squared_norm
+        mean = block.joined / block.rows if block.rows else 1.0
         return NoisySteps(
-            features=self.squared_norm,
-            rows=max(1.0, self.mean * (1.0 if self.is_local else self.rate)),
+            features=block.squared_norm,
+            rows=max(1.0, mean * (1.0 if self.is_local else self.rate)),
             noise=noise,
             steps=self.steps,
-            divisor=self.rate * self.mapping.train_rows,
+            divisor=self.rate * facts.rows,
             rate=1.0 / (curvature + self.l2),
             momentum=form.momentum,
         )
@@ -143,23 +254,6 @@ class NoisyBlock:
             return GradientPrivacy(batch_rate=self.rate, summed_over=self.summed_over, **given)
         rate = self.features.learning_rate or self.form.learning_rate or rate
         return GradientPrivacy(learning_rate=rate, steps=self.local, rate=self.features.sample, **given)
-
-
-def outer_rounds(job: Job, mapping: MappingSummary) -> int:
-    """Outer rounds of the whole run."""
-    rows = mapping.train_rows
-    size = job.batch(rows)
-    algorithm = algorithm_of(job.options)
-    if algorithm.takes_turns:
-        return job.epochs * len(mapping.bound.blocks)
-    is_batched = algorithm.uses_batches and size is not None and size < rows
-    return job.epochs * (-(-rows // (size or 1)) if is_batched else 1)
-
-
-def tables_of(mapping: MappingSummary, block: int) -> list[str]:
-    """The tables that a block's rows come from: one for each scan, for a base row may be in several."""
-    scans = {part.scan for part in mapping.parts_of(block)}
-    return [mapping.bound.scans[scan].table for scan in sorted(scans)]
 
 
 @dataclass(frozen=True)
@@ -176,7 +270,7 @@ class WholeModel:
         """The blocks that read each table, and how often."""
         found: dict[str, Counter[int]] = {}
         for number, block in enumerate(self.blocks):
-            for table in block.tables:
+            for table in block.block.tables:
                 found.setdefault(table, Counter())[number] += 1
         return dict(sorted(found.items()))
 

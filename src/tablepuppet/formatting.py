@@ -55,12 +55,12 @@ def seconds(value: float) -> str:
 
 
 def tick_text(value: float) -> str:
-    """A round number beside an axis.
+    """A number beside an axis; one of four digits may be a year.
 
-    >>> tick_text(0.9), tick_text(20000.0), tick_text(1e-06)
-    ('0.9', '20,000', '1e-06')
+    >>> tick_text(0.9), tick_text(1990.0), tick_text(20000.0), tick_text(1e-06)
+    ('0.9', '1990', '20,000', '1e-06')
     """
-    return f"{value:,.10g}"
+    return f"{value:,.10g}" if abs(value) >= 1e4 else f"{value:.10g}"
 
 
 def plural(count: int, word: str) -> str:

@@ -41,7 +41,14 @@ from tablepuppet.threads import one_blas_thread
 from tablepuppet.training.convergence import find_copy
 from tablepuppet.training.evaluate import Comparison, Evaluation, score_labelled, score_rows
 from tablepuppet.training.evaluate import compare as compare_models
-from tablepuppet.training.inspection import Drift, Inspection, measure_drift, permutation_importance, vary_feature
+from tablepuppet.training.inspection import (
+    Drift,
+    Inspection,
+    Varied,
+    measure_drift,
+    permutation_importance,
+    vary_feature,
+)
 from tablepuppet.training.inspection import partial_dependence as dependence
 from tablepuppet.training.interactions import gains_of
 from tablepuppet.training.pooled import run_pooled
@@ -177,10 +184,12 @@ def evaluate(model: Model, job: Job, tables: Tables, link: Link, *, rows: str = 
     measured = Measurement((model,), RowSelection.of(rows, (model,)))
     with _session(tables, link) as session:
         prepared = prepare_job(job, session, "evaluate", measured=measured)
-        found = score_labelled(model, prepared, link, session.job_id).measure()
-        shown = _round_for(prepared, model)
+        scored = score_labelled(model, prepared, link, session.job_id)
+        found, shown = scored.measure(), _round_for(prepared, model)
         metrics = found.metrics if shown is None else shown.round_measured(found).metrics
-        return Evaluation(metrics, measured.rows.count(prepared.mapping))
+        alone = scored.measure_constant()
+        baseline = alone if shown is None else shown.figures.metrics(alone, shown.sides["train"], model.loss)
+        return Evaluation(metrics, measured.rows.count(prepared.mapping), baseline)
 
 
 def compare(model: Model, other: Model, job: Job, tables: Tables, link: Link, *, rows: str = "test") -> Comparison:
@@ -228,6 +237,8 @@ def partial_dependence(
 ) -> Inspection:
     """What a model says on average where one feature has the same value in every row; no label is read."""
     given = vary_feature(model, feature, values, points)
+    if values is None and len(given.values) == points and isinstance(given.values[0], str):
+        given = replace(given, values=_most_frequent(model, job, tables, link, given))
     name = model.blocks[given.block].name
     fixed = (name, given.feature, len(given.values)) if own_model(model.spec) is None else None
     measured = Measurement((model,), RowSelection.of(rows, (model,)), fixed=fixed)
@@ -235,6 +246,16 @@ def partial_dependence(
         mapping = map_features(job, session, "evaluate", measured)
         union = UnionOperator(link, session.job_id, mapping, model.widths)
         return Inspection(dependence(score_rows(model, mapping.train, union), given), measured.rows.count(mapping))
+
+
+def _most_frequent(model: Model, job: Job, tables: Tables, link: Link, given: Varied) -> tuple[Any, ...]:
+    """The categories of a feature that most rows have, as statistics tell them: as many as were chosen by name."""
+    asked = job.replace(max_categories=len(given.values))
+    with _session(tables, link) as session:
+        mapping = map_features(asked, session, "explain", Measurement((model,), RowSelection.of("all", (model,))))
+        union = UnionOperator(link, session.job_id, mapping, 1, asked.privacy)
+        found = gather_statistics(union, mapping, asked)[given.block][given.feature]
+    return tuple(getattr(found, "categories", ())) or given.values
 
 
 def drift(model: Model, job: Job, tables: Tables, link: Link) -> Drift:

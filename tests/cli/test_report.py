@@ -29,7 +29,7 @@ def test_a_network_of_ones_own_is_shown_first(tmp_path: Path, capsys: pytest.Cap
     assert main(["report", str(run), "--network", "ship & shore=600,0.01", "--out", str(page)]) == 0
     text = page.read_text(encoding="utf-8")
     seconds = trained()[0].traffic.seconds(tp.Network(0.6, 0.01))
-    assert f'<td>time on ship &amp; shore</td><td class="number">{seconds:.3g} s</td>' in text
+    assert f"<dt>time on ship &amp; shore</dt><dd>{seconds:.3g} s</dd>" in text
     assert '<option value="network-ship &amp; shore">communication time on ship &amp; shore</option>' in text
     for wrong in ("office", "office=20", "=20,0.1", "office=20,fast", "office=20,-1"):
         assert main(["report", str(run), "--network", wrong, "--out", str(page)]) == 2

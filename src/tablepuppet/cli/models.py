@@ -25,6 +25,7 @@ from tablepuppet.prediction.saved import load
 from tablepuppet.report import dependence_of
 
 _SHOWN = 10
+_BASELINE = "baseline: the majority class, or the mean, of these rows"
 
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="A folder that result.save() wrote.")]
 ToOption = Annotated[
@@ -112,7 +113,8 @@ def evaluate(
     screen = Screen(as_json)
     with _open(screen, "measuring", model, job, federation) as (loaded, asked, tables):
         found = tables.evaluate(loaded, asked.query, rows=rows or asked.rows)
-    screen.show(table("metric", "value", title=f"{model} on {found.rows}", rows=found.items()))
+    rows_of = ((name, value, found.baseline.get(name, "")) for name, value in found.items())
+    screen.show(table("metric", "value", "baseline", title=f"{model} on {found.rows}", rows=rows_of), _BASELINE)
     screen.show_json(found.to_dict)
 
 
@@ -264,7 +266,7 @@ def compare(
     with _open(screen, "comparing", model, job, federation) as (first, asked, tables):
         found = tables.compare(first, load(new), asked.query, rows=rows or asked.rows)
     compared = found.table.itertuples(index=False)
-    screen.show(table("metric", "first", "second", "difference", title=str(found.rows), rows=compared), str(found))
+    screen.show(table(*found.table.columns, title=str(found.rows), rows=compared), _BASELINE, str(found))
     screen.show_json(found.to_dict)
     if found.is_worse or (better and not found.is_better):
         raise typer.Exit(FOUND)

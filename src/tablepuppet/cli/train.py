@@ -16,11 +16,11 @@ from tablepuppet.api.search import search as search_settings
 from tablepuppet.cli.job_file import FederationOption, JobArgument, read_job
 from tablepuppet.cli.screen import JsonOption, Screen, table
 from tablepuppet.errors import JobError
-from tablepuppet.formatting import seconds, size
+from tablepuppet.formatting import plural, seconds, size
 from tablepuppet.output_files import check_place
 from tablepuppet.prediction.saved import check_target
 from tablepuppet.report import record_of
-from tablepuppet.training.result import Result
+from tablepuppet.training.result import Result, metric_rows
 
 ResumeOption = Annotated[
     bool,
@@ -90,11 +90,7 @@ def train(
 
 def show_result(screen: Screen, result: Result) -> None:
     """Metrics on every side of the split, and what training took."""
-    names = list(dict.fromkeys(name for metrics in result.metrics.values() for name in metrics))
-    quality = table("", *names, title="How good it is")
-    for side, metrics in result.metrics.items():
-        if metrics:
-            quality.add_row(side, *(_figure(metrics[name]) if name in metrics else "" for name in names))
+    head, *rows = metric_rows(result.sides)
     job, traffic = result.plan.job, result.traffic
     spent = table("", "epochs", "objective", "rounds", "bytes", "US-UK", "US-US", title="What it took")
     spent.add_row(
@@ -105,13 +101,9 @@ def show_result(screen: Screen, result: Result) -> None:
         size(traffic.bytes),
         *(seconds(traffic.seconds(name)) for name in ("us-uk", "us-us")),
     )
-    if names:
-        screen.show(quality, "")
+    if rows:
+        screen.show(table(*head, title="How good it is", rows=rows), "")
     screen.show(spent, *(f"Note: {note}" for note in result.notes))
-
-
-def _figure(value: float) -> str:
-    return f"{value:.4f}" if abs(value) < 1e7 else f"{value:.4g}"
 
 
 ProfileOption = Annotated[
@@ -198,7 +190,7 @@ def search(
         [*(str(row[name]) for name in names), *(f"{row[m]:.4g} ± {row[f'{m}_std']:.2g}" for m in metrics)]
         for row in found.table.to_dict("records")
     ]
-    title = f"{len(found.settings):,} settings on {folds} folds, mean ± spread"
+    title = f"{plural(len(found.settings), 'setting')} on {plural(folds, 'fold')}, mean ± spread"
     shown = table(*names, *metrics, title=title, rows=rows)
     best = ", ".join(f"{name} = {json.dumps(value)}" for name, value in found.best.items())
     screen.show(shown, *([f"Best by {metric}: {best}. Write it into {asked.path.name} and train."] if best else []))

@@ -150,8 +150,18 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
+class Cell:
+    """A field of a chart that is filled by its share."""
+
+    x: tuple[float, float]
+    y: tuple[float, float]
+    share: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Chart:
-    """A line chart before it is drawn."""
+    """A chart of lines and fields before it is drawn."""
 
     title: str
     x_label: str
@@ -162,20 +172,28 @@ class Chart:
     x_from_zero: bool = True
     x_text: Callable[[float], str] = tick_text
     y_text: Callable[[float], str] = tick_text
+    cells: tuple[Cell, ...] = ()
+    guide: tuple[tuple[float, float], tuple[float, float]] | None = None  # a straight line to compare with
+    limits: tuple[float, float] | None = None  # of both axes
 
     def svg(self) -> Markup:
         """The chart as one `<svg>` element; a note in its place where there is nothing to draw."""
         most = max(2, MAX_POINTS // max(1, len(self.series)))
         visible = [_visible(series, self, most) for series in self.series]
         points = [point for series in visible for point in series.points]
-        if not points:
-            return render_template("chart.svg", chart=self, lines=[])
-        x = axis_over([p.x for p in points], LEFT, WIDTH - RIGHT, is_log=self.is_log_x, from_zero=self.x_from_zero)
-        y = axis_over([p.y for p in points], HEIGHT - BOTTOM, TOP, is_log=self.is_log)
+        if not points and not self.cells:
+            return render_template("chart.svg", chart=self, lines=[], fields=[])
+        if self.limits is not None:
+            x, y = Axis(*self.limits, LEFT, WIDTH - RIGHT), Axis(*self.limits, HEIGHT - BOTTOM, TOP)
+        else:
+            x = axis_over([p.x for p in points], LEFT, WIDTH - RIGHT, is_log=self.is_log_x, from_zero=self.x_from_zero)
+            y = axis_over([p.y for p in points], HEIGHT - BOTTOM, TOP, is_log=self.is_log)
         return render_template(
             "chart.svg",
             chart=self,
             lines=[(series.style, [(x.at(p.x), y.at(p.y), p.text) for p in series.points]) for series in visible],
+            fields=[(*map(x.at, c.x), *map(y.at, c.y), c.share, c.text) for c in self.cells],
+            guide=[(x.at(at), y.at(to)) for at, to in self.guide or ()],
             x_ticks=[(x.at(tick), self.x_text(tick)) for tick in x.ticks(4)],
             y_ticks=[(y.at(tick), self.y_text(tick)) for tick in y.ticks()],
             size=(WIDTH, HEIGHT),

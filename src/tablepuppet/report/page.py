@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,16 +59,15 @@ def render(runs: Sequence[RunRecord], networks: Mapping[str, Network] | None = N
         names=names,
         runs=list(zip(names, runs, strict=True)),
         networks=known,
-        tiles=tile_figures(runs[0], known),
+        tiles={"joined training rows": number(runs[0].data.train_rows), **_taken(runs[0], known)},
         notes=note_lines(runs, names),
-        results=result_rows(runs, known),
+        results=results(runs, names, known),
         convergence=[(scale, [convergence(runs, names, merit, scale) for merit in axes]) for scale in scales(known)],
         predictions=predictions(runs, names),
         dependence=dependence(runs, names),
         dependence_rows="; ".join(dict.fromkeys(c.about for run in runs for c in run.dependence if c.about)),
         data=group_by_data(runs, names),
         weights=weights(runs, names),
-        has_trees=any(run.importance for run in runs),
         traffic=traffic_tables,
         dedent=lambda text: textwrap.dedent(str(text)).strip(),
         job_toml=job_toml,
@@ -145,24 +145,55 @@ def _value(value: Any) -> str:
 
 def model_card(record: RunRecord) -> str:
     """The card's text."""
-    sides = [side for side, found in record.metrics.items() if found]
-    names = dict.fromkeys(name for side in sides for name in record.metrics[side])
-    values = {name: [record.metrics[side].get(name) for side in sides] for name in names}
+    found = {side: own for side, own in (record.metrics | {record.baseline_name: record.baseline}).items() if own}
+    names = dict.fromkeys(name for own in found.values() for name in own)
+    values = {name: [own.get(name) for own in found.values()] for name in names}
     card = render_template(
         "card.md",
         run=record,
         owners=len({part.client for block in record.data.blocks for part in block.parts}),
         tables=len({relation.table for relation in record.data.relations}),
-        sides=sides,
-        metrics=[(name, ["" if v is None else f"{v:.6g}" for v in found]) for name, found in values.items()],
+        sides=list(found),
+        metrics=[(name, ["" if v is None else f"{v:.6g}" for v in own]) for name, own in values.items()],
         job={k: v for k, v in record.job.items() if k not in ("query", "label") and v not in (None, [], {}, ())},
     )
     return str(card)
 
 
-def result_rows(runs: Sequence[RunRecord], networks: Mapping[str, Network]) -> list[list[str]]:
-    """One column per run: metrics, objective and what the run took."""
+@dataclass(frozen=True, slots=True)
+class Results:
+    """The table of results: a column for each run, or for each side of a lone one, and one for a constant."""
+
+    head: list[str]
+    runs: int  # columns that have the line of a run
+    rows: list[list[str]]
+
+
+def results(runs: Sequence[RunRecord], names: Sequence[str], networks: Mapping[str, Network]) -> Results:
+    """Metrics, and of several runs what each of them took, which of a lone one the tiles show."""
+    baselines = {repr(run.baseline): (run.baseline_name, run) for run in runs if run.baseline}
+    alone = [name for name, _ in baselines.values()]
+    if len(runs) == 1:
+        sides = {side: runs[0].metrics.get(side, {}) for side in _SIDES if runs[0].metrics.get(side)}
+        columns = [_titled(values) for values in (*sides.values(), *(run.baseline for _, run in baselines.values()))]
+        return Results([*sides, *alone], 0, _rows(columns))
+    if len(alone) > 1:
+        alone = [f"{name}, {run.name}" for name, run in baselines.values()]
     columns = [_figures(run, networks) for run in runs]
+    for _, run in baselines.values():
+        side = "test" if run.metrics.get("test") else "train"
+        columns.append(_titled(run.baseline, f"{side} "))
+    return Results([*names, *alone], len(runs), _rows(columns))
+
+
+_SIDES = ("test", "validation", "train")
+
+
+def _titled(values: Mapping[str, float | None], before: str = "") -> dict[str, str]:
+    return {f"{before}{TITLES.get(name, name)}": number(value, 5) for name, value in values.items()}
+
+
+def _rows(columns: Sequence[Mapping[str, str]]) -> list[list[str]]:
     names = list(dict.fromkeys(name for column in columns for name in column))
     return [[name, *(column.get(name, "–") for column in columns)] for name in names]
 
@@ -175,16 +206,16 @@ def note_lines(runs: Sequence[RunRecord], names: Sequence[str]) -> list[str]:
 
 def _figures(run: RunRecord, networks: Mapping[str, Network]) -> dict[str, str]:
     """What the results table says about a run, by row."""
+    metrics = [_titled(run.metrics.get(side, {}), f"{side} ") for side in _SIDES]
+    return {"model": str(run.job["model"]), **{k: v for m in metrics for k, v in m.items()}, **_taken(run, networks)}
+
+
+def _taken(run: RunRecord, networks: Mapping[str, Network]) -> dict[str, str]:
+    """What a run took."""
     training = run.traffic.training
     return {
-        "model": str(run.job["model"]),
-        **{
-            f"{side} {TITLES.get(name, name)}": number(value, 5)
-            for side in ("test", "validation", "train")
-            for name, value in run.metrics.get(side, {}).items()
-        },
         "objective": number(run.objective, 7),
-        "epochs": _epochs(run),
+        "trees" if run.trees else "epochs": _epochs(run),
         **({} if run.converged is None else {"converged": "yes" if run.converged else "no"}),
         "rounds": number(training.rounds),
         "bytes from clients": size(training.bytes_up),
@@ -202,21 +233,6 @@ def _epochs(run: RunRecord) -> str:
     """How many were run; whose parameters the model has, where those are not the last one's. Of trees: how many."""
     ran = run.epoch if run.trees else len(run.history)
     return number(ran) if run.epoch in (0, ran) else f"{number(ran)} (the model is epoch {number(run.epoch)}’s)"
-
-
-def tile_figures(run: RunRecord, networks: Mapping[str, Network]) -> list[tuple[str, str]]:
-    """The few figures one looks for first."""
-    side = "test" if run.metrics.get("test") else "train"
-    training, ran = run.traffic.training, len(run.history)
-    name, net = next(iter(networks.items()))
-    return [
-        *((f"{side} {TITLES.get(m, m)}", number(v, 4)) for m, v in run.metrics.get(side, {}).items()),
-        ("joined training rows", number(run.data.train_rows)),
-        *([] if run.epoch in (0, ran) or run.trees else [("epoch of the model", f"{run.epoch} of {ran}")]),
-        ("rounds", number(training.rounds)),
-        ("sent and received", size(training.bytes_up + training.bytes_down)),
-        (f"on {title_of(name)}", _time_on(run, net)),
-    ]
 
 
 def group_by_data(runs: Sequence[RunRecord], names: Sequence[str]) -> list[tuple[str, RunRecord]]:

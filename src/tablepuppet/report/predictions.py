@@ -6,12 +6,19 @@ In: run records. Out: charts, and rows for the template.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from tablepuppet.formatting import number
-from tablepuppet.report.charts import Chart, Point, Series
-from tablepuppet.report.record import CurvesRecord, RunRecord
+from tablepuppet.formatting import number, tick_text
+from tablepuppet.output_files import as_path, write_whole
+from tablepuppet.report.charts import Cell, Chart, Point, Series, render_template
+from tablepuppet.report.record import CurvesRecord, NumbersRecord, RunRecord
+from tablepuppet.report.recording import curves_record
+
+if TYPE_CHECKING:
+    from tablepuppet.training.curves import Curves
 
 _MAX_CLASSES = 20  # that a table in the page has room for
 _MAX_WEIGHTS = 6000  # in the page, which keeps it small; the run's record has them all
@@ -28,26 +35,67 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """What classifiers make of test rows, or of training rows where none were kept out."""
+    """What models make of test rows, or of training rows where none were kept out."""
 
     matrices: list[Matrix]
     charts: list[Chart]
 
 
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """Charts that a notebook shows."""
+
+    html: str
+
+    def _repr_html_(self) -> str:
+        return self.html
+
+    def __repr__(self) -> str:
+        return "Drawing: a notebook shows it; .write(path) keeps it as an HTML file"
+
+    def write(self, path: str | Path) -> None:
+        """Writes the charts as a page of their own."""
+        page = f"<!doctype html><meta charset=utf-8>{self.html}"
+        write_whole(as_path(path, "the charts"), lambda file: file.write_text(page, encoding="utf-8"), "the charts")
+
+
+def draw_curves(curves: Curves) -> Drawing:
+    """The curves of one side of the split."""
+    found = _draw_predictions([("", "", curves_record(curves))])
+    return Drawing(str(render_template("curves.html", predictions=found)))
+
+
 def predictions(runs: Sequence[RunRecord], names: Sequence[str]) -> Predictions | None:
-    """Confusion matrices and curves; None where no run is a classifier's."""
+    """Confusion matrices and curves; None where no run has any."""
     found = [(name, *_test_side(run)) for run, name in zip(runs, names, strict=True) if run.curves]
-    if not found:
-        return None
-    matrices = [
-        _matrix(f"{name}, {side} rows" if len(runs) > 1 else f"{side} rows", curves) for name, side, curves in found
-    ]
+    return _draw_predictions(found) if found else None
+
+
+def _draw_predictions(found: Sequence[tuple[str, str, CurvesRecord]]) -> Predictions:
+    """In: the name of a run, which rows, and their curves."""
+    names = [f"{name if len(found) > 1 else ''} {side} rows".strip() for name, side, _ in found]
+    matrices = [_matrix(name, curves) for name, (_, _, curves) in zip(names, found, strict=True) if curves.classes]
     curved = [(i, name, curves) for i, (name, _, curves) in enumerate(found) if curves.precision_recall]
-    if not curved:
-        return Predictions(matrices, [])
-    ranks = Chart("Precision and recall", "recall", "precision", tuple(_precision_recall(*item) for item in curved))
-    shares = Chart("Calibration", "predicted", "observed", tuple(_calibration(*item) for item in curved))
-    return Predictions(matrices, [ranks, shares])
+    numbers = [(i, name, curves.numbers) for i, (name, _, curves) in enumerate(found) if curves.numbers]
+    charts = [_predicted_actual(name if len(numbers) > 1 else "", counted) for _, name, counted in numbers]
+    if numbers:
+        charts.append(
+            Chart(
+                "Residuals", "label − prediction", "share of rows", tuple(map(_residuals, *zip(*numbers, strict=True)))
+            )
+        )
+    if curved:
+        unit = {"limits": (0.0, 1.0)}
+        diagonal: dict[str, Any] = {**unit, "guide": ((0.0, 0.0), (1.0, 1.0))}
+        share = min(curves.precision_recall["precision"][0] for _, _, curves in curved)
+        flat: dict[str, Any] = {**unit, "guide": ((0.0, share), (1.0, share))}
+        columns = tuple(zip(*curved, strict=True))
+        charts += [
+            Chart("ROC", "false positive rate", "true positive rate", tuple(map(_roc, *columns)), **diagonal),
+            Chart("Precision and recall", "recall", "precision", tuple(map(_precision_recall, *columns)), **flat),
+            Chart("Calibration", "predicted", "observed", tuple(map(_calibration, *columns)), **diagonal),
+        ]
+    return Predictions(matrices, charts)
 
 
 def _test_side(run: RunRecord) -> tuple[str, CurvesRecord]:
@@ -61,33 +109,61 @@ def _matrix(caption: str, curves: CurvesRecord) -> Matrix:
     return Matrix(caption, classes, list(zip(classes, curves.confusion, strict=True)) if is_small else None)
 
 
+def _line(style: int, name: str, columns: Mapping[str, Sequence[float]]) -> Series:
+    """A line through the first two columns; every point says what all of them are."""
+    points = [
+        Point(row[0], row[1], "\n".join(filter(None, [name, *map(_worded, columns, row)])))
+        for row in zip(*columns.values(), strict=True)
+    ]
+    return Series(name, style, tuple(points))
+
+
+def _worded(name: str, value: float) -> str:
+    return f"{name} {number(value, 4)}"
+
+
+def _roc(style: int, name: str, curves: CurvesRecord) -> Series:
+    c, (negatives, positives) = curves.precision_recall, map(sum, curves.confusion)
+    rows = negatives + positives
+    found = [round(share * rows - r * positives) for share, r in zip(c["predicted"], c["recall"], strict=True)]
+    wrong = [count / max(1, negatives) for count in found]
+    ends = {"false positive rate": [*wrong, 0.0], "true positive rate": [*c["recall"], 0.0]}
+    return _line(style, name, {**ends, "threshold": [*c["threshold"], 1.0]})
+
+
 def _precision_recall(style: int, name: str, curves: CurvesRecord) -> Series:
-    c = curves.precision_recall
-    points = zip(c["recall"], c["precision"], c["threshold"], c["f1"], strict=True)
-    return Series(
-        name,
-        style,
-        tuple(
-            Point(
-                r,
-                p,
-                f"{name}, threshold {number(t, 4)}\nprecision {number(p, 4)}\nrecall {number(r, 4)}\nF1 {number(f, 4)}",
-            )
-            for r, p, t, f in sorted(points)
-        ),
-    )
+    return _line(style, name, {n: curves.precision_recall[n] for n in ("recall", "precision", "threshold", "f1")})
 
 
 def _calibration(style: int, name: str, curves: CurvesRecord) -> Series:
-    c = curves.calibration
-    return Series(
-        name,
-        style,
-        tuple(
-            Point(p, o, f"{name}, {number(n)} rows\npredicted {number(p, 4)}\nobserved {number(o, 4)}")
-            for p, o, n in zip(c["predicted"], c["observed"], c["rows"], strict=True)
-        ),
+    return _line(style, name, curves.calibration)
+
+
+def _residuals(style: int, name: str, numbers: NumbersRecord) -> Series:
+    rows = max(1, sum(numbers.rows))
+    return _line(
+        style, name, {"label − prediction": numbers.residual, "share of rows": [n / rows for n in numbers.rows]}
     )
+
+
+def _predicted_actual(name: str, numbers: NumbersRecord) -> Chart:
+    """How often labels meet predictions: on the diagonal they are equal."""
+    half = (numbers.centres[1] - numbers.centres[0]) / 2
+    most = max(1, *map(max, numbers.cells))
+    cells = tuple(
+        Cell(
+            (at - half, at + half),
+            (to - half, to + half),
+            0.08 + 0.92 * math.sqrt(count / most),
+            f"predicted about {number(at, 4)}\nlabel about {number(to, 4)}\n{number(count)} rows",
+        )
+        for to, counts in zip(numbers.centres, numbers.cells, strict=True)
+        for at, count in zip(numbers.centres, counts, strict=True)
+        if count
+    )
+    low, high = numbers.centres[0] - half, numbers.centres[-1] + half
+    title = " ".join(filter(None, ["Predicted and actual", name and f"({name})"]))
+    return Chart(title, "prediction", "label", (), cells=cells, limits=(low, high), guide=((low, low), (high, high)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +223,7 @@ def _dependence_chart(feature: str, lines: Sequence[_Line]) -> Chart:
             name,
             style,
             tuple(
-                Point(float(x), y, f"{feature} = {number(float(x), 5)}\n{name} {number(y, 5)}")
+                Point(float(x), y, f"{feature} = {tick_text(float(x))}\n{name} {number(y, 5)}")
                 for x, y in zip(values, means, strict=True)
                 if x is not None
             ),

@@ -90,13 +90,23 @@ class Epoch(_Plain, frozen=True):
     residuals: dict[str, float | None]
 
 
+class NumbersRecord(_Plain, frozen=True):
+    """What a model of a number predicts of one side's rows, counted."""
+
+    centres: list[float]  # of the cells, along either side
+    cells: list[list[int]]  # rows by label (down) and prediction (across)
+    residual: list[float]
+    rows: list[int]
+
+
 class CurvesRecord(_Plain, frozen=True):
-    """What a classifier predicts of one side's rows, counted; the columns of curves, where there are two classes."""
+    """What a model predicts of one side's rows, counted; the columns of curves, where there are two classes."""
 
     classes: list[str | int | float | bool]
     confusion: list[list[int]]  # of each class (down), predicted to be of each (across)
     calibration: dict[str, list[float]] = {}  # predicted, observed, rows
     precision_recall: dict[str, list[float]] = {}  # threshold, precision, recall, f1, predicted
+    numbers: NumbersRecord | None = None
 
 
 class DependenceRecord(_Plain, frozen=True):
@@ -149,14 +159,17 @@ class RunRecord(_Plain, frozen=True, kw_only=True):
     data: DataRecord
     objective: float | None
     metrics: dict[str, dict[str, float | None]]
+    baseline: dict[str, float | None] = {}  # of a constant, on test rows, or on training rows without any
+    baseline_name: str = "constant"  # majority class, mean
     history: list[Epoch]
     epoch: int = 0  # whose parameters the model has; 0 in older records: the last one's
     converged: bool | None = None  # None: an older record, which does not say
     notes: list[str] = []  # what is amiss, and how to go on
     coefficients: Coefficients | None
-    importance: list[tuple[str, str, float | None, float | None]] = []  # of trees: table, feature, Σ gain, splits
+    # table, feature, and of trees: Σ gain, splits; of a linear model: how far it moves the score, None
+    importance: list[tuple[str, str, float | None, float | None]] = []
     trees: list[str] = []  # the first of them, in words
-    curves: dict[str, CurvesRecord] = {}  # of a classifier, by side
+    curves: dict[str, CurvesRecord] = {}  # by side
     dependence: list[DependenceRecord] = []  # of features that somebody asked about
     intercept: list[float | None]  # on the original scale for linear models, else what is added to the scores
     traffic: TrafficRecord

@@ -28,6 +28,7 @@ from tablepuppet.report.record import (
     DataRecord,
     DependenceRecord,
     Epoch,
+    NumbersRecord,
     PartRecord,
     RelationRecord,
     ReleaseRecord,
@@ -68,14 +69,16 @@ def record_of(result: Result, name: str | None = None) -> RunRecord:
         data=_data(result),
         objective=_finite(result.objective),
         metrics=_metrics(result.metrics),
+        baseline={name: _finite(value) for name, value in result.baseline.items()},
+        baseline_name=result.baseline_name,
         history=_history(result),
         epoch=result.epoch,
         converged=result.converged,
         notes=list(result.notes),
         coefficients=_coefficients(result) if is_linear else None,
-        importance=_importance(result),
+        importance=_importance(result) if is_linear or result.trees else [],
         trees=_trees(result),
-        curves={side: _curves(curves) for side, curves in result.curves.items()},
+        curves={side: curves_record(curves) for side, curves in result.curves.items()},
         intercept=[_finite(value) for value in intercept],
         traffic=TrafficRecord(
             training=_account(result.traffic),
@@ -108,10 +111,9 @@ def dependence_of(curves: Mapping[str, pd.DataFrame]) -> list[DependenceRecord]:
 
 
 def _importance(result: Result) -> list[tuple[str, str, float | None, float | None]]:
-    """How much each feature's splits gained, and how many they are."""
-    if not result.trees:
-        return []
-    return [(t, f, _finite(gain), _finite(n)) for t, f, gain, n in result.importance().itertuples(index=False)]
+    """How far each feature moves the score; or how much its splits gained, and how many they are."""
+    rows = result.importance().itertuples(index=False)
+    return [(t, f, _finite(moves), _finite(n[0]) if n else None) for t, f, moves, *n in rows]
 
 
 def _trees(result: Result) -> list[str]:
@@ -192,7 +194,16 @@ def _coefficients(result: Result) -> Coefficients:
     )
 
 
-def _curves(curves: Curves) -> CurvesRecord:
+def curves_record(curves: Curves) -> CurvesRecord:
+    """A side's curves as plain data, with fewer points."""
+    if (numbers := curves.numbers) is not None:
+        counted = NumbersRecord(
+            centres=numbers.labels.centres.tolist(),
+            cells=numbers.cells.astype(int).tolist(),
+            residual=numbers.errors.centres.tolist(),
+            rows=numbers.residuals.astype(int).tolist(),
+        )
+        return CurvesRecord(classes=[], confusion=[], numbers=counted)
     found = CurvesRecord(classes=list(curves.classes), confusion=curves.confusion.astype(int).tolist())
     if curves.thresholds is None:
         return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,10 +18,11 @@ from tablepuppet.arrays import Array
 from tablepuppet.errors import TrainingError
 from tablepuppet.join.joined_rows import Joined, by_label
 from tablepuppet.models.losses import Loss, metrics_by_name
+from tablepuppet.models.metrics import Moment
 from tablepuppet.plan.plan import Plan
 from tablepuppet.plan.prepare import Prepared
 from tablepuppet.protocol.columns import CategoryEncoder, Encoder
-from tablepuppet.training.metrics import Metrics
+from tablepuppet.training.metrics import Criterion, Metrics, measure_constant
 
 if TYPE_CHECKING:
     from tablepuppet.training.result import Result
@@ -41,6 +42,7 @@ class Verdict:
 
     converged: bool
     notes: tuple[str, ...] = ()
+    baseline: Metrics = field(default_factory=dict)  # of the best constant, on test rows, or on training rows
 
 
 def judge(
@@ -55,9 +57,10 @@ def judge(
     plan, train = prepared.plan, prepared.mapping.train
     seen = seen_labels(train, train.weights)
     different = seen[0] if train.weights is None else seen_labels(train, None)[0]
-    if different.min() == different.max():
-        return Verdict(converged=True, notes=(_CONSTANT,))
     constant = plan.loss.best_constant(*seen)
+    baseline = _measure_constant(prepared, constant)
+    if different.min() == different.max():
+        return Verdict(converged=True, notes=(_CONSTANT,), baseline=baseline)
     start = _mean_loss(*seen, plan.loss, constant)
     converged = is_settled or _is_still(plan, start, objectives)
     notes = [] if converged else [_describe_unfinished(plan, _last_change(start, objectives), len(objectives))]
@@ -66,7 +69,14 @@ def judge(
     elif plan.job.split.test_fraction:
         notes.append("no joined row fell on the test side, and figures are of training rows; raise test_fraction")
     notes += _names_of_rows(prepared, encoders)
-    return Verdict(converged, tuple(notes))
+    return Verdict(converged, tuple(notes), baseline)
+
+
+def _measure_constant(prepared: Prepared, constant: Array) -> Metrics:
+    """What a constant, which is the majority class or the mean, reaches on test rows; on training rows without any."""
+    loss, mapping = prepared.plan.loss, prepared.mapping
+    rows = mapping.test if mapping.test.rows else mapping.train
+    return measure_constant(rows, constant, Criterion(loss, Moment.HELD_OUT, mapping.label.channel))
 
 
 def constant_loss(rows: Joined, loss: Loss, constant: Array, weights: Array | None = None) -> float:

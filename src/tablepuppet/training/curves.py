@@ -1,7 +1,8 @@
-"""Curves: what a classifier does on one side of the split, beyond one figure.
+"""Curves: what a model does on one side of the split, beyond one number.
 
 In: sums over joined rows and the scores in order (metrics.py). Out: a confusion matrix; of two classes also the
-calibration curve, and what every threshold would give, from which one is chosen. Counts only: no row is in it.
+calibration curve, and what every threshold would give, from which one is chosen. Of numbers: how often labels meet
+predictions, and residuals. Counts only: no row is in it.
 
 `Ranking`: what scores in order say of two classes, areas under curves and what each threshold would give. In: scores,
 each with its row's class, in ascending order and in any chunks. Rows are counted in whole numbers, so that it does not
@@ -23,30 +24,115 @@ from tablepuppet.errors import JobError
 from tablepuppet.join.joined_rows import ascending
 from tablepuppet.join.mapping import Class
 from tablepuppet.models.losses import Loss
+from tablepuppet.models.metrics import Spread
 from tablepuppet.threads import pool
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from tablepuppet.report.predictions import Drawing
 
+Integers = NDArray[np.int64]
+_CELLS = 24  # of a number's label, and of its prediction
 BINS = 100  # of probabilities, which coarser bins are made of
 GOALS = ("f1", "accuracy", "youden")
 _NONE = (1.0, 0.0, 0.0)  # the point of a curve at which no row is predicted to be of the second class
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Curves:
-    """The predictions of a classifier on one side of the split, counted."""
+class Grid:
+    """Even steps in which numbers are counted; what lies outside counts in the first or the last."""
 
-    confusion: Array  # rows of each class (down) that are predicted to be of each (across)
+    middle: float
+    reach: float  # from the middle to either end
+    steps: int
+
+    def places(self, values: Array) -> Integers:
+        share = (values - self.middle) / (2.0 * self.reach) + 0.5
+        return (np.clip(share, 0.0, 1.0 - 1e-9) * self.steps).astype(np.int64)
+
+    @property
+    def centres(self) -> Array:
+        return self.middle + self.reach * ((2.0 * np.arange(self.steps) + 1.0) / self.steps - 1.0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NumberCounts:
+    """The predictions of a number, counted: rows by label (down) and prediction (across), and by label − prediction."""
+
+    labels: Grid
+    cells: Array
+    errors: Grid
+    residuals: Array
+
+    @classmethod
+    def grids(cls, spread: Spread, squared: float) -> tuple[Grid, Grid]:
+        """Three standard deviations of labels around their mean, and of residuals around 0."""
+        rows = max(1, spread.rows)
+        reach, error = (3.0 * math.sqrt(max(0.0, total) / rows) or 1.0 for total in (spread.squares, squared))
+        return Grid(spread.origin + spread.total / rows, reach, _CELLS), Grid(0.0, error, _CELLS + 1)
+
+
+def count_numbers(predicted: Array, labels: Array, grids: tuple[Grid, Grid]) -> dict[str, NDArray[Any]]:
+    """Rows of each cell, and of each step of the residual."""
+    of_labels, of_errors = grids
+    cells = of_labels.places(labels) * _CELLS + of_labels.places(predicted)
+    return {
+        "cells": np.bincount(cells, minlength=_CELLS * _CELLS).reshape(_CELLS, _CELLS),
+        "residuals": np.bincount(of_errors.places(labels - predicted), minlength=of_errors.steps),
+    }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Curves:
+    """The predictions of a model on one side of the split, counted."""
+
+    confusion: Array  # rows of each class (down) that are predicted to be of each (across); of numbers: empty
     classes: tuple[Class, ...] = ()
     calibration: Array | None = None  # (rows, Σ probability, Σ label) of BINS even bins
     thresholds: Array | None = None  # probabilities, ascending; the two below: of the rows that have at least these
     true_positives: Array | None = None
     predicted: Array | None = None
+    numbers: NumberCounts | None = None
+
+    def plot(self) -> Drawing:
+        """The curves as charts, which a notebook shows; `.write("curves.html")` keeps them."""
+        from tablepuppet.report import draw_curves  # not to be loaded with every run
+
+        return draw_curves(self)
+
+    def _repr_html_(self) -> str:
+        return self.plot().html
+
+    def __repr__(self) -> str:
+        if self.numbers is not None:
+            return (
+                f"Curves(of numbers, {int(self.numbers.cells.sum()):,} rows: plot(), residuals(), predicted_actual())"
+            )
+        more = ", roc(), precision_recall(), calibration_curve(), threshold()" if self.thresholds is not None else ""
+        rows, classes = int(self.confusion.sum()), len(self.classes)
+        return f"Curves(of {classes} classes, {rows:,} rows: plot(), confusion_matrix(){more})"
+
+    def residuals(self) -> pd.DataFrame:
+        """Of a number: how many rows have which label − prediction; the ends hold all that lies beyond."""
+        numbers = self._numbers()
+        return _frame({"residual": numbers.errors.centres, "rows": numbers.residuals})
+
+    def predicted_actual(self) -> pd.DataFrame:
+        """Of a number: how many rows have which label (down) and prediction (across)."""
+        numbers = self._numbers()
+        centres = numbers.labels.centres
+        return _frame(numbers.cells, index=centres, columns=centres).rename_axis(index="label", columns="prediction")
+
+    def _numbers(self) -> NumberCounts:
+        if self.numbers is None:
+            raise JobError("residuals need a model that predicts a number; of classes there is confusion_matrix()")
+        return self.numbers
 
     def confusion_matrix(self, threshold: float | None = None) -> pd.DataFrame:
         """Rows of each class (down) that are predicted to be of each (across); of two classes, at any threshold."""
+        if self.numbers is not None:
+            raise JobError("a confusion matrix needs classes; of a number there are predicted_actual() and residuals()")
         counts = self.confusion
         if threshold is not None:
             thresholds, true, predicted = self._points()
@@ -82,6 +168,15 @@ class Curves:
                 "f1": 2.0 * true / (predicted + positives),
                 "predicted": predicted / rows,
             }
+        )
+
+    def roc(self) -> pd.DataFrame:
+        """The shares of negative and of positive rows that are predicted positive, by threshold."""
+        thresholds, true, predicted = self._points()
+        negatives, positives = self.confusion.sum(axis=1)
+        wrong = (predicted - true) / max(1, negatives)
+        return _frame(
+            {"threshold": thresholds, "false_positive_rate": wrong, "true_positive_rate": true / max(1, positives)}
         )
 
     def threshold(
@@ -141,6 +236,10 @@ class Curves:
 
 def curves_of(sums: dict[str, Any], loss: Loss, ranked: Sequence[Ranking]) -> Curves:
     """The curves that follow from sums, and from the ranks of the second of two classes."""
+    if "cells" in sums:
+        grids = sums["grids"]
+        numbers = NumberCounts(grids[0], sums["cells"], grids[1], sums["residuals"])
+        return Curves(np.zeros((0, 0), np.int64), numbers=numbers)
     confusion = np.asarray(sums["confusion"])
     if loss.outputs > 1 or not ranked or ranked[0].calibration is None:
         return Curves(confusion, tuple(range(len(confusion))))
@@ -158,7 +257,6 @@ def _frame(data: Any, **given: Any) -> pd.DataFrame:
 
 
 _CHUNK = 1 << 18  # scores that are compared at a time: they stay in the cache
-Integers = NDArray[np.int64]
 Probabilities = Callable[[Array], Array]  # of the second class, by score
 _EDGES = np.linspace(0.0, 1.0, BINS + 1)[1:-1]  # of bins, which have their upper one
 _POINTS = 2_000  # of a curve: thresholds between which so small a part of the rows lies

@@ -10,7 +10,7 @@ row of the label's table are no witnesses of their own: the standard error count
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -19,6 +19,7 @@ from tablepuppet.algorithms.registry import own_model
 from tablepuppet.arrays import Array
 from tablepuppet.errors import ModelError
 from tablepuppet.exchanges.prediction import Scores
+from tablepuppet.formatting import fragment, number, table
 from tablepuppet.join.joined_rows import Joined
 from tablepuppet.join.mapping import TableMapping, rows_here
 from tablepuppet.models.heads.base import apply_head
@@ -28,7 +29,8 @@ from tablepuppet.plan.prepare import Prepared, check_labels
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.predict import keep_scores, score_request
 from tablepuppet.prediction.split import MeasuredRows
-from tablepuppet.training.metrics import Criterion, Measured, Metrics, measure, measure_scores
+from tablepuppet.training.convergence import seen_labels
+from tablepuppet.training.metrics import Criterion, Measured, Metrics, measure, measure_constant, measure_scores
 from tablepuppet.training.server import UnionOperator
 from tablepuppet.transport.link import Link
 
@@ -54,6 +56,12 @@ class Scored:
             return measure_scores(self.scores(given), labels, None, criterion)
         rows = apply_head(self.rows, trained_head(model.head))
         return measure(rows, given, model.encoded_intercept, criterion)
+
+    def measure_constant(self) -> Metrics:
+        """How good the majority class, or the mean, of these rows would be."""
+        loss, rows = self.model.loss, rows_here(self.rows)
+        constant = loss.best_constant(*seen_labels(rows, rows.weights))
+        return measure_constant(rows, constant, Criterion(loss, Moment.HELD_OUT))
 
     def scores(self, blocks: Sequence[Array] | None = None) -> Array:
         """Of every joined row."""
@@ -109,6 +117,7 @@ class Evaluation(Mapping[str, float]):
 
     metrics: Metrics
     rows: MeasuredRows
+    baseline: Metrics = field(default_factory=dict)  # of the majority class, or the mean, of these rows
 
     def __getitem__(self, name: str) -> float:
         return self.metrics[name]
@@ -120,10 +129,16 @@ class Evaluation(Mapping[str, float]):
         return len(self.metrics)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"metrics": dict(self.metrics), **self.rows.to_dict()}
+        return {"metrics": dict(self.metrics), "baseline": dict(self.baseline), **self.rows.to_dict()}
 
     def __str__(self) -> str:
         return ", ".join(f"{name} {value:.4g}" for name, value in self.items()) + f"; {self.rows}"
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        rows = [[name, number(value, 5), number(self.baseline.get(name), 5)] for name, value in self.items()]
+        return fragment(str(self.rows), table(["metric", "value", "baseline"], rows))
 
 
 _SURE = 1.96  # standard errors
@@ -140,6 +155,7 @@ class Comparison:
     difference: float
     standard_error: float
     margin: float  # up to which a difference may be chance, or is too small to matter
+    baseline: Metrics = field(default_factory=dict)  # of the majority class, or the mean, of these rows
 
     @property
     def is_worse(self) -> bool:
@@ -157,14 +173,19 @@ class Comparison:
 
         names = list(dict.fromkeys([*self.first, *self.second]))
         nan = float("nan")
-        pairs = [(self.first.get(name, nan), self.second.get(name, nan)) for name in names]
-        return pd.DataFrame([(n, a, b, b - a) for n, (a, b) in zip(names, pairs, strict=True)], columns=_HEAD)
+        first, second, alone = ([side.get(n, nan) for n in names] for side in (self.first, self.second, self.baseline))
+        differences = [b - a for a, b in zip(first, second, strict=True)]
+        return pd.DataFrame(dict(zip(_HEAD, (names, first, second, differences, alone), strict=True)))
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | self.rows.to_dict() | {"is_worse": self.is_worse, "is_better": self.is_better}
 
     def _repr_html_(self) -> str:
-        return str(self.table.to_html(index=False, float_format="%.4g"))
+        rows = [[name, *(number(value, 5) for value in row)] for name, *row in self.table.itertuples(index=False)]
+        return fragment(str(self), table(_HEAD, rows))
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def __str__(self) -> str:
         verdict = "better" if self.is_better else "worse" if self.is_worse else "neither better nor worse"
@@ -174,7 +195,7 @@ class Comparison:
         )
 
 
-_HEAD = ["metric", "first", "second", "difference"]
+_HEAD = ["metric", "first", "second", "difference", "baseline"]
 
 
 def compare(first: Scored, second: Scored, measured: MeasuredRows) -> Comparison:
@@ -192,7 +213,8 @@ def compare(first: Scored, second: Scored, measured: MeasuredRows) -> Comparison
     witnesses = np.bincount(index, gained - mean, minlength=1)
     error = float(np.sqrt(np.square(witnesses).sum())) / rows.rows
     margin = max(likely_error(error, len(np.unique(index))), _SMALL * abs(float(before.mean())))
-    return Comparison(first.measure().metrics, second.measure().metrics, measured, mean, error, margin)
+    metrics = (first.measure().metrics, second.measure().metrics)
+    return Comparison(*metrics, measured, mean, error, margin, first.measure_constant())
 
 
 def likely_error(standard_error: float, witnesses: int) -> float:

@@ -17,7 +17,18 @@ from tablepuppet.join.mapping import Class
 from tablepuppet.models.losses import Loss, Weighted
 from tablepuppet.models.metrics import Moment, Sums
 from tablepuppet.privacy.labels import Channel
-from tablepuppet.training.curves import Curves, Probabilities, Ranking, curves_of, pack_labels, rank, rank_rows
+from tablepuppet.training.curves import (
+    Curves,
+    Grid,
+    NumberCounts,
+    Probabilities,
+    Ranking,
+    count_numbers,
+    curves_of,
+    pack_labels,
+    rank,
+    rank_rows,
+)
 
 Metrics = dict[str, float]
 _CHUNK = 1 << 18  # rows that are measured at a time: they stay in the cache
@@ -73,6 +84,14 @@ def class_step(shard: Any, *, loss: Loss, intercept: Array, number: int) -> tupl
     return (), {"positives": int(np.count_nonzero(shard.labels == number))}
 
 
+def number_step(
+    shard: Any, *, loss: Loss, intercept: Array, grids: tuple[Grid, Grid]
+) -> tuple[Sequence[Array], dict[str, Any]]:
+    """Counts predictions of a number beside labels."""
+    plain = loss.plain if isinstance(loss, Weighted) else loss
+    return (), count_numbers(plain.predict(shard.scores + intercept), shard.labels, grids)
+
+
 def measure(
     joined: Walkable,
     per_row: Sequence[Array],
@@ -104,7 +123,16 @@ def measure(
             joined.allocate("scores", 1)
             count = joined.run(class_step, per_row, writes=("scores",), number=number, **given).sums["positives"]
             found.append(rank(joined.iterate_sorted("scores"), joined.rows, count))
+    elif "spread" in sums and _draws_curves(criterion):
+        grids = NumberCounts.grids(sums["spread"], sums["squared"])
+        sums = sums | joined.run(number_step, per_row, grids=grids, **given).sums | {"grids": grids}
     return _summarise(sums, criterion, found)
+
+
+def measure_constant(joined: Walkable, constant: Array, criterion: Criterion) -> Metrics:
+    """What a constant, the majority class or the mean, reaches on some joined rows."""
+    nothing = [np.zeros((index.rows, criterion.loss.outputs)) for index in joined.indices]
+    return measure(joined, nothing, constant, criterion).metrics
 
 
 def sum_metrics(joined: Walkable, per_row: Sequence[PerRow], intercept: Array, criterion: Criterion) -> Sums:
@@ -151,6 +179,10 @@ def measure_scores(
         for k in range(loss.outputs):
             own_class = ((_probability(loss, scores[rows], k), of(labels, rows) == k) for rows in chunks)
             found.append(rank_rows(len(scores), own_class))
+    elif "spread" in sums and _draws_curves(criterion):
+        grids = NumberCounts.grids(sums["spread"], sums["squared"])
+        counts = [count_numbers(loss.predict(scores[rows]), of(labels, rows), grids) for rows in chunks]
+        sums |= {name: sum(count[name] for count in counts) for name in counts[0]} | {"grids": grids}
     return _summarise(sums, criterion, found)
 
 
@@ -196,5 +228,5 @@ def _summarise(sums: Sums, criterion: Criterion, ranked: Sequence[Ranking] = ())
         sums = {**sums, "area": area, "share": first.share, "average_precision": first.average_precision}
     found = {m.name: m.value(sums, channel) for m in loss.metrics if m.since <= criterion.moment}
     metrics = {name: value for name, value in found.items() if value is not None}
-    is_drawn = _draws_curves(criterion) and "confusion" in sums
+    is_drawn = _draws_curves(criterion) and ("confusion" in sums or "cells" in sums)
     return Measured(mean_loss, metrics, curves_of(sums, loss, ranked) if is_drawn else None)

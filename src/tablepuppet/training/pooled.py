@@ -85,6 +85,7 @@ def run_pooled(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | 
             mapping.bound.blocks, encoders, seen, found.thetas, mapping.multiplicity, plan.mapping.blocks, strict=True
         )
     )
+    verdict = judge(prepared, [value], metrics, encoders, is_settled=True)
     return Result(
         plan=plan,
         objective=value,
@@ -97,7 +98,8 @@ def run_pooled(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | 
         classes=mapping.label.classes,
         privacy=plan.ledger,
         epoch=1,
-        notes=judge(prepared, [value], metrics, encoders, is_settled=True).notes,
+        notes=verdict.notes,
+        baseline=verdict.baseline,
         head=None if trained is None else trained.data,
     )
 

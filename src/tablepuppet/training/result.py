@@ -16,7 +16,7 @@ from tablepuppet.algorithms.boosting.model import Tree
 from tablepuppet.algorithms.registry import require_ability
 from tablepuppet.arrays import Array
 from tablepuppet.errors import ModelError
-from tablepuppet.formatting import fragment, size, table
+from tablepuppet.formatting import fragment, number, plural, size, table
 from tablepuppet.join.mapping import Class
 from tablepuppet.models.heads.base import HeadModel
 from tablepuppet.models.modules import Builder, build_module
@@ -38,15 +38,17 @@ if TYPE_CHECKING:
 _WIDTH, _HEIGHT, _MARGIN = 320, 120, 8
 
 
-def result_html(title: str, metrics: Mapping[str, Mapping[str, float]], objectives: Sequence[float]) -> str:
+def metric_rows(sides: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
+    """A table of metrics: the names, and a row for each side of the split that has some."""
+    names = list(dict.fromkeys(name for values in sides.values() for name in values))
+    rows = [[side, *(number(v[n], 5) if n in v else "" for n in names)] for side, v in sides.items() if v]
+    return [["", *names], *rows]
+
+
+def result_html(title: str, sides: Mapping[str, Mapping[str, float]], objectives: Sequence[float]) -> str:
     """One self-contained fragment."""
-    names = list(dict.fromkeys(name for values in metrics.values() for name in values))
-    rows = [
-        [side, *(f"{values[n]:.4g}" if n in values else "" for n in names)]
-        for side, values in metrics.items()
-        if values
-    ]
-    return fragment(title, table(["", *names], rows), _drawing(objectives))
+    head, *rows = metric_rows(sides)
+    return fragment(title, table(head, rows), _drawing(objectives))
 
 
 def _drawing(objectives: Sequence[float]) -> str:
@@ -68,6 +70,9 @@ def _drawing(objectives: Sequence[float]) -> str:
         f'<polyline points="{points}" fill="none" stroke="currentColor" stroke-width="1.5"/></svg>'
         f"<figcaption>{label}</figcaption></figure>"
     )
+
+
+_CONSTANTS = {"squared": "mean", "poisson": "mean"}
 
 
 _NO_FIGURES = (
@@ -144,9 +149,8 @@ class Result:
     notes: tuple[str, ...] = ()  # what is amiss, and how to go on (training/convergence.py)
     trees: tuple[tuple[Tree, ...], ...] = ()  # of a boosted model
     heads: dict[str, TreeHead] = field(default_factory=dict)  # of owners' logs, with their agreement to this run
-    curves: dict[str, Curves] = field(
-        default_factory=dict
-    )  # of a classifier, by side: confusion, calibration, thresholds
+    curves: dict[str, Curves] = field(default_factory=dict)  # by side: confusion, calibration, residuals, …
+    baseline: Metrics = field(default_factory=dict)  # of the majority class, or the mean: what a constant reaches
 
     def for_release(self) -> Result:
         """What leaves the server: of a private job, no figure that comes from exact predictions and has no ε."""
@@ -154,7 +158,8 @@ class Result:
             return self
         history = tuple(record.without_figures() for record in self.history)
         notes = (_NO_FIGURES,)
-        return replace(self, objective=math.nan, metrics={}, history=history, notes=notes, converged=True, curves={})
+        none: dict[str, Any] = {"metrics": {}, "baseline": {}, "curves": {}}
+        return replace(self, objective=math.nan, history=history, notes=notes, converged=True, **none)
 
     @property
     def withheld(self) -> tuple[str, ...]:
@@ -178,11 +183,24 @@ class Result:
             raise ModelError(f"the parameters of block {block} stay with the owners of table {model.table}")
         return trained_module(module, spec, model.theta, outputs).eval()
 
+    @property
+    def baseline_name(self) -> str:
+        """What the constant is that predicts best."""
+        loss = self.plan.loss
+        return "majority class" if loss.task != "number" else _CONSTANTS.get(loss.name, "best constant")
+
+    @property
+    def sides(self) -> dict[str, Metrics]:
+        """The metrics of each side of the split, and last those of a constant, under its name."""
+        return {**self.metrics, self.baseline_name: self.baseline}
+
     def __repr__(self) -> str:
         side = "test" if self.metrics.get("test") else "train"
         first = {metric.name for metric in self.plan.loss.metrics if metric.is_headline}
-        found = self.metrics.get(side, {})
+        found, alone = self.metrics.get(side, {}), self.baseline_name
         shown = "".join(f", {name} {value:.4g}" for name, value in found.items() if name in first)
+        known = next((name for name in found if name in self.baseline), None)
+        shown += f" ({alone}: {known} {self.baseline[known]:.4g})" if known else ""
         job = self.plan.job
         quality = f"{side} {shown[2:]}; " if found else ""
         return f"Result({job.model.name} by {job.algorithm}: {quality}{self._took()})"
@@ -197,15 +215,15 @@ class Result:
 
     def _took(self) -> str:
         """What was reached, and what it took."""
-        ran = f"epoch {self.epochs}" if " of " in self.epochs else f"{self.epochs} epochs"
-        ran = f"{len(self.trees)} trees" if self.trees else ran
+        ran = f"epoch {self.epochs}" if " of " in self.epochs else plural(len(self.history), "epoch")
+        ran = plural(len(self.trees), "tree") if self.trees else ran
         if self.plan.job.model.l1 and not self.withheld:
             sizes = [block.theta for block in self.blocks]
             kept, whole = sum(int((theta != 0).sum()) for theta in sizes), sum(theta.size for theta in sizes)
             ran += f", {kept:,} of {whole:,} weights not zero"
         withheld = f"; weights of {', '.join(self.withheld)} withheld" if self.withheld else ""
         objective = "" if math.isnan(self.objective) else f"objective {self.objective:.6g}; "
-        return f"{objective}{ran}, {self.traffic.rounds:,} rounds, {size(self.traffic.bytes)}{withheld}"
+        return f"{objective}{ran}, {plural(self.traffic.rounds, 'round')}, {size(self.traffic.bytes)}{withheld}"
 
     def __str__(self) -> str:
         """The same, and below it what is amiss."""
@@ -215,7 +233,7 @@ class Result:
         """What a notebook shows."""
         title = f"{self.plan.job.model.name} by {self.plan.job.algorithm}: {self._took()}"
         title = ". ".join([title, *self.notes])
-        return result_html(title, self.metrics, [record.objective for record in self.history])
+        return result_html(title, self.sides, [record.objective for record in self.history])
 
     def explain(self) -> str:
         """The plan again, with what the meter counted beside what was estimated."""

@@ -203,7 +203,9 @@ class RoundedResults:
 
     def round_measured(self, found: Measured, side: str = "train") -> Measured:
         rows = self.sides[side]
-        curves = None if found.curves is None else self.figures.curves(found.curves, rows)
+        curves = None
+        if found.curves is not None and found.curves.numbers is None:
+            curves = self.figures.curves(found.curves, rows)
         metrics = self.figures.metrics(found.metrics, rows, self.loss, None if curves is None else curves.confusion)
         return Measured(self.figures.relative("loss", found.loss, rows), metrics, curves)
 
@@ -225,16 +227,22 @@ class RoundedResults:
         return show_rounded
 
     def result(self, found: Result) -> Result:
-        curves = {side: self.figures.curves(own, self.sides[side]) for side, own in found.curves.items()}
+        of_classes = {side: own for side, own in found.curves.items() if own.numbers is None}  # cells hold few rows
+        curves = {side: self.figures.curves(own, self.sides[side]) for side, own in of_classes.items()}
         metrics = {
             side: self.figures.metrics(
                 own, self.sides[side], self.loss, curves[side].confusion if side in curves else None
             )
             for side, own in found.metrics.items()
         }
-        history = tuple(self.record(record) for record in found.history)
+        side = "test" if self.sides["test"].rows else "train"
         return replace(
-            found, objective=self._objective(found.objective), metrics=metrics, history=history, curves=curves
+            found,
+            objective=self._objective(found.objective),
+            metrics=metrics,
+            baseline=self.figures.metrics(found.baseline, self.sides[side], self.loss),
+            history=tuple(self.record(record) for record in found.history),
+            curves=curves,
         )
 
     def search(self, found: SearchResult) -> SearchResult:
@@ -255,6 +263,7 @@ class RoundedResults:
             found,
             first=self.round_measured(first).metrics,
             second=self.round_measured(second).metrics,
+            baseline=self.figures.metrics(found.baseline, rows, self.loss),
             difference=self.figures.rounding.number("difference", found.difference, unit),
             standard_error=(shown := max(error, unit)),
             margin=likely_error(shown, int(rows.rows)),

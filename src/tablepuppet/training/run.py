@@ -352,6 +352,7 @@ class Run:
             epoch=best,
             id=job_id if any(held) else "",
             converged=verdict.converged,
+            baseline=verdict.baseline,
             notes=(*verdict.notes, *self.advice(encoders)),
             head=None if self.problem.head is None else self.problem.head.data,
         )

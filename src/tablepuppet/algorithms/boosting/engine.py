@@ -90,7 +90,7 @@ def run_boosting(prepared: Prepared, link: Link, job_id: str, on_round: OnRound 
     training.loop()
     found = training.finish()
     verdict = judge(prepared, [r.objective for r in found.history], found.metrics, [()] * len(names), is_settled=True)
-    return replace(found, notes=verdict.notes)
+    return replace(found, notes=verdict.notes, baseline=verdict.baseline)
 
 
 def _server(

@@ -4,7 +4,7 @@
 // -- which axis the convergence charts are drawn against
 const axis = document.getElementById("axis");
 axis.addEventListener("change", () => {
-  for (const panel of document.querySelectorAll(".charts")) panel.hidden = panel.dataset.axis !== axis.value;
+  for (const panel of document.querySelectorAll(".charts[data-axis]")) panel.hidden = panel.dataset.axis !== axis.value;
 });
 
 // -- charts: the nearest point says what it is, under the pointer or by the arrow keys

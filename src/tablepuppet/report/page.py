@@ -59,7 +59,7 @@ def render(runs: Sequence[RunRecord], networks: Mapping[str, Network] | None = N
         names=names,
         runs=list(zip(names, runs, strict=True)),
         networks=known,
-        tiles={"joined training rows": number(runs[0].data.train_rows), **_taken(runs[0], known)},
+        tiles={"joined training rows": number(runs[0].data.train_rows), **_list_costs(runs[0], known)},
         notes=note_lines(runs, names),
         results=results(runs, names, known),
         convergence=[(scale, [convergence(runs, names, merit, scale) for merit in axes]) for scale in scales(known)],
@@ -175,21 +175,23 @@ def results(runs: Sequence[RunRecord], names: Sequence[str], networks: Mapping[s
     alone = [name for name, _ in baselines.values()]
     if len(runs) == 1:
         sides = {side: runs[0].metrics.get(side, {}) for side in _SIDES if runs[0].metrics.get(side)}
-        columns = [_titled(values) for values in (*sides.values(), *(run.baseline for _, run in baselines.values()))]
+        columns = [
+            _title_metrics(values) for values in (*sides.values(), *(run.baseline for _, run in baselines.values()))
+        ]
         return Results([*sides, *alone], 0, _rows(columns))
     if len(alone) > 1:
         alone = [f"{name}, {run.name}" for name, run in baselines.values()]
     columns = [_figures(run, networks) for run in runs]
     for _, run in baselines.values():
         side = "test" if run.metrics.get("test") else "train"
-        columns.append(_titled(run.baseline, f"{side} "))
+        columns.append(_title_metrics(run.baseline, f"{side} "))
     return Results([*names, *alone], len(runs), _rows(columns))
 
 
 _SIDES = ("test", "validation", "train")
 
 
-def _titled(values: Mapping[str, float | None], before: str = "") -> dict[str, str]:
+def _title_metrics(values: Mapping[str, float | None], before: str = "") -> dict[str, str]:
     return {f"{before}{TITLES.get(name, name)}": number(value, 5) for name, value in values.items()}
 
 
@@ -206,11 +208,15 @@ def note_lines(runs: Sequence[RunRecord], names: Sequence[str]) -> list[str]:
 
 def _figures(run: RunRecord, networks: Mapping[str, Network]) -> dict[str, str]:
     """What the results table says about a run, by row."""
-    metrics = [_titled(run.metrics.get(side, {}), f"{side} ") for side in _SIDES]
-    return {"model": str(run.job["model"]), **{k: v for m in metrics for k, v in m.items()}, **_taken(run, networks)}
+    metrics = [_title_metrics(run.metrics.get(side, {}), f"{side} ") for side in _SIDES]
+    return {
+        "model": str(run.job["model"]),
+        **{k: v for m in metrics for k, v in m.items()},
+        **_list_costs(run, networks),
+    }
 
 
-def _taken(run: RunRecord, networks: Mapping[str, Network]) -> dict[str, str]:
+def _list_costs(run: RunRecord, networks: Mapping[str, Network]) -> dict[str, str]:
     """What a run took."""
     training = run.traffic.training
     return {

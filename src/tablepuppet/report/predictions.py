@@ -112,13 +112,13 @@ def _matrix(caption: str, curves: CurvesRecord) -> Matrix:
 def _line(style: int, name: str, columns: Mapping[str, Sequence[float]]) -> Series:
     """A line through the first two columns; every point says what all of them are."""
     points = [
-        Point(row[0], row[1], "\n".join(filter(None, [name, *map(_worded, columns, row)])))
+        Point(row[0], row[1], "\n".join(filter(None, [name, *map(_describe, columns, row)])))
         for row in zip(*columns.values(), strict=True)
     ]
     return Series(name, style, tuple(points))
 
 
-def _worded(name: str, value: float) -> str:
+def _describe(name: str, value: float) -> str:
     return f"{name} {number(value, 4)}"
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tablepuppet.algorithms.sgd.rounds import Sgd
     from tablepuppet.api import Federation
     from tablepuppet.api.estimators import RelationalClassifier, RelationalRegressor
+    from tablepuppet.api.history import history
     from tablepuppet.api.recommend import ranking_metrics
     from tablepuppet.api.search import cross_validate, path, search
     from tablepuppet.errors import TablePuppetError
@@ -53,6 +54,7 @@ __all__ = [
     "TablePuppetError",
     "cross_validate",
     "embed",
+    "history",
     "load",
     "path",
     "ranking_metrics",
@@ -82,6 +84,7 @@ if not TYPE_CHECKING:
         "TablePuppetError": "errors",
         "cross_validate": "api.search",
         "embed": "sources.embedding",
+        "history": "api.history",
         "load": "prediction.saved",
         "path": "api.search",
         "ranking_metrics": "api.recommend",

@@ -13,7 +13,7 @@ import pyarrow as pa
 from tablepuppet.algorithms.registry import own_model
 from tablepuppet.contract import ModelUse, agree, job_contracts, key_contracts
 from tablepuppet.errors import JobError, RunInterruptedError
-from tablepuppet.exchanges.schema import CloseJob
+from tablepuppet.exchanges.schema import CloseJob, DescribeTable, TableSchema
 from tablepuppet.job import Job
 from tablepuppet.job.make import probe_job
 from tablepuppet.join.build import default_limit, map_tables
@@ -61,7 +61,7 @@ from tablepuppet.training.start import gather_statistics, with_statistics
 from tablepuppet.transport.link import Link
 
 Tables = Mapping[str, tuple[str, ...]]  # table name → its clients
-Question = Literal["profile", "evaluate", "compare", "importance", "partial_dependence", "drift"]
+Question = Literal["profile", "schemas", "evaluate", "compare", "importance", "partial_dependence", "drift"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,9 @@ def train(job: Job, tables: Tables, link: Link, on_round: OnRound | None = None,
         shown = RoundedResults.of(prepared.rounding, prepared.mapping, prepared.plan.loss)
         if shown is None:
             found = _with_heads(_run(prepared, link, session.job_id, on_round), link)
-            return replace(found, notes=(*found.notes, *find_copy(found))) if isinstance(found, Result) else found
+            if not isinstance(found, Result):
+                return found
+            return replace(found, notes=(*found.notes, *find_copy(found), *found.plan.leaks))
         found = _with_heads(_run(prepared, link, session.job_id, shown.following(on_round)), link)
         return shown.result(found) if isinstance(found, Result) else shown.search(found)
 
@@ -147,6 +149,21 @@ def profile(query: str, label: str | None, privacy: dict[str, Any], tables: Tabl
         found = profile_keys(bound, keys)
         check_meetings(found, rounding.least)
         return found
+
+
+def schemas(names: list[str], tables: Tables, link: Link) -> dict[str, list[tuple[str, str, bool]]]:
+    """The columns of some tables, or of all: names, kinds, and whether their owner lets them be features."""
+    asked: dict[str, list[str]] = {}
+    for name in names or tables:
+        asked.setdefault(tables[name][0], []).append(name)
+    answers = link.ask({client: [DescribeTable(table=name) for name in own] for client, own in asked.items()})
+    found: dict[str, list[tuple[str, str, bool]]] = {}
+    for client, own in asked.items():
+        for name, answer in zip(own, answers[client], strict=True):
+            given = cast("TableSchema", answer)
+            granted = None if given.features is None else {feature.lower() for feature in given.features}
+            found[name] = [(c.name, c.kind, granted is None or c.name.lower() in granted) for c in given.columns]
+    return found
 
 
 def predict(
@@ -274,7 +291,8 @@ def ask(question: str, given: Mapping[str, Any], tables: Tables, link: Link) -> 
 
 
 _QUESTIONS: dict[str, Callable[..., Any]] = {
-    question.__name__: question for question in (profile, evaluate, compare, importance, partial_dependence, drift)
+    question.__name__: question
+    for question in (profile, schemas, evaluate, compare, importance, partial_dependence, drift)
 }
 
 

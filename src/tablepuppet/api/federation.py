@@ -13,9 +13,11 @@ import pyarrow as pa
 
 from tablepuppet import train as story
 from tablepuppet.algorithms.registry import own_model
+from tablepuppet.api.history import WINDOWS, Column, Wanted, Windows, suggest
 from tablepuppet.api.models import labelled_job, model_of, own_head, with_start
 from tablepuppet.api.owners import federation_from_toml, make_clients, name_owners, read_toml
 from tablepuppet.api.recommend import best, candidates
+from tablepuppet.api.time_split import split_by_time
 from tablepuppet.errors import JobError
 from tablepuppet.formatting import fragment, table
 from tablepuppet.job import BatchSize, Job, make_job, search_job
@@ -125,7 +127,7 @@ class Federation:
         `probe`: train a sum of the tables for a few rounds, under a contract of its own, and say what tables would say
         together, which model would learn it, and at what cost (docs/heads.md).
         """
-        options = with_start(options)
+        query, options = self._split_rows(query, label, with_start(options))
         with show_progress("explaining", progress), self._name_model(model) as known, known_head(options) as given:
             job = make_job(query, label=label, model=known.model, algorithm=algorithm, given=given | known.given)
             return self._explain(job)
@@ -174,6 +176,8 @@ class Federation:
         `class_weight`: "balanced", or a weight for each class (docs/validation.md). `exposure`: a column of the label's
         table, too: the label per unit of it is modelled, weighted by it; of counts that is an offset.
         `test_where`: which rows are for the test, instead of a fraction: a condition over the label table's columns.
+        `split`: "time", or a column as in "t.ts": the latest rows are for the test; with `gap`, as in "30 days", rows
+        so shortly before them are left out.
         `max_categories`: of a text column, so many categories have a weight of their own, the others share one.
         `max_joined_rows`: a join with more rows is refused before it is made.
         `negatives`: joined rows are what was seen, and so many pairs that did not meet are drawn beside each of them.
@@ -199,7 +203,7 @@ class Federation:
             "batch_size": batch_size,
             "privacy": privacy,
         }
-        options = with_start(options)
+        query, options = self._split_rows(query, label, with_start(options))
         with self._name_model(model) as known, known_head(options) as given:
             job = make_job(query, label=label, model=known.model, algorithm=algorithm, given=given | known.given)
             if isinstance(on_round, Logger):
@@ -454,6 +458,51 @@ class Federation:
         rows find partners. `.found()` says what is beyond its limits."""
         chosen = model_of(model)
         return cast("Drift", self._ask("drift", model=chosen, job=labelled_job(chosen, query)))
+
+    def suggest_history(
+        self,
+        query: str,
+        *,
+        label: str,
+        at: str | None = None,
+        tables: Sequence[str] | None = None,
+        windows: Windows = WINDOWS,
+        prune: bool = False,
+        **options: Any,
+    ) -> str:
+        """The query with features of histories: of every table with times and with a key of the label's table.
+
+        It returns text, to read, edit and train on (docs/history.md). `at`: the moment, as in "t.ts", where the label's
+        table has several times. `tables`: only of these; name the label's own table for a history of earlier labels.
+        `windows`: how far back, as in "90 days"; None: without end. prune=True trains boosted trees on it, with these
+        `options`, and drops the features whose permutation importance is not above 0.
+
+        >>> import pyarrow as pa
+        >>> days = pa.array([0, 400], pa.int32()).cast(pa.date32())
+        >>> task = pa.table({"driver_id": [1, 1], "ts": days, "y": [0.5, 2.0]})
+        >>> races = pa.table({"driver_id": [1, 1], "day": days, "points": [3, 7]})
+        >>> with Federation({"task": task, "races": races}) as federation:
+        ...     text = federation.suggest_history("SELECT t.y FROM task t", label="y", windows=[None])
+        >>> "avg(past.points) AS points_mean" in text
+        True
+        """
+        found = suggest(query, label, self._schemas(), Wanted(at, tables, windows))
+        if not prune:
+            return found.text()
+        result = self.train(found.text(), label=label, model="boosted", **options)
+        shown = self.importance(result)
+        return found.text(dict(zip(shown["feature"], shown["importance"], strict=True)))
+
+    def _schemas(self) -> dict[str, list[Column]]:
+        """The columns of all tables."""
+        given = self._ask("schemas", names=[])
+        return {name: [Column(*column) for column in columns] for name, columns in given.items()}
+
+    def _split_rows(self, query: str, label: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        """split="time" as a condition on rows."""
+        if options.get("split") is None and options.get("gap") is None:
+            return query, {name: value for name, value in options.items() if name not in ("split", "gap")}
+        return split_by_time(query, label, options, self._schemas(), self._tables)
 
     def _ask(self, question: story.Question, **given: Any) -> Any:
         """What train.py answers without training: a profile, metrics, a comparison, importance, dependence, drift."""

@@ -31,7 +31,7 @@ FederationOption = Annotated[
 ]
 
 _OF_THE_FILE = ("query_file", "federation", "tables", "owners", "partitioned_by", "privacy", "rows")
-_OF_A_JOB = tuple(name for name in ARGUMENTS if name not in ("options", "loss_options"))
+_OF_A_JOB = (*(name for name in ARGUMENTS if name not in ("options", "loss_options")), "split", "gap")
 _OF_ALGORITHMS = tuple({name for a in BY_NAME.values() for name in a.options.__struct_fields__})
 
 

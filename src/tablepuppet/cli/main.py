@@ -109,7 +109,7 @@ def make_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     for command in (
-        *(report.demo, train.explain, train.train, train.search),
+        *(report.demo, train.explain, train.train, train.search, train.history),
         *(models.predict, models.evaluate, models.export, models.importance, models.dependence),
         *(models.compare, models.drift, report.report),
         *(processes.serve, processes.join, processes.status, processes.cancel, processes.resume),

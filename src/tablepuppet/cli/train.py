@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from tablepuppet.api.history import history as write_history
 from tablepuppet.api.search import search as search_settings
 from tablepuppet.cli.job_file import FederationOption, JobArgument, read_job
 from tablepuppet.cli.screen import JsonOption, Screen, table
@@ -116,11 +117,17 @@ ProbeOption = Annotated[
 ]
 
 
+SuggestOption = Annotated[
+    bool, typer.Option("--suggest-history", help="Print the query with features of the tables' histories instead.")
+]
+
+
 def explain(
     job: JobArgument,
     federation: FederationOption = None,
     profile: ProfileOption = False,
     probe: ProbeOption = False,
+    suggest: SuggestOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show the plan of a job: operators, rows, rounds, bytes, seconds, memory, and who learns what.
@@ -138,11 +145,52 @@ def explain(
         screen.show(str(found))
         screen.show_json(found.to_dict)
         return
+    if suggest:
+        with asked.open_federation(federation) as tables:
+            text = tables.suggest_history(asked.query, label=asked.arguments["label"])
+        screen.show(text)
+        screen.show_json(lambda: {"query": text})
+        return
     with screen.progress("joining the keys"), asked.open_federation(federation) as tables:
         arguments = asked.arguments | ({"probe": True} if probe else {})
         plan = tables.explain(asked.query, **arguments, progress=False)
     screen.show(str(plan))
     screen.show_json(lambda: json.loads(plan.to_json()))
+
+
+KeyOption = Annotated[list[str], typer.Option("--key", metavar="COLUMN", help="Equal in both tables; may be repeated.")]
+MomentOption = Annotated[str, typer.Option("--at", metavar="ALIAS.COLUMN", help="The moment, in the query's table.")]
+WindowOption = Annotated[
+    list[str] | None, typer.Option("--window", metavar="SPAN", help='How far back: "90 days", or all. May be repeated.')
+]
+NamesArgument = Annotated[
+    list[str], typer.Argument(metavar="TABLE.TIME [COLUMN | COLUMN:category]…", help="A table, its time, its columns.")
+]
+
+
+def history(
+    names: NamesArgument, key: KeyOption, at: MomentOption, window: WindowOption = None, as_json: JsonOption = False
+) -> None:
+    """Write the SQL of a history: features of a table's rows before a moment.
+
+    [bold]Example:[/bold] tablepuppet history results.date points status:category --key driver_id --at t.ts
+    """
+    table, dot, time = names[0].rpartition(".")
+    if not dot:
+        raise JobError(f"write the table and its time, as in results.date, and not {names[0]!r}")
+    given = [name.rpartition(":") if name.endswith(":category") else (name, "", "") for name in names[1:]]
+    text = write_history(
+        table,
+        key=key,
+        time=time,
+        at=at,
+        windows=[None if span == "all" else span for span in window or ("90 days", "1 year", "all")],
+        columns=[name for name, colon, _ in given if not colon],
+        categories=[name for name, colon, _ in given if colon],
+    )
+    screen = Screen(as_json)
+    screen.show(text)
+    screen.show_json(lambda: {"join": text})
 
 
 TryOption = Annotated[

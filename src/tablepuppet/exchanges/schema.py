@@ -22,7 +22,16 @@ from tablepuppet.owner.policy import Policy, TableRules, Use, refused_by
 from tablepuppet.owner.releases import DisclosedValues, disclosed_values, reads, unknowns
 from tablepuppet.owner.state import ClientState
 from tablepuppet.owner.store import ScanUse
-from tablepuppet.protocol.base import MOST_COLUMNS, Count, Done, FieldDisclosure, FieldDisclosures, Message, ScanRequest
+from tablepuppet.protocol.base import (
+    MOST_COLUMNS,
+    Count,
+    Done,
+    FieldDisclosure,
+    FieldDisclosures,
+    Message,
+    ScanRequest,
+    Text,
+)
 from tablepuppet.protocol.bounds import Known, KnownScan, check_count, require
 from tablepuppet.protocol.columns import ColumnInfo, CutoffType, Merges
 from tablepuppet.protocol.contract import Contract, ScanTerms
@@ -42,6 +51,7 @@ class TableSchema(Message, frozen=True):
     withholds: bool = False  # whether the owner keeps the parameters that are trained on its table
     merges: Merges = ""  # which figures of groups the owner lets be merged with those of other owners
     stamp: Annotated[bytes, Meta(max_length=1024)] = b""  # another one whenever the table may have changed
+    features: Annotated[list[Text], Meta(max_length=MOST_COLUMNS)] | None = None  # that may be some; None: all
 
 
 class OpenScan(ScanRequest, frozen=True):
@@ -100,11 +110,13 @@ def _check_table_schema(request: DescribeTable, answer: TableSchema, known: Know
 )
 def _describe_table(own: ClientState, request: DescribeTable) -> TableSchema:
     described = own.tables.describe(request.table, request.query, request.cutoffs)
+    rules = own.policy.tables.get(request.table)
     return TableSchema(
         columns=described.columns,
         withholds=not own.policy.release_parameters,
         merges=own.policy.merges,
         stamp=described.stamp,
+        features=None if rules is None else list(rules.features),
     )
 
 

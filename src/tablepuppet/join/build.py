@@ -140,6 +140,7 @@ def map_tables(
     keys, client_rows = gather_keys(bound, link, request.job, privacy, request.seed)
     trim_heap(max(sum(own.values()) for own in client_rows))  # in one process, what owners freed while others worked
     merged = tuple(scan.merged for scan in keys)
+    cutoffs = {number: scan.cutoffs for number, scan in enumerate(keys) if scan.cutoffs is not None}
     joins = _join_branches(bound, keys, request, None if any(caps) else cluster)
     del keys
     has_label = bound.branches[0].label_column >= 0
@@ -195,6 +196,7 @@ def map_tables(
             for branch in bound.branches
         ),
         merged=merged,
+        cutoffs=cutoffs,
     )
     trim_heap()
     return mapping

@@ -45,6 +45,7 @@ class ScanKeys:
     place: NDArray[np.int64] | None = None  # of each row, in the order of the whole table; None: rows are in order
     is_numbered: bool = False  # keys are small numbers from 0, equal where the tokens they stand for are
     merged: MergedGroups | None = None  # where rows are groups of several clients
+    cutoffs: int | None = None  # of a history
 
     @property
     def numbers(self) -> RowNumbers:
@@ -66,7 +67,7 @@ def gather_keys(
     privacy = privacy or Privacy()
     tokens, domains = privacy.keys, key_domains(bound)
     wanted = [sorted(column for scan, column in domains if scan == number) for number in range(len(bound.scans))]
-    send_cutoffs(bound, link, job)
+    cutoffs = send_cutoffs(bound, link, job)
     merged = merge_groups(bound, link, job, tokens)
     offsets = None if seed is None else _offsets(bound, link, job)
     requests: dict[str, list[SendKeys]] = {}
@@ -97,6 +98,7 @@ def gather_keys(
             _merge_orders([k.order for k in given]),
             is_numbered=tokens != "plain",
             merged=merged.get(number),
+            cutoffs=cutoffs.get(number),
         )
         for number, (given, table) in enumerate(zip(received, tables, strict=True))
     ]

@@ -7,8 +7,8 @@ owners, not from their rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -143,6 +143,7 @@ class TableMapping:
     folds: NDArray[np.int16] | None = None  # of cross-validation, per label row of the train rows
     label_rows: tuple[LabelRows, ...] = ()  # of each branch
     merged: tuple[MergedGroups | None, ...] = ()  # of each scan: groups of several clients
+    cutoffs: Mapping[int, int] = field(default_factory=dict)  # of each scan of a history, how many
 
     @property
     def joined_rows(self) -> int:
@@ -194,6 +195,7 @@ class MappingSummary:
     placement: Placement | None
     label_rows: tuple[LabelRows, ...] = ()  # of each branch
     merged: tuple[MergedGroups | None, ...] = ()  # of each scan: groups of several clients
+    cutoffs: Mapping[int, int] = field(default_factory=dict)  # of each scan of a history, how many
 
     @property
     def joined_rows(self) -> int:
@@ -228,6 +230,7 @@ def summarise(mapping: TableMapping) -> MappingSummary:
         placement=mapping.placement,
         label_rows=mapping.label_rows,
         merged=mapping.merged,
+        cutoffs=mapping.cutoffs,
     )
 
 

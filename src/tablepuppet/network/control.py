@@ -200,7 +200,16 @@ def _fields(kind: type) -> tuple[str, ...]:
 
 
 Kind = Literal[
-    "train", "explain", "profile", "predict", "evaluate", "compare", "importance", "partial_dependence", "drift"
+    "train",
+    "explain",
+    "profile",
+    "schemas",
+    "predict",
+    "evaluate",
+    "compare",
+    "importance",
+    "partial_dependence",
+    "drift",
 ]
 State = Literal["queued", "running", "waiting", "finished", "failed", "interrupted", "cancelled"]
 

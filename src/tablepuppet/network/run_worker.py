@@ -155,6 +155,7 @@ class WorkerFailed(Envelope, frozen=True):
 _FIELDS: dict[Kind, dict[str, Any]] = {
     "predict": {"model": Model, "query": str, "options": dict},
     "profile": {"query": str, "label": str | None, "privacy": dict},
+    "schemas": {"names": list},
     "evaluate": {"model": Model, "job": Job, "options": dict},
     "compare": {"model": Model, "other": Model, "job": Job, "options": dict},
     "importance": {"model": Model, "job": Job, "options": dict},

@@ -19,6 +19,7 @@ from tablepuppet.formatting import columns, details, fragment, groups, items, pl
 from tablepuppet.job.job import JobModel
 from tablepuppet.join.mapping import RelationStats
 from tablepuppet.plan.costs import RUN_EPOCHS, Cost
+from tablepuppet.plan.history import describe_histories
 from tablepuppet.plan.knowledge import Exposure
 from tablepuppet.transport.meter import Account
 
@@ -176,6 +177,8 @@ def _rows(plan: Plan) -> list[str]:
                 continue
             weight = f"on the original scale that is a weight of its own, {block.name} IS NOT NULL"
             lines += wrap(f"{stay}; {weight}", _LINE, initial_indent="  ", subsequent_indent="    ")
+    for line in (*describe_histories(plan.mapping), *(f"Note: {leak}" for leak in plan.leaks)):
+        lines += wrap(line, _LINE, initial_indent="  ", subsequent_indent="    ")
     return lines
 
 
@@ -315,6 +318,8 @@ def document(plan: Plan) -> dict[str, Any]:
         "gains": [asdict(gain) for gain in plan.gains],
         "who_learns_what": [asdict(insight) for insight in plan.insights],
         "privacy": plan.ledger.to_dict(),
+        "histories": describe_histories(plan.mapping),
+        "leaks": plan.leaks,
         "exposure": [asdict(e) | {"reconstructs": e.reconstructs} for e in plan.exposures],
     }
 
@@ -349,7 +354,8 @@ def plan_html(plan: Plan) -> str:
 def _rows_html(plan: Plan) -> str:
     rows = [[*_fit_cells(fit), f"{fit.mean_fan_out:,.1f}", f"{fit.max_fan_out:,}"] for fit in plan.mapping.fits]
     head = [*_FIT, "joined rows per row", "at most"]
-    return formatting.table(head, rows, text_columns=2, caption="Rows and how they meet")
+    table = formatting.table(head, rows, text_columns=2, caption="Rows and how they meet")
+    return table + items([*describe_histories(plan.mapping), *plan.leaks]) if plan.mapping.cutoffs else table
 
 
 def _costs_html(plan: Plan) -> str:

@@ -22,6 +22,7 @@ from tablepuppet.models.spec import ModelSpec
 from tablepuppet.plan.costs import RUN_EPOCHS, Advice, Cost, advise, client_memory, cost, server_memory, shape_of
 from tablepuppet.plan.disclosure import Ids, training_disclosures
 from tablepuppet.plan.explain import document, plan_html, render
+from tablepuppet.plan.history import find_leaks, history_insights
 from tablepuppet.plan.knowledge import Exposure, Insight, exposures, insights
 from tablepuppet.plan.private import PrivatePlan, plan_privacy
 from tablepuppet.privacy.ledger import Ledger
@@ -136,8 +137,15 @@ class Plan:
         """Who learns what."""
         own = own_model(self.job.model.spec)
         if own is not None:
-            return own.insights(self.mapping, self.shape, self.job)
-        return insights(self.mapping, self.shape, self.job, self.loss, self.ids)
+            found = own.insights(self.mapping, self.shape, self.job)
+        else:
+            found = insights(self.mapping, self.shape, self.job, self.loss, self.ids)
+        return [*found[:-1], *history_insights(self.mapping), *found[-1:]]
+
+    @property
+    def leaks(self) -> list[str]:
+        """Where a history may show what is not known yet when a row is predicted."""
+        return list(find_leaks(self.mapping, self.job))
 
     @property
     def exposures(self) -> list[Exposure]:

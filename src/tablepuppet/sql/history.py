@@ -45,7 +45,6 @@ from tablepuppet.sql.grammar import At, refusal
 from tablepuppet.sql.groups import has_aggregate
 
 Tables = Mapping[str, tuple[str, ...]]
-_ROUNDED = (exp.Cast, exp.TryCast, exp.TimestampTrunc, exp.DateTrunc, exp.Date, exp.TsOrDsToDate, exp.Paren)
 _COUNTS = (exp.Count, exp.CountIf, exp.ApproxDistinct, exp.RegrCount)
 _SEES_NULL = (exp.Coalesce, exp.Case, exp.If, exp.Is, exp.Nullif)
 
@@ -243,19 +242,15 @@ class _Branch:
 
     def _is_outer(self, node: exp.Expr) -> bool:
         """Whether the outer FROM names the same table, or this is SELECT DISTINCT of its columns."""
-        if isinstance(node, exp.Subquery) and isinstance(node.this, exp.Select):
-            select = node.this
-            is_plain = all(isinstance(item, exp.Column) for item in select.expressions)
-            given = {key for key, value in select.args.items() if value}
-            source = select.args["from_"].this if select.args.get("from_") is not None else None
-            return (
-                is_plain
-                and given == {"expressions", "distinct", "from_"}
-                and source is not None
-                and self._is_outer(source)
-            )
-        names = {n.name.lower() for n in self._sources().values() if isinstance(n, exp.Table)}
-        return isinstance(node, exp.Table) and node.name.lower() in names
+        if not isinstance(node, exp.Subquery):
+            return isinstance(node, exp.Table) and node.name.lower() in self._outer_tables()
+        given = {key for key, value in node.this.args.items() if value}
+        table = _plain_table(node.this) if given == {"expressions", "distinct", "from_"} else ""
+        filtered = {_plain_table(n.this) for n in self._sources().values() if isinstance(n, exp.Subquery)}
+        return table != "" and table in self._outer_tables() | filtered
+
+    def _outer_tables(self) -> set[str]:
+        return {n.name.lower() for n in self._sources().values() if isinstance(n, exp.Table)}
 
     def _join_rows(self, join: exp.Join) -> None:
         """JOIN r ON r.k = t.k AND r.day < t.ts: the rows themselves, once for each cutoff."""
@@ -407,6 +402,14 @@ def _mark_found() -> exp.Expr:
     return exp.alias_(exp.true(), FOUND, quoted=True)
 
 
+def _plain_table(query: exp.Expr) -> str:
+    """The table of a SELECT of plain columns, in lower case; "": it is another query."""
+    source = query.args["from_"].this if query.args.get("from_") is not None else None
+    clauses = {key for key, value in query.args.items() if value} - {"expressions", "distinct", "from_", "where"}
+    is_plain = all(isinstance(item, exp.Column | exp.Star) for item in query.expressions) and not clauses
+    return source.name.lower() if is_plain and isinstance(source, exp.Table) else ""
+
+
 def _group_texts(select: exp.Select) -> set[str]:
     """What GROUP BY names: expressions, or places in the SELECT list."""
     by_number = {str(k + 1): item.unalias() for k, item in enumerate(select.expressions)}
@@ -449,14 +452,16 @@ def _on_missing(item: exp.Expr, refuse: Refuse) -> exp.Expr | None:
     if not value.find(*_COUNTS, *_SEES_NULL):
         return None
 
+    whole: tuple[type[exp.Expr], ...] = (exp.Filter, exp.WithinGroup, *AGGREGATES)
+
     def empty(node: exp.Expr) -> exp.Expr:
-        if isinstance(node, (exp.Filter, exp.WithinGroup, *AGGREGATES)):
+        if isinstance(node, whole):
             inside = node.this if isinstance(node, exp.Filter) else node
             return exp.Literal.number(0) if isinstance(inside, _COUNTS) else exp.Null()
         return exp.Null() if isinstance(node, exp.Column) else node
 
     found = value.copy().transform(empty)
-    outside = value.copy().transform(lambda n: exp.Null() if isinstance(n, tuple(AGGREGATES)) else n)
+    outside = value.copy().transform(lambda n: exp.Null() if isinstance(n, whole) else n)
     if has_cutoff(outside) and outside.find(*_SEES_NULL):
         raise refuse(
             "where there is no history, this item would need the moment itself; leave the moment out of COALESCE and "

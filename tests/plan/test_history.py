@@ -1,0 +1,55 @@
+"""Histories in a plan: rows, cutoffs, who learns them, and features that may see the future."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.sql.test_history import make_tables
+
+import tablepuppet as tp
+
+ITEM = "(SELECT count(*) FROM {table} r WHERE r.k = t.k AND {bounds}) AS n"
+
+
+def explain(bounds: str, **options: Any) -> tp.Plan:
+    query = f"SELECT t.x, {ITEM.format(table='results', bounds=bounds)}, t.y FROM task t"
+    with tp.Federation(make_tables()) as federation:
+        return federation.explain(query, label="y", model="linear", **options)
+
+
+def test_explain_shows_rows_and_cutoffs_and_who_learns_them() -> None:
+    plan = explain("r.day < t.ts")
+    text = " ".join(str(plan).split())
+    assert 'r: results until 8 cutoffs, the distinct values of task\'s "ts": 168 rows' in text
+    assert 'client results (history of results) · 8 cutoffs: the distinct values of task\'s "ts"' in text
+    assert "8 cutoffs" in plan._repr_html_()
+    assert plan.to_json().count("8 cutoffs") == 2
+
+
+@pytest.mark.parametrize("bounds", ["r.day > t.ts", "r.day < t.ts + INTERVAL 9 DAY", "r.day >= t.ts - INTERVAL 9 DAY"])
+def test_a_window_that_reaches_past_the_moment_is_noted(bounds: str) -> None:
+    assert any("reaches past the moment" in leak for leak in explain(bounds).leaks)
+
+
+@pytest.mark.parametrize(
+    "bounds", ["r.day < t.ts", "t.ts >= r.day", "r.day BETWEEN t.ts - INTERVAL 9 DAY AND t.ts - INTERVAL 1 DAY"]
+)
+def test_a_window_before_the_moment_is_not_noted(bounds: str) -> None:
+    assert explain(bounds, split="time").leaks == []
+
+
+def test_a_random_split_of_histories_is_noted_in_results_too() -> None:
+    query = f"SELECT t.x, {ITEM.format(table='results', bounds='r.day < t.ts')}, t.y FROM task t"
+    with tp.Federation(make_tables()) as federation:
+        result = federation.train(query, label="y", model="linear")
+    assert any('split="time"' in note for note in result.notes)
+
+
+@pytest.mark.parametrize(("order", "leaks"), [("<", 0), ("<=", 1)])
+def test_a_history_that_counts_the_row_itself_is_noted(order: str, leaks: int) -> None:
+    inner = f"SELECT avg(r.y) AS m FROM task r WHERE r.k = t.k AND r.ts {order} t.ts"
+    query = f"SELECT t.x, h.m, t.y FROM task t LEFT JOIN LATERAL ({inner}) h ON true"
+    with tp.Federation(make_tables()) as federation:
+        plan = federation.explain(query, label="y", model="linear", test_fraction=0.0)
+    assert len(plan.leaks) == leaks

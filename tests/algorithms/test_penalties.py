@@ -11,7 +11,7 @@ import pytest
 import scipy.optimize
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.linear_model import ElasticNet, LogisticRegression
+from sklearn.linear_model import ElasticNet, LogisticRegression, Ridge
 from tests.algorithms.oracle import Array
 
 import tablepuppet as tp
@@ -140,7 +140,7 @@ def test_signs_give_the_optimum_within_them(
 def test_sample_weights_and_missing_partners_are_no_obstacle(tables: tuple[pd.DataFrame, pd.DataFrame]) -> None:
     orders, users = tables
     query = QUERY.format(label="price").replace("JOIN", "LEFT JOIN")
-    given: dict[str, Any] = {"label": "price", "l1": 0.02, "test_fraction": 0.0}
+    given: dict[str, Any] = {"label": "price", "l1": 0.02, "l2": 1e-4, "test_fraction": 0.0}
     with tp.Federation({"orders": orders.assign(w=orders.index % 3 + 1.0), "users": users[:40]}) as owner:
         result = owner.train(query, weight="w", **given)
     heavy = orders.loc[orders.index.repeat(orders.index % 3 + 1)]
@@ -150,6 +150,44 @@ def test_sample_weights_and_missing_partners_are_no_obstacle(tables: tuple[pd.Da
         result = owner.train(query, weight="w", standardize=False, **given)
     assert result.objective == pytest.approx(doubled.objective, rel=1e-9)
     np.testing.assert_allclose(weights(result), weights(doubled), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("label", "model"), [("price", Ridge()), ("late", LogisticRegression(tol=1e-10, max_iter=999))]
+)
+def test_an_l2_left_open_is_that_of_scikit_learn(
+    federation: tp.Federation, tables: tuple[pd.DataFrame, pd.DataFrame], label: str, model: Any
+) -> None:
+    given: dict[str, Any] = {"label": label, "test_fraction": 0.0}
+    result = federation.train(QUERY.format(label=label), **given)
+    best = model.fit(encoded(tables), tables[0][label])
+    np.testing.assert_allclose(weights(result)[:, 0], best.coef_.ravel(), atol=1e-4)
+    assert result.plan.job.model.l2 == result.model.metadata["l2"] == 1 / ROWS
+    assert f"l2 {1 / ROWS:.3g} (1 / joined rows)" in result.explain()
+    named = federation.train(QUERY.format(label=label), l2=1 / ROWS, **given)
+    auto = federation.train(QUERY.format(label=label), l2="auto", **given)
+    assert named.objective == auto.objective == result.objective
+
+
+def test_a_search_leaves_l2_open_in_every_fold(federation: tp.Federation) -> None:
+    settings: list[dict[str, Any]] = [{"l2": "auto"}, {"l2": 1 / (ROWS * 3 // 4)}, {"l2": 10.0}]
+    found = tp.search(federation, QUERY.format(label="price"), settings, label="price", folds=4, test_fraction=0.0)
+    by = found.table.set_index("l2")["rmse"]
+    assert by["auto"] == pytest.approx(by[settings[1]["l2"]], rel=1e-4)
+    assert by["auto"] < by[10.0]
+
+
+@pytest.mark.parametrize(
+    "privacy",
+    [{"features": {"noise": 1.0}, "allow_reconstruction": True}, {"label": {"epsilon": 2.0}}],
+    ids=["features", "labels"],
+)
+def test_private_jobs_keep_a_penalty_that_does_not_count_rows(
+    federation: tp.Federation, privacy: dict[str, Any]
+) -> None:
+    given: dict[str, Any] = {"label": "late", "model": "logistic", "algorithm": "sgd", "standardize": False}
+    plan = federation.explain(QUERY.format(label="late"), privacy=privacy, **given)
+    assert (plan.job.model.l2, plan.job.model.l2_by_rows) == (1e-4, 0.0)
 
 
 @pytest.mark.parametrize("algorithm", ["newton", "admm"])
@@ -199,7 +237,7 @@ def test_a_wide_table_is_trained_too() -> None:
     keys = pd.DataFrame({"word": words, "x": rng.normal(size=2500)})
     with tp.Federation({"orders": orders, "words": keys}) as owner:
         query = "SELECT o.word, w.x, o.y FROM orders o JOIN words w ON o.word = w.word"
-        result = owner.train(query, label="y", l1=1e-3, test_fraction=0.0, epochs=300)
+        result = owner.train(query, label="y", l1=1e-3, l2=1e-4, test_fraction=0.0, epochs=300)
     x = np.column_stack(
         [pd.get_dummies(orders["word"]).to_numpy(float), keys.set_index("word").loc[orders["word"], "x"]]
     )

@@ -163,7 +163,7 @@ def test_a_server_does_not_choose_how_many_joined_rows_there_are() -> None:
 
             federation._clients["items"].answer = lie  # type: ignore[method-assign]
             with pytest.raises(PolicyError, match=why):
-                federation.train(QUERY, label="y", algorithm="sgd", epochs=1, max_joined_rows=5000)
+                federation.train(QUERY, label="y", algorithm="sgd", l2=1e-4, epochs=1, max_joined_rows=5000)
 
 
 def test_joined_rows_that_there_are_not_bring_no_further_batches() -> None:
@@ -178,7 +178,7 @@ def test_joined_rows_that_there_are_not_bring_no_further_batches() -> None:
 
         federation._clients[client].answer = answer  # type: ignore[method-assign]
 
-    job: dict[str, Any] = {"label": "y", "algorithm": "sgd", "batch_size": 50, "epochs": 2}
+    job: dict[str, Any] = {"label": "y", "algorithm": "sgd", "l2": 1e-4, "batch_size": 50, "epochs": 2}
     tables = shop()
     tables["items"] = [tables["items"][:15], tables["items"][15:]]
     with tp.Federation(tables) as federation:
@@ -337,7 +337,7 @@ def test_newton_with_noise_that_it_ignores_is_not_started() -> None:
             return [start]
 
         meddler = Meddler(federation, "items", StartPart, with_noise)
-        federation.train(QUERY, label="y", epochs=2)
+        federation.train(QUERY, label="y", l2=1e-4, epochs=2)
     assert isinstance(meddler.answers[0], Failure)
 
 

@@ -47,7 +47,7 @@ def test_mlflow_reads_back_what_the_history_says(tmp_path: Path, monkeypatch: py
     assert {name: asked[name] for name in ("label", "algorithm", "l2", "epochs", "relax", "privacy.keys")} == {
         "label": "returned",
         "algorithm": "admm",
-        "l2": "0.0001",
+        "l2": "1 / joined rows",
         "epochs": "3",
         "relax": "1.6",
         "privacy.keys": "hmac",

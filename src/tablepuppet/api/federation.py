@@ -151,7 +151,7 @@ class Federation:
         label: str,
         model: Any = "auto",
         algorithm: Any = None,
-        l2: float | Mapping[str, float] | None = None,
+        l2: float | Mapping[str, float] | Literal["auto"] | None = None,
         test_fraction: float = 0.15,
         validation_fraction: float = 0.0,
         patience: int | None = None,

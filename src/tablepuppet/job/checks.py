@@ -67,7 +67,7 @@ def _check(job: Job) -> None:
                 0 <= l2 < math.inf
                 for l2 in (job.model.l2.values() if isinstance(job.model.l2, dict) else [job.model.l2])
             ),
-            "l2 must be a number from 0 up, or one for each table",
+            'l2 must be a number from 0 up, one for each table, or "auto"',
         ),
         (0 <= job.model.l1 < math.inf, "l1 must be a number from 0 up"),
         (
@@ -293,7 +293,7 @@ def check_search(job: Job) -> None:
         raise JobError(f"folds by {search.folds.by} need the column")
     for other in search.jobs:
         for name in ARGUMENTS:
-            if name not in (*_TRIED, "search") and other.get(name) != job.get(name):
+            if name not in (*_TRIED, "l2_by_rows", "search") and other.get(name) != job.get(name):
                 raise JobError(
                     f"a search tries settings on the same joined rows and features, and {name} changes more than that; "
                     f"run one search for each, or vary {', '.join(_TRIED)} and options of the algorithm"

@@ -116,9 +116,9 @@ class JobModel(_Part, frozen=True):
     name: str = "auto"  # auto: what fits the label
     loss: str | None = None  # None: what the model's name or the label says
     loss_options: dict[str, float] = {}  # what the loss declares: delta of huber, quantile
-    # For all tables, or by table (or alias); others have the usual one; factor heads: 1e-8.
+    # For all tables, or by table (or alias); others have the usual one; factor heads: 1e-8; sums: 1 / joined rows.
     l2: float | dict[str, float] = L2
-    l2_by_rows: float = 0.0  # where l2 is left open under a head: so much more, divided by the joined rows
+    l2_by_rows: float = 0.0  # where l2 is left open: so much more, divided by the joined rows
     l1: float = 0.0
     signs: dict[str, int] = {}  # of features: 1, a weight that is not negative; −1, none that is positive
     intercept: bool | None = None  # None: for linear models; neural ones have biases of their own
@@ -248,6 +248,13 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             self.epochs, batches, is_linear=self.model.spec.is_linear, head=self.model.head
         )
         return self.replace(epochs=epochs, epochs_by_rows=False)
+
+    def with_penalty(self, rows: int) -> Job:
+        """The same, with the l2 of a sum over so many joined rows where the user left that open; a search's folds
+        differ in their rows."""
+        if self.search is not None or not (self.model.is_sum and self.model.l2_by_rows):
+            return self
+        return self.replace(l2=self.model.l2_by_rows / max(1, rows), l2_by_rows=0.0)
 
     @property
     def chooses_steps(self) -> bool:

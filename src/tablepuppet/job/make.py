@@ -89,6 +89,8 @@ def _check_names(query: Any, label: Any, model: Any) -> None:
 def _normalize(given: dict[str, Any]) -> dict[str, Any]:
     """Plain numbers instead of NumPy's, classes as texts, and a known head."""
     given = {name: _plain(value) for name, value in given.items()}
+    if given.get("l2") == "auto":
+        given["l2"] = None
     if isinstance(given.get("class_weight"), Mapping):
         given["class_weight"] = {class_text(c): _plain(w) for c, w in given["class_weight"].items()}
     return given | head_given(given.get("head", "sum"))
@@ -125,7 +127,14 @@ def _choose_defaults(job: Job, *, has_epochs: bool, has_l2: bool) -> Job:
     algorithm, traits = algorithm_of(job.options), traits_of(job.model.head)
     if not has_epochs:
         job = job.replace(epochs=_epochs(job, algorithm), epochs_by_rows=True)
-    is_open = not has_l2 and job.model.shrinkage is None and job.chooses_steps and job.model.spec.is_linear
+    if has_l2 or not job.model.spec.is_linear:
+        return job
+    if traits.is_sum:
+        # Private jobs keep a number: noise is sized by it before any row is counted, and a model by a penalty of 1/N
+        # would say how many rows there are.
+        is_noisy = job.is_private or job.privacy.label is not None
+        return job if is_noisy else job.replace(l2=0.0, l2_by_rows=traits.l2_by_rows)
+    is_open = job.model.shrinkage is None and job.chooses_steps
     if not is_open or algorithm.learns_shrinkage:
         return job
     more = 1 if has_epochs else traits.most_epochs  # few rows take more epochs, where ids and networks are kept small

@@ -48,7 +48,7 @@ def _title(plan: Plan) -> list[str]:
     named = {"loss": job.model.loss} if job.model.loss is not None and job.model.loss_class is not None else {}
     chosen = ", ".join(f"{name} {value}" for name, value in (named | job.model.loss_options).items())
     model = f"{job.model.name} ({chosen})" if chosen else job.model.name
-    usual = f"model {model}, {_penalties(job.model)}, at most {plural(job.epochs, 'epoch')}"
+    usual = f"model {model}, {_penalties(job.model, plan.shape.joined)}, at most {plural(job.epochs, 'epoch')}"
     what = plan.algorithm.title(job.options) or usual
     title = [f"Train {plan.mapping.bound.label} ({kind}) by {job.algorithm}: {what}"]
     steps = plan.algorithm.steps(job.options, _batches(plan), plan.unit)
@@ -87,14 +87,17 @@ def _title(plan: Plan) -> list[str]:
     return title
 
 
-def _penalties(model: JobModel) -> str:
-    """The penalties, in words."""
+def _penalties(model: JobModel, rows: int) -> str:
+    """The penalties, in words; `rows`: how many are joined to train on."""
     if isinstance(model.l2, dict):
         words = ["l2 of " + ", ".join(f"{table} {value:g}" for table, value in model.l2.items())]
     else:
-        words = [f"l2 {model.l2:g}"]
+        words = [f"l2 {model.l2:.3g}"]
+        if model.l2 == 1 / max(1, rows):
+            words[0] += " (1 / joined rows)"
     if model.l2_by_rows:
-        words[0] += f" + {model.l2_by_rows:g} / joined rows"
+        words[0] = f"{words[0]} + " if model.l2 else "l2 "
+        words[0] += f"{model.l2_by_rows:g} / joined rows"
     if model.l1:
         words.insert(0, f"l1 {model.l1:g}")
     if model.signs:

@@ -51,7 +51,7 @@ def prepare(mapping: TableMapping, job: Job) -> Prepared:
     if job.model.name == "auto":
         kind = job.model.loss_class or usual_loss(len(mapping.label.classes))
         job = job.replace(model=kind.model, loss=None)
-    job = job.replace(options=job.options_for_run).over(mapping.train.rows)
+    job = job.replace(options=job.options_for_run).over(mapping.train.rows).with_penalty(mapping.train.rows)
     mapping = mapping if job.data.exposure is None else _rates(mapping)
     loss = _loss(job, mapping)
     check_labels(loss, mapping)

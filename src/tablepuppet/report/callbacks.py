@@ -95,6 +95,9 @@ def parameters(job: Job) -> dict[str, str]:
     options, privacy = plain.pop("options"), plain.pop("privacy")
     own = {name: value for name, value in options.items() if name != "type"}
     given = plain | own | {f"privacy.{name}": value for name, value in privacy.items()}
+    if job.model.l2_by_rows:
+        first = f"{job.model.l2:g} + " if job.model.l2 else ""
+        given["l2"] = f"{first}{job.model.l2_by_rows:g} / joined rows"
     return {name: str(value) for name, value in given.items()}
 
 

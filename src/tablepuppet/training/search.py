@@ -277,7 +277,7 @@ def _complete_job(whole: Job, job: Job) -> Job:
 
 
 def _without_l2(job: Job) -> Job:
-    return job.replace(l2=0.0)
+    return job.replace(l2=0.0, l2_by_rows=0.0)
 
 
 def _measure(rows: Walkable, predictions: Sequence[Array], plan: Plan, intercept: Array) -> Metrics:

@@ -80,7 +80,10 @@ def _network_widths(model: Any, blocks: int, outputs: int) -> tuple[int, ...]:
 
 
 SUM = HeadTraits(
-    make=lambda spec, seed: SumHead(spec), widths=lambda model, blocks, outputs: (outputs,) * blocks, is_sum=True
+    make=lambda spec, seed: SumHead(spec),
+    widths=lambda model, blocks, outputs: (outputs,) * blocks,
+    is_sum=True,
+    l2_by_rows=1.0,  # C = 1 and alpha = 1 of scikit-learn
 )
 PERCEPTRON = HeadTraits(
     make=_make_network,

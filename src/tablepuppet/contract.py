@@ -141,6 +141,7 @@ def job_contracts(
             prediction_privacy=privacy.predictions,
             allow_reconstruction=privacy.allow_reconstruction,
             split=(job.split.test_fraction, job.split.validation_fraction),
+            seed=job.seed,
             shuffles=shuffles,
             sides=_sides_of(client, bound, use.sides),
         )

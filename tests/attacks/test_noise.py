@@ -22,7 +22,9 @@ from tablepuppet.protocol.contract import Column, Contract, ScanTerms
 PRIVATE = {"epsilon": 5.0, "cap": 50, "bounds": {"price": (-3, 3), "amount": (-3, 3)}}
 
 
-def noisy_labels(federation: tp.Federation, filter: str, label: str = '"y"') -> dict[int, float]:
+def noisy_labels(
+    federation: tp.Federation, filter: str, label: str = '"y"', classes: tuple[float, ...] = (0.0, 1.0)
+) -> dict[int, float]:
     """The labels that leave under a filter, by what the owner knows a row as."""
     client, job = federation._clients["orders"], filter
     privacy = LabelPrivacy(epsilon=1.0)
@@ -32,12 +34,12 @@ def noisy_labels(federation: tp.Federation, filter: str, label: str = '"y"') -> 
     )
     client.answer(OpenScan(job=job, scan=0, table="orders", columns=['"id"', label], filter=filter))
     client.answer(ProposeContract(job=job, contract=contract))
-    ask: dict[str, Any] = {"offset": 0, "seed": 0, "test_fraction": 0.0, "classes": [0.0, 1.0]}
-    answer = client.answer(SendLabels(job=job, scan=0, column=1, privacy=privacy, **ask))
+    ask: dict[str, Any] = {"offset": 0, "seed": 0, "test_fraction": 0.0, "classes": list(classes)}
+    answer = client.answer(SendLabels(job=job, scan=0, column=1, **ask))
     assert isinstance(answer, Labels)
     ids = client.tables.scan(job, 0).rows().column("c0").to_pylist()
     client.answer(CloseJob(job=job))
-    return dict(zip(ids, answer.values.tolist(), strict=True))
+    return dict(zip(ids, [classes[int(value)] for value in answer.values], strict=True))
 
 
 def test_a_row_has_one_noisy_label_under_any_filter_and_any_spelling() -> None:

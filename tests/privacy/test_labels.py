@@ -58,20 +58,24 @@ def test_the_papers_laplace_and_argmax_is_a_weaker_randomised_response(classes: 
 def test_asked_again_a_row_has_the_same_noise_and_other_labels_have_other_noise() -> None:
     values = np.arange(1000.0) % 2
     noise = LabelNoise(LabelPrivacy(epsilon=0.5), SECRET, "orders y")
-    first = noise.add_to(values, 2, None)
-    assert (noise.add_to(values, 2, None) == first).all()
+    first = noise.add_to(values, [0.0, 1.0], None)
+    assert (noise.add_to(values, [0.0, 1.0], None) == first).all()
     order = np.random.default_rng(0).permutation(1000)
-    assert (noise.add_to(values[order], 2, order) == first[order]).all()  # shown in another order, the same noise
+    assert (
+        noise.add_to(values[order], [0.0, 1.0], order) == first[order]
+    ).all()  # shown in another order, the same noise
     others = [
-        LabelNoise(LabelPrivacy(epsilon=0.6), SECRET, "orders y").add_to(values, 2, None),
-        LabelNoise(LabelPrivacy(epsilon=0.5), bytes(32), "orders y").add_to(values, 2, None),
-        LabelNoise(LabelPrivacy(epsilon=0.5), SECRET, "orders z").add_to(values, 2, None),
+        LabelNoise(LabelPrivacy(epsilon=0.6), SECRET, "orders y").add_to(values, [0.0, 1.0], None),
+        LabelNoise(LabelPrivacy(epsilon=0.5), bytes(32), "orders y").add_to(values, [0.0, 1.0], None),
+        LabelNoise(LabelPrivacy(epsilon=0.5), SECRET, "orders z").add_to(values, [0.0, 1.0], None),
     ]
     for other in others:
         assert (other != first).sum() > 200
     changed = values.copy()
     changed[7] = 1 - changed[7]
-    moved = np.flatnonzero(noise.add_to(changed, 2, None) != first)  # a changed label draws anew, and no other does
+    moved = np.flatnonzero(
+        noise.add_to(changed, [0.0, 1.0], None) != first
+    )  # a changed label draws anew, and no other does
     assert set(moved.tolist()) <= {7}
 
 

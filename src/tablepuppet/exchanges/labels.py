@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Annotated, ClassVar, Literal
 
@@ -21,7 +20,6 @@ from tablepuppet.owner.labels import describe_labels as describe
 from tablepuppet.owner.policy import Policy, Use, permit_columns
 from tablepuppet.owner.releases import reads
 from tablepuppet.owner.state import ClientState
-from tablepuppet.privacy.options import LabelPrivacy
 from tablepuppet.protocol.base import (
     Count,
     FieldDisclosure,
@@ -77,7 +75,6 @@ class SendLabels(ScanRequest, frozen=True):
     validation_fraction: Fraction = 0.0
     test_column: int | None = None  # a predicate of the scan that says which are test rows, instead of a fraction
     validation_column: int | None = None
-    privacy: LabelPrivacy | None = None  # what the owner does to its labels before they leave
     folds: Place = 0  # that rows are shared out in, for cross-validation; 0: none
     fold_by: FoldBy = "row"
     fold_column: int | None = None  # of groups that stay together, or of a time
@@ -106,6 +103,7 @@ class SendSides(ScanRequest, frozen=True):
     test_column: int | None = None
     validation_column: int | None = None
     known_rows: Count | None = None  # rows that there were when sides were drawn: later ones are on the test side
+    is_keyed: bool = True  # False: they were drawn by an earlier release, by a function that everybody knows
 
 
 class Sides(Message, frozen=True):
@@ -161,7 +159,7 @@ def _describe_labels(own: ClientState, request: DescribeLabels) -> LabelSummary:
 def _permit_labels(policy: Policy, request: SendLabels, use: Use) -> None:
     permit_columns(policy, request, use, [request.column], "labels")
     _permit_sides(policy, request, use)
-    policy.check_label_privacy(request.privacy)
+    policy.rule(policy.labels.leave, "labels.leave", "labels do not leave this owner")
 
 
 def _permit_sides(policy: Policy, request: SendLabels | SendSides, use: Use) -> None:
@@ -173,8 +171,8 @@ def _enforce_labels(job: JobUnderContract, request: SendLabels) -> None:
     contract, scan = job.agreed, job.scan(request.scan)
     job.check_role(request.scan, request.column, "label")
     job.check_split([contract.split], request)
-    if request.privacy != contract.label_privacy:
-        raise refused("labels leave under the noise that was agreed on, and under no other")
+    if request.seed != contract.seed:
+        raise refused("rows are split by the seed that was agreed on")
     folds = Folds(0) if contract.folds is None else contract.folds
     if (request.folds, request.fold_by) != (folds.count, folds.by):
         raise refused("rows are shared out in the agreed folds")
@@ -219,7 +217,7 @@ def _check_labels_answer(request: SendLabels, answer: Labels, known: Known) -> N
     for start in range(0, len(answer.values), _PIECE):
         piece = answer.values[start : start + _PIECE]
         missing += _count_missing(piece, None if request.classes is None else len(request.classes))
-    is_as_told = told in (None, missing) or request.privacy is not None
+    is_as_told = told in (None, missing) or request.job in known.noisy_labels
     require(is_as_told, "values", f"are missing in {missing:,} rows, and {told} were described")
     if answer.folds is not None:
         check_array(answer.folds, "folds", (rows,), kinds=frozenset("i"))
@@ -251,15 +249,18 @@ def _send_labels(own: ClientState, request: SendLabels) -> Labels:
     order = own.tables.scan(request.job, request.scan).order()
     noise = None
     table = own.tables.scan(request.job, request.scan).table
-    if request.privacy is None:
+    contract = own.contracts.contract(request.job)
+    privacy = None if contract is None else contract.label_privacy
+    if privacy is None:
         own.releases.check_plain_label(table)
-        contract = own.contracts.contract(request.job)
         if request.classes is not None and contract is not None and contract.purpose != "evaluate":
             row_rules.check_classes(own, request, column)
     else:
-        rows = own.tables.scan(request.job, request.scan).row_ids()
-        expression = own.tables.scan(request.job, request.scan).expressions[request.column]
-        noise = LabelNoise(request.privacy, own.secret, table, _spend(own, table, request), rows, expression)
+        scan = own.tables.scan(request.job, request.scan)
+        behind = reads(own, request.job, request.scan, [request.column])
+        spend = partial(own.releases.charge_label, table, behind, privacy.epsilon)
+        given = (scan.row_ids(), scan.expressions[request.column], scan.identity())
+        noise = LabelNoise(privacy, own.secret, table, spend, *given)
     sides = _split_rows(own, request)
     labels = Labels(**read_labels(column, info, request.classes, sides, order, noise)._asdict())
     if not request.folds:
@@ -278,18 +279,18 @@ def _split_rows(own: ClientState, request: SendLabels | SendSides) -> Split:
     )
     known = request.known_rows if isinstance(request, SendSides) else None
     shares = (request.test_fraction, request.validation_fraction)
-    sides = Split(request.offset, request.seed, *shares, test, validation, known)
+    is_keyed = not isinstance(request, SendSides) or request.is_keyed
+    key = own.split_key if is_keyed else b""
+    sides = Split(request.offset, request.seed, *shares, test, validation, key, known)
     row_rules.check_split(own, request, sides)
     return sides
-
-
-def _spend(own: ClientState, table: str, request: SendLabels) -> Callable[[str], None]:
-    return partial(own.releases.charge_label, table, reads(own, request.job, request.scan, [request.column]), request)
 
 
 def _enforce_sides(job: JobUnderContract, request: SendSides) -> None:
     terms = [own for own in job.agreed.sides if own.scan == request.scan]
     job.check_split([(own.test_fraction, own.validation_fraction) for own in terms], request)
+    if (request.seed, request.is_keyed) not in {(own.seed, own.is_keyed) for own in terms}:
+        raise refused("rows are split by the seed that was agreed on")
     job.count_once("sides", request.scan, len(terms))
 
 

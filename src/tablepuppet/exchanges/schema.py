@@ -211,10 +211,10 @@ def _permit_contract(policy: Policy, request: ProposeContract, use: Use) -> None
         used = use(request.job, scan.scan)
         for role in ("key", "feature", "label", "weight", "split", "identifier"):
             policy.check_columns(used, scan.numbers(role), _RULE_OF[role])
-        _check_protected(contract, scan, used, policy.tables.get(scan.table))
+        _check_protected(contract, scan, used, policy.rules_of(scan.table))
         if contract.purpose == "predict" and policy.hides_values_of(scan.table):
             asked = used.compared | _read_by(scan, used, "split")
-            _check_shown(scan, used, policy.tables.get(scan.table), asked)
+            _check_shown(scan, used, policy.rules_of(scan.table), asked)
         if scan.numbers("label"):
             policy.check_label_privacy(contract.label_privacy)
             if scan.query is not None and contract.label_privacy is not None:
@@ -230,6 +230,13 @@ def _permit_contract(policy: Policy, request: ProposeContract, use: Use) -> None
             policy.check_keys(contract)
         if scan.numbers("identifier"):
             policy.check_identifiers()
+    for side in contract.sides:
+        table = next((scan.table for scan in contract.scans if scan.scan == side.scan), "")
+        policy.rule(
+            side.is_keyed or not policy.hides_values_of(table),
+            "minimum_rows",
+            "the model's rows were split by an earlier release, by a function that everybody knows; train it again",
+        )
     clients = {scan.scan: scan.clients for scan in contract.scans}
     tables = {scan.scan: scan.table for scan in contract.scans}
     widths = {scan.scan: len(scan.columns) for scan in contract.scans}
@@ -323,6 +330,8 @@ def _enforce_proposal(job: JobUnderContract, request: ProposeContract) -> None:
 
 def _check_agreement(request: ProposeContract, answer: Agreement, known: Known) -> None:
     require(answer.contract == request.contract.hash, "contract", "names another one than was proposed")
+    if request.contract.label_privacy is not None:
+        known.noisy_labels.add(request.job)
 
 
 @Rules(
@@ -336,6 +345,7 @@ def _propose(own: ClientState, request: ProposeContract) -> Agreement:
     """Its policy and its contract passed: what is left are budgets, and a person where the owner wants one."""
     contract, name = request.contract, request.contract.hash
     for scan in contract.scans:
+        own.tables.scan(request.job, scan.scan).row_keys_of = own.policy.row_keys
         if contract.label_privacy is not None and scan.numbers("label"):
             own.tables.scan(request.job, scan.scan).is_identified = True
         if row_rules.applies(own):

@@ -131,7 +131,6 @@ def _labels_request(
         validation_fraction=request.validation_fraction,
         test_column=place.test if place.test >= 0 else None,
         validation_column=place.validation if place.validation >= 0 else None,
-        privacy=request.privacy.label,
         folds=0 if folds is None else folds.count,
         fold_by="row" if folds is None else folds.by,
         fold_column=place.fold if place.fold >= 0 else None,

@@ -3,14 +3,15 @@
 In: the label column of a scan. Out: what it is, then class numbers or numbers as float64, NaN where the label is
 missing.
 
-The split is a hash of (seed, row number in the whole label table), so it does not depend on how the table is cut into
-consecutive slices among clients; or a predicate over the row. Folds may keep groups together, or go by time.
+The split is a hash of (clients' key, seed, row number in the whole label table), so it does not depend on how the table
+is cut into consecutive slices among clients, and the server cannot compute it; or a predicate over the row. Folds may
+keep groups together, or go by time.
 """
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal, NamedTuple, cast
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, RowNumbers, freeze
 from tablepuppet.errors import JobError, MappingError
-from tablepuppet.owner.row_sets import GOLDEN, mix
+from tablepuppet.owner.row_sets import GOLDEN, mix, order_bits
 from tablepuppet.privacy.labels import RowIds, privatise, uniform_numbers
 from tablepuppet.privacy.options import LabelPrivacy
 from tablepuppet.protocol.columns import ColumnInfo
@@ -42,13 +43,14 @@ class Split:
     validation_fraction: float = 0.0
     test_where: pa.ChunkedArray | None = None
     validation_where: pa.ChunkedArray | None = None
+    key: bytes = b""  # of the clients: without it nobody knows which rows are on which side; none: everybody may
     known_rows: int | None = None  # rows that there were when sides were drawn: later ones are on the test side
 
     def test(self, rows: int, order: RowNumbers | None) -> NDArray[np.bool_]:
         """Which rows are kept for the test."""
         if self.test_where is not None:
             return holds_of(self.test_where)
-        is_test = split(rows, self.offset, self.seed, self.test_fraction)
+        is_test = split(rows, self.offset, self.seed, self.test_fraction, self.key)
         if self.known_rows is not None:
             is_test[self.known_rows :] = True
         return is_test if order is None else is_test[order]
@@ -61,7 +63,7 @@ class Split:
             return None
         # Just above the hashes of test rows: with or without validation, the test rows are the same.
         until = self.test_fraction * (self.test_where is None) + self.validation_fraction
-        is_either = split(rows, self.offset, self.seed, min(until, 1.0))
+        is_either = split(rows, self.offset, self.seed, min(until, 1.0), self.key)
         return (is_either if order is None else is_either[order]) & ~is_test
 
 
@@ -80,7 +82,7 @@ def fold_numbers(
     which owners of one group share; who has all rows (`is_alone`) deals them out, the largest first.
     """
     if column is None:
-        drawn = _uniform(rows, sides.offset, sides.seed + _FOLDS)
+        drawn = _uniform(rows, sides.offset, sides.seed + _FOLDS, sides.key)
         return (folds * (drawn if order is None else drawn[order])).astype(np.int16)
     values, info = column
     if by == "time":
@@ -94,6 +96,7 @@ def fold_numbers(
         return (places * (folds + 1) // max(1, rows)).astype(np.int16)
     distinct, codes = strings(pc.cast(values, pa.large_string()))
     key = (sides.seed % 2**64).to_bytes(8, "little")
+    key = hmac.digest(sides.key, key, "sha256") if sides.key else key
     named = [str(value).encode() for value in distinct.to_pylist()]
     hashes = [blake2b(name, digest_size=8, key=key).digest() for name in [*named, b""]]  # the last is for −1: NULL
     drawn = np.array([int.from_bytes(h, "little") for h in hashes], np.uint64)
@@ -103,7 +106,7 @@ def fold_numbers(
     return (drawn % np.uint64(folds)).astype(np.int16)[codes]
 
 
-def split(rows: int, offset: int, seed: int, test_fraction: float) -> NDArray[np.bool_]:
+def split(rows: int, offset: int, seed: int, test_fraction: float, key: bytes = b"") -> NDArray[np.bool_]:
     """Which of the rows offset, offset + 1, … are test rows: each with probability `test_fraction`.
 
     >>> bool((split(10, 0, 7, 0.5)[4:] == split(6, 4, 7, 0.5)).all())
@@ -113,15 +116,17 @@ def split(rows: int, offset: int, seed: int, test_fraction: float) -> NDArray[np
         raise JobError(f"test_fraction is {test_fraction}; it must lie between 0 and 1")
     if test_fraction == 0:
         return np.zeros(rows, np.bool_)
-    return _uniform(rows, offset, seed) < test_fraction
+    return _uniform(rows, offset, seed, key) < test_fraction
 
 
-def _uniform(rows: int, offset: int, seed: int) -> Array:
-    """A number in [0, 1) for each of the rows offset, offset + 1, …: splitmix64, whose seeds start far apart on one
-    sequence, which `mix` then scrambles."""
-    start = mix(np.array([seed % 2**64], np.uint64) + GOLDEN)
-    position = np.arange(offset, offset + rows, dtype=np.uint64)
-    hashed = mix(start + position * GOLDEN)
+def _uniform(rows: int, offset: int, seed: int, key: bytes) -> Array:
+    """A number in [0, 1) for each of the rows offset, offset + 1, …: a pseudo-random function of the clients' key.
+    Where they have none, splitmix64, whose seeds start far apart on one sequence, which `mix` then scrambles."""
+    if key:
+        hashed = order_bits(key, "split", seed, offset, rows)
+    else:
+        start = mix(np.array([seed % 2**64], np.uint64) + GOLDEN)
+        hashed = mix(start + np.arange(offset, offset + rows, dtype=np.uint64) * GOLDEN)
     return np.asarray((hashed >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
 
@@ -144,18 +149,21 @@ class LabelNoise:
     spend: Callable[[str], None] = lambda release: None
     rows: RowIds | None = None  # None: a row is its place at its owner
     label: str = ""
+    identity: str = ""  # how rows are known: another way is another release
 
-    def add_to(self, values: Array, classes: int | None, order: RowNumbers | None) -> Array:
-        """Noisy labels. The noise belongs to a row and to its label: asked for again, under whatever filter, it is the
-        same; of another label, it is another. The number in a release's name is that of the function that draws."""
-        named = f"{self.name} {classes} {self.privacy}"
-        release = f"{self.label} {named}"
-        self.spend(hmac.digest(self.secret, b"tablepuppet release 2 " + release.encode(), "sha256").hex())
+    def add_to(self, values: Array, classes: Sequence[str | float] | None, order: RowNumbers | None) -> Array:
+        """Noisy labels, of classes in ascending order. The noise belongs to a row and to its label: asked for again,
+        under whatever filter, it is the same; of another label, it is another. Other classes are another release. The
+        number in a release's name is that of the function that draws."""
+        named = f"{self.name} {None if classes is None else list(classes)} {self.privacy}"
+        release = f"{self.label} {self.identity} {named}"
+        self.spend(hmac.digest(self.secret, b"tablepuppet release 3 " + release.encode(), "sha256").hex())
         rows = self.rows
         if rows is None:
             places = np.arange(len(values)) if order is None else order
             rows = np.stack([places.astype(np.uint64), np.zeros(len(values), np.uint64)], axis=1)
-        return privatise(values, self.privacy, classes, uniform_numbers(self.secret, named, rows, values))
+        count = None if classes is None else len(classes)
+        return privatise(values, self.privacy, count, uniform_numbers(self.secret, named, rows, values))
 
 
 class LabelDescription(NamedTuple):
@@ -212,6 +220,9 @@ def read_labels(
     `order`: the position that each row has at its owner, where rows are shown in another order. `noise`: what is done
     to the labels before they leave.
     """
+    asked = classes
+    if noise is not None and classes is not None:  # a class is known by its value, in whatever order it is asked for
+        classes = sorted(classes)
     if classes is None:
         values = _label_numbers(column, info)
     elif info.kind in STRING_KINDS:
@@ -223,7 +234,10 @@ def read_labels(
     else:
         values = _number_classes(_label_numbers(column, info), info, classes)
     if noise is not None:
-        values = noise.add_to(values, None if classes is None else len(classes), order)
+        values = noise.add_to(values, classes, order)
+    if asked is not None and classes is not None and asked != classes:
+        places = np.array([*(asked.index(value) for value in classes), np.nan])
+        values = places[np.where(np.isnan(values), len(classes), values).astype(np.intp)]
     is_test = sides.test(len(column), order)
     values = freeze(values) if values.flags.owndata else values
     return LabelValues(

@@ -33,6 +33,7 @@
     filters = ["quantity"]       # columns whose values a WHERE may look at; by default the keys
     cutoffs = ["ordered_at"]     # times that owners of histories may be told; by default none
     texts = ["comment"]          # features that name nearly every row, and may leave as names of categories
+    row_key = "order_id"         # what a row is known by in all jobs; by default all its columns
 
 In: such a file's rules (`read_policy`). Out: a Policy, each of whose checks is nothing, or PolicyError: one sentence
 that names the rule. Which checks a request must pass is said with its exchange (exchanges/, `permit`).
@@ -73,6 +74,12 @@ class TableRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     filters: tuple[str, ...] | None = None
     texts: tuple[str, ...] = ()
     cutoffs: tuple[str, ...] = ()
+    row_key: str | None = None
+
+    @property
+    def restricts(self) -> bool:
+        """Whether it says what columns are for; who only names the row's key lets every column play every role."""
+        return self.row_key is None or self != TableRules(row_key=self.row_key)
 
     def allowed(self, role: str) -> frozenset[str]:
         """The columns that may play a role, in lower case."""
@@ -110,6 +117,16 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         """Fewer rows than this must not be all that two jobs differ by."""
         return self.minimum_rows if self.minimum_difference is None else self.minimum_difference
 
+    def rules_of(self, table: str) -> TableRules | None:
+        """What the columns of a table may be used for; None: everything."""
+        rules = self.tables.get(table)
+        return rules if rules is not None and rules.restricts else None
+
+    @property
+    def row_keys(self) -> dict[str, str]:
+        """By table: the column that its rows are known by."""
+        return {table: rules.row_key for table, rules in self.tables.items() if rules.row_key is not None}
+
     @property
     def merges(self) -> Merges:
         """Which figures of groups may be merged with those of other owners."""
@@ -136,7 +153,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         """Refuses a scan that reads or filters by a column without any permitted use, before anything is read."""
         for other in use.others:
             self.check_scan(other)
-        rules = self.tables.get(use.table)
+        rules = self.rules_of(use.table)
         if rules is None:
             return
         somehow = rules.allowed("features") | rules.allowed("keys") | rules.allowed("labels")
@@ -148,7 +165,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     def check_columns(self, scan: ScanUse, columns: Collection[int], role: str) -> None:
         for base in (scan, *scan.others):
-            rules = self.tables.get(base.table)
+            rules = self.rules_of(base.table)
             if rules is None:
                 continue
             for column in columns:
@@ -158,7 +175,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         """Refuses moments that another owner would be told, unless the owner grants them."""
         for moments in scan.moments:
             for base in (use, *use.others) if moments.column >= 0 else ():
-                rules = self.tables.get(base.table)
+                rules = self.rules_of(base.table)
                 granted = frozenset() if rules is None else rules.allowed("cutoffs")
                 for column in sorted(base.columns[moments.column]):
                     self.rule(

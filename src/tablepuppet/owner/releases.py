@@ -33,7 +33,6 @@ from tablepuppet.protocol.contract import Contract
 from tablepuppet.sources.columns import NUMBER_KINDS, numbers
 
 if TYPE_CHECKING:
-    from tablepuppet.exchanges.labels import SendLabels
     from tablepuppet.exchanges.start import StartPart
     from tablepuppet.owner.state import ClientState, Part
 
@@ -79,10 +78,8 @@ class Releases:
             if contract.training is not None and scan.numbers("feature") and contract.feature_privacy is None:
                 self._refuse_plain(scan.table, "features")
 
-    def charge_label(self, table: str, columns: tuple[str, ...], request: SendLabels, release: str) -> None:
+    def charge_label(self, table: str, columns: tuple[str, ...], epsilon: float, release: str) -> None:
         """Noisy labels are about to leave: what all ways to write a label tell of its columns adds up."""
-        assert request.privacy is not None
-        epsilon = request.privacy.epsilon
         spending = Spending(table=table, what="label", name=release, epsilon=epsilon, columns=columns)
         limit, account = self.policy.labels.epsilon, self.log.account
         if limit is not None and not account.knows(spending):
@@ -91,7 +88,8 @@ class Releases:
                 raise PolicyError(
                     f"its policy refuses the request: labels of {table} leave with ε of at most {limit:g} over all "
                     f"jobs, and this label or ε, which is another than before, would bring it to {after:g}; use the "
-                    "label and the ε of an earlier job (rule labels.epsilon)"
+                    "label and the ε of an earlier job; of a table that changes, its owner names the key of a row "
+                    "(row_key), or each version of it is drawn anew (rule labels.epsilon)"
                 )
         self.log.spend(spending, budget=self.policy.budget.get(table))
 

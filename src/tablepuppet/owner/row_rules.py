@@ -115,7 +115,7 @@ def _leaves(contract: Contract, scan: ScanTerms, number: int, values: pa.Chunked
 
 
 def _may_leave(own: ClientState, job: str, scan: ScanTerms, number: int) -> bool:
-    rules = own.policy.tables.get(scan.table)
+    rules = own.policy.rules_of(scan.table)
     granted = frozenset() if rules is None else rules.allowed("texts")
     return {name.lower() for name in own.tables.use(job, scan.scan).columns[number]} <= granted
 

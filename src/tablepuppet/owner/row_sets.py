@@ -1,8 +1,8 @@
 """What a row is at its owner, the order in which it is shown, and the sets of rows that jobs were about.
 
-Identity: 128 bits (`row_ids`, for label noise) or 64 (`row_keys`, for row sets) of all columns of a row, the same under
-any filter, order and job. Rows that are equal in every column are told apart by a number, as many as there are: a
-filter keeps all of them or none. Neither leaves the owner.
+Identity: 128 bits (`row_ids`, for label noise) or 64 (`row_keys`, for row sets) of the column that the owner's policy
+names (`row_key`), or of all columns of a row: the same under any filter, order and job. Rows that are equal in every
+column are told apart by a number, as many as there are: a filter keeps all of them or none. Neither leaves the owner.
 
 The order is a secret of the clients. In: their key, the job's seed, and where a client's rows lie in the whole table.
 Out: 64 pseudo-random bits for each row, and the rows sorted by them. Row numbers are positions in this order, so that
@@ -47,21 +47,28 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _UNCLEAR = ("other", "vector")  # whose text differs between databases, or does not exist
 
 
-def identity_expressions(source: Source) -> tuple[str, ...]:
-    """Every column of a table as text."""
-    return whole_rows(source, "CAST({} AS VARCHAR)")
+def identity_expressions(source: Source, key: str | None = None) -> tuple[str, ...]:
+    """What a row is known by, as text."""
+    return whole_rows(source, "CAST({} AS VARCHAR)", key)
 
 
-def whole_rows(source: Source, form: str = "{}") -> tuple[str, ...]:
-    """Every column of a table as it is, or in another form."""
+def whole_rows(source: Source, form: str = "{}", key: str | None = None) -> tuple[str, ...]:
+    """What a row is known by, as it is or in another form: one column, or (None) all of them."""
     columns = source.describe()
     names = [column.name for column in columns]
-    shown = [quote_name(column.name) for column in columns if column.kind not in _UNCLEAR]
+    shown = (
+        [quote_name(c.name) for c in columns if key.lower() == c.name.lower()]
+        if key is not None
+        else [quote_name(column.name) for column in columns if column.kind not in _UNCLEAR]
+    )
+    if not shown and key is not None:
+        raise PolicyError(f"the policy names {key} as the key of rows, and the table has no such column (rule row_key)")
     return tuple(check_expression(form.format(name), names) for name in shown)
 
 
-def row_ids(texts: pa.Table) -> NDArray[np.uint64]:
-    """(rows, 2): two halves of a hash over a row's columns, with a number for each of several equal rows.
+def row_ids(texts: pa.Table, *, is_key: bool = False) -> NDArray[np.uint64]:
+    """(rows, 2): two halves of a hash over a row's columns, with a number for each of several equal rows; rows of one
+    declared key are one row.
 
     >>> ids = row_ids(pa.table({"a": ["x", "y", "x"]}))
     >>> bool((ids[0] != ids[2]).any()), bool((row_ids(pa.table({"a": ["y"]})) == ids[1]).all())
@@ -79,7 +86,8 @@ def row_ids(texts: pa.Table) -> NDArray[np.uint64]:
             "FROM whole_rows)"
         ).to_arrow_table()
     ids = np.stack([hashed.column("l").to_numpy(), hashed.column("u").to_numpy()], axis=1).astype(np.uint64)
-    ids[:, 1] ^= _count_equal_before(ids)
+    if not is_key:
+        ids[:, 1] ^= _count_equal_before(ids)
     return ids
 
 

@@ -82,6 +82,11 @@ class ClientState:
         self.told: dict[str, Counter[str]] = {}  # by job: what left
         self.waiting: dict[tuple[str, str], tuple[str, ...]] = {}  # jobs and contracts that a person was told of
 
+    @property
+    def split_key(self) -> bytes:
+        """By which rows are put in order and shared out; none: there is no key that all clients share."""
+        return self.order_key if self.order_key is not None else self.key or b""
+
     def column(self, job: str, scan: int, column: int) -> tuple[pa.ChunkedArray, ColumnInfo]:
         """The values of a scan's column, and its kind."""
         return self.tables.scan(job, scan).column(column)

@@ -76,10 +76,11 @@ class TableConditions:
     source: Source
     conditions: tuple[Condition, ...]
     filter: str | None
+    row_key: str | None = None  # that rows are known by
 
     def read(self) -> tuple[NDArray[np.uint64], list[NDArray[np.bool_]], NDArray[np.bool_] | None]:
         """Of all rows: their keys, where each condition holds, and where the filter does."""
-        whole = whole_rows(self.source)
+        whole = whole_rows(self.source, key=self.row_key)
         asked = [condition.text for condition in self.conditions] + ([] if self.filter is None else [self.filter])
         rows = self.source.read((*whole, *asked), None)
         keys = row_keys(rows.select(range(len(whole))))
@@ -101,6 +102,7 @@ class Scan:
     lock: threading.RLock = field(repr=False)  # of all scans: sources serve one reader at a time
     is_identified: bool = False  # whether each row is known again in other jobs, whatever filter or order it comes in
     is_keyed: bool = False  # whether its rows are compared with those of other jobs
+    row_keys_of: Mapping[str, str] = field(default_factory=dict)  # by table: the column that its rows are known by
     agreed: SumGroups | None = None  # which groups are shared with whom, until they are merged
     _rows: pa.Table | None = None
     _order: RowNumbers | None = None  # for each row, its position at the owner; None: the same, or let go with the rows
@@ -108,6 +110,7 @@ class Scan:
     _ids: NDArray[np.uint64] | None = None
     _keys: NDArray[np.uint64] | None = None
     _is_let_go: bool = False  # whether the rows were read, and would have to be read again
+    _content: int | None = None  # of all rows of the table, in any order
     _fingerprint: int | None = None  # of the rows in the order that the server sees
     _partials: Partials | None = None  # where groups are merged with those of other clients
 
@@ -217,10 +220,10 @@ class Scan:
         texts = [(text, number in predicates) for number, text in enumerate(self.expressions)]
         texts += [] if self.filter is None else [(self.filter, True)]
         own = [c for text, whole in texts for c in conditions_of(text, is_predicate=whole)]
-        found = [TableConditions(self.table, self.source, tuple(dict.fromkeys(own)), self.filter)]
+        found = [TableConditions(self.table, self.source, tuple(dict.fromkeys(own)), self.filter, self.row_key)]
         if self.query is not None:
             for table, inner in conditions_of_query(self.query.text, self.query.reads).items():
-                found.append(TableConditions(table, self.base[table], tuple(inner), None))
+                found.append(TableConditions(table, self.base[table], tuple(inner), None, self.row_keys_of.get(table)))
         return found
 
     def everywhere(self, columns: Sequence[int]) -> pa.Table:
@@ -258,15 +261,32 @@ class Scan:
     def _count(self) -> int:
         return len(self.rows())
 
+    def identity(self) -> str:
+        """What rows are known by: the owner's key; or all columns, then by what the whole table holds, for a row that
+        changes is another one."""
+        with self.lock:
+            if self.row_key is not None:
+                return f"key {self.row_key}"
+            if self._content is None:
+                texts = identity_expressions(self.source)
+                rows = self.source.read(texts, None).select(range(len(texts)))
+                self._content = int(row_ids(rows).sum(dtype=np.uint64))
+            return f"rows {self._content:016x}"
+
+    @property
+    def row_key(self) -> str | None:
+        """The column that rows are known by; a query makes rows of its own."""
+        return self.row_keys_of.get(self.table) if self.query is None else None
+
     def _read(self) -> None:
-        whole = identity_expressions(self.source) if self.is_identified else ()
-        raw = whole_rows(self.source) if self.is_keyed else ()
+        whole = identity_expressions(self.source, self.row_key) if self.is_identified else ()
+        raw = whole_rows(self.source, key=self.row_key) if self.is_keyed else ()
         asked = (*self.expressions, *whole)
         asked += tuple(text for text in raw if text not in asked)
         rows = self.source.read(asked, self.filter)
         kept = len(self.expressions)
         if self.is_identified:
-            self._ids = row_ids(rows.select(range(kept, kept + len(whole))))
+            self._ids = row_ids(rows.select(range(kept, kept + len(whole))), is_key=self.row_key is not None)
         if self.is_keyed:
             self._keys = row_keys(rows.select([asked.index(text) for text in raw]))
         self._rows = rows.select(range(kept))

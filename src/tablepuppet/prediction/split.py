@@ -61,6 +61,7 @@ class SplitRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     test_where: str | None
     validation_where: str | None
     branches: list[SplitRows]
+    is_keyed: bool = False  # by the clients' key; earlier releases drew by the seed alone
 
     @property
     def goes_by_number(self) -> bool:
@@ -78,7 +79,7 @@ def split_of(job: Job, mapping: MappingSummary) -> dict[str, Any]:
         for scan, own in zip(scans, mapping.label_rows, strict=True)
     ]
     shares = (job.split.test_fraction, job.split.validation_fraction, job.split.test_where, job.split.validation_where)
-    return cast("dict[str, Any]", msgspec.to_builtins(SplitRecord(job.seed, *shares, rows)))
+    return cast("dict[str, Any]", msgspec.to_builtins(SplitRecord(job.seed, *shares, rows, is_keyed=True)))
 
 
 def split_record(model: Model) -> SplitRecord:
@@ -120,8 +121,8 @@ class AskedSides:
     @property
     def terms(self) -> tuple[SideTerms, ...]:
         """What a contract says of each request; nothing where every row was for training."""
-        shares = (self.record.test_fraction, self.record.validation_fraction)
-        return tuple(SideTerms(scan, *shares) for scan, *_ in dict.fromkeys(self.places)) if self._is_split else ()
+        drawn = (self.record.test_fraction, self.record.validation_fraction, self.record.seed, self.record.is_keyed)
+        return tuple(SideTerms(scan, *drawn) for scan, *_ in dict.fromkeys(self.places)) if self._is_split else ()
 
     @property
     def _is_split(self) -> bool:
@@ -163,6 +164,7 @@ class AskedSides:
                 validation_fraction=self.record.validation_fraction,
                 test_column=test if test >= 0 else None,
                 validation_column=validation if validation >= 0 else None,
+                is_keyed=self.record.is_keyed,
             )
             offset += counts[client]
         return found
@@ -224,6 +226,7 @@ class _Draw:
     place: LabelPlace
     seed: int
     fraction: float
+    is_keyed: bool
     known: SplitRows  # the rows that sides were drawn for
 
 
@@ -256,7 +259,8 @@ class RowSelection:
 
     def terms(self, bound: BoundQuery) -> tuple[SideTerms, ...]:
         """What a contract says of the owners' answers."""
-        return tuple(SideTerms(draw.place.scan, draw.fraction) for draw in self._draws(bound))
+        draws = self._draws(bound)
+        return tuple(SideTerms(draw.place.scan, draw.fraction, 0.0, draw.seed, draw.is_keyed) for draw in draws)
 
     def choice(self, bound: BoundQuery, link: Link, job: str) -> RowChoice:
         """The marks of the rows that are asked for, once owners have said on which side they are."""
@@ -283,7 +287,7 @@ class RowSelection:
                 fraction = min(1.0, fraction + record.validation_fraction)
             for number, branch in enumerate(bound.branches):
                 known = _known_rows(record, bound, number)
-                draw = _Draw(branch.label_place, record.seed, fraction, known)
+                draw = _Draw(branch.label_place, record.seed, fraction, record.is_keyed, known)
                 if draw not in found and (known.rows or self.wanted == "train"):
                     found.append(draw)
         return found
@@ -308,6 +312,7 @@ class RowSelection:
                         test_fraction=draw.fraction,
                         validation_fraction=0.0,
                         known_rows=known.get(client, 0),
+                        is_keyed=draw.is_keyed,
                     )
                     for client in bound.scans[scan].clients
                 }

@@ -86,6 +86,7 @@ class Known:
     most_rows: int
     scans: dict[tuple[str, int], KnownScan] = field(default_factory=dict)
     parts: dict[tuple[str, int], KnownPart] = field(default_factory=dict)
+    noisy_labels: set[str] = field(default_factory=set)  # jobs whose contract has label noise
 
     def scan(self, request: Any) -> KnownScan:
         return self.scans.setdefault((request.job, request.scan), KnownScan(asked=-1))

@@ -153,6 +153,8 @@ class SideTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scan: int
     test_fraction: float
     validation_fraction: float = 0.0
+    seed: int = 0
+    is_keyed: bool = True  # False: drawn by an earlier release, by a function that everybody knows
 
 
 class Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -172,6 +174,7 @@ class Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     prediction_privacy: PredictionPrivacy = PredictionPrivacy()
     allow_reconstruction: bool = False  # whether exact predictions of a private job may be enough to tell its features
     split: tuple[float, float] = (0.0, 0.0)  # fractions of test and validation rows
+    seed: int = 0  # that they are drawn by, with the clients' key
     others: tuple[Training, ...] = ()  # settings that are tried beside the first, in a search
     fits: int = 1  # how many models are trained: a setting on all folds but one, each
     folds: Folds | None = None  # of cross-validation

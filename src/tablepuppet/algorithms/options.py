@@ -6,6 +6,7 @@ choices there are. Every algorithm's folder has its own subclass; options travel
 
 from __future__ import annotations
 
+import re
 from typing import Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -98,6 +99,8 @@ def explain_error(error: msgspec.ValidationError, kind: Any, given: dict[str, An
     if choices:
         found = given.get(where)
         return f"{where} must be one of {', '.join(choices)}, not {found!r}"
+    for json_name, name in (("object", "dict"), ("null", "None")):
+        what = re.sub(rf"\b{json_name}\b", name, what)
     return f"{where or 'the job'}: {what[0].lower()}{what[1:]}"
 
 

@@ -203,6 +203,10 @@ class Federation:
             "batch_size": batch_size,
             "privacy": privacy,
         }
+        if on_round is not None and not callable(on_round):
+            raise JobError(
+                f"on_round is a function of one event, and not {type(on_round).__name__}; see docs/report.md"
+            )
         query, options = self._split_rows(query, label, with_start(options))
         with self._name_model(model) as known, known_head(options) as given:
             job = make_job(query, label=label, model=known.model, algorithm=algorithm, given=given | known.given)

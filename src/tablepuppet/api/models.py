@@ -45,7 +45,7 @@ def labelled_job(model: Model, query: str | None) -> Job:
 def model_of(model: Model | Result) -> Model:
     chosen = model.model if isinstance(model, Result) else model
     if not isinstance(chosen, Model):
-        raise ModelError(f"predict needs a Result or a loaded model, not a {type(model).__name__}; see tp.load(path)")
+        raise ModelError(f"this needs a Result or a loaded model, not a {type(model).__name__}; see tp.load(path)")
     return chosen
 
 

@@ -117,7 +117,8 @@ def drawn_settings(
     [{'l2': 0.1, 'l1': 0}, {'l2': 0.2, 'l1': 0}]
     """
     listed = [grid] if isinstance(grid, Mapping) else grid
-    if isinstance(grid, str) or not all(isinstance(setting, Mapping) for setting in listed):
+    is_list = isinstance(listed, Sequence) and not isinstance(listed, str)
+    if not is_list or not all(isinstance(setting, Mapping) for setting in listed):
         raise JobError('the grid gives values by option, {"l2": [0.01, 0.1]}, or lists settings, [{"l2": 0.01}, …]')
     if samples is not None and samples < 1:
         raise JobError("samples must be a whole number from 1 up")

@@ -127,7 +127,8 @@ def _plain(answer: pa.Table) -> pa.Table:
 
 
 BlockOption = Annotated[
-    str | None, typer.Option("--block", metavar="NAME", help="The block to export; not needed where there is one.")
+    str | None,
+    typer.Option("--block", metavar="NAME", help="The block to export, by its alias or table; not needed for one."),
 ]
 ToFile = Annotated[
     Path | None, typer.Option("--to", metavar="FILE", help="Write to this file (SQL: else it is shown).")
@@ -145,7 +146,9 @@ ColumnOption = Annotated[
 
 def export(
     model: ModelArgument,
-    kind: Annotated[Literal["sql", "onnx"], typer.Argument(metavar="sql|onnx", help="What to make of it.")],
+    kind: Annotated[
+        Literal["sql", "onnx", "lightgbm"], typer.Argument(metavar="sql|onnx|lightgbm", help="What to make of it.")
+    ],
     block: BlockOption = None,
     to: ToFile = None,
     table: TableOption = None,
@@ -153,16 +156,19 @@ def export(
     column: ColumnOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Export a block of a saved model: what it adds to the score of each of its owner's rows.
+    """Export a block of a saved model: what it adds to the score of each of its owner's rows; or all boosted trees.
 
     [bold]Example:[/bold] tablepuppet export model/ sql --block items --dialect postgres
     """
     screen = Screen(as_json)
     loaded = load(model)
-    if kind == "onnx":
+    codes: dict[str, Any] = {}
+    if kind != "sql":
         if to is None:
-            raise ModelError("name the file to write: --to items.onnx")
-        loaded.to_onnx(to, block)
+            raise ModelError(f"name the file to write: --to {'items.onnx' if kind == 'onnx' else 'trees.txt'}")
+        codes = {"categories": loaded.save_lightgbm(to)} if kind == "lightgbm" else {}
+        if kind == "onnx":
+            loaded.to_onnx(to, block)
     else:
         text = loaded.to_sql(block, table=table, dialect=dialect, columns=column or ())
         if to is not None:
@@ -174,7 +180,7 @@ def export(
             print(text)  # for a database to read: no wrapping, no colours
             return
     screen.show(f"Wrote {to}.")
-    screen.show_json(lambda: {"file": str(to)})
+    screen.show_json(lambda: {"file": str(to), **codes})
 
 
 ByOption = Annotated[Literal["feature", "table"], typer.Option("--by", help="What is shuffled: feature or table.")]

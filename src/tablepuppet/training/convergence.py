@@ -7,6 +7,7 @@ thing that is amiss. Nothing here asks a client, or walks over joined rows: the 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ import numpy as np
 from tablepuppet.algorithms.registry import DEFAULT
 from tablepuppet.arrays import Array
 from tablepuppet.errors import TrainingError
+from tablepuppet.formatting import plural
 from tablepuppet.join.joined_rows import Joined, by_label
 from tablepuppet.models.losses import Loss, metrics_by_name
 from tablepuppet.models.metrics import Moment
@@ -32,6 +34,8 @@ _FLAT = 1e-3  # of the objective: likewise, where it has not fallen below a cons
 _AT_OPTIMUM = 1e-6  # of the objective: likewise, of an algorithm that would have ended by itself at its optimum
 _NEGLIGIBLE = 1e-3  # of a constant's loss: to be worse by less is to be as good
 _PERFECT, _FEW_ROWS = 0.9995, 30  # R² or accuracy that only a copy of the label has, in no fewer test rows
+_MANY_ORPHANS = 0.05  # of the rows of the label's table
+_MOSTLY = 0.8  # of a text column's values, which are numbers
 _FEW_NAMES = 20  # that a text column may have in any table
 _CONSTANT = "the label is the same in all training rows, and so is what the model predicts; choose another label"
 
@@ -68,7 +72,7 @@ def judge(
         notes += _worse(prepared, constant, metrics)
     elif plan.job.split.test_fraction:
         notes.append("no joined row fell on the test side, and figures are of training rows; raise test_fraction")
-    notes += _names_of_rows(prepared, encoders)
+    notes += [*_rows_without_partner(prepared), *_keys_as_features(prepared), *_names_of_rows(prepared, encoders)]
     return Verdict(converged, tuple(notes), baseline)
 
 
@@ -162,12 +166,62 @@ def _worse(prepared: Prepared, constant: Array, metrics: dict[str, Metrics]) -> 
     return [f"the model predicts test rows worse than a constant would{shown}; {what}"]
 
 
+def _rows_without_partner(prepared: Prepared) -> list[str]:
+    """A sentence where many rows of the label's table are not in the join, for their keys meet no other."""
+    bound = prepared.mapping.bound
+    if len(bound.branches) > 1 or any(join.kind not in ("inner", "left") for join in bound.branches[0].joins):
+        return []
+    alias = bound.branches[0].relations[bound.branches[0].label_relation].alias
+    return [
+        f"{fit.orphans:,} of {plural(fit.rows, 'row')} of {fit.table} ({fit.alias}) found no partner and are left out; "
+        "if that is too many, compare the keys (federation.profile, or explain --profile) for spaces, case and leading "
+        "zeros, or write LEFT JOIN"
+        for fit in prepared.plan.mapping.fits
+        if fit.alias == alias and fit.orphans > _MANY_ORPHANS * fit.rows
+    ]
+
+
+def _keys_as_features(prepared: Prepared) -> list[str]:
+    """A sentence where SELECT * makes features of the keys that tables are joined by."""
+    bound = prepared.mapping.bound
+    if not re.search(r"\bselect\s+\*|\.\s*\*", bound.text, re.IGNORECASE):
+        return []
+    pairs = [pair for join in bound.branches[0].joins for pair in join.on]
+    keys = {(p.left, p.left_column) for p in pairs} | {(p.right, p.right_column) for p in pairs}
+    names = [
+        name
+        for block in bound.blocks
+        for name, column in zip(block.features, block.members[0].columns, strict=True)
+        if (block.members[0].relation, column) in keys
+    ]
+    if not names:
+        return []
+    return [
+        f"SELECT * makes features of the keys {', '.join(names)}, which say nothing of other rows; leave them out, as "
+        f"in * EXCLUDE ({names[0].split('.')[-1]})"
+    ]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
 def _names_of_rows(prepared: Prepared, encoders: Sequence[Sequence[Encoder]]) -> list[str]:
     """A sentence for each text column whose values hardly come twice: dates, numbers and names, written as text."""
     joined, notes = prepared.mapping.train.rows, []
     for block, of_block in zip(prepared.mapping.bound.blocks, encoders, strict=True):
         for name, encoder in zip(block.features, of_block, strict=False):  # a block without rows has none
-            count = len(encoder.categories) if isinstance(encoder, CategoryEncoder) else 0
+            names = encoder.categories if isinstance(encoder, CategoryEncoder) else ()
+            count, numbers = len(names), sum(map(_is_number, names))
+            if count > numbers > _MOSTLY * count:
+                notes.append(
+                    f"{name} is text, and {numbers:,} of its {count:,} values are numbers; where it should be a "
+                    f"number, write TRY_CAST({name} AS DOUBLE), which makes NULL of the others"
+                )
+                continue
             if count > _FEW_NAMES and 2 * count > joined:
                 notes.append(
                     f"{name} has {count:,} different texts in {joined:,} joined rows, which say nothing of other rows; "

@@ -85,6 +85,9 @@ def vary_feature(model: Model, feature: str, values: Sequence[Any] | None, point
     if values is None and not 2 <= points <= _MOST:
         raise JobError(f"points must be from 2 to {_MOST}")
     chosen = _usual(model, block, place, points) if values is None else [_plain(value) for value in values]
+    encoder = None if own_model(model.spec) is not None else model.blocks[block].encoders[place]
+    if isinstance(encoder, NumberEncoder) and any(isinstance(value, str) for value in chosen):
+        raise JobError(f"{found[0]} is a number; give numbers, or None, as its values")
     if not 1 <= len(chosen) <= _MOST:
         raise JobError(f"values must be 1 to {_MOST} numbers or texts")
     return Varied(found[0], block, place, tuple(chosen))

@@ -21,7 +21,8 @@ OWN_MODEL = OwnModel(
         "coefficients": "boosted trees have no {what}; importance() says which features their splits ask",
         "drift": "boosted trees keep no mean or spread of their features to compare with; drift looks at linear and "
         "neural models, and evaluate measures trees on new rows",
-        "export": "boosted trees ask the tables in turn: no block has a share of its own to export to {what}",
+        "export": "boosted trees ask the tables in turn: no block has a share of its own to export to {what}; write "
+        "all trees as LightGBM's, by model.save_lightgbm(path) or tablepuppet export MODEL lightgbm --to FILE",
         "module": "boosted trees have no torch module; see trees and importance()",
     },
     run=_run,

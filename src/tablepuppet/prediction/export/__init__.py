@@ -34,14 +34,15 @@ class Layer:
 
 def block_named(model: Model, name: str | None, tool: str) -> int:
     """The position of a block that can be exported; without a name, of the only one."""
+    require_ability(model.spec, "export", tool)
     names = [block.name for block in model.blocks]
-    if name is None and len(names) == 1:
-        name = names[0]
+    of_table = [block.name for block in model.blocks if block.table == name]
+    if (name is None and len(names) == 1) or (name not in names and len(of_table) == 1):
+        name = (of_table or names)[0]
     if name not in names:
         raise ModelError(
             f"name the block to export, one of {', '.join(names)}" + (f"; {name!r} is none" if name else "")
         )
-    require_ability(model.spec, "export", tool)
     if model.spec.kind == "module":
         raise ModelError(f"a torch module of your own cannot be exported to {tool}; result.module(block) gives it")
     number = names.index(name)

@@ -1,0 +1,124 @@
+"""A mistake in Python gives one clear sentence, and what trains but is likely a mistake gives a note."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from tests.cli.mistakes import JOIN, QUERY, right
+
+import tablepuppet as tp
+
+Call = Callable[[Any, Any], Any]  # a federation and a result
+tp_any: Any = tp  # whose calls are wrong on purpose
+
+
+def _train(**given: Any) -> Call:
+    return lambda f, r: f.train(**{"query": QUERY, "label": "returned"} | given)
+
+
+def _read(name: str) -> pd.DataFrame:
+    return right()[f"{name}.parquet"].to_pandas()
+
+
+@pytest.fixture(scope="module")
+def federation() -> Iterator[tp.Federation]:
+    with tp.Federation({"orders": _read("orders"), "items": _read("items")}) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def result(federation: tp.Federation) -> tp.Result:
+    return federation.train(QUERY, label="returned")
+
+
+# what is wrong → the call, and words of the message
+MISTAKES: dict[str, tuple[Call, str]] = {
+    "a federation that is a path": (lambda f, r: tp_any.Federation("x.parquet"), "mapping from table name"),
+    "a federation of nothing": (lambda f, r: tp_any.Federation({}), "mapping from table name"),
+    "a table that is a dict": (lambda f, r: tp_any.Federation({"o": {"a": [1]}}), "not a source"),
+    "a query that is None": (_train(query=None), "SQL text"),
+    "a label that is not selected": (_train(label="item_id"), "Add o.item_id"),
+    "an unknown model": (_train(model="xgboost"), "did you mean 'boosted'"),
+    "epochs that are text": (_train(epochs="10"), "expected int, got str"),
+    "a test fraction in percent": (_train(test_fraction=15), "test_fraction must lie in"),
+    "a seed that is None": (_train(seed=None), "expected int, got None"),
+    "privacy that is a number": (_train(privacy=1.0), "privacy"),
+    "an unknown privacy option": (_train(privacy={"epsilon": 1}), "no option 'epsilon'"),
+    "a callback that is a number": (_train(on_round=3), "a function of one event"),
+    "a class instead of options": (_train(algorithm=tp.Admm), "tp.Admm(…)"),
+    "a misspelt option": (lambda f, r: tp_any.Admm(rhoo=1), "did you mean 'rho'"),
+    "trees by newton": (_train(model="boosted", algorithm="newton"), "use both, or neither"),
+    "an unknown head": (_train(head="sumn"), "did you mean 'sum'"),
+    "a rank of nothing": (_train(head="factor", rank=0), "rank must be at least 1"),
+    "a model that is a path": (lambda f, r: f.predict("model"), "see tp.load"),
+    "a comparison with a path": (lambda f, r: f.compare(r, "model"), "see tp.load"),
+    "another query": (lambda f, r: f.predict(r, "SELECT o.quantity FROM orders o"), "needs the feature i.price"),
+    "an unknown key": (lambda f, r: f.predict(r, key="nokey"), "the key nokey"),
+    "a threshold above one": (lambda f, r: f.predict(r, threshold=5), "from 0 to 1"),
+    "a report without a path": (lambda f, r: r.report(None), "needs a path"),
+    "a history as a spreadsheet": (lambda f, r: r.write_history("x.xls"), ".csv or .json"),
+    "a model over a file": (lambda f, r: r.save(__file__), "choose another folder"),
+    "a model that is not there": (lambda f, r: tp.load("nope"), "no model.json in nope"),
+    "an unknown goal": (lambda f, r: r.threshold("f2"), "f1, accuracy, youden"),
+    "an unknown side": (lambda f, r: r.threshold(side="tst"), "there are train, test"),
+    "bins that do not divide": (lambda f, r: r.curves["test"].calibration_curve(7), "bins must divide"),
+    "rows that are not measured": (lambda f, r: f.evaluate(r, rows="validation"), '"test"'),
+    "an unknown feature": (lambda f, r: f.partial_dependence(r, feature="prise"), "Did you mean i.price"),
+    "a text for a number": (lambda f, r: f.partial_dependence(r, feature="price", values=["a"]), "is a number"),
+    "a grid that is a number": (lambda f, r: tp_any.search(f, QUERY, 3, label="returned"), "the grid gives values"),
+    "an unknown option in a grid": (lambda f, r: tp_any.search(f, QUERY, {"l3": [1]}, label="returned"), "'l3'"),
+    "a table instead of a federation": (
+        lambda f, r: tp_any.RelationalClassifier().fit(_read("orders"), ""),
+        "there is no X",
+    ),
+    "a prediction before the fit": (lambda f, r: tp_any.RelationalClassifier().predict(f), "not fitted"),
+    "a block that is not there": (lambda f, r: r.model.to_sql("zzz"), "one of o, i"),
+    "a table and a query": (lambda f, r: tp_any.source("postgresql://h/d", table="a", query="b"), "not both"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_answered_in_one_sentence(mistake: str, federation: tp.Federation, result: tp.Result) -> None:
+    call, words = MISTAKES[mistake]
+    with pytest.raises(tp.TablePuppetError) as caught:
+        call(federation, result)
+    assert words in str(caught.value)
+
+
+def test_a_block_is_exported_by_the_name_of_its_table(result: tp.Result) -> None:
+    assert result.model.to_sql("items") == result.model.to_sql("i")
+
+
+def test_trees_that_cannot_be_exported_lead_to_lightgbm(federation: tp.Federation) -> None:
+    trees = federation.train(QUERY, label="returned", model="boosted", trees=1)
+    with pytest.raises(tp.TablePuppetError, match="tablepuppet export MODEL lightgbm"):
+        trees.model.to_sql("items")
+
+
+def test_select_star_notes_that_keys_are_features(federation: tp.Federation, result: tp.Result) -> None:
+    notes = federation.train(f"SELECT * {JOIN}", label="returned").notes
+    assert any("the keys o.item_id, i.item_id" in note and "EXCLUDE (item_id)" in note for note in notes)
+    assert not any("EXCLUDE" in note for note in result.notes)
+
+
+def test_rows_whose_keys_have_trailing_spaces_are_counted(result: tp.Result) -> None:
+    orders, items = _read("orders"), _read("items")
+    items["item_id"] = items["item_id"].astype(str)
+    orders["item_id"] = [f"{key} " if row % 2 else str(key) for row, key in enumerate(orders["item_id"])]
+    with tp.Federation({"orders": orders, "items": items}) as federation:
+        notes = federation.train(QUERY, label="returned").notes
+    assert any(note.startswith("30 of 60 rows of orders (o) found no partner") for note in notes)
+    assert not any("no partner" in note for note in result.notes)
+
+
+def test_a_csv_column_that_one_word_turned_to_text_is_noted(tmp_path: Path) -> None:
+    orders = _read("orders").astype({"quantity": str})
+    orders.loc[3, "quantity"] = "n/a"
+    orders.to_csv(tmp_path / "orders.csv", index=False)
+    with tp.Federation({"orders": tmp_path / "orders.csv", "items": _read("items")}) as federation:
+        notes = federation.train(QUERY, label="returned").notes
+    assert any("5 of its 6 values are numbers" in note and "TRY_CAST(o.quantity AS DOUBLE)" in note for note in notes)

@@ -145,8 +145,15 @@ def job_contracts(
             shuffles=shuffles,
             sides=_sides_of(client, bound, use.sides),
         )
-        found[client] = _with_disclosures(contract)
+        found[client] = _with_disclosures(contract, _partners(bound, client))
     return found
+
+
+def _partners(bound: BoundQuery, client: str) -> tuple[str, ...]:
+    """The other clients whose features are trained on a client's labels."""
+    members = [(b, m) for block in bound.blocks for b, m in zip(bound.branches, block.members, strict=True)]
+    found = {name for b, m in members for name in bound.scans[b.relations[m.relation].scan].clients}
+    return tuple(sorted(found - {client}))
 
 
 def id_features(job: Job, block: Block) -> tuple[tuple[int, ...], bool]:
@@ -314,8 +321,14 @@ def _owners(
         yield client, tuple(scans), tuple(blocks)
 
 
-def _with_disclosures(contract: Contract) -> Contract:
-    return msgspec.structs.replace(contract, disclosures=_disclosures(contract))
+def _with_disclosures(contract: Contract, partners: tuple[str, ...] = ()) -> Contract:
+    """The contract with all that leaves; `partners`: who is told the slope of the loss at its rows."""
+    found, training = _disclosures(contract), contract.training
+    is_by_slopes = contract.purpose == "train" and training is not None and not training.most_splits
+    if partners and is_by_slopes and training is not None and not training.is_pooled:
+        labelled = dict.fromkeys(scan.table for scan in contract.scans if scan.numbers("label"))
+        found += tuple(Disclosure("labels", "partners", table, 1, partners) for table in labelled)
+    return msgspec.structs.replace(contract, disclosures=found)
 
 
 def _disclosures(contract: Contract) -> tuple[Disclosure, ...]:
@@ -375,7 +388,8 @@ def _disclosures(contract: Contract) -> tuple[Disclosure, ...]:
 def agree(contracts: Mapping[str, Contract], link: Link, job: str) -> Rounding:
     """Proposes; a refusal is the owner's own sentence, and a job that waits says for whom. Out: how figures that the
     asker is shown are rounded."""
-    asked = {client: [ProposeContract(job=job, contract=contract)] for client, contract in contracts.items()}
+    signed = link.sign(contracts)
+    asked = {c: [ProposeContract(job=job, contract=own, signature=signed.get(c))] for c, own in contracts.items()}
     answers = link.ask(asked)
     waiting = {c: a for c, found in answers.items() if not (a := cast("Agreement", found[0])).is_agreed}
     if waiting:

@@ -12,9 +12,11 @@ import pytest
 from tests.network.parties import QUERY, Parties, assert_same, in_process, running, tables
 
 import tablepuppet as tp
+from tablepuppet.api import ConnectedFederation
 from tablepuppet.errors import PolicyError
 from tablepuppet.owner.owner_files import Approvals
 from tablepuppet.owner.owner_log import read_head, read_log, verify
+from tablepuppet.protocol.signatures import public_text, read_asker_key
 
 
 @pytest.fixture(scope="module")
@@ -119,3 +121,20 @@ def test_a_log_that_was_deleted_with_its_head_is_noticed_by_the_server_and_accep
     assert events[0] == "accepted"
     assert "witnessed" in events  # the heads of the other owners' logs
     parties.start("store-eu")
+
+
+def test_an_owner_that_names_its_askers_agrees_to_what_they_sign_and_to_nothing_else(parties: Parties) -> None:
+    key = parties.folder / "certs" / "analyst.key"
+    (parties.folder / "askers.toml").write_text(
+        f'keys_in_plain = false\naskers = {{ analyst = "{public_text(read_asker_key(key))}" }}\n'
+    )
+    settings = parties.folder / "store-us.toml"
+    settings.write_text(settings.read_text().replace("open.toml", "askers.toml"))
+    parties.restart("store-us")
+    parties.await_clients()
+    job: dict[str, Any] = {"label": "y", "algorithm": "newton", "epochs": 4}
+    with pytest.raises(PolicyError, match=r"client store-us: .* the contract is not signed"):
+        parties.connect().train(QUERY, **job)
+    signing = ConnectedFederation(parties.federation, asker_key=key)
+    result = signing.train(QUERY, **job)
+    assert signing.wait(signing.submit(QUERY, **job)).objective == result.objective

@@ -16,7 +16,7 @@ from tests.network.test_storm import fill_disk
 
 from tablepuppet.errors import JobError, TransportError
 from tablepuppet.job import make_job
-from tablepuppet.network.control import Finished, from_frame, to_frame
+from tablepuppet.network.control import Finished, Submit, from_frame, to_frame
 from tablepuppet.network.coordinator import Coordinator
 from tablepuppet.network.processes import JsonLines
 from tablepuppet.network.run_store import RunStore
@@ -93,14 +93,14 @@ def small(tmp_path: Path) -> Iterator[Coordinator]:
 def test_what_users_hand_in_takes_no_more_memory_than_is_theirs(small: Coordinator) -> None:
     """A hundred jobs of half a gigabyte each would have been kept in memory while they waited, and after."""
     given = Frame(b"\x00garbage", [bytes(1 << 20)])
-    small.submit("train", to_frame(JOB), user="patient")  # it waits for its client, and all others for it
+    small.submit(Submit(kind="train"), to_frame(JOB), "patient")  # it waits for its client, and all others for it
     for _ in range(3):
-        small.submit("train", given, user="rival")
+        small.submit(Submit(kind="train"), given, "rival")
     with pytest.raises(JobError, match="more than the 4,194,304 that the server has for it"):
-        small.submit("train", given, user="rival")
+        small.submit(Submit(kind="train"), given, "rival")
     with pytest.raises(JobError, match="send less"):
-        small.submit("train", Frame(b"\x00", [bytes(5 << 20)]), user="other")
-    small.submit("train", to_frame(JOB), user="other")
+        small.submit(Submit(kind="train"), Frame(b"\x00", [bytes(5 << 20)]), "other")
+    small.submit(Submit(kind="train"), to_frame(JOB), "other")
     held = [run for run in small._runs.values() if run.owner == "rival"]
     assert sum(run.size for run in held) <= small.most_held
 

@@ -23,7 +23,7 @@ from tablepuppet.training.result import Result, RoundEvent
 class ConnectedFederation(Federation):
     """Tables of clients in processes of their own; a running coordinator does the work."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, asker_key: str | Path | None = None) -> None:
         # Certificates and Arrow Flight, a tenth of a second and 17 MB: nobody else needs them.
         from tablepuppet.network.coordinator_client import CoordinatorClient
         from tablepuppet.network.settings import read_federation
@@ -31,7 +31,7 @@ class ConnectedFederation(Federation):
         settings = read_federation(path)
         self._tables = settings.tables
         self._clients = {}
-        self._coordinator = CoordinatorClient(settings)
+        self._coordinator = CoordinatorClient(settings, asker_key)
 
     def status(self) -> dict[str, Any]:
         """Which clients are connected, which runs there are, and how far they are."""

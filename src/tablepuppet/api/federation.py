@@ -33,7 +33,9 @@ from tablepuppet.prediction.predict import as_keys, at_threshold, check_file, wr
 from tablepuppet.prediction.split import RowsWanted
 from tablepuppet.privacy.options import privacy_of
 from tablepuppet.progress import show_progress
+from tablepuppet.protocol.codec import Wire
 from tablepuppet.protocol.contract import FoldBy, Folds
+from tablepuppet.protocol.signatures import read_asker_key, sign_contract
 from tablepuppet.sql.grammar import open_parser_early
 from tablepuppet.training.evaluate import Comparison, Evaluation
 from tablepuppet.training.inspection import Drift, Inspection
@@ -73,6 +75,8 @@ class Federation:
     `policies`: what an owner lets leave, by client or by table: the path of its policy.toml (docs/policy.md).
     `models`: a folder in which owners keep their parts of models that are not released (docs/prediction.md); without
     one they keep them as long as the federation is open.
+    `asker_key`: a file with the private key that signs contracts, for owners whose policies name `askers`; the asker is
+    called as the file is (docs/policy.md).
     `key`: a secret that the clients share and the server never has (docs/privacy.md). Without one, tokens of join keys
     get a random key, and rows are numbered by a permutation that is public, so that a job repeats bit for bit.
 
@@ -90,8 +94,11 @@ class Federation:
         key: bytes | None = None,
         policies: Mapping[str, str | Path | Policy] | None = None,
         models: str | Path | None = None,
+        asker_key: str | Path | None = None,
     ) -> None:
         open_parser_early()
+        self._asker_key = None if asker_key is None else read_asker_key(asker_key)
+        self._asker = "this process" if asker_key is None else Path(asker_key).stem
         self._tables = name_owners(tables, owners or {}, partitioned_by or {})
         self._clients = make_clients(self._tables, tables, key=key, policies=policies or {}, models=models)
         self._prediction_cache = PredictionCache()
@@ -106,11 +113,14 @@ class Federation:
         return cls(**federation_from_toml(path, given))
 
     @classmethod
-    def connect(cls, path: str | Path) -> Federation:
-        """A federation of processes: its coordinator (`tablepuppet serve`) runs the jobs that are given here."""
+    def connect(cls, path: str | Path, *, asker_key: str | Path | None = None) -> Federation:
+        """A federation of processes: its coordinator (`tablepuppet serve`) runs the jobs that are given here.
+
+        `asker_key`: as above; else the file that `asker_key` under [user] names.
+        """
         from tablepuppet.api.connected import ConnectedFederation
 
-        return ConnectedFederation(path)
+        return ConnectedFederation(path, asker_key=asker_key)
 
     def explain(
         self,
@@ -132,8 +142,14 @@ class Federation:
             job = make_job(query, label=label, model=known.model, algorithm=algorithm, given=given | known.given)
             return self._explain(job)
 
+    def _link(self, wire: Wire = "float64") -> Link:
+        link, key = Link(self._transport, wire, asker=self._asker), self._asker_key
+        if key is not None:
+            link.sign = lambda contracts: {client: sign_contract(own, key) for client, own in contracts.items()}
+        return link
+
     def _explain(self, job: Job) -> Plan:
-        return story.explain(job, self._tables, Link(self._transport, wire=job.wire))
+        return story.explain(job, self._tables, self._link(job.wire))
 
     def profile(self, query: str, *, label: str | None = None, privacy: Any = None) -> Profile:
         """How the keys of a query's tables meet: orphans, duplicates, NULL keys; `str(profile)` is the text.
@@ -219,7 +235,7 @@ class Federation:
     def _train(self, job: Job, on_round: Callable[[RoundEvent], None] | None, resume: bool) -> Result:
         if resume:
             raise JobError("a run in one process ends with it; only a federation of processes can resume runs")
-        result = cast("Result", story.train(job, self._tables, Link(self._transport, wire=job.wire), on_round))
+        result = cast("Result", story.train(job, self._tables, self._link(job.wire), on_round))
         return result if job.search is not None else self._with_ids(result)
 
     def _with_ids(self, result: Result) -> Result:
@@ -382,7 +398,7 @@ class Federation:
         return Predictor(lambda: self.predict(model, query, key=names, **options), names)
 
     def _predict(self, model: Model, query: str, **options: Any) -> pa.Table:
-        link = Link(self._transport)
+        link = self._link()
         return story.predict(model, query, self._tables, link, cache=self._prediction_cache, **options)
 
     def evaluate(
@@ -510,7 +526,7 @@ class Federation:
 
     def _ask(self, question: story.Question, **given: Any) -> Any:
         """What train.py answers without training: a profile, metrics, a comparison, importance, dependence, drift."""
-        return story.ask(question, given, self._tables, Link(self._transport))
+        return story.ask(question, given, self._tables, self._link())
 
     def close(self) -> None:
         """Ends the clients' threads and closes their sources."""

@@ -11,6 +11,7 @@ import typer
 
 from tablepuppet.cli.screen import JsonOption, Screen, table
 from tablepuppet.errors import TransportError, unreadable
+from tablepuppet.protocol.signatures import new_asker_key, public_text, read_asker_key
 from tablepuppet.transport import certs as authority
 
 app = typer.Typer(no_args_is_help=True, help="Create, renew and revoke the certificates of a federation.")
@@ -58,6 +59,23 @@ def party(
     """
     for name in names:
         _finish(as_json, authority.issue(folder, name, days=days), f"Give it to {name} with its key and ca.pem.")
+
+
+@app.command()
+def asker(
+    key: Annotated[Path, typer.Argument(metavar="KEY", help="A private key in PEM form; made where there is none.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Print an asker's public key, as an owner's policy names it; make the key where there is none.
+
+    [bold]Example:[/bold] tablepuppet certs asker ann.key
+    """
+    if not key.exists():
+        _write_secret(key, new_asker_key().decode("ascii"))
+    public = public_text(read_asker_key(key))
+    screen = Screen(as_json)
+    screen.show(f'{key}: keep it to yourself. Owners write in their policies: askers = {{ {key.stem} = "{public}" }}')
+    screen.show_json(lambda: {"key": str(key), "public": public})
 
 
 @app.command()

@@ -36,6 +36,7 @@ from tablepuppet.protocol.bounds import Known, KnownScan, check_count, require
 from tablepuppet.protocol.columns import ColumnInfo, CutoffType, Merges
 from tablepuppet.protocol.contract import Contract, ScanTerms
 from tablepuppet.protocol.merkle import TreeHead
+from tablepuppet.protocol.signatures import Signature
 
 
 class DescribeTable(Message, frozen=True):
@@ -191,6 +192,7 @@ class ProposeContract(Message, frozen=True):
 
     job: str
     contract: Contract
+    signature: Signature | None = None  # of whoever asks, not of the server
 
 
 class Agreement(Message, frozen=True):
@@ -207,6 +209,7 @@ class Agreement(Message, frozen=True):
 def _permit_contract(policy: Policy, request: ProposeContract, use: Use) -> None:
     """All that a job will ask for is judged before anything is read."""
     contract = request.contract
+    policy.check_asker(contract, request.signature)
     for scan in contract.scans:
         used = use(request.job, scan.scan)
         for role in ("key", "feature", "label", "weight", "split", "identifier"):
@@ -358,7 +361,7 @@ def _propose(own: ClientState, request: ProposeContract) -> Agreement:
     if told is not None and own.approvals.decision(contract, request.job, told) is None:  # asked again, and still open
         return _wait(own, name)
     if told is None:
-        own.log.write("proposed", request.job, name, {"asker": contract.asker, "purpose": contract.purpose})
+        own.log.write("proposed", request.job, name, _describe(request))
     own.releases.check_contract(contract)
     readable = _without_histories(contract)
     sets, notes = row_rules.review(own, request.job, readable) if row_rules.is_on(own) else ([], [])
@@ -384,6 +387,12 @@ def _propose(own: ClientState, request: ProposeContract) -> Agreement:
     rows = {f"{rows.kind} of {rows.table}": rows.sketch.name for rows in sets}
     own.log.write("agreed", request.job, name, {"tables": list(contract.tables), **({"rows": rows} if rows else {})})
     return _agree(own, name)
+
+
+def _describe(request: ProposeContract) -> dict[str, Any]:
+    """Who asks for what, with the signature: evidence that this person asked for this contract."""
+    signed = {} if request.signature is None else {"signature": msgspec.to_builtins(request.signature)}
+    return {"asker": request.contract.asker, "purpose": request.contract.purpose, **signed}
 
 
 def _without_histories(contract: Contract) -> Contract:

@@ -21,6 +21,7 @@ from tablepuppet.job import ARGUMENTS, PARTS, Job
 from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.model import Model
 from tablepuppet.protocol.codec import Buffer, Frame, check_stream
+from tablepuppet.protocol.signatures import Signature
 from tablepuppet.training.result import Result
 from tablepuppet.transport.envelopes import (
     FROM_CLIENT,
@@ -228,6 +229,8 @@ class Submit(Envelope, frozen=True):
     rounds: bool = True
     follows: bool = True
     readers: Annotated[tuple[Name, ...], msgspec.Meta(max_length=100)] = ()
+    is_draft: bool = False  # nothing is proposed: the contracts come back, for their asker to sign
+    signatures: dict[str, Signature] = msgspec.field(default_factory=dict)  # of contracts, by their hashes
 
 
 class Follow(Envelope, frozen=True):

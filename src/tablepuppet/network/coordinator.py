@@ -22,7 +22,7 @@ import msgspec
 from tablepuppet import train as story
 from tablepuppet.errors import ApprovalError, JobError, RunInterruptedError, TablePuppetError, TransportError
 from tablepuppet.memory import memory_limit
-from tablepuppet.network.control import Failed, Kind, Waiting
+from tablepuppet.network.control import Failed, Submit, Waiting
 from tablepuppet.network.run_process import RunDiedError, RunProcess
 from tablepuppet.network.run_store import RunStore, is_out_of_room, read_earlier_runs
 from tablepuppet.network.run_transport import GivesWayError, Journal, RunHooks, RunTransport, TimeSlice
@@ -69,19 +69,19 @@ class Coordinator:
 
     # -- what users ask --------------------------------------------------------------------
 
-    def submit(
-        self, kind: Kind, asked: Frame, *, user: str = "", readers: Sequence[str] = (), resume: bool = False
-    ) -> Run:
+    def submit(self, submitted: Submit, asked: Frame, user: str = "") -> Run:
         """Queues a run, or the interrupted run of the same user and job."""
         with self._lock:
-            run = self._resumable(asked, user) if resume else None
-        if resume:
+            run = self._resumable(asked, user) if submitted.resume else None
+        if submitted.resume:
             if run is None:
                 raise JobError("there is no interrupted run of this job; start it without resume")
             return self.resume(run.id, user)
         id = story.new_job_id()
-        run = Run(id, kind, asked, self._store if kind == "train" else None)
-        run.owner, run.readers = user, tuple(readers)
+        lasts = submitted.kind == "train" and not submitted.is_draft
+        run = Run(id, submitted.kind, asked, self._store if lasts else None)
+        run.owner, run.readers = user, submitted.readers
+        run.is_draft, run.signatures = submitted.is_draft, submitted.signatures
         try:
             self._enqueue(run)
         except TransportError:

@@ -6,19 +6,27 @@ import logging
 import random
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from tablepuppet.errors import DisconnectedError, TablePuppetError, TransportError, error_class
 from tablepuppet.formatting import printable
+from tablepuppet.job import Job
 from tablepuppet.network import control as c
 from tablepuppet.network.control import from_frame, to_frame
 from tablepuppet.network.settings import FederationSettings
+from tablepuppet.prediction.model import Model
 from tablepuppet.protocol.codec import Frame
+from tablepuppet.protocol.contract import Contract
+from tablepuppet.protocol.signatures import Signature, read_asker_key, sign_contract
 from tablepuppet.training.result import RoundEvent
 from tablepuppet.transport.envelopes import Goodbye
 from tablepuppet.transport.flight import TOO_MANY, Connection, Party
 
 log = logging.getLogger(__name__)
+_CONTRACT = msgspec.json.Decoder(Contract)
 _LONGEST = 10_000  # characters of what the server says; it quotes queries
 OnWaiting = Callable[[dict[str, float]], None]
 OnRound = Callable[[RoundEvent], None]
@@ -27,7 +35,10 @@ OnRound = Callable[[RoundEvent], None]
 class CoordinatorClient:
     """Where a user hands in jobs; one connection per question."""
 
-    def __init__(self, settings: FederationSettings) -> None:
+    def __init__(self, settings: FederationSettings, asker_key: str | Path | None = None) -> None:
+        if asker_key is None and settings.user is not None and settings.user.asker_key is not None:
+            asker_key = settings.path(settings.user.asker_key)
+        self._asker_key = None if asker_key is None else read_asker_key(asker_key)
         self._address = settings.server.address
         name, identity = settings.user_identity()
         if identity is not None:
@@ -49,14 +60,41 @@ class CoordinatorClient:
 
         Interrupted from the keyboard, the run is stopped at its next step, and can be resumed.
         """
+        given = to_frame(asked)
+        signatures = self._sign(kind, given)
         connection = self._connect()
-        connection.stream.send(c.Submit(kind=kind, resume=resume, rounds=on_round is not None), [to_frame(asked)])
+        submitted = c.Submit(kind=kind, resume=resume, rounds=on_round is not None, signatures=signatures)
+        connection.stream.send(submitted, [given])
         return self._hear(connection, "", on_round, on_waiting)
+
+    def _sign(self, kind: c.Kind, asked: Frame) -> dict[str, Signature]:
+        """Signs what owners will be asked to agree to, where there is a key for it, once it is what was asked for."""
+        key = self._asker_key
+        if key is None:
+            return {}
+        connection = self._connect()
+        connection.stream.send(c.Submit(kind=kind, rounds=False, is_draft=True), [asked])
+        drafts = [_CONTRACT.decode(text) for text in self._hear(connection, "", None, None)]
+        wanted = kind if kind in ("train", "explain", "profile", "predict") else "evaluate"
+        job = from_frame(asked, (Job, Model))
+        for contract in drafts:
+            is_so = contract.asker == self._party.name and contract.purpose in (wanted, "explain")
+            if isinstance(job, Job):
+                noise = (job.privacy.label, job.privacy.features, job.privacy.predictions)
+                is_so &= noise == (contract.label_privacy, contract.feature_privacy, contract.prediction_privacy)
+            if not is_so:
+                raise TransportError(
+                    "the server wants another contract signed than this job's: its asker, purpose or noise differ; ask "
+                    "whoever runs it"
+                )
+        return {contract.hash: sign_contract(contract, key) for contract in drafts}
 
     def submit(self, kind: c.Kind, asked: Any, *, resume: bool = False, readers: Sequence[str] = ()) -> str:
         """Hands in a job and does not wait for it; the run's name. `readers`: other users who may see the result."""
-        given = c.Submit(kind=kind, resume=resume, follows=False, readers=tuple(readers))
-        answer, _ = self._ask(given, [to_frame(asked)])
+        frame = to_frame(asked)
+        signatures = self._sign(kind, frame)
+        given = c.Submit(kind=kind, resume=resume, follows=False, readers=tuple(readers), signatures=signatures)
+        answer, _ = self._ask(given, [frame])
         return str(answer.run)
 
     def wait(self, run: str, *, on_round: OnRound | None = None, on_waiting: OnWaiting | None = None) -> Any:

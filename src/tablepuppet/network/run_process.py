@@ -66,6 +66,8 @@ class RunProcess:
                 partitioned_by=partitions_of(tables),
                 asker=run.owner,
                 readers=run.readers,
+                is_draft=run.is_draft,
+                signatures=run.signatures,
             )
             pipe.send(begin, [run.asked])
             return self._serve(pipe, run, transport)

@@ -35,6 +35,8 @@ from tablepuppet.network.run_transport import join_frames, split_frames
 from tablepuppet.prediction.cache import PredictionCache
 from tablepuppet.prediction.model import Model
 from tablepuppet.protocol.codec import Frame
+from tablepuppet.protocol.contract import Contract, canonical
+from tablepuppet.protocol.signatures import Signature
 from tablepuppet.sql.bound import Holders
 from tablepuppet.training.result import RoundEvent
 from tablepuppet.transport.envelopes import Envelope, Parcel, decode_label, encode_label
@@ -104,6 +106,16 @@ class Begin(Envelope, frozen=True):
     partitioned_by: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
     asker: str = ""  # in whose name contracts are proposed
     readers: tuple[str, ...] = ()
+    is_draft: bool = False
+    signatures: dict[str, Signature] = msgspec.field(default_factory=dict)  # of contracts, by their hashes
+
+
+class _DraftedError(Exception):
+    """Contracts that would be proposed: the run ends here, and its asker signs them."""
+
+    def __init__(self, contracts: Mapping[str, Contract]) -> None:
+        super().__init__()
+        self.contracts = contracts
 
 
 class Answers(Envelope, frozen=True):
@@ -249,9 +261,11 @@ def _behave(memory: int) -> None:
 
 def _serve(pipe: Pipe, begin: Begin, asked: Frame, cache: PredictionCache, memory: int) -> None:
     try:
-        outcome = to_frame(
-            _outcome(pipe, begin, _check_request(begin.kind, from_frame(asked, (Job, Model))), cache, memory)
-        )
+        given = _check_request(begin.kind, from_frame(asked, (Job, Model)))
+        try:
+            outcome = to_frame(_outcome(pipe, begin, given, cache, memory))
+        except _DraftedError as drafted:
+            outcome = to_frame([canonical(contract) for contract in drafted.contracts.values()])
         if outcome.size > memory // _RESULT:
             raise JobError(
                 f"the result takes {outcome.size:,} bytes, and the server holds at most {memory // _RESULT:,} of one; "
@@ -316,7 +330,14 @@ def _outcome(pipe: Pipe, begin: Begin, asked: Any, cache: PredictionCache, memor
     checks = AnswerChecks(memory)
     wire = asked.wire if isinstance(asked, Job) else "float64"
     asker = begin.asker or "a user of the coordinator"
+
+    def sign(contracts: Mapping[str, Contract]) -> dict[str, Signature]:
+        if begin.is_draft:
+            raise _DraftedError(contracts)
+        return {c: begin.signatures[own.hash] for c, own in contracts.items() if own.hash in begin.signatures}
+
     link = Link(PipeTransport(pipe), wire=wire, checks=checks, asker=asker, readers=begin.readers)
+    link.sign = sign
     if begin.kind == "predict":
         return story.predict(asked["model"], asked["query"], tables, link, cache=cache, **asked["options"])
     if not isinstance(asked, Job):

@@ -17,6 +17,7 @@ from tablepuppet.formatting import printable
 from tablepuppet.network.control import Failed, Finished, Kind, News, Round, State, Waiting, run_protocol
 from tablepuppet.network.run_store import RunStore, StoreError
 from tablepuppet.protocol.codec import Frame
+from tablepuppet.protocol.signatures import Signature
 from tablepuppet.transport.envelopes import Envelope
 from tablepuppet.version import __version__
 
@@ -42,6 +43,7 @@ class Card(Envelope, frozen=True, forbid_unknown_fields=False):
     deaths: int = 0  # of processes that it was computed in
     version: str = ""
     protocol: str = ""  # that what was asked, and the answers in its journal, are written in
+    signatures: dict[str, Signature] = msgspec.field(default_factory=dict)  # of contracts, by their hashes
 
 
 class RunQueue:
@@ -97,6 +99,8 @@ class Run:
     message: str = ""
     owner: str = ""
     readers: tuple[str, ...] = ()
+    signatures: dict[str, Signature] = field(default_factory=dict)
+    is_draft: bool = False
     deaths: int = 0
     version: str = __version__
     protocol: str = field(default_factory=run_protocol)

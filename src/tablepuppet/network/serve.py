@@ -254,8 +254,7 @@ class Server:
 
     def _answer(self, name: str, envelope: Any, frames: list[Any], stream: Stream) -> None:
         if isinstance(envelope, c.Submit) and len(frames) == 1:
-            given: dict[str, Any] = {"user": name, "readers": envelope.readers, "resume": envelope.resume}
-            run = self.coordinator.submit(envelope.kind, frames.pop(), **given)  # which it holds, and nobody else
+            run = self.coordinator.submit(envelope, frames.pop(), name)  # which it holds, and nobody else
             log.info("user %s submitted run %s (%s)", name, run.id, run.kind)
             if envelope.follows:
                 self._follow(run, stream, rounds=envelope.rounds)

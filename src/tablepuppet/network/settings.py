@@ -45,6 +45,7 @@ class UserSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     name: str
     certificate: str
     key: str
+    asker_key: str | None = None  # the private key that signs contracts, for owners whose policies name askers
 
 
 class FederationSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

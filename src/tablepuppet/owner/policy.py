@@ -54,6 +54,7 @@ from tablepuppet.privacy.ledger import TableBudget
 from tablepuppet.privacy.options import LabelPrivacy
 from tablepuppet.protocol.columns import Merges
 from tablepuppet.protocol.contract import Contract, ScanTerms
+from tablepuppet.protocol.signatures import Signature, check_signature, read_public
 
 Use = Callable[[str, int], ScanUse]  # what a job's open scan reads
 
@@ -109,6 +110,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     max_splits: int | None = None
     own_noise: bool = False
     labels: LabelRules = LabelRules()
+    askers: dict[str, str] = {}  # who may ask, and the public key that signs its contracts; none: whoever is let in
     budget: dict[str, TableBudget] = {}
     tables: dict[str, TableRules] = {}
 
@@ -131,6 +133,13 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     def merges(self) -> Merges:
         """Which figures of groups may be merged with those of other owners."""
         return "extremes" if self.merge_groups == "extremes" else "sums" if self.merge_groups else ""
+
+    def check_asker(self, contract: Contract, signature: Signature | None) -> None:
+        """Refuses a contract that was not signed by a person whom the owner names."""
+        if self.askers:
+            self.rule(contract.asker in self.askers, "askers", f"{contract.asker!r} is none of its askers")
+            why = check_signature(contract, signature, self.askers[contract.asker])
+            self.rule(not why, f"askers.{contract.asker}", why)
 
     def check_merging(self, scan: ScanTerms) -> None:
         """Refuses figures of groups that would leave for another owner of the table."""
@@ -343,6 +352,9 @@ def read_policy(path: str | Path) -> Policy:
     except tomllib.TOMLDecodeError as error:
         raise PolicyError(f"the policy file {path} is not valid TOML: {error}") from None
     try:
-        return msgspec.convert(content, Policy, strict=True)
+        policy = msgspec.convert(content, Policy, strict=True)
+        for public in policy.askers.values():
+            read_public(public)
+        return policy
     except msgspec.ValidationError as error:
         raise PolicyError(f"the policy file {path} cannot be used: {error}") from None

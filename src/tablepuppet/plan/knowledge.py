@@ -152,13 +152,28 @@ def insights(mapping: MappingSummary, shape: Shape, job: Job, loss: Loss, ids: I
             if job.data.has_weights:
                 learns.append("the weights of those joined rows, summed for each of its rows")
             slopes = plural(asked.row_steps(block.most) + disclosure.again, "time")
-            learns.append(f"the slope of the loss at each of its rows, up to {slopes}")
+            learns.append(
+                f"the slope of the loss at each of its rows, up to {slopes}{_first_slopes(mapping, block, job)}"
+            )
             shared = ", shared by its clients" if block.is_split else ""
             learns.append(f"the weights of {block.name}{shared}" + (", which stay there" if is_held else ""))
         found.append(Insight(owners_of(block), tuple(learns)))
     kept = [block.name for block, is_held in zip(shape.blocks, held, strict=True) if is_held]
     but = f", without the weights of {', '.join(kept)}" if kept else ""
     return [*found, *merging_insights(mapping), Insight("anyone else", (f"the model, if it is released{but}",))]
+
+
+def _first_slopes(mapping: MappingSummary, block: BlockShape, job: Job) -> str:
+    """What the first slopes tell clients that do not have the labels: at equal predictions they differ by the label."""
+    bound = mapping.bound
+    holders = [set(bound.scans[branch.label_place.scan].clients) for branch in bound.branches]
+    if all({part.client for part in block.parts} <= found and len(found) == 1 for found in holders):
+        return ""
+    noisy = "" if job.privacy.label is None else "noisy "
+    return (
+        f"; the first give it the {noisy}label {bound.label} of each row that is joined once, and sums of "
+        f"{noisy}labels of the others"
+    )
 
 
 def _about_keys(mapping: MappingSummary, mode: KeyMode) -> str:

@@ -129,7 +129,7 @@ class _StandInLink(Link):
 
     def __init__(self, link: Link, stand_ins: Mapping[str, _StandIn]) -> None:
         super().__init__(link.transport, link.wire, link.checks, link.asker)
-        self.meter = link.meter
+        self.meter, self.sign = link.meter, link.sign
         self._stand_ins = stand_ins
 
     def ask(self, requests: Mapping[str, Sequence[Message]], phase: Phase = "setup") -> dict[str, list[Message]]:

@@ -100,9 +100,10 @@ class Disclosure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Something that leaves, or that the owner is told, at most so many times (None: once for each joined row)."""
 
     what: str
-    to: Literal["server", "client"]
+    to: Literal["server", "client", "partners"]
     table: str
     times: int | None
+    partners: tuple[str, ...] = ()  # other clients, who learn it from what the server sends them
 
 
 class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -284,6 +285,13 @@ def _lines(contract: Contract) -> Iterator[str]:
     if contract.keys == "dh":
         yield f"at most {contract.most_keys:,} join keys of other owners are blinded with this owner's secret"
     for told in contract.disclosures:
+        if told.partners:
+            noisy = "noisy " if contract.label_privacy is not None else ""
+            yield (
+                f"{noisy}{told.what} of {told.table} to {', '.join(told.partners)}: the first slopes of the loss give "
+                f"them the {noisy}label of each of their rows that is joined once, and sums of labels of the others"
+            )
+            continue
         how = (
             "once for each joined row of a row, in every epoch" if told.times is None else f"at most {told.times} times"
         )

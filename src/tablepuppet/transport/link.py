@@ -30,7 +30,9 @@ from tablepuppet.memory import memory_limit
 from tablepuppet.protocol.base import Failure, Message
 from tablepuppet.protocol.bounds import Known, WrongError
 from tablepuppet.protocol.codec import Frame, Wire, decode, encode
+from tablepuppet.protocol.contract import Contract
 from tablepuppet.protocol.merkle import TreeHead
+from tablepuppet.protocol.signatures import Signature
 from tablepuppet.transport.meter import Meter, Phase
 
 _LINES = "\n"  # an error may show a line of SQL below its message
@@ -51,6 +53,9 @@ class Transport(Protocol):
     def close(self) -> None: ...
 
 
+Sign = Callable[[Mapping[str, Contract]], Mapping[str, Signature]]
+
+
 class Link:
     """Asks clients typed questions and counts what passes."""
 
@@ -63,6 +68,7 @@ class Link:
         readers: Sequence[str] = (),
     ) -> None:
         self.transport = transport
+        self.sign: Sign = lambda contracts: {}  # contracts, before they are proposed; by client
         self.asker = asker  # in whose name contracts are proposed
         self.readers = list(readers)  # users who may have the result, too
         self.heads: dict[str, TreeHead] = {}  # of owners' logs, as they were when they agreed last

@@ -73,6 +73,7 @@ bench: $(VENV)/.dev ## measure all of docs/performance.md's tables (15 minutes, 
 	@$(BIN)/python -m benchmarks tpch-1 $(POOLED) --out docs/figures/bench-tpch-1.json
 	@test -n "$(SMALL)" || $(BIN)/python -m benchmarks tpch-10 --algorithm newton --out docs/figures/bench-tpch-10.json
 	@$(BIN)/python -m benchmarks chain many $(POOLED) --algorithm sgd --algorithm admm --out docs/figures/bench-joins.json
+	@$(BIN)/python -m benchmarks.fan_out --out docs/figures/fan-out.json
 	@$(BIN)/python -m benchmarks --network 10 --out docs/figures/bench-network.json
 	@$(BIN)/python -m benchmarks --torch --out docs/figures/bench-torch.json
 	@$(BIN)/python -m tools.figures_in_pages

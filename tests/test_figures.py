@@ -34,8 +34,8 @@ def test_no_table_beside_pooling_is_written_by_hand() -> None:
     assert "CPU s |" not in by_hand
 
 
-def test_make_bench_writes_every_file_that_the_page_shows() -> None:
-    page = (DOCS / "performance.md").read_text(encoding="utf-8")
+def test_make_bench_writes_every_file_that_the_pages_show() -> None:
+    page = "".join((DOCS / name).read_text(encoding="utf-8") for name in ("performance.md", "factorised.md"))
     makefile = (DOCS.parent / "Makefile").read_text(encoding="utf-8")
     shown = set(re.findall(r"<!-- figures: ([\w.-]+) -->", page))
     assert shown == set(re.findall(r"--out docs/figures/([\w.-]+)", makefile))

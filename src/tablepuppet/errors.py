@@ -91,6 +91,10 @@ class TrainingError(TablePuppetError):
     """A run cannot start or cannot go on."""
 
 
+class ScoreRangeError(TrainingError):
+    """Scores reach farther than a series of the loss does."""
+
+
 class TransportError(TablePuppetError):
     """A client cannot be reached or answers out of protocol."""
 

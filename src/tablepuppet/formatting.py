@@ -63,6 +63,14 @@ def tick_text(value: float) -> str:
     return f"{value:,.10g}" if abs(value) >= 1e4 else f"{value:.10g}"
 
 
+def shorten(count: int) -> str:
+    """
+    >>> shorten(2000), shorten(9_000_000_000)
+    ('2,000', '9.0e9')
+    """
+    return f"{count:,}" if count < 10**9 else f"{count:.1e}".replace("e+0", "e").replace("e+", "e")
+
+
 def plural(count: int, word: str) -> str:
     """
     >>> plural(1, "row"), plural(2000, "row")

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, cast
 
 import pyarrow as pa
@@ -16,16 +17,17 @@ from tablepuppet.errors import JobError, RunInterruptedError
 from tablepuppet.exchanges.schema import CloseJob, DescribeTable, TableSchema
 from tablepuppet.job import Job
 from tablepuppet.job.make import probe_job
-from tablepuppet.join.build import default_limit, map_tables
+from tablepuppet.join.build import map_tables
 from tablepuppet.join.cluster.cluster import Cluster, at_work
 from tablepuppet.join.keys import gather_keys
 from tablepuppet.join.labels import MappingRequest
 from tablepuppet.join.mapping import TableMapping, summarise
 from tablepuppet.join.negatives import with_negatives
 from tablepuppet.join.profile import Profile, check_meetings, profile_keys
+from tablepuppet.join.walk_choice import default_limit
 from tablepuppet.plan.knowledge import check_exposure
 from tablepuppet.plan.plan import Gain, Plan
-from tablepuppet.plan.prepare import Prepared, prepare, task_of
+from tablepuppet.plan.prepare import Prepared, has_sums, may_draw, prepare, task_of
 from tablepuppet.prediction.cache import PredictionCache
 from tablepuppet.prediction.missing_owners import reachable
 from tablepuppet.prediction.model import Model
@@ -335,6 +337,9 @@ def prepare_job(
         max_joined_rows=job.data.max_joined_rows,
         privacy=job.privacy,
         folds=folds,
+        walk=job.data.walk if measured is None else None,
+        may_draw=may_draw(job),
+        has_sums=partial(has_sums, job) if measured is None else None,
     )
     choice = None if measured is None else measured.rows.choice(bound, link, job_id)
     mapping = map_tables(bound, link, request, cluster=cluster, choice=choice)
@@ -362,6 +367,7 @@ def map_features(job: Job, session: Session, purpose: Purpose, measured: Measure
         test_fraction=0.0,
         max_joined_rows=job.data.max_joined_rows,
         privacy=job.privacy,
+        may_draw=may_draw(job),
     )
     return map_tables(bound, link, request, choice=selection.choice(bound, link, job_id))
 

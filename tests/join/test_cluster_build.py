@@ -147,7 +147,9 @@ def keep_scores(shard: Any) -> tuple[tuple[()], dict[str, Any]]:
 def test_what_this_machine_must_join_has_to_fit_here(
     federation: tp.Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tablepuppet.join.build.default_limit", lambda cluster=None: 100 if cluster is None else 10**9)
+    monkeypatch.setattr(
+        "tablepuppet.join.walk_choice.default_limit", lambda cluster=None: 100 if cluster is None else 10**9
+    )
     neighbours = Neighbours(2, tmp_path / "spread")
     assert mapped(federation, QUERIES["many to many"], neighbours).joined_rows > 100
     no_tree = "SELECT a.x, b.z, a.y FROM b JOIN a ON a.k = b.k JOIN d ON b.k = d.k AND a.k = d.k"

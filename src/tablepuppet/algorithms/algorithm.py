@@ -25,6 +25,7 @@ from tablepuppet.privacy.options import FeaturePrivacy
 from tablepuppet.protocol.base import Done, Message, Update
 
 FLOAT = 8  # bytes
+_PASSED, _FREQUENCY = 120e-9, 10e-9  # for a row in a walk over the join's tree, and for each frequency of a series
 _LOSS, _MOVED = 18e-9, 9e-9  # CPU seconds for a joined row in a walk: its loss, and each block's value there and back
 _CELL = 1.7e-9  # for an encoded number of a table: predictions and a gradient
 _PRODUCT = 0.04e-9  # for a product of two of them, in second moments
@@ -92,6 +93,11 @@ class Merit:
 _NETWORK_STEPS = 1200
 
 
+def tree_seconds(shape: Shape) -> float:
+    """CPU seconds of a walk over the join's tree."""
+    return sum(block.rows for block in shape.blocks) * (_PASSED + _FREQUENCY * (shape.frequencies or 0))
+
+
 class Algorithm(ABC, Generic[_Options]):
     """One algorithm, declared."""
 
@@ -122,6 +128,7 @@ class Algorithm(ABC, Generic[_Options]):
     takes_turns: ClassVar[bool] = False  # whether a round is one block's, and an epoch a round for each of them
     learns_shrinkage: ClassVar[bool] = False  # of a head, where the user leaves it open
     uses_batches: ClassVar[bool] = False  # whether `batch_size` means something
+    takes_trees: ClassVar[bool] = False  # whether sums over the join's tree are all that it asks of joined rows
     requires_curvature: ClassVar[bool] = False  # of the loss: one with kinks has none
     uses_proximal_map: ClassVar[bool] = False  # of the loss, which takes long
     takes_start: ClassVar[bool] = False  # whether a linear model may begin with other weights than zero
@@ -238,7 +245,13 @@ class Algorithm(ABC, Generic[_Options]):
             else network_seconds(block.rows, block.parameters) / 2
             for block in shape.blocks
         )
-        return _EPOCH + shape.joined * moved + tables
+        return _EPOCH + self._joined_seconds(shape, moved) + tables
+
+    def _joined_seconds(self, shape: Shape, moved: float) -> float:
+        """Of joined rows, each of which takes so long; or of the tree that makes them."""
+        if shape.frequencies is None:
+            return shape.joined * moved
+        return self.walks * tree_seconds(shape)
 
     def server_memory(self, shape: Shape, options: _Options) -> int:
         """Bytes of vectors over the rows of all blocks."""

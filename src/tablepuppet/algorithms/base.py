@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -61,6 +61,44 @@ class Walkable(Protocol):
     def by_label(self) -> LabelRows: ...
 
     def iterate_sorted(self, name: str) -> Iterator[Array]: ...
+
+
+class LossSums(Protocol):
+    """The loss and its derivatives, summed over joined rows, and per row of each block, (n_i, 1)."""
+
+    @property
+    def loss(self) -> float: ...
+
+    @property
+    def residual(self) -> float:
+        """Σ ∂ℓ/∂a."""
+
+    @property
+    def bend(self) -> float:
+        """Σ ∂²ℓ/∂a²."""
+
+    @property
+    def slopes(self) -> list[Array]: ...
+
+    @property
+    def curvatures(self) -> list[Array]: ...
+
+
+@runtime_checkable
+class Summable(Protocol):
+    """Joined rows that no step is run over: sums over all of them come from the join's tree (join/factorised/)."""
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def sample(self) -> Any:
+        """Some of them that were drawn, or all, where there are few: a step can be run over those."""
+
+    def differentiate(self, loss: Loss, per_row: Sequence[PerRow], intercept: float) -> LossSums: ...
+
+    def multiply(self, block: int, direction: Array) -> list[Array]:
+        """collapse_i of one block's expanded direction, weights included."""
 
 
 class LabelRows(Walkable, Protocol):

@@ -33,6 +33,10 @@ EngineOption = Annotated[
     str | None,
     typer.Option("--engine", help="Where joined rows are walked over: local or ray (instead of what JOB says)."),
 ]
+WalkOption = Annotated[
+    str | None,
+    typer.Option("--walk", help="materialised, factorised or drawn joined rows (instead of what JOB says)."),
+]
 StartOption = Annotated[
     Path | None,
     typer.Option("--warm-start", metavar="MODEL", help="Begin with a saved linear model, or add trees to it."),
@@ -48,6 +52,7 @@ def train(
     explain: ExplainOption = False,
     resume: ResumeOption = False,
     engine: EngineOption = None,
+    walk: WalkOption = None,
     start: StartOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -74,6 +79,7 @@ def train(
     if report is not None:
         check_place(report, "the report")
     arguments = asked.arguments | ({} if engine is None else {"engine": engine})
+    arguments |= {} if walk is None else {"walk": walk}
     arguments |= {} if start is None else {"warm_start": start}
     with screen.progress(f"training {asked.path.stem}") as on_round, asked.open_federation(federation) as tables:
         result = tables.train(asked.query, **arguments, on_round=on_round, progress=False, resume=resume)
@@ -104,7 +110,7 @@ def show_result(screen: Screen, result: Result) -> None:
     )
     if rows:
         screen.show(table(*head, title="How good it is", rows=rows), "")
-    screen.show(spent, *(f"Note: {note}" for note in result.notes))
+    screen.show(spent, *(f"Note: {note}" for note in result.remarks))
 
 
 ProfileOption = Annotated[

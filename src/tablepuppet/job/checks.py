@@ -46,6 +46,7 @@ def check_given(job: Job, given: dict[str, Any]) -> None:
     _check_head(job, given)
     _check_label_privacy(job)
     _check_negatives(job)
+    _check_walk(job)
 
 
 def _check_head(job: Job, given: dict[str, Any]) -> None:
@@ -106,6 +107,19 @@ def _check(job: Job) -> None:
             f'algorithm="{job.algorithm}" is a baseline and runs in one process; '
             f'engine="ray" runs {", ".join(a.name for a in FEDERATED)}'
         )
+
+
+def _check_walk(job: Job) -> None:
+    if job.data.walk in (None, "materialised"):
+        return
+    reasons = {
+        'engine="ray"': not isinstance(job.engine, Local),
+        "negatives": bool(job.data.negatives),
+        "privacy.features and local predictions": job.is_private,
+    }
+    for name, is_given in reasons.items():
+        if is_given:
+            raise JobError(f'walk="{job.data.walk}" makes no list of joined rows, which {name} needs; leave walk out')
 
 
 def _check_negatives(job: Job) -> None:

@@ -34,6 +34,8 @@ from tablepuppet.protocol.contract import Folds, automatic_batch
 
 OPEN_LOSSES = ("cross_entropy",)  # names that leave the loss to the label: here to the number of its classes
 BatchSize = int | Literal["auto"] | None
+# Joined rows are written down, or summed over as the trees that make them, or some are drawn (docs/factorised.md).
+Walk = Literal["materialised", "factorised", "drawn"]
 
 
 class Local(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="name", tag="local"):
@@ -104,6 +106,7 @@ class JobData(_Part, frozen=True):
     max_categories: int | None = None
     ids: tuple[str, ...] | None = None  # texts that stay with their owner; None: under a head, those that owners find
     max_joined_rows: int | None = None
+    walk: Walk | None = None  # None: as it costs least
 
     @property
     def has_weights(self) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,16 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import RowNumbers, freeze, pieces
 from tablepuppet.errors import MappingError, PrivacyError
 from tablepuppet.join.cluster.cluster import Cluster
-from tablepuppet.join.duckdb_join import BranchSide, Counts, ListedSide, Marks, why_empty
-from tablepuppet.join.join import BYTES_PER_JOINED_ROW, BranchJoin, Span, join_branch
-from tablepuppet.join.keys import ScanKeys, gather_keys
+from tablepuppet.join.duckdb_join import BranchSide, Counts, ListedSide, Marks
+from tablepuppet.join.factorised.tree import Tree
+from tablepuppet.join.join import BranchJoin, Span
+from tablepuppet.join.keys import gather_keys
 from tablepuppet.join.labels import LabelSpace, MappingRequest, no_labels, read_labels
-from tablepuppet.join.mapping import LabelRows, Part, RelationStats, TableMapping
+from tablepuppet.join.mapping import LabelRows, Part, RelationStats, SideSizes, TableMapping
 from tablepuppet.join.materialize import Writer
-from tablepuppet.memory import free_memory, trim_heap
+from tablepuppet.join.tree_join import TreeJoin
+from tablepuppet.join.walk_choice import draw_side, join_branches
+from tablepuppet.memory import trim_heap
 from tablepuppet.sql.bound import Block, BoundQuery
 from tablepuppet.transport.link import Link
 
@@ -141,21 +145,32 @@ def map_tables(
     trim_heap(max(sum(own.values()) for own in client_rows))  # in one process, what owners freed while others worked
     merged = tuple(scan.merged for scan in keys)
     cutoffs = {number: scan.cutoffs for number, scan in enumerate(keys) if scan.cutoffs is not None}
-    joins = _join_branches(bound, keys, request, None if any(caps) else cluster)
+    found = join_branches(bound, keys, request, None if any(caps) else cluster)
+    joins = found.joins
     del keys
     has_label = bound.branches[0].label_column >= 0
     labels = read_labels(bound, link, request, client_rows) if has_label else no_labels(bound, client_rows)
     of_labels = _label_span(bound, labels)
     is_trained, is_held = _mark_rows(bound, labels, choice, client_rows)
-    train, held = (_side(joins, of_labels, marks) for marks in (is_trained, is_held))
-    counts = [_counts(train), _counts(held)]
+    walk = found.choose(request, labels.info)
+    marks = (is_trained, is_held & ~labels.is_validation, is_held & labels.is_validation)
+    train, test, validation = (_side(joins, of_labels, own) for own in marks)
+    whole = SideSizes(_rows(train), _rows(test), _rows(validation))
+    if walk == "drawn":
+        draw = partial(
+            draw_side, sizes=[join.sizes for join in joins], seed=request.seed, most=found.most_drawn(request)
+        )
+        train, test, validation = draw(train), draw(test), draw(validation)
+    counts = [_counts(train), _counts(test)]
+    if _rows(validation):
+        counts[1] = _add_counts(counts[1], _counts(validation))
     fits = _fits(bound, counts, client_rows)
     _check_labels(bound, labels, [of_labels.total(own) for own in counts])
     if choice is not None and not _rows(train):
         raise MappingError(choice.nothing_left)
     if request.test_fraction < 1 and not _rows(train):
         is_tested = not bool(labels.is_validation[of_labels.total(counts[1]) > 0].any())
-        raise MappingError(_nothing_left(_rows(held), is_tested))
+        raise MappingError(_nothing_left(_rows(test) + _rows(validation), is_tested))
     spans = [block_span(bound, block, client_rows) for block in bound.blocks]
     if privacy.features is not None:
         _check_absent([span for span, _ in spans])
@@ -177,7 +192,8 @@ def map_tables(
     parts: list[Part] = []
     for number, (_, places) in enumerate(spans):
         parts += parts_of_block(number, places, occurring[0][number], occurring[1][number], len(parts))
-    writer = Writer(len(spans), columns, label, [join.sizes for join in joins], labels, cluster)
+    trees = None if walk != "factorised" else tuple(Tree.of(join) for join in joins if isinstance(join, TreeJoin))
+    writer = Writer(len(spans), columns, label, [join.sizes for join in joins], labels, cluster, trees, request.seed)
     joined = writer.write("train", train, occurring[0], multiplicity[label] if label < len(spans) else None)
     mapping = TableMapping(
         bound=bound,
@@ -186,8 +202,8 @@ def map_tables(
         parts=tuple(parts),
         multiplicity=multiplicity,
         train=joined,
-        test=writer.write("test", _side(joins, of_labels, is_held & ~labels.is_validation), occurring[1]),
-        validation=writer.write("validation", _side(joins, of_labels, labels.is_validation), occurring[1]),
+        test=writer.write("test", test, occurring[1]),
+        validation=writer.write("validation", validation, occurring[1]),
         dropped=dropped,
         placement=writer.placement(joined, train),
         folds=None if labels.folds is None else labels.folds[occurring[0][label]],
@@ -197,24 +213,11 @@ def map_tables(
         ),
         merged=merged,
         cutoffs=cutoffs,
+        walk=walk,
+        whole=whole if walk == "drawn" else None,
     )
     trim_heap()
     return mapping
-
-
-def _join_branches(
-    bound: BoundQuery, keys: Sequence[ScanKeys], request: MappingRequest, cluster: Cluster | None
-) -> list[BranchJoin]:
-    """The joined rows of every branch, if there are any, and not too many for this machine or the cluster."""
-    given = request.max_joined_rows
-    limits = [given or default_limit(cluster), given or default_limit()]
-    joins: list[BranchJoin] = []
-    for branch in bound.branches:
-        joins.append(join_branch(bound, branch, keys, limits[0], max_here=limits[1]))
-        limits = [limit - joins[-1].count() for limit in limits]
-    if not any(join.count() for join in joins):  # one branch of UNION ALL may be empty, and not all of them
-        raise MappingError(why_empty(bound, bound.branches[0], keys))
-    return joins
 
 
 def _mark_rows(
@@ -265,6 +268,11 @@ def _rows(side: Sequence[BranchSide]) -> int:
 def _counts(side: Sequence[BranchSide]) -> list[list[Counts]]:
     """Joined rows per row of each relation of each branch."""
     return [branch.counts() for branch in side]
+
+
+def _add_counts(first: list[list[Counts]], second: list[list[Counts]]) -> list[list[Counts]]:
+    """What is counted on two sides."""
+    return [[a + b for a, b in zip(*own, strict=True)] for own in zip(first, second, strict=True)]
 
 
 def _count_occurrences(counts: Counts, rows: RowNumbers) -> RowNumbers:
@@ -354,9 +362,3 @@ def _fits(
                 )
             )
     return tuple(fits)
-
-
-def default_limit(cluster: Cluster | None = None) -> int:
-    """As many joined rows as three quarters of the free memory hold, here or of the cluster."""
-    memory = free_memory() if cluster is None else max(cluster.memory, free_memory())
-    return max(1_000_000, int(0.75 * memory / BYTES_PER_JOINED_ROW))

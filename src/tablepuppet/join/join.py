@@ -22,7 +22,7 @@ from tablepuppet.errors import MappingError
 from tablepuppet.join.duckdb_join import BranchSide, Counts, DuckJoin, ListedJoin, ListedSide, Marks
 from tablepuppet.join.keys import ScanKeys
 from tablepuppet.join.tree_join import TreeJoin
-from tablepuppet.sql.bound import BoundQuery, Branch
+from tablepuppet.sql.bound import Branch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,25 +150,31 @@ class BranchJoin(Protocol):
         """The joined rows whose label's row is marked; None: all."""
 
 
-def join_branch(
-    bound: BoundQuery,
-    branch: Branch,
-    keys: Sequence[ScanKeys],
-    max_rows: int,
-    *,
-    max_here: int | None = None,
-) -> BranchJoin:
-    """The joined rows of a branch, if they are not too many; `max_here`: where they must be made by this machine."""
-    join = TreeJoin.of(branch, keys) or DuckJoin(branch, keys)
-    count = join.count()
-    if isinstance(join, DuckJoin) and max_here is not None:
-        max_rows = min(max_rows, max_here)
-    if count > max_rows:
-        raise MappingError(
-            f"the query joins to {count:,} rows, more than the limit of {max_rows:,}; "
-            "add a WHERE, join on more keys, or raise max_joined_rows"
-        )
-    if isinstance(join, TreeJoin):
-        return join
-    sizes = tuple(keys[relation.scan].rows for relation in branch.relations)
-    return ListedJoin(sizes, branch.label_relation, join.rows())
+@dataclass(frozen=True, slots=True)
+class SizeLimit:
+    """How many joined rows there may be."""
+
+    rows: int
+    here: int  # that this machine may make, which alone joins what is no tree
+    bounds_trees: bool = True  # False: a tree may have any number, for nobody writes them down
+    prefers_trees: bool = False  # whether joined rows may come in any order, for the sake of a tree
+
+
+def join_branch(branch: Branch, keys: Sequence[ScanKeys], limit: SizeLimit) -> BranchJoin:
+    """The joined rows of a branch, if they are not too many."""
+    tree = TreeJoin.of(branch, keys, in_any_order=limit.prefers_trees)
+    join = tree or DuckJoin(branch, keys)
+    count, most = join.count(), limit.rows if tree is not None else min(limit.rows, limit.here)
+    if tree is not None and (count <= most or not limit.bounds_trees):
+        return tree
+    if tree is None and isinstance(join, DuckJoin) and count <= most:
+        sizes = tuple(keys[relation.scan].rows for relation in branch.relations)
+        return ListedJoin(sizes, branch.label_relation, join.rows())
+    tree = None if limit.bounds_trees else TreeJoin.of(branch, keys, in_any_order=True)
+    if tree is not None:
+        return tree
+    cyclic = "" if limit.bounds_trees else ", and forms no tree from which rows could be drawn"
+    raise MappingError(
+        f"the query joins to {count:,} rows, more than the limit of {most:,}{cyclic}; "
+        "add a WHERE, join on more keys, or raise max_joined_rows"
+    )

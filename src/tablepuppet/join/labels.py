@@ -7,7 +7,7 @@ sample weights where the job has any.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, cast
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import Array
 from tablepuppet.errors import MappingError
 from tablepuppet.exchanges.labels import DescribeLabels, Labels, LabelSummary, SendLabels, SendWeights, Weights
+from tablepuppet.job.job import Walk
 from tablepuppet.join.mapping import LabelInfo, in_label_type
 from tablepuppet.privacy.labels import channel_of
 from tablepuppet.privacy.options import Privacy
@@ -58,6 +59,9 @@ class MappingRequest:
     max_joined_rows: int | None = None
     privacy: Privacy = field(default_factory=Privacy)
     folds: Folds | None = None
+    walk: Walk | None = None  # how joined rows are walked over; None: as it costs least
+    may_draw: bool = False  # whether a tree may have any number of joined rows, and some may stand for all
+    has_sums: Callable[[LabelInfo], bool] | None = None  # whether all that is asked of them are sums over a tree
 
 
 def read_labels(

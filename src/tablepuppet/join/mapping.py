@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from tablepuppet.algorithms.shape import FanOutHistogram
 from tablepuppet.arrays import RowNumbers, freeze
 from tablepuppet.errors import MappingError
+from tablepuppet.job.job import Walk
 from tablepuppet.join.groups import MergedGroups
 from tablepuppet.join.joined_rows import BlockIndex, Joined, JoinedRows
 from tablepuppet.privacy.labels import Channel
@@ -116,6 +117,15 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
+class SideSizes:
+    """How many joined rows each side of the split has."""
+
+    train: int
+    test: int
+    validation: int
+
+
+@dataclass(frozen=True, slots=True)
 class LabelRows:
     """The rows that a branch has its labels from, as the split counts them: the first one's number, and how many."""
 
@@ -144,6 +154,8 @@ class TableMapping:
     label_rows: tuple[LabelRows, ...] = ()  # of each branch
     merged: tuple[MergedGroups | None, ...] = ()  # of each scan: groups of several clients
     cutoffs: Mapping[int, int] = field(default_factory=dict)  # of each scan of a history, how many
+    walk: Walk = "materialised"  # how joined rows are walked over
+    whole: SideSizes | None = None  # all joined rows, where some are drawn
 
     @property
     def joined_rows(self) -> int:
@@ -196,6 +208,8 @@ class MappingSummary:
     label_rows: tuple[LabelRows, ...] = ()  # of each branch
     merged: tuple[MergedGroups | None, ...] = ()  # of each scan: groups of several clients
     cutoffs: Mapping[int, int] = field(default_factory=dict)  # of each scan of a history, how many
+    walk: Walk = "materialised"  # how joined rows are walked over
+    whole: SideSizes | None = None  # all joined rows, where some are drawn
 
     @property
     def joined_rows(self) -> int:
@@ -231,6 +245,8 @@ def summarise(mapping: TableMapping) -> MappingSummary:
         label_rows=mapping.label_rows,
         merged=mapping.merged,
         cutoffs=mapping.cutoffs,
+        walk=mapping.walk,
+        whole=mapping.whole,
     )
 
 

@@ -31,6 +31,8 @@ from tablepuppet.join.cluster.partitions import (
 from tablepuppet.join.cluster.rows import ClusterRows
 from tablepuppet.join.cluster.worker import Layout, merge
 from tablepuppet.join.duckdb_join import BranchSide
+from tablepuppet.join.factorised.rows import FactorisedRows
+from tablepuppet.join.factorised.tree import Tree
 from tablepuppet.join.join import Column, JoinedSide, Span
 from tablepuppet.join.joined_rows import Joined, JoinedRows, lanes_of
 from tablepuppet.join.labels import LabelSpace
@@ -49,6 +51,8 @@ class Writer:
     sizes: Sequence[Sequence[int]]  # of each branch's relations
     labels: LabelSpace
     cluster: Cluster | None
+    trees: tuple[Tree, ...] | None = None  # of the branches, where no joined row is written down
+    seed: int = 0  # of those that are drawn then
 
     def write(
         self,
@@ -65,6 +69,8 @@ class Writer:
         labels, weights = self.labels.values, self.labels.weights
         if len(own) < len(labels):  # not all of them, ascending
             labels, weights = labels[own], None if weights is None else weights[own]
+        if self.trees is not None:
+            return FactorisedRows(joined, self.trees, floats(labels), weights, self.seed)
         if self.cluster is None or not joined.rows:
             return replace(materialize(joined, labels, weights), counts=counts)
         labels = floats(labels)

@@ -13,12 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import RowNumbers
-from tablepuppet.join.build import block_span, default_limit, parts_of_block
+from tablepuppet.join.build import block_span, parts_of_block
 from tablepuppet.join.duckdb_join import ListedSide
-from tablepuppet.join.join import Column, JoinedSide, join_branch
+from tablepuppet.join.join import Column, JoinedSide, SizeLimit, join_branch
 from tablepuppet.join.joined_rows import JoinedRows, RowIndex
 from tablepuppet.join.keys import gather_keys
 from tablepuppet.join.mapping import Part
+from tablepuppet.join.walk_choice import default_limit
 from tablepuppet.privacy.options import Privacy
 from tablepuppet.sql.bound import Block, BoundQuery, Branch
 from tablepuppet.transport.link import Link
@@ -53,7 +54,7 @@ def map_new_rows(
     for branch in bound.branches:
         relations = _out_of_reach(bound, branch, incomplete)
         lenient.append(relations)
-        join = join_branch(bound, _outer(branch, relations), keys, limit)
+        join = join_branch(_outer(branch, relations), keys, SizeLimit(limit, limit))
         branches.append(ListedSide.of(join.side(None), join.sizes))
         limit -= branches[-1].rows
     total = sum(side.rows for side in branches)

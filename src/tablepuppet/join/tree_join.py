@@ -1,6 +1,6 @@
 """The join of numbered keys by counting: for queries whose joins form a tree, which are nearly all.
 
-In: numbered keys (keys/gather.py). Out: for any rows of the label's relation the row numbers of their joined rows in
+In: numbered keys (keys.py). Out: for any rows of the label's relation the row numbers of their joined rows in
 each relation, ordered by the label's row, then by the other relations' rows in the order of the query. Nothing is
 sorted or hashed but the tables themselves: a relation's rows are grouped by key once, the number of joined rows below
 each row is summed from the leaves to the label's relation, and so every joined row's place is known before it is made.

@@ -2,7 +2,7 @@
 
 In: joined rows, the borders of the lane's shards, and each block's values. Out: for each signal and block the sums that
 the lane collapsed, (rows, k) from some row of the block on, and the sums that its steps gave. A lane sums the rows that
-it can meet: all of an unsorted block, a range of a block in order. Lanes are added up in order (joined.py).
+it can meet: all of an unsorted block, a range of a block in order. Lanes are added up in order (joined_rows.py).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from tablepuppet.algorithms.shape import BlockShape
 from tablepuppet.formatting import columns, details, fragment, groups, items, plural, seconds, size
 from tablepuppet.job.job import JobModel
 from tablepuppet.join.mapping import RelationStats
-from tablepuppet.plan.costs import RUN_EPOCHS, Cost
+from tablepuppet.plan.costs import RUN_EPOCHS, Cost, describe_walk
 from tablepuppet.plan.history import describe_histories
 from tablepuppet.plan.knowledge import Exposure
 from tablepuppet.transport.meter import Account
@@ -73,6 +73,7 @@ def _title(plan: Plan) -> list[str]:
             f"  stops after {plural(job.patience, 'epoch')} without a better validation {job.monitor}, and keeps the "
             "best epoch's parameters"
         )
+    title += wrap(describe_walk(plan), _LINE, initial_indent="  ", subsequent_indent="    ")
     placement = plan.mapping.placement
     if placement is not None:
         how = "each makes its own joined rows" if placement.is_joined_there else "joined here first, by one machine"
@@ -307,6 +308,7 @@ def document(plan: Plan) -> dict[str, Any]:
             for block in shape.blocks
         ],
         "tables": [asdict(fit) | {"orphans": fit.orphans} for fit in plan.mapping.fits],
+        "walk": plan.mapping.walk,
         "costs": [
             {
                 "algorithm": row.algorithm,

@@ -17,9 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import JobError, PrivacyError, nearest
 from tablepuppet.job import Job, class_text
+from tablepuppet.job.job import Local
 from tablepuppet.join.joined_rows import Joined, JoinedRows, RowIndex
 from tablepuppet.join.labels import Task
 from tablepuppet.join.mapping import LabelInfo, Part, TableMapping, rows_here, summarise
@@ -127,6 +129,19 @@ def task_of(job: Job) -> Task:
     if loss is not None:
         return loss.task
     return "any" if job.model.loss_name == "auto" else "classes"
+
+
+def may_draw(job: Job) -> bool:
+    """Whether some joined rows may stand for all of a join that is too large: of private features and of pairs that did
+    not meet each is counted, and a cluster has all."""
+    return not job.is_private and not job.data.negatives and isinstance(job.engine, Local)
+
+
+def has_sums(job: Job, label: LabelInfo) -> bool:
+    """Whether a job's training asks of joined rows for nothing but sums over the join's tree."""
+    kind = job.model.loss_class or usual_loss(len(label.classes))
+    is_exact = may_draw(job) and label.channel is None and job.search is None
+    return is_exact and algorithm_of(job.options).takes_trees and job.model.is_convex and kind.is_separable()
 
 
 def _loss(job: Job, mapping: TableMapping) -> Loss:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import JobError, ModelError
 from tablepuppet.exchanges.labels import SendSides, Sides
+from tablepuppet.formatting import shorten
 from tablepuppet.job import Job
 from tablepuppet.join.build import RowChoice
 from tablepuppet.join.labels import LabelSpace
@@ -203,20 +204,23 @@ class MeasuredRows:
     wanted: str  # test, train or all
     joined: int
     models: int = 1
+    whole: int | None = None  # that so many were drawn from; None: they are all
 
     def __str__(self) -> str:
+        rows = f"{self.joined:,}" if self.whole is None else f"{self.joined:,} drawn rows of {shorten(self.whole)}"
         if self.wanted == "all":
-            return f"all {self.joined:,} rows, training rows included"
+            return f"all {rows} rows, training rows included"
         whom = {
             ("test", 1): "that the model was not trained on",
             ("test", 2): "that neither model was trained on",
             ("train", 1): "that the model was trained on",
             ("train", 2): "that both models were trained on",
         }
-        return f"{self.joined:,} rows {whom[self.wanted, self.models]}"
+        return f"{rows} rows {whom[self.wanted, self.models]}"
 
     def to_dict(self) -> dict[str, Any]:
-        return {"rows": self.joined, "which_rows": self.wanted}
+        drawn = {} if self.whole is None else {"drawn_from": self.whole}
+        return {"rows": self.joined, "which_rows": self.wanted, **drawn}
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +279,8 @@ class RowSelection:
         return RowChoice(marks, self._nothing_left)
 
     def count(self, mapping: TableMapping) -> MeasuredRows:
-        return MeasuredRows(self.wanted, mapping.train.rows, self.models)
+        whole = None if mapping.whole is None else mapping.whole.train
+        return MeasuredRows(self.wanted, mapping.train.rows, self.models, whole)
 
     def _draws(self, bound: BoundQuery) -> list[_Draw]:
         found: list[_Draw] = []

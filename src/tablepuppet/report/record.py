@@ -149,6 +149,14 @@ class TrafficRecord(_Plain, frozen=True):
     evaluation: AccountRecord
 
 
+class MeasuredRecord(_Plain, frozen=True):
+    """Drawn joined rows that the metrics of a side are of."""
+
+    rows: int
+    of: int
+    standard_errors: dict[str, float]
+
+
 class RunRecord(_Plain, frozen=True, kw_only=True):
     """One run, in full."""
 
@@ -165,6 +173,7 @@ class RunRecord(_Plain, frozen=True, kw_only=True):
     epoch: int = 0  # whose parameters the model has; 0 in older records: the last one's
     converged: bool | None = None  # None: an older record, which does not say
     notes: list[str] = []  # what is amiss, and how to go on
+    measured: dict[str, MeasuredRecord] = {}  # by side, where metrics are not of all rows
     coefficients: Coefficients | None
     # table, feature, and of trees: Σ gain, splits; of a linear model: how far it moves the score, None
     importance: list[tuple[str, str, float | None, float | None]] = []

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tablepuppet.algorithms.base import Walkable
+from tablepuppet.algorithms.base import Summable, Walkable
 from tablepuppet.arrays import Array, PerRow, RowNumbers
 from tablepuppet.join.mapping import Class
 from tablepuppet.models.losses import Loss, Weighted
@@ -35,6 +35,18 @@ _CHUNK = 1 << 18  # rows that are measured at a time: they stay in the cache
 _CLASSES = 20  # beyond so many, the area under each one's curve is not measured
 
 
+@dataclass(frozen=True, slots=True)
+class MeasuredOn:
+    """Drawn joined rows that metrics were measured on, and the standard errors of those that no sum gives exactly."""
+
+    rows: int
+    of: int  # all joined rows of the side
+    standard_errors: Metrics
+
+    def without(self, exact: Metrics) -> MeasuredOn:
+        return replace(self, standard_errors={n: e for n, e in self.standard_errors.items() if n not in exact})
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Measured:
     """The mean loss and the metrics of some rows; of classes that a finished model predicts, the curves."""
@@ -42,6 +54,7 @@ class Measured:
     loss: float
     metrics: Metrics
     curves: Curves | None = None
+    on: MeasuredOn | None = None  # None: all rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +145,7 @@ def measure(
 def measure_constant(joined: Walkable, constant: Array, criterion: Criterion) -> Metrics:
     """What a constant, the majority class or the mean, reaches on some joined rows."""
     nothing = [np.zeros((index.rows, criterion.loss.outputs)) for index in joined.indices]
-    return measure(joined, nothing, constant, criterion).metrics
+    return measure(joined.sample if isinstance(joined, Summable) else joined, nothing, constant, criterion).metrics
 
 
 def sum_metrics(joined: Walkable, per_row: Sequence[PerRow], intercept: Array, criterion: Criterion) -> Sums:

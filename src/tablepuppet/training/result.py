@@ -27,7 +27,8 @@ from tablepuppet.prediction.split import split_of
 from tablepuppet.privacy.ledger import Ledger
 from tablepuppet.protocol.merkle import TreeHead
 from tablepuppet.training.curves import Curves
-from tablepuppet.training.metrics import Metrics
+from tablepuppet.training.drawn_metrics import describe_walk
+from tablepuppet.training.metrics import MeasuredOn, Metrics
 from tablepuppet.transport.meter import Network, Traffic
 
 if TYPE_CHECKING:
@@ -151,6 +152,7 @@ class Result:
     heads: dict[str, TreeHead] = field(default_factory=dict)  # of owners' logs, with their agreement to this run
     curves: dict[str, Curves] = field(default_factory=dict)  # by side: confusion, calibration, residuals, …
     baseline: Metrics = field(default_factory=dict)  # of the majority class, or the mean: what a constant reaches
+    measured: dict[str, MeasuredOn] = field(default_factory=dict)  # by side: what metrics are of, if not of all rows
 
     def for_release(self) -> Result:
         """What leaves the server: of a private job, no figure that comes from exact predictions and has no ε."""
@@ -227,12 +229,17 @@ class Result:
 
     def __str__(self) -> str:
         """The same, and below it what is amiss."""
-        return "\n".join([repr(self), *(f"Note: {note}" for note in self.notes)])
+        return "\n".join([repr(self), *(f"Note: {note}" for note in self.remarks)])
+
+    @property
+    def remarks(self) -> list[str]:
+        """What a reader should know: which rows the figures are of, and the notes."""
+        return [*describe_walk(self.plan.mapping, self.measured, self.metrics), *self.notes]
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
         title = f"{self.plan.job.model.name} by {self.plan.job.algorithm}: {self._took()}"
-        title = ". ".join([title, *self.notes])
+        title = ". ".join([title, *self.remarks])
         return result_html(title, self.sides, [record.objective for record in self.history])
 
     def explain(self) -> str:

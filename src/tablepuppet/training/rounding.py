@@ -243,6 +243,7 @@ class RoundedResults:
             baseline=self.figures.metrics(found.baseline, self.sides[side], self.loss),
             history=tuple(self.record(record) for record in found.history),
             curves=curves,
+            measured={name: replace(on, standard_errors={}) for name, on in found.measured.items()},
         )
 
     def search(self, found: SearchResult) -> SearchResult:

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from tablepuppet.algorithms.base import Problem, Server
+from tablepuppet.algorithms.base import Problem, Server, Summable
 from tablepuppet.arrays import Array, PerRow
 from tablepuppet.errors import TrainingError
 from tablepuppet.exchanges.evaluation import Evaluate, Evaluation, HoldPart, Keep, Parameters, Release, Restore
@@ -33,8 +33,9 @@ from tablepuppet.sources.encoding import encoded_width
 from tablepuppet.threads import submit
 from tablepuppet.training.convergence import Patience, judge
 from tablepuppet.training.curves import Curves
+from tablepuppet.training.drawn_metrics import SideRows
 from tablepuppet.training.interactions import Interaction, advise_head, compare_with_sum, explain_pairs, probe
-from tablepuppet.training.metrics import Criterion, Metrics, by_side, measure, sum_metrics
+from tablepuppet.training.metrics import Criterion, MeasuredOn, Metrics, by_side, sum_metrics
 from tablepuppet.training.result import EpochRecord, Result, RoundEvent
 from tablepuppet.training.server import JoinOperator, UnionOperator
 from tablepuppet.training.start import agree_on_encoders, figures_of, ids_of, make_problem, start_parts, widths_of
@@ -64,7 +65,8 @@ def _train(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | None
     if private.is_noisy:
         check_exposure(replace(plan, widths=widths_of(encoders)).shape, job, plan.loss)
     problem = make_problem(plan, mapping, union, encoders)
-    if job.patience is None and problem.head is None and problem.channel is None:  # the last epoch is the model
+    is_last_epoch = job.patience is None and problem.head is None and problem.channel is None  # the model's
+    if is_last_epoch and not isinstance(problem.joined, Summable):
 
         def last_look(per_row: Sequence[PerRow], intercept: Array) -> Sums:
             return sum_metrics(mapping.train, per_row, intercept, Criterion(problem.loss, Moment.FINISHED))
@@ -104,6 +106,7 @@ class Run:
         self.losses: dict[str, float] = {}  # the mean loss of each side then
         self.rounds = self.epochs = 0
         self.curves: dict[str, Curves] = {}  # of the finished model
+        self.measured: dict[str, MeasuredOn] = {}  # drawn rows that it was measured on
         self.best_head: TrainedHead | None = None  # the head at the best epoch
         self._probed: Future[Interaction | None] | None = None
         self.is_restored = False
@@ -230,14 +233,20 @@ class Run:
         known = None if wants_train else server.tally
         moments = (Moment.FINISHED,) * 2 if is_last else (Moment.EPOCH, Moment.HELD_OUT)
         first, others = (Criterion(self.problem.loss, moment, mapping.label.channel) for moment in moments)
-        found = {"train": measure(apply_head(mapping.train, head), train, self.intercept, first, known=known)}
+        found = {"train": self._side("train").measure(train, self.intercept, first, known)}
         if mapping.validation.rows:
-            found["validation"] = measure(apply_head(mapping.validation, head), test, self.intercept, others)
-        found["test"] = measure(apply_head(mapping.test, head), test, self.intercept, others)
+            found["validation"] = self._side("validation").measure(test, self.intercept, others)
+        found["test"] = self._side("test").measure(test, self.intercept, others)
+        self.measured = {side: measured.on for side, measured in found.items() if measured.on is not None}
         metrics, self.curves = by_side(found, mapping.label.classes)
         self.losses = {side: measured.loss for side, measured in found.items()}
         loss = found["train"].loss
         return loss + (penalty if head is None else self.head_penalty(head, ridged)), metrics
+
+    def _side(self, name: str) -> SideRows:
+        whole = self.mapping.whole
+        joined = apply_head(getattr(self.mapping, name), self.problem.head)
+        return SideRows(joined, None if whole is None else getattr(whole, name))
 
     def _ask_evaluations(self, moves: Sequence[Mapping[str, Any] | None], *, train: bool) -> dict[int, Evaluation]:
         """What each part's model says of its held-out rows, and of its train rows, after its last move."""
@@ -343,6 +352,7 @@ class Run:
             objective=objective,
             metrics=metrics,
             curves=self.curves,
+            measured=self.measured,
             history=tuple(self.history),
             traffic=self.union.link.meter.traffic(),
             blocks=tuple(blocks),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -44,7 +45,8 @@ from tablepuppet.prediction.model import BlockModel
 from tablepuppet.protocol.base import Message
 from tablepuppet.training.convergence import Patience, judge
 from tablepuppet.training.curves import Curves
-from tablepuppet.training.metrics import Criterion, Measured, Metrics, by_side, measure_scores
+from tablepuppet.training.drawn_metrics import standard_errors
+from tablepuppet.training.metrics import Criterion, Measured, MeasuredOn, Metrics, by_side, measure_scores
 from tablepuppet.training.result import EpochRecord, Result, RoundEvent
 from tablepuppet.training.run import OnRound
 from tablepuppet.training.server import UnionOperator, clients_of
@@ -183,6 +185,12 @@ def _index(p: RowIndex) -> BlockIndex:
     return BlockIndex.of(p.rows, p.index, is_sorted=p.is_sorted and not p.is_partial)
 
 
+def _measure_some(
+    side: JoinedRows, scores: Array, labels: Array, weights: Array | None, criterion: Criterion, some: NDArray[np.int64]
+) -> Metrics:
+    return measure_scores(scores[some], labels, weights, criterion, index=side.label_index.take(some)).metrics
+
+
 @dataclass
 class _Training:
     """One run under way."""
@@ -205,6 +213,7 @@ class _Training:
         self.patience = None if job.patience is None else Patience(job.monitor, job.patience, job.min_delta)
         self.options = self.server.options
         self.curves: dict[str, Curves] = {}
+        self.measured: dict[str, MeasuredOn] = {}  # drawn rows that it was measured on
 
     def loop(self) -> None:
         trees = self.options.trees
@@ -248,7 +257,7 @@ class _Training:
         if is_last:
             self.server.finish()
         loss, channel = self.plan.loss, self.plan.mapping.label.channel
-        names = ("train", "test", "validation")
+        names, whole = ("train", "test", "validation"), self.plan.mapping.whole
         scores = (self.server.scores, *(held.scores for held in self.server.held))
         found: dict[str, Measured] = {}
         for name, side, own in zip(names, self.sides, scores, strict=True):
@@ -257,6 +266,9 @@ class _Training:
             moment = Moment.FINISHED if is_last else Moment.EPOCH if name == "train" else Moment.HELD_OUT
             given = (own, floats(side.labels), side.weights, Criterion(loss, moment, channel))
             found[name] = measure_scores(*given, index=side.label_index.index)
+            if is_last and whole is not None and getattr(whole, name) > side.rows:
+                errors = standard_errors(partial(_measure_some, side, *given), side.rows)
+                self.measured[name] = MeasuredOn(side.rows, getattr(whole, name), errors)
         ordered: dict[str, Measured] = {name: found[name] for name in ("train", "validation", "test") if name in found}
         metrics, self.curves = by_side(ordered, self.plan.mapping.label.classes)
         return found["train"].loss, metrics
@@ -299,6 +311,7 @@ class _Training:
             objective=objective,
             metrics=metrics,
             curves=self.curves,
+            measured=self.measured,
             history=tuple(self.history),
             traffic=self.union.link.meter.traffic(),
             blocks=tuple(blocks),

@@ -36,6 +36,7 @@ class NewtonAlgorithm(Algorithm[Newton]):
     requires_linear = "it needs a convex objective with second derivatives in closed form"
     requires_curvature = True
     takes_start = True
+    takes_trees = True
     forms_second_moments = True
     epochs = 20
     walks = 2.5

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.base import Problem
+from tablepuppet.algorithms.base import Problem, Summable
 from tablepuppet.algorithms.numerics.linear_systems import eigenvalues
 from tablepuppet.arrays import Array, Following, RowNumbers, pieces
 
@@ -63,6 +63,28 @@ def images(weights: Array | Following, columns: Array, vectors: Sequence[Array])
             own[number] += bent.T @ v[here, 0]
             constant[number] += w.T @ v[here, 0]
     return own, constant
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Images:
+    """What the Hessian makes of directions, as a walk gives it (`hessian_step`)."""
+
+    signals: list[list[Array]]
+    sums: dict[str, Array]
+
+
+def sum_images(joined: Summable, columns: Sequence[Array], known: Sequence[Array | Following]) -> Images:
+    """Of squared loss, exactly: every block gets the images of the others' directions; `known`: Σ w per row of each."""
+    signals: list[list[Array]] = [[own[:, :0]] for own in columns]
+    along = []
+    for number, own in enumerate(columns):
+        along.append(own.T @ known[number][:])
+        for direction in own.T:
+            for block, image in enumerate(joined.multiply(number, direction[:, None])):
+                if block != number:
+                    signals[block].append(image)
+    intercept = np.concatenate([*along, [[float(joined.rows)]]])  # weights are 1 on average
+    return Images([[np.concatenate(own, axis=1) for own in signals]], {"intercept": intercept})
 
 
 def _sum_weights(weights: Array | Following) -> float:

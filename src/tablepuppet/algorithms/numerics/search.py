@@ -22,9 +22,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.base import Problem
+from tablepuppet.algorithms.base import Problem, Summable
 from tablepuppet.algorithms.numerics.linear_systems import eigenvalues
 from tablepuppet.arrays import Array, Following, Moved, PerRow, freeze
+from tablepuppet.errors import ScoreRangeError
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.losses.logistic import curvature_of_slopes
 from tablepuppet.models.metrics import Sums
@@ -96,6 +97,11 @@ def derivatives(
 ) -> Derivatives:
     """One walk over all joined rows."""
     joined, loss = problem.joined, problem.loss
+    if isinstance(joined, Summable):
+        sums = joined.differentiate(loss, predictions, float(intercept[0]))
+        curved: list[Array | Following] | None = [*map(freeze, sums.curvatures)] if wants_curvature else None
+        residual = np.array([sums.residual])
+        return Derivatives(sums.loss / joined.rows, sums.slopes, curved, residual, {"exact": sums.loss})
     given: dict[str, Any] = {"loss": loss, "channel": problem.channel, "wants_curvature": wants_curvature}
     apart = [index.is_identity for index in joined.indices]  # as large as the joined table: nothing is to be copied
     follows = problem.slopes_tell_curvature
@@ -235,7 +241,10 @@ def minimise(
             at, moved = None, []  # as large as the tables, and rarely wanted again
             steps = [Moved(block[0], block[1:], c) for block, c in zip(vectors, split(new), strict=True)]
             moved = [step if later else _write_out(step) for step, later in zip(steps, in_walks, strict=True)]
-            at = (look if look is not None and ends else evaluate)(moved, intercept + new[borders[-1] :])
+            try:
+                at = (look if look is not None and ends else evaluate)(moved, intercept + new[borders[-1] :])
+            except ScoreRangeError:  # a step too far, as one to an infinite F
+                continue
             reached, new_slope = total(new, at.loss, along if ends else slopes(vectors, at))
             if reached <= max(value - 1e-4 * expected / 2**halving, value + 1e-15 * abs(value)):
                 break
@@ -317,7 +326,10 @@ def best_intercept(problem: Problem, predictions: Sequence[Array]) -> Array:
         found = evaluate(predictions, start)
         return found, found.residual  # nothing but the intercept moves
 
-    bent = joined.run(hessian_step, predictions, loss=loss, intercept=start, is_known=False).sums["intercept"]
+    if isinstance(joined, Summable):
+        bent = np.array([[joined.differentiate(loss, predictions, 0.0).bend]])
+    else:
+        bent = joined.run(hessian_step, predictions, loss=loss, intercept=start, is_known=False).sums["intercept"]
     blocks = len(predictions)
     objective = Objective(evaluate, [0.0] * blocks, joined.rows, loss.is_quadratic)
     space = Subspace([[h] for h in predictions], [np.zeros((1, 1))] * blocks, start, bent / joined.rows)

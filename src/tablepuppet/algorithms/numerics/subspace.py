@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tablepuppet.algorithms.base import BlockAnswer, Problem
+from tablepuppet.algorithms.base import BlockAnswer, Problem, Summable
 from tablepuppet.algorithms.numerics.hessian_sample import (
     Drawn,
     HessianSample,
@@ -25,6 +25,7 @@ from tablepuppet.algorithms.numerics.hessian_sample import (
     complete_blocks,
     draw_rows,
     images,
+    sum_images,
 )
 from tablepuppet.algorithms.numerics.search import (
     Derivatives,
@@ -238,10 +239,17 @@ class Tracker:
                     for slot, bent in zip(slots, scale * own, strict=True):
                         hessian[there, a + slot] = hessian[a + slot, there] = bent
         sample = self._sample(known)
+        joined: Any = problem.joined
+        is_summed = sample is None and isinstance(joined, Summable)
+        if is_summed and not problem.loss.is_quadratic:  # directions that are much alike: more rows tell them apart
+            joined, known, is_summed = joined.sample, None, False
+            scale = 1.0 / joined.rows
         given: dict[str, Any] = {"loss": problem.loss, "intercept": self.intercept, "is_known": known is not None}
-        if sample is None:
+        if is_summed and known is not None:
+            done = sum_images(joined, columns, known)
+        elif sample is None:
             signals = 1 if outputs == 1 else len(new)
-            done = problem.joined.run(hessian_step, self.predictions, columns=columns, signals=signals, **given)
+            done = joined.run(hessian_step, self.predictions, columns=columns, signals=signals, **given)
         else:
             columns = [sample.apart(i, own, place) for i, (own, place) in enumerate(zip(columns, rows, strict=True))]
             done = sample.run(hessian_step, self.predictions, columns, **given)

@@ -8,9 +8,10 @@ directions. Branches of UNION ALL are added up. Any joined row is found by its n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +22,13 @@ from tablepuppet.join.factorised.draw import RowLookup, draw_numbers
 from tablepuppet.join.factorised.tree import Tree
 from tablepuppet.join.factorised.walk import TreeLoss
 from tablepuppet.join.join import JoinedSide
-from tablepuppet.join.joined_rows import JoinedRows, batch, by_label
+from tablepuppet.join.joined_rows import JoinedRows, JoinStep, Pass, batch, by_label
 from tablepuppet.join.row_index import RowIndex
 from tablepuppet.join.tree_join import TreeSide
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.losses.separable import Separable, Square
 
+_NO_WALK = 'this needs each joined row, and walk="factorised" has none; train with walk="drawn"'
 SAMPLE = 1_000_000  # joined rows that are drawn for what no sum gives
 
 
@@ -45,6 +47,7 @@ class Derivatives:
 
     loss: float
     residual: float  # Σ ∂ℓ/∂a
+    bend: float  # Σ ∂²ℓ/∂a²
     slopes: list[Array]
     curvatures: list[Array]
     frequencies: int  # K of the longest series; 0: there was none
@@ -111,6 +114,7 @@ class FactorisedRows:
         return Derivatives(
             loss=sum(own.loss for own in found),
             residual=sum(float(own.slopes[root].sum()) for own, root in zip(found, roots, strict=True)),
+            bend=sum(float(own.curvatures[root].sum()) for own, root in zip(found, roots, strict=True)),
             slopes=self._add_branches(own.slopes for own in found),
             curvatures=self._add_branches(own.curvatures for own in found),
             frequencies=max(own.frequencies for own in found),
@@ -182,6 +186,17 @@ class FactorisedRows:
                 total[becomes[is_there], 0] += values[is_there]
         return out
 
+    # -- what only rows have that are written down --------------------------------------------------
+
+    def run(self, step: JoinStep, per_row: Sequence[PerRow], **given: Any) -> Pass:
+        raise MappingError(_NO_WALK)
+
+    def allocate(self, name: str, outputs: int, dtype: type[np.floating[Any]] = np.float64) -> None:
+        raise MappingError(_NO_WALK)
+
+    def iterate_sorted(self, name: str) -> Iterator[Array]:
+        raise MappingError(_NO_WALK)
+
     # -- some joined rows --------------------------------------------------------------------------
 
     def look_up(self, joined: NDArray[np.int64]) -> tuple[list[RowNumbers], Array, Array | None]:
@@ -203,6 +218,9 @@ class FactorisedRows:
         indices = [RowIndex.of(own, column.rows) for own, column in zip(numbers, self.side.columns, strict=True)]
         blocks = tuple(indices[: self.side.blocks])
         return JoinedRows(len(everyone), blocks, indices[self.side.label], self.labels, weights=self.weights)
+
+    def fetch(self) -> JoinedRows:
+        return self.sample
 
     @cached_property
     def _lookups(self) -> list[RowLookup]:

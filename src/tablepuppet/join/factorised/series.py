@@ -15,13 +15,14 @@ from math import ceil, floor, frexp, pi
 import numpy as np
 
 from tablepuppet.arrays import Array
-from tablepuppet.errors import TrainingError
+from tablepuppet.errors import ScoreRangeError
 from tablepuppet.models.losses.separable import Analytic
 from tablepuppet.threads import one_blas_thread
 
 TILE = 8  # frequencies that are walked at a time
 TOLERANCE = 1e-10  # of the slope and the curvature of a joined row, and of its loss beside the largest
 MAX_FREQUENCIES = 2048
+USUAL_REACH = 12.0  # scores before a model is trained: nobody knows them
 _GAP = 4.0 / pi  # of the period, on either side of the interval, in strips: the fewest frequencies (measured)
 _PER_STRIP = 2.6 * pi  # frequencies that so long a piece of half the period asks for, about
 _MAX_TO_SHORTEN = 256  # frequencies beyond which another fit costs more than a tile of them
@@ -63,17 +64,22 @@ def fit_series(core: Analytic, low: float, high: float, tolerance: float = TOLER
     return _fit_shortest(core, floor(low / step) * step, ceil(high / step) * step, tolerance)
 
 
+def guess_frequencies(core: Analytic, reach: float) -> int:
+    """K of a series for scores within ± reach, about."""
+    return TILE * max(1, round(_PER_STRIP * (reach / core.strip + _GAP) / TILE))
+
+
 @lru_cache(32)
 def _fit_shortest(core: Analytic, low: float, high: float, tolerance: float) -> Series:
     reach = max((high - low) / 2.0, core.strip / 8.0)
-    guess = TILE * max(1, round(_PER_STRIP * (reach / core.strip + _GAP) / TILE))
+    guess = guess_frequencies(core, reach)
     with one_blas_thread:
         for count in range(guess, MAX_FREQUENCIES + 1, TILE):
             found = _fit(core, (low + high) / 2.0, reach, count)
             if _is_within(found, tolerance):
                 break
         else:
-            raise TrainingError(_why_not(low, high, tolerance))
+            raise ScoreRangeError(_why_not(low, high, tolerance))
         while TILE < found.frequencies <= _MAX_TO_SHORTEN:
             shorter = _fit(core, (low + high) / 2.0, reach, found.frequencies - TILE)
             if not _is_within(shorter, tolerance):

@@ -128,9 +128,8 @@ class TreeLoss:
 
         series = fit_series(core, low, high, self.tolerance)
         sums = walk_series(self.tree, series, self._shift(ordered, series.centre), self._scaled)
-        loss = float(sums[self.tree.root][:, 2].sum()) + series.cosines[2, 0] * float(
-            self._scaled_counts[self.tree.root].sum()
-        )
+        constant = series.cosines[2, 0] * self._scaled_counts[self.tree.root].sum()
+        loss = float(sums[self.tree.root][:, 2].sum() + constant)
         spread = self._spread(sums)
         slopes, curvatures = (
             [own[:, f] + series.cosines[f, 0] * n for own, n in zip(spread, self._scaled_counts, strict=True)]

@@ -1,0 +1,141 @@
+"""How joined rows are walked over: written down, as the trees that make them, or by some that are drawn.
+
+In: the joins of all branches, and what the job asks of joined rows. Out: the cheapest way. Written down, N rows cost N;
+any algorithm has them. As trees they cost what the tables do, for losses that are sums over a tree. Where neither can
+be had, so many rows as memory holds are drawn, each for itself, and stand for the join.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.arrays import RowNumbers
+from tablepuppet.errors import MappingError
+from tablepuppet.job.job import Walk
+from tablepuppet.join.cluster.cluster import Cluster
+from tablepuppet.join.duckdb_join import BranchSide, ListedJoin, ListedSide, why_empty
+from tablepuppet.join.factorised.draw import RowLookup, draw_numbers
+from tablepuppet.join.join import BYTES_PER_JOINED_ROW, BranchJoin, SizeLimit, join_branch
+from tablepuppet.join.keys import ScanKeys
+from tablepuppet.join.labels import MappingRequest
+from tablepuppet.join.mapping import LabelInfo
+from tablepuppet.join.tree_join import TreeJoin, TreeSide
+from tablepuppet.memory import free_memory
+from tablepuppet.sql.bound import BoundQuery
+
+MAX_COUNTED = 1 << 53  # joined rows beyond which float64 counts are no longer exact
+MIN_FACTORISED = 1 << 24  # joined rows below which writing them down takes no time to speak of
+MIN_FAN_OUT = 20  # joined rows per row of the tables from which a walk over trees is cheaper (docs/factorised.md)
+MAX_DRAWN = 1 << 22  # joined rows of a side that are drawn, unless the user wants more
+_STREAM = 0x647261776E
+
+
+@dataclass(frozen=True, slots=True)
+class BranchJoins:
+    """The joins of all branches, and how many joined rows may be written down."""
+
+    joins: tuple[BranchJoin, ...]
+    limit: int
+
+    @property
+    def rows(self) -> int:
+        return sum(join.count() for join in self.joins)
+
+    @property
+    def are_trees(self) -> bool:
+        return all(isinstance(join, TreeJoin) for join in self.joins)
+
+    def choose(self, request: MappingRequest, label: LabelInfo) -> Walk:
+        """The way that the user wants, or the cheapest."""
+        has_sums = self.are_trees and request.has_sums is not None and request.has_sums(label)
+        if request.walk == "factorised" and not has_sums:
+            raise MappingError(_why_not_factorised(are_trees=self.are_trees))
+        if request.walk is not None:
+            return request.walk
+        if not request.may_draw:
+            return "materialised"
+        table_rows = sum(sum(join.sizes) for join in self.joins)
+        is_worth_it = self.rows > max(MIN_FACTORISED, MIN_FAN_OUT * table_rows)
+        if has_sums and (is_worth_it or self.rows > self.limit):
+            return "factorised"
+        return "drawn" if self.rows > self.limit else "materialised"
+
+    def most_drawn(self, request: MappingRequest) -> int:
+        """How many joined rows of a side are drawn."""
+        return request.max_joined_rows or min(MAX_DRAWN, self.limit)
+
+
+def join_branches(
+    bound: BoundQuery, keys: Sequence[ScanKeys], request: MappingRequest, cluster: Cluster | None
+) -> BranchJoins:
+    """The joins of all branches, if there are joined rows, and not too many."""
+    is_sized = request.walk in (None, "materialised")  # else nothing depends on how many there are
+    given = request.max_joined_rows if is_sized else None
+    limit = SizeLimit(
+        given or default_limit(cluster),
+        given or default_limit(),
+        bounds_trees=request.walk == "materialised" or given is not None or not request.may_draw,
+        prefers_trees=request.walk == "factorised",
+    )
+    most, joins = limit.rows, list[BranchJoin]()
+    for branch in bound.branches:
+        joins.append(join_branch(branch, keys, limit))
+        count = joins[-1].count()
+        limit = replace(limit, rows=limit.rows - count, here=limit.here - count)
+    found = BranchJoins(tuple(joins), most)
+    if not found.rows:  # one branch of UNION ALL may be empty, and not all of them
+        raise MappingError(why_empty(bound, bound.branches[0], keys))
+    if found.rows >= MAX_COUNTED:
+        raise MappingError(
+            f"the query joins to {found.rows:.2e} rows, more than 2^53, beyond which they cannot be counted exactly; "
+            "add a WHERE, or join on more keys"
+        )
+    return found
+
+
+def default_limit(cluster: Cluster | None = None) -> int:
+    """As many joined rows as three quarters of the free memory hold, here or of the cluster."""
+    memory = free_memory() if cluster is None else max(cluster.memory, free_memory())
+    return max(1_000_000, int(0.75 * memory / BYTES_PER_JOINED_ROW))
+
+
+def draw_side(side: Sequence[BranchSide], sizes: Sequence[tuple[int, ...]], most: int, seed: int) -> list[BranchSide]:
+    """So many joined rows of a side, each drawn for itself; the side itself, if it has no more."""
+    ends = np.cumsum([branch.rows for branch in side])
+    if ends[-1] <= most:
+        return list(side)
+    drawn = np.sort(draw_numbers(int(ends[-1]), most, (seed, _STREAM)))
+    inside = np.split(drawn, np.searchsorted(drawn, ends[:-1]))
+    starts = [0, *ends[:-1].tolist()]
+    return [
+        _only(branch, own, numbers - start)
+        for branch, own, numbers, start in zip(side, sizes, inside, starts, strict=True)
+    ]
+
+
+def _only(branch: BranchSide, sizes: tuple[int, ...], numbers: NDArray[np.int64]) -> ListedSide:
+    """Some joined rows of a branch, by their numbers, which may repeat."""
+    if isinstance(branch, ListedSide):
+        return branch.only(numbers)
+    assert isinstance(branch, TreeSide)
+    found = RowLookup(branch).look_up(numbers)
+    rows: list[RowNumbers] = []
+    for relation, size in enumerate(sizes):
+        rows.append(found[relation].astype(np.int32 if size < 2**31 else np.int64))
+    return ListedSide(ListedJoin(sizes, branch.join.root, rows), None)
+
+
+def _why_not_factorised(*, are_trees: bool) -> str:
+    if not are_trees:
+        return (
+            'walk="factorised" sums over a join tree, and this join is none: it has a cycle, or the label lies on the '
+            "optional side of a LEFT JOIN; leave walk out"
+        )
+    return (
+        'walk="factorised" has sums for newton on exact labels with a squared, logistic (two classes) or poisson '
+        'loss; leave walk out, or train on drawn rows with walk="drawn"'
+    )

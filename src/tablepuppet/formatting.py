@@ -63,9 +63,9 @@ def tick_text(value: float) -> str:
     return f"{value:,.10g}" if abs(value) >= 1e4 else f"{value:.10g}"
 
 
-def shorten(count: int) -> str:
+def format_count(count: int) -> str:
     """
-    >>> shorten(2000), shorten(9_000_000_000)
+    >>> format_count(2000), format_count(9_000_000_000)
     ('2,000', '9.0e9')
     """
     return f"{count:,}" if count < 10**9 else f"{count:.1e}".replace("e+0", "e").replace("e+", "e")

@@ -24,7 +24,7 @@ from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, tree_seconds
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.algorithms.registry import BY_NAME, FEDERATED, is_expanded
 from tablepuppet.algorithms.shape import BlockShape, PartShape, RoundTraffic, Shape, agreement
-from tablepuppet.formatting import seconds, shorten
+from tablepuppet.formatting import format_count, seconds
 from tablepuppet.join.factorised.series import TOLERANCE, USUAL_REACH, guess_frequencies
 from tablepuppet.join.join import BYTES_PER_JOINED_ROW
 from tablepuppet.join.mapping import Placement
@@ -155,8 +155,8 @@ def describe_walk(plan: Plan) -> str:
     mapping, shape = plan.mapping, plan.shape
     if mapping.whole is not None:
         return (
-            f"walk drawn: {mapping.train_rows:,} of {shorten(mapping.whole.train)} joined rows to train on and "
-            f"{mapping.test_rows:,} of {shorten(mapping.whole.test)} to test on, drawn with replacement"
+            f"walk drawn: {mapping.train_rows:,} of {format_count(mapping.whole.train)} joined rows to train on and "
+            f"{mapping.test_rows:,} of {format_count(mapping.whole.test)} to test on, drawn with replacement"
         )
     if shape.frequencies is None:
         return ""
@@ -164,7 +164,7 @@ def describe_walk(plan: Plan) -> str:
     if shape.frequencies:
         how = f"K = {shape.frequencies} frequencies, or more where scores reach beyond ±{USUAL_REACH:g}, give each "
         how += f"joined row's slope to {TOLERANCE:g}"
-    rows, joined = sum(block.rows for block in shape.blocks), shorten(mapping.train_rows)
+    rows, joined = sum(block.rows for block in shape.blocks), format_count(mapping.train_rows)
     return (
         f"walk factorised: over {rows:,} rows of the join's tree instead of {joined} joined rows; {how}; "
         f"about {seconds(tree_seconds(shape))} of CPU a walk"

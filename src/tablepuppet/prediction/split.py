@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import JobError, ModelError
 from tablepuppet.exchanges.labels import SendSides, Sides
-from tablepuppet.formatting import shorten
+from tablepuppet.formatting import format_count
 from tablepuppet.job import Job
 from tablepuppet.join.build import RowChoice
 from tablepuppet.join.labels import LabelSpace
@@ -207,7 +207,7 @@ class MeasuredRows:
     whole: int | None = None  # that so many were drawn from; None: they are all
 
     def __str__(self) -> str:
-        rows = f"{self.joined:,}" if self.whole is None else f"{self.joined:,} drawn rows of {shorten(self.whole)}"
+        rows = f"{self.joined:,}" if self.whole is None else f"{self.joined:,} drawn rows of {format_count(self.whole)}"
         if self.wanted == "all":
             return f"all {rows} rows, training rows included"
         whom = {

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array
-from tablepuppet.formatting import shorten
+from tablepuppet.formatting import format_count
 from tablepuppet.join.factorised.rows import FactorisedRows
 from tablepuppet.join.mapping import MappingSummary
 from tablepuppet.models.losses import Loss
@@ -122,4 +122,4 @@ def _describe_sides(measured: Mapping[str, MeasuredOn], metrics: Mapping[str, Me
 
 
 def _share(rows: int, whole: int) -> str:
-    return f"{rows:,} of {shorten(whole)} joined rows"
+    return f"{rows:,} of {format_count(whole)} joined rows"

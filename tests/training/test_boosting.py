@@ -8,6 +8,7 @@ from typing import Any
 
 import duckdb
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from sklearn import datasets
@@ -348,13 +349,25 @@ def test_trees_of_small_data_predict_as_lightgbms_at_equal_settings(name: str) -
         given = frame.iloc[:, :half].assign(id=keys, held=held, y=[f"class {v}" for v in label])
         tables = {"a": given, "b": frame.iloc[:, half:].assign(id=keys)}
         query = f"SELECT {columns}, a.y FROM a JOIN b ON a.id = b.id"
-        result = tp.Federation(tables).train(query, label="y", model="boosted", test_where="held")
+        result = tp.Federation(tables).train(query, label="y", model="boosted", depth=6, test_where="held")
         rows = lightgbm.Dataset(frame[~held], label[~held], params=settings)
         found, truth = lightgbm.train(settings, rows, 100).predict(frame[held]), label[held].to_numpy()
         theirs = log_loss(truth, found, labels=[0, 1, 2]) if is_wine else roc_auc_score(truth, found)
         metrics.append((result.metrics["test"]["log_loss" if is_wine else "auc"], theirs))
     ours, expected = np.mean(metrics, axis=0)
     assert ours < 1.1 * expected if is_wine else ours > 0.998 * expected, (ours, expected)
+
+
+def test_trees_at_their_defaults_predict_as_lightgbms_at_theirs() -> None:
+    lightgbm = pytest.importorskip("lightgbm")
+    x, y = datasets.make_friedman1(2000, noise=1.0, random_state=2)
+    rows = pd.DataFrame(x, columns=[f"x{k}" for k in range(10)]).assign(y=y, held=np.arange(2000) % 4 == 0)
+    query = f"SELECT {', '.join(f't.x{k}' for k in range(10))}, t.y FROM t"
+    result = tp.Federation({"t": rows}).train(query, label="y", model="boosted", test_where="held")
+    model = lightgbm.LGBMRegressor(n_jobs=1, verbosity=-1).fit(x[~rows.held], y[~rows.held])
+    theirs = float(np.sqrt(np.mean((model.predict(x[rows.held]) - y[rows.held]) ** 2)))
+    assert result.metrics["test"]["rmse"] == pytest.approx(theirs, rel=0.02)
+    assert max(len(tree.left) for group in result.trees for tree in group) == 61  # 31 leaves and what is above them
 
 
 def test_only_released_trees_are_exported(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ class Central:
         """Splits the leaf of the largest gain, then the next; without a number of leaves the order does not matter."""
         leaves = [root]
         found: dict[tuple[int, ...], Any] = {(): self._best(root, given, allowed)}
-        most = self.options.leaves or 2**15
+        most = self.options.leaf_limit or 2**15
         while len(leaves) < most:
             able = [leaf for leaf in leaves if found[leaf.path] is not None]
             if not able:
@@ -115,7 +115,9 @@ class Central:
             g, h, ug, uh = given
             at = [
                 float(
-                    np.clip(-(int(g[s.rows].sum()) * ug) / (int(h[s.rows].sum()) * uh + self.options.l2), *leaf.bound)
+                    np.clip(
+                        -(int(g[s.rows].sum()) * ug) / (int(h[s.rows].sum()) * uh + self.options.penalty), *leaf.bound
+                    )
                 )
                 for s in own
             ]
@@ -127,7 +129,7 @@ class Central:
     def _value(self, leaf: _Leaf, given: tuple[Any, ...]) -> float:
         g, h, ug, uh = given
         options = self.options
-        weight = int(h[leaf.rows].sum()) * uh + options.l2
+        weight = int(h[leaf.rows].sum()) * uh + options.penalty
         total = int(g[leaf.rows].sum()) * ug
         rate = 1 / options.trees if options.forest else options.learning_rate
         if weight <= 0:
@@ -145,8 +147,9 @@ class Central:
         g, h = g[rows], h[rows]
         total_g, total_h = int(g.sum()), int(h.sum())
         options = self.options
-        if total_h * uh < 2 * options.min_child_weight:
+        if total_h * uh < 2 * options.least_weight or len(rows) < 2 * options.least_rows:
             return None
+        least = max(options.least_weight, options.least_rows * (total_h * uh) / len(rows))
         found: Any = None
         top = options.min_gain
 
@@ -161,9 +164,9 @@ class Central:
             GR, HR = (total_g - left_g) * ug, (total_h - left_h) * uh
             G, H = total_g * ug, total_h * uh
             with np.errstate(all="ignore"):
-                gain = worth(GL, HL + l2) + worth(GR, HR + l2) - worth(G, H + options.l2)
+                gain = worth(GL, HL + l2) + worth(GR, HR + l2) - worth(G, H + options.penalty)
                 rises = np.clip(-GR / (HR + l2), *leaf.bound) - np.clip(-GL / (HL + l2), *leaf.bound)
-            fits = (np.minimum(HL, HR) >= options.min_child_weight) & ~(rises * sign < 0)
+            fits = (np.minimum(HL, HR) >= least) & ~(rises * sign < 0)
             return np.where(fits & (left_h > 0) & (left_h < total_h), gain, -np.inf)
 
         for column in self.columns:
@@ -176,15 +179,15 @@ class Central:
             if column.is_category:
                 present = np.flatnonzero(sums[1] > 0)
                 if column.size <= FEW + 1 and not column.is_further:
-                    tried, l2 = [[c] for c in present.tolist()], options.l2
+                    tried, l2 = [[c] for c in present.tolist()], options.penalty
                 else:
                     fixed = options.min_category_weight
-                    light = (10.0 if self.loss.task == "number" else 40.0) * total_h * uh / max(1, len(rows))
-                    least = fixed if fixed is not None else light if column.is_sparse else 0.0
-                    present = present[sums[1, present] * uh >= least]
+                    light = (10.0 if self.loss.task == "number" else 40.0) * (total_h * uh) / len(rows)
+                    fixed = fixed if fixed is not None else light if column.is_sparse else 0.0
+                    present = present[sums[1, present] * uh >= fixed]
                     ratio = sums[0, present] * ug / (sums[1, present] * uh + 10.0)
                     order = present[np.argsort(ratio, kind="stable")].tolist()
-                    tried, l2 = [order[: k + 1] for k in range(len(order))], options.l2 + 10.0
+                    tried, l2 = [order[: k + 1] for k in range(len(order))], options.penalty + 10.0
                 for left in tried:
                     gain = float(gains(sums[0, left].sum(), sums[1, left].sum(), l2))
                     if gain > top:
@@ -198,7 +201,7 @@ class Central:
                     break
                 last = column.size - (1 if missing[1] == 0 else to_left)
                 left_sums = np.cumsum(sums[:, 1:last], axis=1) + to_left * missing[:, None]
-                own = gains(left_sums[0], left_sums[1], options.l2, column.sign)
+                own = gains(left_sums[0], left_sums[1], options.penalty, column.sign)
                 if len(own) and own.max() > top:
                     border = int(np.argmax(own)) + 1
                     right = (np.arange(column.size) > border).astype(np.uint8)

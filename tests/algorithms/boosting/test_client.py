@@ -41,7 +41,7 @@ def _outline(**change: Any) -> Outline:
         key=np.array([-1], np.int32),
         to_left=np.array([False]),
         bounds=np.zeros((0, 2)),
-        light=np.zeros(1),
+        least=np.zeros((1, 2)),
         pairs=_PAIRS,
     )
     return replace(given, **change)
@@ -74,7 +74,7 @@ def test_a_client_adds_up_the_rows_of_every_cell() -> None:
         key=np.array([-1, -1, -1], np.int32),
         to_left=np.zeros(3, np.bool_),
         bounds=np.zeros((0, 2)),
-        light=np.zeros(3),
+        least=np.zeros((3, 2)),
         pairs=_pairs(cells=np.arange(10) % 2),
     )
     values = np.arange(10) - 5

@@ -79,10 +79,10 @@ def test_leaves_are_those_of_the_materialised_join(seed: int) -> None:
             h = np.bincount(leaf[rows], own.h[rows].astype(np.float64), size) * own.unit[1]
             for node, left in enumerate(tree.left):
                 if left < 0:
-                    assert tree.value[node] == -options.rate * g[node] / (h[node] + options.l2)
+                    assert tree.value[node] == -options.rate * g[node] / (h[node] + options.penalty)
                     assert tree.cover[node] == h[node]
                 else:
-                    assert min(tree.cover[left], tree.cover[left + 1]) >= options.min_child_weight
+                    assert min(tree.cover[left], tree.cover[left + 1]) >= options.least_weight
             value = np.array(tree.value)
             scores[:, output] += value[leaf]
             held[:, output] += value[_leaves(tree, join, blocks, "held")]

@@ -29,7 +29,7 @@ class BoostingAlgorithm(Algorithm[Boosting]):
 
     def title(self, options: Boosting) -> str:
         trees = "1 tree" if options.trees == 1 else f"{options.trees:,} trees"
-        size = f"depth {options.levels}" if options.leaves is None else f"{options.leaves:,} leaves"
+        size = f"depth {options.levels}" if options.leaf_limit is None else f"{options.leaf_limit:,} leaves"
         kind = "a forest of" if options.forest else "at most"
         return f"{kind} {trees} of {size}, {'random splits' if options.is_random else 'exact splits'}"
 

@@ -105,8 +105,9 @@ def send_objections(
 def _check_outline(outline: Outline) -> None:
     """Refuses an outline that is not a tree: every node but the first is a child of one before it."""
     nodes = len(outline.left)
-    arrays = (outline.asks, outline.gain, outline.block, outline.key, outline.to_left, outline.light)
-    if not nodes or any(a.shape != (nodes,) for a in arrays) or outline.left.ndim != 1:
+    arrays = (outline.asks, outline.gain, outline.block, outline.key, outline.to_left)
+    is_flat = outline.left.ndim == 1 and all(a.shape == (nodes,) for a in arrays)
+    if not nodes or not is_flat or outline.least.shape != (nodes, 2):
         raise TransportError("the outline of a tree does not follow the protocol")
     inner = np.flatnonzero(outline.left >= 0)
     children = outline.left[inner]

@@ -174,9 +174,9 @@ class DrawnServer(BoostingServer):
         group = []
         for output, own in enumerate(self._given):
             sums = self._sums(shape, order, segments, own)
-            least, l2 = options.min_child_weight, options.l2
+            least, l2 = options.least_weight, options.penalty
             if self.noise is not None:  # which splits there are must not depend on rows
-                least, l2 = -inf, options.l2 + self.noise.shrinkage
+                least, l2 = -inf, options.penalty + self.noise.shrinkage
             tree, numbers = _finish_tree(shape, sums, least, l2, options.rate)
             leaves = [k for k, left in enumerate(tree.left) if left < 0]
             values = [tree.value[k] for k in leaves]

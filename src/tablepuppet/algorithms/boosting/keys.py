@@ -236,7 +236,7 @@ class KeyBook:
         Σ(g, h) of every tree's nodes per bin. All nodes are searched: to copy the sums of some would take longer."""
         found = []
         for number, (outline, per_node) in enumerate(zip(check.trees, sums, strict=True)):
-            how = SplitRules(np.array(outline.unit), self.rules, outline.bounds, outline.light)
+            how = SplitRules(np.array(outline.unit), self.rules, outline.bounds, outline.least)
             splits = search_splits(per_node, self.columns, check.columns, how)
             is_best = (splits.found[:, 0] >= 0) & (splits.gain >= outline.gain)
             is_own = outline.block == self.block
@@ -281,7 +281,7 @@ class KeyBook:
         if int(self.columns.kinds[column]) not in SETS:
             return True
         own = sums[self.columns.offsets[column] : self.columns.offsets[column + 1]]
-        least = outline.light[node] if self.columns.kinds[column] == SPARSE else self.rules[5]
+        least = outline.least[node, 1] if self.columns.kinds[column] == SPARSE else self.rules[5]
         present = np.flatnonzero((own[:, 1] > 0) & (own[:, 1] * outline.unit[1] >= least))
         if not set(split.key.left) <= set(present.tolist()):
             return False

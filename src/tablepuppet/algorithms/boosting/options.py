@@ -14,6 +14,7 @@ from tablepuppet.algorithms.boosting.bins import BinRules
 from tablepuppet.algorithms.options import AlgorithmOptions
 
 _DEEPEST = 15
+_LEAVES, _RANDOM_LEVELS = 31, 6  # of a tree whose size is left open
 _FINEST = 255  # bins
 _MOST_CATEGORIES = 8_000
 _LIGHT_ROWS = 10.0  # of a node, that a category among many must be worth; four times that where labels are classes
@@ -25,9 +26,11 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
     The trees are those of the exact algorithm on the joined table. A bin of a number has `min_bin_rows` joined rows or
     more. A string has up to `categories` (8,000; or `bins`, if fewer than 255 are given). Those whose Σh in a node is
     below `min_category_weight` go right unsorted; by default those of ten rows (forty where labels are classes) in
-    columns of many categories with few joined rows each. `leaves` grows each tree where it gains most, to so many
-    leaves; `depth` bounds it too (6, or 15 beside `leaves`). `monotone` names features in which scores never fall (1)
-    or never rise (−1). `forest` grows every tree on the first derivatives and takes the mean of them all.
+    columns of many categories with few joined rows each. A tree grows where it gains most, to `leaves` (31) leaves and
+    15 levels at the most; l2 is 0 then, and leaves have `min_leaf_rows` (20) rows, by their Σh, as in LightGBM. With
+    `depth` alone it grows level by level, l2 and the least Σh of a leaf are 1, and rows are not counted, as in XGBoost.
+    `monotone` names features in which scores never fall (1) or never rise (−1). `forest` grows every tree on the first
+    derivatives and takes the mean of them all.
 
     With `reveal="columns"` an owner reveals to the server the bins of a column once a tree splits it, so that few trees
     need asking; with "splits", or under `max_splits`, no more than the sides of the splits that are used. `max_splits`
@@ -46,8 +49,9 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
     leaves: int | None = None
     bins: int = 255
     min_bin_rows: int = 3
-    l2: float = 1.0
-    min_child_weight: float = 1.0
+    l2: float | None = None
+    min_child_weight: float | None = None
+    min_leaf_rows: int | None = None
     min_gain: float = 1e-12
     min_category_weight: float | None = None
     categories: int | None = None
@@ -71,8 +75,9 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
         self._check(self.leaves is None or 2 <= self.leaves <= 2**_DEEPEST, f"leaves must lie in 2..{2**_DEEPEST}")
         self._check(2 <= self.bins <= _FINEST, f"bins must lie in 2..{_FINEST}")
         self._check(self.min_bin_rows >= 1, "min_bin_rows must be at least 1")
-        self._check(0 <= self.l2 < inf, "l2 must be a number from 0 up")
-        self._check(0 <= self.min_child_weight < inf, "min_child_weight must be a number from 0 up")
+        self._check(0 <= self.penalty < inf, "l2 must be a number from 0 up")
+        self._check(0 <= self.least_weight < inf, "min_child_weight must be a number from 0 up")
+        self._check(self.least_rows >= 1, "min_leaf_rows must be at least 1")
         self._check(0 <= self.min_gain < inf, "min_gain must be a number from 0 up")
         least = 0.0 if self.min_category_weight is None else self.min_category_weight
         self._check(0 <= least < inf, "min_category_weight must be a number from 0 up")
@@ -87,6 +92,7 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
         )
         if self.is_random:
             self._check(self.leaves is None, "leaves splits where a tree gains most; random splits have a depth only")
+            self._check(self.least_rows == 1, "min_leaf_rows bounds splits that are searched; random ones are not")
             self._check(not self.monotone, "monotone chooses splits that keep an order; random ones are not chosen")
         is_varied = self.is_random or self.subsample < 1 or self.feature_fraction < 1 or self.trees == 1
         self._check(
@@ -110,12 +116,37 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
             msgspec.structs.force_setattr(self, field, value)
 
     def resolve_defaults(self, *, is_linear: bool, is_private: bool) -> Self:
-        return msgspec.structs.replace(self, depth=self.levels)
+        size: dict[str, Any] = {"depth": self.levels, "leaves": self.leaf_limit, "min_leaf_rows": self.least_rows}
+        return msgspec.structs.replace(self, **size, l2=self.penalty, min_child_weight=self.least_weight)
 
     @property
     def levels(self) -> int:
         """The depth of a tree, at the most."""
-        return self.depth or (6 if self.leaves is None else _DEEPEST)
+        return self.depth or (_DEEPEST if self.leaf_limit else _RANDOM_LEVELS)
+
+    @property
+    def leaf_limit(self) -> int | None:
+        """The leaves of a tree that grows where it gains most; None: it grows level by level."""
+        return _LEAVES if self.leaves is None and self.depth is None and not self.is_random else self.leaves
+
+    def _choose(self, given: float | None, by_leaves: float, by_levels: float) -> float:
+        """A rule that was given, or the usual one of how trees grow."""
+        return given if given is not None else by_levels if self.leaf_limit is None else by_leaves
+
+    @property
+    def penalty(self) -> float:
+        """λ of a leaf."""
+        return self._choose(self.l2, 0.0, 1.0)
+
+    @property
+    def least_weight(self) -> float:
+        """The least Σh of a leaf."""
+        return self._choose(self.min_child_weight, 1e-3, 1.0)
+
+    @property
+    def least_rows(self) -> int:
+        """The least joined rows of a leaf, by its share of the Σh of the node above."""
+        return int(self._choose(self.min_leaf_rows, 20, 1))
 
     @property
     def is_random(self) -> bool:
@@ -126,7 +157,7 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
     def most_leaves(self) -> int:
         """The leaves of a tree, at the most."""
         whole = int(2**self.levels)
-        return min(whole, self.leaves or whole)
+        return min(whole, self.leaf_limit or whole)
 
     @property
     def deep_levels(self) -> int:
@@ -146,7 +177,7 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
         whole = int(2**self.levels)
         if self.is_random:  # each with the one that says what is missing
             return 2 * self.trees * (whole - 1)
-        return 4 * self.trees * min(whole, 2 * (self.leaves or whole))  # growth by leaves looks beyond them
+        return 4 * self.trees * min(whole, 2 * (self.leaf_limit or whole))  # growth by leaves looks beyond them
 
     @property
     def reveals_columns(self) -> bool:
@@ -163,10 +194,11 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
     @property
     def rules(self) -> NDArray[np.float64]:
         """λ, the least Σh of a side, the least gain; of sorted categories what λ is raised by, what smooths them, and
-        the least Σh of one, in columns of many rows for each and in sparse ones; of these, that of how many rows."""
+        the least Σh of one, in columns of many rows for each and in sparse ones; of these, that of how many rows; the
+        least rows of a side."""
         given = self.min_category_weight
         least = [0.0, 0.0, _LIGHT_ROWS] if given is None else [given, given, 0.0]
-        return np.array([self.l2, self.min_child_weight, self.min_gain, 10.0, 10.0, *least])
+        return np.array([self.penalty, self.least_weight, self.min_gain, 10.0, 10.0, *least, self.least_rows])
 
     @property
     def bin_rules(self) -> BinRules:

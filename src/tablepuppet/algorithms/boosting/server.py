@@ -77,7 +77,7 @@ class BoostingServer:
         options, is_bound = self.options, any(sign for block in self.blocks for sign in block.signs)
         rules = options.rules
         rules[7] *= 1 if self.loss.task == "number" else 4  # rows of a class say less than those of a number
-        self._growth = Growth(options.levels, rules, options.leaves, is_bound)
+        self._growth = Growth(options.levels, rules, options.leaf_limit, is_bound)
         self._given: list[Derivatives] = []  # of the last tree; all trees of a forest have the same
 
     def grow(self) -> Rounds:
@@ -173,7 +173,7 @@ class BoostingServer:
 
     def _finish_tree(self, output: int, growing: GrowingTree, rows: RowNumbers) -> Tree:
         """The tree; its values are added to all scores."""
-        tree, numbers = as_tree(growing.nodes, growing.given.unit, self.options.l2, self.options.rate)
+        tree, numbers = as_tree(growing.nodes, growing.given.unit, self.options.penalty, self.options.rate)
         growing.add_values(tree, numbers, self.scores[:, output])
         self._spread(output, tree, rows)
         return tree

@@ -22,11 +22,9 @@ class SplitRules(NamedTuple):
     """What a split must fulfil."""
 
     unit: Array  # of g and of h
-    rules: (
-        Array  # λ, least Σh of a side, least gain, further λ of sorted categories, what smooths them, least Σh of one
-    )
+    rules: Array  # as the options have them
     bounds: Array  # (nodes, 2): what the values of leaves lie within; (0, 2): nothing is bound
-    light: Array  # of each node: Σh below which sparse categories are left out
+    least: Array  # (nodes, 2): Σh that each side must have, and that below which sparse categories are left out
 
 
 class SearchedColumns(NamedTuple):
@@ -77,7 +75,7 @@ def best_splits(sums: Sums, columns: SearchedColumns, how: SplitRules, out: Spli
     """Searches every column of every node."""
     free, total, places, ratio = np.empty(0), np.empty(2, np.int64), np.empty(256, np.int64), np.empty(256)
     for k in range(len(sums)):
-        bound = how.bounds[k] if len(how.bounds) else free
+        node = (how, how.bounds[k] if len(how.bounds) else free, how.least[k, 0])
         total[0], total[1] = 0, 0
         for b in range(columns.offsets[0], columns.offsets[1] if len(columns.kinds) else columns.offsets[0]):
             total[0] += sums[k, b, 0]
@@ -87,10 +85,10 @@ def best_splits(sums: Sums, columns: SearchedColumns, how: SplitRules, out: Spli
             if not columns.allowed[f]:
                 continue
             if kind == NUMBER:
-                out.gain[k] = _search_numbers(own, total, f, columns.signs[f], how, bound, out.gain[k], out.found[k])
+                out.gain[k] = _search_numbers(own, total, f, columns.signs[f], node, out.gain[k], out.found[k])
                 continue
             is_sorted, count = kind in (SORTED, SPARSE), 0
-            least = how.light[k] if kind == SPARSE else how.rules[5] if kind == SORTED else -np.inf
+            least = how.least[k, 1] if kind == SPARSE else how.rules[5] if kind == SORTED else -np.inf
             for b in range(1 if kind == KNOWN_ONE_HOT else 0, len(own)):
                 if own[b, 1] > 0 and own[b, 1] * how.unit[1] >= least:
                     places[count] = b
@@ -99,7 +97,7 @@ def best_splits(sums: Sums, columns: SearchedColumns, how: SplitRules, out: Spli
             if is_sorted:
                 _sort(places, ratio, count)
             given = (own, total, f, places[:count], is_sorted)
-            best = _search_categories(given, how, bound, out.gain[k], out.found[k])
+            best = _search_categories(given, node, out.gain[k], out.found[k])
             if is_sorted and best > out.gain[k]:
                 for p in range(out.found[k, 1]):
                     out.order[k, p] = places[p]
@@ -107,10 +105,10 @@ def best_splits(sums: Sums, columns: SearchedColumns, how: SplitRules, out: Spli
 
 
 @compile_loop
-def _search_numbers(
-    sums: Sums, total: Sums, column: int, sign: Any, how: SplitRules, bound: Array, best: Any, found: Sums
-) -> Any:
-    """The best gain, that of a border if it is more than `best` was; that border is written to `found`."""
+def _search_numbers(sums: Sums, total: Sums, column: int, sign: Any, node: Any, best: Any, found: Sums) -> Any:
+    """The best gain, that of a border if it is more than `best` was; that border is written to `found`. A node has
+    rules, bounds, and the least Σh of a side."""
+    how, bound, least = node
     penalty, (total_g, total_h), (unit_g, unit_h) = how.rules[0], (total[0], total[1]), (how.unit[0], how.unit[1])
     base = _worth(total_g * unit_g, total_h * unit_h + penalty, bound)
     missing_g, missing_h = sums[0, 0], sums[0, 1]
@@ -123,7 +121,7 @@ def _search_numbers(
             gl += sums[b, 0]
             hl += sums[b, 1]
             HL, HR = hl * unit_h, (total_h - hl) * unit_h
-            if min(HL, HR) < how.rules[1] or hl == total_h:
+            if min(HL, HR) < least or hl == total_h:
                 continue
             GL, GR = gl * unit_g, (total_g - gl) * unit_g
             whole = (HL + penalty) * (HR + penalty) * CLOSE * (best + base)
@@ -141,9 +139,9 @@ def _search_numbers(
 
 
 @compile_loop
-def _search_categories(given: Any, how: SplitRules, bound: Array, best: Any, found: Sums) -> Any:
+def _search_categories(given: Any, node: Any, best: Any, found: Sums) -> Any:
     """The same for categories, each against the rest; or for the first ones, where they are sorted."""
-    sums, total, column, places, is_sorted = given
+    (sums, total, column, places, is_sorted), (how, bound, least) = given, node
     (total_g, total_h), (unit_g, unit_h) = (total[0], total[1]), (how.unit[0], how.unit[1])
     base = _worth(total_g * unit_g, total_h * unit_h + how.rules[0], bound)
     ridge = how.rules[0] + how.rules[3] if is_sorted else how.rules[0]
@@ -153,7 +151,7 @@ def _search_categories(given: Any, how: SplitRules, bound: Array, best: Any, fou
         gl = sums[b, 0] + (gl if is_sorted else np.int64(0))
         hl = sums[b, 1] + (hl if is_sorted else np.int64(0))
         HL, HR = hl * unit_h, (total_h - hl) * unit_h
-        if min(HL, HR) < how.rules[1] or hl == total_h:
+        if min(HL, HR) < least or hl == total_h:
             continue
         GL, GR = gl * unit_g, (total_g - gl) * unit_g
         gain = _worth(GL, HL + ridge, bound) + _worth(GR, HR + ridge, bound) - base

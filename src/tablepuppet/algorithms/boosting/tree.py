@@ -53,21 +53,14 @@ class Growth:
     """What bounds a tree."""
 
     depth: int
-    rules: NDArray[
-        np.float64
-    ]  # λ, least Σh, least gain, further λ of categories, smoothing, least Σh of one (options.py)
+    rules: NDArray[np.float64]  # (options.py)
     leaves: int | None = None  # where trees grow by leaves: so many
     is_bound: bool = False  # some columns have signs
 
     @cached_property
-    def least(self) -> float:
-        """Σh of a node that may be split."""
-        return 2 * float(self.rules[1])
-
-    @cached_property
-    def light(self) -> list[float]:
-        """Of sparse categories: the least Σh of one, and of how many rows that is at least."""
-        return [float(rule) for rule in self.rules[6:]]
+    def least(self) -> list[float]:
+        """The least Σh, of a side and of a sparse category, and of how many rows each is at least."""
+        return [float(self.rules[place]) for place in (1, 6, 8, 7)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,12 +84,13 @@ class GrowingTree:
         whole = self._totals([(0, len(self.order))])[0]
         self.nodes = [Node(0, len(self.order), 0, *whole, bound=(-inf, inf) if growth.is_bound else None)]
         self._sums: dict[int, dict[int, Sums]] = {}  # by node, then block
-        self._least, self._deepest = growth.least, growth.depth
+        self._deepest = growth.depth
 
     def is_open(self, number: int) -> bool:
         """Whether a node may be split."""
-        node = self.nodes[number]
-        return node.depth < self._deepest and node.h * self.given.unit[1] >= self._least
+        node, (least, _, rows, _) = self.nodes[number], self.growth.least
+        is_large = node.h * self.given.unit[1] >= 2 * least and node.stop - node.start >= 2 * rows
+        return is_large and node.depth < self._deepest
 
     def forget_sums(self, block: int) -> None:
         """A block's bins have changed."""
@@ -167,7 +161,7 @@ class GrowingTree:
         asked = [block for block in self.blocks if block.layout.bins]
         if not asked:
             return [None] * len(numbers)
-        how = SplitRules(np.array(self.given.unit), self.growth.rules, self.bounds(numbers), self.light(numbers))
+        how = SplitRules(np.array(self.given.unit), self.growth.rules, self.bounds(numbers), self.least(numbers))
         found = []
         for block in asked:
             sums = np.array([self._sums[n][block.block] for n in numbers])
@@ -182,11 +176,12 @@ class GrowingTree:
             return _UNBOUND
         return np.array([self.nodes[n].bound for n in numbers], np.float64).reshape(-1, 2)
 
-    def light(self, numbers: Sequence[int]) -> NDArray[np.float64]:
-        """Σh below which sparse categories are left out of nodes: a fixed one, or that of a few of their rows."""
-        (fixed, rows), unit = self.growth.light, self.given.unit[1]
+    def least(self, numbers: Sequence[int]) -> NDArray[np.float64]:
+        """Of nodes the least Σh, of a side and of a sparse category: a fixed one, or that of some of their rows."""
         own = [self.nodes[n] for n in numbers]
-        return np.array([max(fixed, rows * n.h * unit / max(1, n.stop - n.start)) for n in own])
+        sums = np.array([n.h * self.given.unit[1] for n in own])[:, None]
+        rows = np.array([max(1, n.stop - n.start) for n in own])[:, None]
+        return np.maximum(self.growth.least[:2], self.growth.least[2:] * sums / rows)
 
     def undo(self, number: int, *, keeps: bool = False) -> None:
         """A node without what was below it, and without its split unless it `keeps` that."""
@@ -251,7 +246,11 @@ class GrowingTree:
         least = min(side.h for side in sides)
         gain = sum(_worth(s.g * unit_g, s.h * unit_h + ridge, node.bound) for s in sides if s.h)
         gain -= _worth(node.g * unit_g, node.h * unit_h + rules[0], node.bound)
-        if least <= 0 or least * unit_h < rules[1] or abs(gain - choice.gain) > 1e-9 * max(abs(gain), 1.0):
+        if (
+            least <= 0
+            or least * unit_h < self.least([number])[0, 0]
+            or abs(gain - choice.gain) > 1e-9 * max(abs(gain), 1.0)
+        ):
             raise TransportError(f"{block.owner} claims a gain that its split does not have: Objections.gain")
 
     def _part(self, numbers: Sequence[int]) -> None:
@@ -337,7 +336,7 @@ class GrowingTree:
             key=np.array([-1 if c is None else c.key for c in choices], np.int32),
             to_left=np.array([c is not None and c.to_left for c in choices], np.bool_),
             bounds=self.bounds(numbers),
-            light=self.light(numbers),
+            least=self.least(numbers),
         )
         return outline, numbers
 

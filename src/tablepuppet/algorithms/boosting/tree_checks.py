@@ -129,7 +129,7 @@ class Outline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: NDArray[np.int32]  # where it is the client's own; else −1
     to_left: NDArray[np.bool_]  # whether missing values go left
     bounds: Array  # (nodes, 2): what the values of a node lie within; (0, 2): nothing is bound
-    light: Array  # Σh below which sparse categories are left out
+    least: Array  # (nodes, 2): Σh that each side must have, and that below which sparse categories are left out
     pairs: Pairs | None = None  # sums of the client's rows in cells; cells are numbered as they come
 
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import datetime
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
+import pyarrow.parquet as pq
 import pytest
 from tests.postgres import Database
+from tests.sql.test_history import make_tables
 
 import tablepuppet as tp
 from tablepuppet.sources.source import SourceSpec
@@ -114,3 +118,52 @@ def test_the_same_coefficients_wherever_the_tables_lie(
     assert found[0].metrics["test"] == pytest.approx(expected.metrics["test"])
     assert len(asked) == 3  # each airline is asked once
     assert all("unused" not in a and '("distance" > 200) AND (NOT "late" IS NULL)' in a for a in asked)
+
+
+HISTORY = """
+    SELECT t.x, h.n, h.mean, h.since, s.points AS last, t.y FROM task t
+    LEFT JOIN LATERAL (
+        SELECT count(*) AS n, avg(r.points) AS mean, date_diff('day', max(r.day), t.ts) AS since FROM results r
+        WHERE r.k = t.k AND r.day < t.ts AND r.place <> 'c') h ON true
+    ASOF LEFT JOIN (SELECT k, day, max(points) AS points FROM results GROUP BY k, day) s ON s.k = t.k AND s.day <= t.ts
+"""
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "duckdb", "parquet", "csv", "postgresql", "mysql"])
+@pytest.mark.parametrize("time", ["date", pytest.param("timestamp", marks=pytest.mark.slow)])
+def test_a_history_is_the_same_wherever_it_lies(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str, time: str
+) -> None:
+    given = make_tables(kind=time)
+    results = place_results(request, tmp_path, kind, given["results"])
+    options: dict[str, Any] = {"label": "y", "model": "linear", "algorithm": "newton"}
+    with tp.Federation(given) as federation:
+        expected = federation.train(HISTORY, **options)
+    with tp.Federation({**given, "results": results}) as federation:
+        found = federation.train(HISTORY, **options)
+    assert found.objective == pytest.approx(expected.objective, rel=1e-12)
+
+
+def place_results(request: pytest.FixtureRequest, folder: Path, kind: str, results: pa.Table) -> Any:
+    """The table of results as a source of a kind."""
+    path = folder / f"results.{kind}"
+    if kind == "parquet":
+        pq.write_table(results, path)
+    elif kind == "csv":
+        pyarrow.csv.write_csv(results, path)
+    elif kind == "duckdb":
+        with duckdb.connect(str(path)) as connection:
+            connection.register("given", results)
+            connection.execute("CREATE TABLE results AS SELECT * FROM given")
+    elif kind == "sqlite":
+        type_of_time = "DATE" if pa.types.is_date(results["day"].type) else "TIMESTAMP"
+        columns = [results[name].to_pylist() for name in results.column_names]
+        columns[1] = [None if day is None else str(day) for day in columns[1]]
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute(f"CREATE TABLE results (k INTEGER, day {type_of_time}, points REAL, place TEXT)")
+            connection.executemany("INSERT INTO results VALUES (?, ?, ?, ?)", zip(*columns, strict=True))
+    else:
+        database = request.getfixturevalue("postgres" if kind == "postgresql" else "mysql")()
+        database.ingest("results", results)
+        return tp.source(database.url, table="results")
+    return tp.source(f"{kind}:///{path}", table="results") if kind in ("duckdb", "sqlite") else path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from tests.fuzz.oracle import L2, encode, ridge
 
 import tablepuppet as tp
+from tablepuppet.owner.policy import Policy
 from tablepuppet.plan.disclosure import training_disclosures
 
 WINDOW = "r.k = t.k AND r.day < t.ts AND r.day >= t.ts - INTERVAL 90 DAY"
@@ -144,6 +146,23 @@ def test_a_history_has_the_features_of_pooled_tables(form: str, kind: str) -> No
 def test_a_history_whose_keys_lie_with_one_client_each_may_have_several(form: str) -> None:
     sql, found = FORMS[form]
     check_equal(sql, found, make_tables(1), clients=3)
+
+
+@pytest.mark.parametrize("form", ["lateral", "days since", "several windows", "no key"])
+def test_a_history_whose_keys_lie_with_several_clients_is_merged_where_policies_say_so(form: str) -> None:
+    tables, (sql, _) = make_tables(1), FORMS[form]
+    is_first = np.arange(400) % 2 == 0
+    parts = {
+        "task": tables["task"],
+        "results": [tables["results"].filter(is_first), tables["results"].filter(~is_first)],
+    }
+    options: dict[str, Any] = {"label": "y", "model": "linear", "test_fraction": 0.0}
+    with tp.Federation(tables) as federation:
+        expected = federation.train(sql, **options)
+    with tp.Federation(parts, policies={"results": Policy(merge_groups="extremes")}) as federation:
+        assert federation.train(sql, **options).objective == pytest.approx(expected.objective, rel=1e-12)
+    with tp.Federation(parts) as federation, pytest.raises(tp.TablePuppetError, match="own rows only"):
+        federation.train(sql, **options)
 
 
 @pytest.mark.parametrize("clients", [1, 3])

@@ -32,6 +32,7 @@ from tablepuppet.owner.blinding import POINT_SIZE, Points, to_array, to_points
 from tablepuppet.owner.tokens import SIZE
 from tablepuppet.privacy.options import KeyMode, Privacy
 from tablepuppet.sources.columns import in_one_piece, numpy_of
+from tablepuppet.sources.cutoffs import name_for_people
 from tablepuppet.sql.bound import CUTOFF_OUTPUTS, BoundQuery
 from tablepuppet.transport.link import Link
 
@@ -143,7 +144,7 @@ def _check_groups(
         if number not in is_whole:
             by_hand = 'under keys = "dh" they are not merged; use keys = "hmac"' if scan.merges else scan.unmerged
             why = f"{by_hand}; " if by_hand else ""
-            names = [scan.expressions[c].strip('"') for c in columns.get(number, ())] or scan.groups
+            names = [name_for_people(scan.expressions[c]).strip('"') for c in columns.get(number, ())] or scan.groups
             joined = " or ".join(dict.fromkeys(names))
             raise MappingError(
                 f"some groups of {joined} have rows of {scan.table} with several of its clients "

@@ -20,6 +20,7 @@ from tablepuppet.models.losses import Loss
 from tablepuppet.plan.disclosure import Ids, exchanges_of, held_blocks
 from tablepuppet.privacy.options import KeyMode
 from tablepuppet.sources.columns import STRING_KINDS
+from tablepuppet.sources.cutoffs import name_for_people
 from tablepuppet.sql.bound import Scan
 
 _QUOTED = re.compile(r'"(\w+)"')  # a quoted name that needs no quotes
@@ -255,7 +256,7 @@ def _key_names(mapping: MappingSummary) -> set[str]:
             for side, column in ((pair.left, pair.left_column), (pair.right, pair.right_column)):
                 relation = branch.relations[side]
                 key = mapping.bound.scans[relation.scan].expressions[column]
-                names.add(f"{relation.alias}.{_QUOTED.sub(_bare, key)}")
+                names.add(f"{relation.alias}.{_QUOTED.sub(_bare, name_for_people(key))}")
     return names
 
 

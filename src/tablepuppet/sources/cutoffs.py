@@ -19,6 +19,16 @@ FOUND: Final = "tablepuppet found"  # an output: the query always gives a row, a
 AT_ONCE: Final = "tablepuppet at, once"  # the same, where no two rows of the cutoffs' table may have one key and cutoff
 
 
+def name_for_people(expression: str) -> str:
+    """A column of a history by what it is, and any other as it is written.
+
+    >>> name_for_people('"tablepuppet key 0"'), name_for_people('"item"')
+    ('key', '"item"')
+    """
+    bare = expression.strip('"')
+    return "moment" if bare in (AT, AT_ONCE) else "key" if bare.startswith(f"{KEY} ") else expression
+
+
 def is_cutoffs(node: exp.Expr) -> bool:
     """Whether a table in FROM is that of cutoffs."""
     return isinstance(node, exp.Table) and node.name == CUTOFFS

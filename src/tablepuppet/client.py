@@ -93,7 +93,7 @@ class Client(ClientState):
     def states(self, job: str) -> dict[int, Any]:
         """All that rounds have changed in each part, and its key for masks."""
         return {
-            part: held.checkpoint(self.contracts.asked(job, part))
+            part: held.checkpoint(self.contracts.asked(job, part), self.contracts.run(job))
             for (of, part), held in self.parts.items()
             if of == job and (held.state is not None or held.sealing is not None)
         }
@@ -118,4 +118,4 @@ class Client(ClientState):
             part = self.parts[job, number]
             found = decode(frame, Checkpoint[type(part.state)])  # type: ignore[misc]
             part.restore(found)
-            self.contracts.restore(job, number, found.asked)
+            self.contracts.restore(job, number, found.asked, found.run)

@@ -31,7 +31,9 @@ QUERY = f"SELECT {', '.join('p.' + name for name in NAMES)}, p.y FROM people p"
 
 def people() -> pa.Table:
     random = np.random.default_rng(2)
-    columns: dict[str, Any] = {"id": np.arange(ROWS)} | {name: random.normal(size=ROWS) for name in NAMES}
+    fine = [0.0, 2.0**-58]  # what tells values apart is this small: a column has some 60 bits
+    columns: dict[str, Any] = {"id": np.arange(ROWS)}
+    columns |= {name: np.append(random.normal(size=ROWS - 2), fine) for name in NAMES}
     groups = {"gender": random.choice(["f", "m"], ROWS), "age": random.integers(0, 7, ROWS)}
     return pa.table(columns | groups | {"job": random.integers(0, 21, ROWS), "y": random.normal(size=ROWS)})
 
@@ -115,6 +117,41 @@ def test_a_model_that_somebody_made_up_does_not_read_rows(rules: dict[str, Any])
     score(client, [f'"{name}"' for name in NAMES[:5]], np.eye(5)[:, :3])
     with pytest.raises(PolicyError, match="allow_reconstruction"):
         score(client, [f'"{name}"' for name in NAMES[:5]], np.eye(5)[:, 3:])
+
+
+def test_three_columns_that_fit_into_one_number_are_three_columns() -> None:
+    """Whole numbers below 1,000 times 10⁶, 10³ and 1 are one number, whose digits are all three of them."""
+    random, names = np.random.default_rng(4), ("u", "v", "w")
+    table = pa.table({name: random.permutation(1000)[:ROWS] for name in names})
+    texts, packed = [f'"{name}"' for name in names], np.array([[1e6], [1e3], [1.0]])
+    for allowed in (False, True):
+        source = {"people": open_source(table, "people")}
+        client = Client("people", ClientTables(source), Policy(allow_reconstruction=allowed))
+        if not allowed:
+            with pytest.raises(PolicyError, match=r"1 exact numbers .* 64 bits, and 30 may be enough"):
+                score(client, texts, packed)
+            continue
+        shown = score(client, texts, packed).values[:, 0].astype(np.int64)
+        digits = [shown // 10**6, shown // 10**3 % 1000, shown % 1000]
+        assert all(sorted(d) == sorted(table[name].to_pylist()) for d, name in zip(digits, names, strict=True))
+
+
+def test_a_job_under_an_earlier_name_is_another_run() -> None:
+    """A server that calls each job alike pays for each of them."""
+    with tp.Federation({"people": people()}, policies={"people": Policy(allow_reconstruction=False)}) as owners:
+        client = owners._clients["people"]
+        inner, names = client.answer, dict[str, str]()
+
+        def answer(message: Any) -> Any:
+            if "job" in message.__struct_fields__:
+                message = msgspec.structs.replace(message, job=names.setdefault(message.job, "always"))
+            return inner(message)
+
+        client.answer = answer  # type: ignore[method-assign]
+        for seed in range(2):
+            train(owners, seed=seed)
+        with pytest.raises(PolicyError, match=r"8 exact numbers of each row.*rule allow_reconstruction"):
+            train(owners, seed=2)
 
 
 def test_invented_categories_and_repeated_columns_do_not_lift_the_limit() -> None:

@@ -175,10 +175,10 @@ def _count_rows(own: ClientState, request: CountRows) -> RowCount:
     check_request=NoCheck("a job that there is not is closed already"),
 )
 def _close_job(own: ClientState, request: CloseJob) -> Done:
-    own.contracts.close(request.job)
     for (job, _), part in own.parts.items():
         if job == request.job and part.shown:
             own.releases.record_predictions(disclosed_values(own, part, part.shown))
+    own.contracts.close(request.job)
     if own.told.get(request.job):
         own.approvals.finish(request.job)
     own.tables.close(request.job)

@@ -8,6 +8,7 @@ What a contract says of one exchange stands with the exchange (exchanges/); here
 
 from __future__ import annotations
 
+import secrets
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -77,6 +78,7 @@ class JobUnderContract:
     opened: dict[int, OpenScan] = field(default_factory=dict)
     contract: Contract | None = None
     is_excused: bool = False
+    run: str = ""  # the owner's own name of it
     asked: Counter[tuple[str, int]] = field(default_factory=Counter)  # by stage and scan
     parts: dict[int, PartUnderContract] = field(default_factory=dict)
     domains: set[str] = field(default_factory=set)  # of keys that left
@@ -172,7 +174,13 @@ class ContractEnforcer:
 
     def agree(self, name: str, contract: Contract, *, is_excused: bool = False) -> None:
         """From now on the job is held to this; `is_excused`: a person approved rows that no rule lets pass."""
-        self.jobs[name].contract, self.jobs[name].is_excused = contract, is_excused
+        job = self.jobs[name]
+        job.contract, job.is_excused = contract, is_excused
+        job.run = job.run or f"{contract.hash[:16]}-{secrets.token_hex(8)}"
+
+    def run(self, name: str) -> str:
+        """What a run of a contract is called in the owner's account, whatever the server calls its job."""
+        return self.jobs[name].run
 
     def is_excused(self, name: str) -> bool:
         """Whether a person approved the job's rows, few as they may be."""
@@ -199,9 +207,10 @@ class ContractEnforcer:
         """What a checkpoint keeps of a part."""
         return dict(self.jobs[name].parts[part].asked)
 
-    def restore(self, name: str, part: int, asked: dict[str, int]) -> None:
-        """Goes on counting where a checkpoint was made."""
+    def restore(self, name: str, part: int, asked: dict[str, int], run: str) -> None:
+        """Goes on counting where a checkpoint was made; those of earlier releases named a run by its job."""
         self.jobs[name].parts[part].asked = Counter(asked)
+        self.jobs[name].run = run or name
 
 
 def distinct_rows(rows: RowNumbers) -> int:

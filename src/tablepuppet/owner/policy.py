@@ -56,6 +56,7 @@ from tablepuppet.protocol.columns import Merges
 from tablepuppet.protocol.contract import Contract, ScanTerms
 from tablepuppet.protocol.signatures import Signature, check_signature, read_public
 
+BITS_OF_NUMBER = 64  # that an exact number tells at most: several columns fit into one
 Use = Callable[[str, int], ScanUse]  # what a job's open scan reads
 
 
@@ -296,12 +297,13 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         )
 
     def check_exposure(self, numbers: int, enough: int, what: str) -> None:
-        """Refuses exact numbers of a row that would be enough to know its features."""
-        if numbers >= enough:
+        """Refuses exact numbers of a row that would be enough to know its features; `enough`: bits that these have."""
+        bits = BITS_OF_NUMBER * numbers
+        if bits >= enough:
             raise refused_by(
                 "allow_reconstruction",
-                f"{what} would show {numbers:,} exact numbers of each row, over all jobs, and {enough:,} may be enough "
-                "to reconstruct it",
+                f"{what} would show {numbers:,} exact numbers of each row, over all jobs, which tell up to {bits:,} "
+                f"bits, and {enough:,} may be enough to reconstruct it",
             )
 
     def hides_values_of(self, table: str) -> bool:

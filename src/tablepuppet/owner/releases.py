@@ -1,8 +1,10 @@
 """The owner's side of a client: budgets over all jobs, and how much of a row predictions may tell.
 
-A prediction is one equation about a row. A column whose values are nearly all different is an unknown of it; one with
-few values is none, for whoever knows the model tries them all (age, gender and occupation follow from one number). How
-many features a job makes of a column does not matter, nor how many categories a server lists.
+A prediction is one number about a row, and tells up to 64 bits: whoever chooses the weights packs several columns
+into it. A column whose values are nearly all different has as many bits as tell its values apart; one with few values
+has none, for whoever knows the model tries them all (age, gender and occupation follow from one number). How many
+features a job makes of a column does not matter, nor how many categories a server lists. Exposure belongs to a run of
+a contract, which the owner names itself: what the server calls the job does not matter.
 
 In: what a request would release. Out: nothing, or a refusal before anything has left. Whatever the server asks, a
 release is written in the owner's log first (owner/owner_log.py).
@@ -11,6 +13,7 @@ release is written in the owner's log first (owner/owner_log.py).
 from __future__ import annotations
 
 import hashlib
+import math
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +27,7 @@ from tablepuppet.arrays import Array
 from tablepuppet.errors import PolicyError
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.owner.owner_log import OwnerLog
-from tablepuppet.owner.policy import Policy
+from tablepuppet.owner.policy import BITS_OF_NUMBER, Policy
 from tablepuppet.privacy.accounting import Mechanism
 from tablepuppet.privacy.gaussian import GradientPrivacy
 from tablepuppet.privacy.ledger import Spending, without_noise
@@ -228,9 +231,9 @@ def reads(own: ClientState, job: str, scan: int, columns: Iterable[int]) -> tupl
 
 
 def unknowns(own: ClientState, job: str, scan: int, columns: Sequence[int]) -> int:
-    """How many exact numbers of a row are enough to know some features of it: at least one."""
+    """How many bits of a row are enough to know some features of it: at least one."""
     use = own.tables.use(job, scan)
-    entries, by_column = 0, dict[str, int]()
+    total, by_column = 0.0, dict[str, float]()
     for c in columns:
         values, info = own.column(job, scan, c)
         if info.kind not in NUMBER_KINDS:
@@ -239,12 +242,26 @@ def unknowns(own: ClientState, job: str, scan: int, columns: Sequence[int]) -> i
         present = array[~np.isnan(array).any(axis=1)]
         if 2 * len(np.unique(present, axis=0)) <= len(present):
             continue
-        entries += array.shape[1]
+        bits = sum(_bits_of(entry) for entry in present.T)
+        total += bits
         for base in (use, *use.others):
             for name in base.columns[c]:
                 place = f"{base.table}.{name}".lower()
-                by_column[place] = max(by_column.get(place, 0), array.shape[1])
-    return max(1, min(entries, sum(by_column.values())))
+                by_column[place] = max(by_column.get(place, 0.0), bits)
+    return max(1, math.ceil(min(total, sum(by_column.values()))))
+
+
+def _bits_of(values: Array) -> float:
+    """What tells a number of a column from all others: its range, in steps of the smallest difference of two values.
+
+    >>> _bits_of(np.array([1.0, 2.0, 5.0, 16.0]))
+    4.0
+    """
+    distinct = np.unique(values)
+    if len(distinct) < 2:
+        return 0.0
+    steps = (distinct[-1] - distinct[0]) / float(np.diff(distinct).min()) + 1.0
+    return min(float(BITS_OF_NUMBER), math.log2(steps))
 
 
 def tells_label(own: ClientState, job: str, columns: Iterable[str]) -> bool:
@@ -292,9 +309,8 @@ def count_unknowns(own: ClientState, part: Part) -> int:
 
 def disclosed_values(own: ClientState, part: Part, numbers: int) -> DisclosedValues:
     """The exact numbers of each row that left a part."""
-    return DisclosedValues(
-        *table_and_columns(own, part), numbers=numbers, name=f"{part.request.job} {part.request.part}"
-    )
+    name = f"{own.contracts.run(part.request.job)} {part.request.part}"
+    return DisclosedValues(*table_and_columns(own, part), numbers=numbers, name=name)
 
 
 def table_and_columns(own: ClientState, part: Part) -> tuple[str, tuple[str, ...]]:

@@ -135,7 +135,7 @@ class Part:
     state: Any = None
     kept: Kept | None = None
     shown: int = 0  # exact numbers that left of each row
-    unknowns: int | None = None  # of them that are enough to know a row
+    unknowns: int | None = None  # bits that are enough to know a row
     figures: Figures = field(default_factory=Figures)  # what the server half wants to know of the algorithm's start
     sealing: Sealing | None = None  # where summands leave under masks
     encoders: tuple[Encoder, ...] = ()
@@ -159,12 +159,12 @@ class Part:
             raise TransportError("masks need a key of this part, which was not asked for")
         self.sealing.meet(peers)
 
-    def checkpoint(self, asked: dict[str, int]) -> Checkpoint[Any]:
-        """All that rounds have changed; `asked`: how often the contract was made use of."""
+    def checkpoint(self, asked: dict[str, int], run: str) -> Checkpoint[Any]:
+        """All that rounds have changed; `asked`: how often the contract was made use of, in which run."""
         private = None if self.setup is None else self.setup.private
         taken, showings = (0, 0) if private is None else private.counts
         seal = None if self.sealing is None else self.sealing.state
-        return Checkpoint(self.state, self.kept, seal, taken, showings, self.shown, asked)
+        return Checkpoint(self.state, self.kept, seal, taken, showings, self.shown, asked, run)
 
     def restore(self, found: Checkpoint[Any]) -> None:
         """Goes on where a checkpoint was made."""
@@ -192,6 +192,7 @@ class Checkpoint(Struct, Generic[_State], frozen=True):
     showings: int = 0  # noisy predictions
     shown: int = 0  # exact ones
     asked: dict[str, int] = {}
+    run: str = ""
 
 
 _MOST_OUTPUTS = 10_000  # classes

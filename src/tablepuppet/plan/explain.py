@@ -264,7 +264,8 @@ def _exposure(plan: Plan) -> Sequence[str]:
     usual = "Exposure: numbers that the server may see of one row, against the row's columns"
     lines = [usual if own is None else own.exposure_title]
     for exposure in plan.exposures:
-        lines.append(f"  {exposure.block}: {exposure.numbers:,} of {exposure.width:,}, {_verdict(exposure)}")
+        bits = "" if own is not None else f" (up to {64 * exposure.numbers:,} bits)"
+        lines.append(f"  {exposure.block}: {exposure.numbers:,}{bits} of {exposure.width:,}, {_verdict(exposure)}")
     return lines
 
 

@@ -39,9 +39,9 @@ def test_columns_that_are_told_whole_are_asked_for_longer_where_some_may_say_lit
     floats, few = ([bool(tree_waves(shape, options, tree)) for tree in range(100)] for shape in (_FLOATS, _FEW))
     assert floats[0]
     assert few[0]
-    assert 2 * sum(floats) < sum(few)
+    assert sum(floats) < 5 < sum(few)
     assert not any(floats[60:])
-    assert not any(few[95:])
+    assert not any(few[60:])
 
 
 def test_shallow_trees_take_longer_to_split_every_column() -> None:

@@ -160,6 +160,11 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
         return min(whole, self.leaf_limit or whole)
 
     @property
+    def searched_leaves(self) -> int:
+        """The leaves that a tree would have if all that are searched were split: growth by leaves looks beyond them."""
+        return min(int(2**self.levels), 2 * (self.leaf_limit or 2**self.levels))
+
+    @property
     def deep_levels(self) -> int:
         """The levels that a tree has most often: growth by leaves takes a few more than a balanced tree."""
         return min(self.levels, ceil(1.5 * log2(self.most_leaves)))
@@ -174,10 +179,9 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
         """Distinct splits that a table's owner tells at most: those of all nodes, with some that others outdo."""
         if self.max_splits is not None:
             return self.max_splits
-        whole = int(2**self.levels)
         if self.is_random:  # each with the one that says what is missing
-            return 2 * self.trees * (whole - 1)
-        return 4 * self.trees * min(whole, 2 * (self.leaf_limit or whole))  # growth by leaves looks beyond them
+            return 2 * self.trees * (self.most_leaves - 1)
+        return 4 * self.trees * self.searched_leaves
 
     @property
     def reveals_columns(self) -> bool:

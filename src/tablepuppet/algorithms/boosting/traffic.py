@@ -111,7 +111,7 @@ def _rounds(shape: Shape, options: Boosting, tree: int) -> list[_Round]:
         _told(block, options, shape.outputs, tree + 1) - _told(block, options, shape.outputs, tree)
         for block in shape.blocks
     ]
-    cells, together = max(1, options.most_leaves // 2), _together(tree)
+    cells, together = max(1, options.searched_leaves // 2), _together(tree)
     whole = _Round(asked, cells, together, 1.0, new)
     found = sum(new)
     more = 1 - math.exp(-found / 2) + found / 40  # rounds that mend
@@ -123,7 +123,7 @@ def _rounds(shape: Shape, options: Boosting, tree: int) -> list[_Round]:
 def _first_tree(shape: Shape, options: Boosting) -> list[_Round]:
     """One round a level, of which growth by leaves has a few more than a balanced tree; fewer, where columns are told
     whole, for the same columns split several levels. A block's first column is told at the root."""
-    levels, most = options.deep_levels, max(1, options.most_leaves // 2)
+    levels, most = options.deep_levels, max(1, options.searched_leaves // 2)
     cells = [min(2**level, most) for level in range(levels)]
     again = [1.0] * len(shape.blocks)
     if options.reveals_columns:
@@ -180,7 +180,7 @@ def _splits(block: BlockShape, options: Boosting) -> int:
 
 def _wishes(options: Boosting, outputs: int, checked: int) -> float:
     """K: the columns, or splits, that so many checked trees ask a block for, known ones among them."""
-    nodes = math.sqrt(outputs) * (options.most_leaves - 1)  # trees of one time are alike
+    nodes = math.sqrt(outputs) * (options.searched_leaves - 1)  # trees of one time are alike
     later = _OF_COLUMNS if options.reveals_columns else _LATER
     return nodes * (_FIRST + later * (checked - 1)) if checked else 0.0
 

@@ -106,3 +106,28 @@ def test_estimated_rounds_and_bytes_of_trees_are_near_those_counted(label: str) 
         estimated, counted = result.plan.cost("boosting", 30), result.traffic
         assert least < estimated.rounds / counted.rounds < most
         assert least < estimated.bytes / counted.bytes < most
+
+
+@pytest.mark.parametrize("leaves", [3, 31])
+@pytest.mark.parametrize(
+    ("label", "columns", "clients"), [("y", 1, 1), ("y", 8, 3), ("c", 4, 1), ("c", 4, 2), ("k", 6, 1), ("k", 3, 2)]
+)
+def test_the_rounds_of_trees_lie_in_the_range_that_explain_names(
+    label: str, columns: int, clients: int, leaves: int
+) -> None:
+    rng = np.random.default_rng(columns)
+    rows, dimension = 400, 40
+    item, x = rng.integers(0, dimension, rows), rng.normal(size=(rows, columns))
+    z = rng.normal(size=dimension)
+    y = x[:, 0] * z[item] + np.abs(x).sum(axis=1) + rng.normal(size=rows)
+    named = {f"x{k}": x[:, k] for k in range(columns)}
+    facts = pa.table({"item": item, **named, "b": x[:, 0] > 1, "y": y, "c": y > 1, "k": np.digitize(y, [1, 2, 4])})
+    items = pa.table({"item": np.arange(dimension), "z": z, "t": rng.choice(list("pqr"), dimension)})
+    query = f"SELECT f.* EXCLUDE (item, y, c, k), i.z, i.t, f.{label} FROM facts f JOIN items i ON f.item = i.item"
+    parts = [facts.take(np.arange(k, rows, clients)) for k in range(clients)]
+    query = query if label != "k" else query.replace("f.k FROM", "CAST(f.k AS VARCHAR) AS k FROM")
+    with tp.Federation({"facts": parts, "items": items}) as federation:
+        result = federation.train(query, label=label, model="boosted", trees=12, leaves=leaves)
+    low, high = result.plan.cost("boosting", 12).round_range
+    assert low <= result.traffic.rounds <= high
+    assert f"{low}–{high}" in result.explain()

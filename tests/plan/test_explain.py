@@ -53,7 +53,7 @@ def test_what_trees_cost_is_told_of_the_run_for_no_two_are_alike() -> None:
     titles, head, line = str(plan).split("Estimated cost (▸ is this job)\n")[1].splitlines()[:3]
     assert [part.strip() for part in titles.split("│")] == ["", "30 trees", "memory"]
     run = plan.cost("boosting", 30)
-    assert line.split("│")[1].split()[0] == str(run.rounds)
+    assert line.split("│")[1].split()[0] == run.rounds_text == "2–33"
     assert head.split("│")[1].split() == ["rounds", "bytes", "CPU", "US-UK", "US-US"]
     page = plan._repr_html_()
     assert "CPU of 30 trees" in page

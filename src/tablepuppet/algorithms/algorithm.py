@@ -228,6 +228,10 @@ class Algorithm(ABC, Generic[_Options]):
         )
         return outer.traffic(shape)
 
+    def round_range(self, shape: Shape, options: _Options, estimate: int) -> tuple[int, int]:
+        """How many rounds a run takes, at least and at most, where that depends on what columns say."""
+        return estimate, estimate
+
     walks: ClassVar[float] = 2.0  # over the joined rows, of an epoch
     row_seconds: ClassVar[float] = 0.0  # of CPU time that an epoch takes for a joined row besides walks
     class_seconds: ClassVar[tuple[float, float]] = (0.0, 0.0)  # more for one of several classes, and for each of them

@@ -24,7 +24,7 @@ from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, tree_seconds
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.algorithms.registry import BY_NAME, FEDERATED, is_expanded
 from tablepuppet.algorithms.shape import BlockShape, PartShape, RoundTraffic, Shape, agreement
-from tablepuppet.formatting import format_count, seconds
+from tablepuppet.formatting import format_count, plural, seconds
 from tablepuppet.join.factorised.series import TOLERANCE, USUAL_REACH, guess_frequencies
 from tablepuppet.join.join import BYTES_PER_JOINED_ROW
 from tablepuppet.join.mapping import Placement
@@ -53,6 +53,7 @@ class Cost:
     epochs: int
     round_traffic: tuple[RoundTraffic, ...]
     computing: float | None = None  # CPU seconds besides messages; None: of a network that nobody knows
+    round_range: tuple[int, int] = (0, 0)  # at least and at most, of a run
 
     @property
     def cpu(self) -> float | None:
@@ -64,6 +65,15 @@ class Cost:
     @property
     def rounds(self) -> int:
         return sum(rounds.times for rounds in self.round_traffic)
+
+    @property
+    def rounds_text(self) -> str:
+        """
+        >>> Cost("boosting", 5, (), round_range=(2, 1045)).rounds_text
+        '2–1,045'
+        """
+        low, high = self.round_range
+        return f"{low:,}–{high:,}" if low < high else f"{self.rounds:,}"
 
     @property
     def payload_down(self) -> float:
@@ -110,7 +120,10 @@ def cost(
     is_solved = declared.is_pooled and shape.is_linear and shape.is_sum  # at once, whatever the epochs
     computed = numbers if is_solved else range(after, after + epochs)
     computing = None if shape.has_module else sum(declared.cpu(own, options, epoch, batches) for epoch in computed)
-    return Cost(algorithm, epochs, (*round_traffic, *agreed), computing)
+    traffic = (*round_traffic, *agreed)
+    rounds = sum(one.times for one in traffic)
+    span = declared.round_range(own, options, rounds) if declared.own_model and after == 0 else (rounds, rounds)
+    return Cost(algorithm, epochs, traffic, computing, span)
 
 
 def shape_of(plan: Plan) -> Shape:
@@ -316,6 +329,15 @@ def _list(costs: list[Cost]) -> str:
 
 def _time(of: Cost) -> float:
     return of.seconds(_NETWORK)
+
+
+def range_of(of: Cost) -> str:
+    """The rounds of a run, and their seconds on a slow network."""
+    low, high = of.round_range
+    if low == high:
+        return f"about {plural(of.rounds, 'round')}, {time_of(of)} on US-UK"
+    each = _time(of) / max(1, of.rounds)
+    return f"{low:,} to {high:,} rounds, {seconds(low * each)} to {seconds(high * each)} on US-UK"
 
 
 def time_of(of: Cost) -> str:

@@ -211,7 +211,7 @@ def _shown_cost(plan: Plan, row: AlgorithmCost) -> Cost:
 
 def _cost_cells(of: Cost) -> list[str]:
     """Rounds, bytes and CPU seconds; a dash where a network that nobody knows is trained."""
-    return [f"{of.rounds:,}", size(of.bytes), "–" if of.cpu is None else seconds(of.cpu)]
+    return [of.rounds_text, size(of.bytes), "–" if of.cpu is None else seconds(of.cpu)]
 
 
 def _memory_cells(row: AlgorithmCost) -> list[str]:
@@ -229,7 +229,8 @@ def _comparison(plan: Plan, counted: Account, epochs: int) -> list[str]:
     table = [["", "rounds", "arrays down", "arrays up", "all bytes", "US-UK", "US-US"]]
     for name, one in given:
         sizes = [size(count) for count in (one.payload_down, one.payload_up, one.bytes)]
-        table.append([name, f"{one.rounds:,}", *sizes, *_times(one)])
+        rounds = one.rounds_text if isinstance(one, Cost) else f"{one.rounds:,}"
+        table.append([name, rounds, *sizes, *_times(one)])
     unit = plan.algorithm.epoch
     return [f"Estimated and counted: {plan.job.algorithm}, {plural(epochs, unit)}", *columns(table)]
 
@@ -333,6 +334,7 @@ def document(plan: Plan) -> dict[str, Any]:
 def _cost(cost: Cost) -> dict[str, Any]:
     return {
         "rounds": cost.rounds,
+        "round_range": list(cost.round_range),
         "bytes": round(cost.bytes),
         "payload_down": round(cost.payload_down),
         "payload_up": round(cost.payload_up),

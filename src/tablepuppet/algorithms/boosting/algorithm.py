@@ -7,7 +7,7 @@ from typing import Any
 from tablepuppet.algorithms.algorithm import Algorithm, Disclosure
 from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem, Server
 from tablepuppet.algorithms.boosting.options import Boosting
-from tablepuppet.algorithms.boosting.traffic import tree_seconds, tree_waves
+from tablepuppet.algorithms.boosting.traffic import tree_round_range, tree_seconds, tree_waves
 from tablepuppet.algorithms.shape import BlockShape, PartShape, RoundTraffic, Shape
 from tablepuppet.errors import TransportError
 from tablepuppet.models.spec import ModelSpec
@@ -54,6 +54,9 @@ class BoostingAlgorithm(Algorithm[Boosting]):
     def traffic(self, shape: Shape, options: Boosting, epoch: int, batch_size: int | None) -> list[RoundTraffic]:
         """The rounds of one tree; `epoch` is its number."""
         return tree_waves(shape, options, epoch)
+
+    def round_range(self, shape: Shape, options: Boosting, estimate: int) -> tuple[int, int]:
+        return tree_round_range(shape, options, estimate)
 
     def cpu(self, shape: Shape, options: Boosting, epoch: int, batches: int = 1) -> float:
         return tree_seconds(shape, options, epoch)

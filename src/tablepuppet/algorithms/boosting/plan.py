@@ -17,7 +17,7 @@ from tablepuppet.errors import PrivacyError
 from tablepuppet.formatting import plural
 from tablepuppet.job import Job
 from tablepuppet.join.mapping import MappingSummary
-from tablepuppet.plan.costs import Advice, Cost, cost, time_of
+from tablepuppet.plan.costs import Advice, Cost, cost, range_of
 from tablepuppet.plan.disclosure import Account, held_blocks, setup_disclosures
 from tablepuppet.plan.knowledge import Exposure, Insight, common_insights, merging_insights, owners_of
 from tablepuppet.transport.meter import DisclosureKey
@@ -173,7 +173,7 @@ def advise_trees(shape: Shape, given: AlgorithmOptions) -> Advice:
         drawn = cost(shape, options.name, options, options.trees)
         return Advice(
             options.name,
-            f'splits="random" tells all bits in about {plural(drawn.rounds, "round")}, {time_of(drawn)} on US-UK, and '
+            f'splits="random" tells all bits in {range_of(drawn)}, and '
             "owners are told no slopes; as a tree is not grown where it gains, take more of them than of others "
             "(docs/boosting.md)",
         )
@@ -181,18 +181,15 @@ def advise_trees(shape: Shape, given: AlgorithmOptions) -> Advice:
     if not options.reveals_columns:
         return Advice(
             options.name,
-            f"the trees of the exact algorithm take about {exact.rounds} rounds, {time_of(exact)} on US-UK "
-            "(docs/boosting.md)",
+            f"the trees of the exact algorithm take {range_of(exact)} (docs/boosting.md)",
         )
     few = msgspec.structs.replace(options, reveal="splits")
-    splits, first = cost(shape, options.name, few, options.trees), cost(shape, options.name, options, 1).rounds
+    splits = cost(shape, options.name, few, options.trees)
     return Advice(
         options.name,
-        f"the trees of the exact algorithm take about {exact.rounds} rounds, {time_of(exact)} on US-UK, for an "
-        f"owner reveals a column once: {first} if the first tree splits every column, and one for each tree that "
-        "follows until another splits the last of them; "
-        f'reveal="splits" tells the server less, of the same trees, in about {splits.rounds} rounds, '
-        f"{time_of(splits)} (docs/boosting.md)",
+        f"the trees of the exact algorithm take {range_of(exact)}, for an owner reveals a column once: few if the "
+        "first tree splits every column, and one for each tree that follows until another splits the last of them; "
+        f'reveal="splits" tells the server less, of the same trees, in {range_of(splits)} (docs/boosting.md)',
     )
 
 
@@ -207,8 +204,8 @@ def trees_beside(shape: Shape) -> str:
     options = Boosting()
     strict = cost(shape, options.name, options, options.trees)
     return (
-        f'model="boosted" learns what tables say together: {options.trees} trees take about {strict.rounds} rounds, '
-        f"{time_of(strict)} on US-UK, and tell the server the bin of every row in each column that they split "
+        f'model="boosted" learns what tables say together: {options.trees} trees take {range_of(strict)}, '
+        "and tell the server the bin of every row in each column that they split "
         "(docs/boosting.md)"
     )
 

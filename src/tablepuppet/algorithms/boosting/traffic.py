@@ -33,6 +33,7 @@ _STEEP = 2  # how suddenly a block is no longer asked
 _POOR_BOOLEAN, _POOR_STRING, _POOR_NUMBER = 0.8, 0.15, 0.015  # how likely a column says little, by its kind
 _OF_COLUMNS = 0.35  # columns that a later tree asks a block for, by inner node
 _SOON, _WAIT = 40, 420  # wishes of a block, before a tree splits by the last of its columns: any, or one of little use
+_SPLITS_APART = 1.5  # times more or fewer rounds than estimated, where splits are told and not columns
 _STEEPLY = 4  # how suddenly a block whose columns are told is no longer asked
 _NUMBER_BITS, _CATEGORY_BITS = 8, 5  # that tell a column's bins apart, most often
 _DITHER = (math.sqrt(5) - 1) / 2
@@ -64,6 +65,21 @@ def tree_waves(shape: Shape, options: Boosting, tree: int) -> list[RoundTraffic]
     if options.is_random:
         return _all_bits(shape, options) if tree == 0 else []
     return [wave for one in _rounds(shape, options, tree) for wave in _round(shape, options, one)]
+
+
+def tree_round_range(shape: Shape, options: Boosting, estimate: int) -> tuple[int, int]:
+    """How many rounds a run takes, at least and at most; `estimate`: as shapes alone say.
+
+    A tree takes one round, and another each time that columns are told first: so at most as many more as there are
+    columns, twice where clients share them. A block of more columns than it can tell at the first root is asked again.
+    """
+    if options.is_random:
+        return estimate, estimate
+    if not options.reveals_columns:
+        return math.floor(estimate / _SPLITS_APART), math.ceil(estimate * _SPLITS_APART)
+    told = sum(_things(block, options) * (2 if block.is_split else 1) for block in shape.blocks)
+    is_told_at_once = all(_things(block, options) <= shape.outputs for block in shape.blocks)
+    return 1 if is_told_at_once else min(2, options.trees), options.trees + told
 
 
 def tree_seconds(shape: Shape, options: Boosting, tree: int) -> float:

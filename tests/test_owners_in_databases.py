@@ -159,9 +159,9 @@ def place_results(request: pytest.FixtureRequest, folder: Path, kind: str, resul
         type_of_time = "DATE" if pa.types.is_date(results["day"].type) else "TIMESTAMP"
         columns = [results[name].to_pylist() for name in results.column_names]
         columns[1] = [None if day is None else str(day) for day in columns[1]]
-        with closing(sqlite3.connect(path)) as connection, connection:
-            connection.execute(f"CREATE TABLE results (k INTEGER, day {type_of_time}, points REAL, place TEXT)")
-            connection.executemany("INSERT INTO results VALUES (?, ?, ?, ?)", zip(*columns, strict=True))
+        with closing(sqlite3.connect(path)) as file, file:
+            file.execute(f"CREATE TABLE results (k INTEGER, day {type_of_time}, points REAL, place TEXT)")
+            file.executemany("INSERT INTO results VALUES (?, ?, ?, ?)", zip(*columns, strict=True))
     else:
         database = request.getfixturevalue("postgres" if kind == "postgresql" else "mysql")()
         database.ingest("results", results)

@@ -19,7 +19,7 @@ import numpy as np
 from tablepuppet.errors import PolicyError, TablePuppetError, TransportError
 from tablepuppet.exchanges.base import Exchange
 from tablepuppet.exchanges.registry import REQUESTS, find_exchange
-from tablepuppet.exchanges.schema import CloseJob
+from tablepuppet.exchanges.schema import CloseJob, DescribeTable, OpenScan
 from tablepuppet.memory import memory_limit
 from tablepuppet.owner.state import Checkpoint, ClientState
 from tablepuppet.protocol.base import Failure, Message, disclosures
@@ -27,6 +27,11 @@ from tablepuppet.protocol.bounds import WrongError
 from tablepuppet.protocol.codec import Frame, Wire, decode, encode
 
 log = logging.getLogger(__name__)
+# The one answer to whatever goes wrong with protected rows: which failure it was would tell of them.
+UNREADABLE = (
+    "its policy refuses the request: the owner's rows cannot be used as the job asks; check the types of its "
+    "expressions, its labels and weights, or ask the owner, whose log has the reason (rule values)"
+)
 
 
 @dataclass
@@ -59,8 +64,18 @@ class Client(ClientState):
         except PolicyError as error:
             self._log_refusal(message, error)
             raise
+        except Exception as error:
+            if isinstance(error, TransportError) or not self._hides_failures(message):
+                raise
+            self._log_refusal(message, error)  # with its reason, for the owner
+            raise PolicyError(UNREADABLE) from None
         self._log_told(message, answer)
         return answer
+
+    def _hides_failures(self, message: Any) -> bool:
+        """Whether a failure may depend on rows whose values the owner hides. Until scans are open, no row is read."""
+        reads_rows = not isinstance(message, DescribeTable | OpenScan)
+        return reads_rows and any(self.policy.hides_values_of(table) for table in self.tables.names)
 
     def _check_request(self, exchange: Exchange, message: Any) -> None:
         """Sizes, ranges and shapes of its fields, before anything is computed or allocated for it."""
@@ -69,7 +84,7 @@ class Client(ClientState):
         except WrongError as wrong:
             raise TransportError(f"{type(message).__name__}.{wrong.field} {wrong.what}") from None
 
-    def _log_refusal(self, message: Any, error: PolicyError) -> None:
+    def _log_refusal(self, message: Any, error: Exception) -> None:
         job = getattr(message, "job", "")
         agreed = self.contracts.contract(job)
         detail: dict[str, Any] = {"request": type(message).__name__, "why": str(error)}

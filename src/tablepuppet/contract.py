@@ -304,6 +304,7 @@ def _owners(
                         scan.query,
                         merges,
                         _moments(bound, number),
+                        scan.stability,
                     )
                 )
         for block in bound.blocks:

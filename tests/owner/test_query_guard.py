@@ -66,8 +66,8 @@ def test_only_named_columns_are_read_and_a_star_reads_all() -> None:
 def test_the_columns_behind_an_output_are_found_through_subqueries() -> None:
     nested = "WITH s AS (SELECT k, max(secret) AS m, sum(x) AS n FROM t GROUP BY k)"
     query = check_query(f"{nested} SELECT s.m + u.z AS v, s.n FROM s JOIN u USING (k)", TABLES)
-    assert query.behind("v") == {"t": frozenset({"secret"}), "u": frozenset({"z"})}
-    assert query.behind("n") == {"t": frozenset({"x"})}
+    assert query.lineage.behind("v") == {("t", "secret"), ("u", "z")}
+    assert query.lineage.behind("n") == {("t", "x")}
 
 
 def test_a_checked_query_is_written_the_same_when_it_is_checked_again() -> None:

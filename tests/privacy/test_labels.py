@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -113,9 +114,24 @@ def test_the_targets_of_softmax_are_unbiased() -> None:
     np.testing.assert_allclose(response @ channel.targets(4), np.eye(4), atol=1e-12)
 
 
-def test_a_missing_label_stays_missing() -> None:
-    values = np.array([0.0, np.nan, 1.0])
-    assert np.isnan(privatise(values, LabelPrivacy(epsilon=1.0), 2, uniform(3))).tolist() == [False, True, False]
+@pytest.mark.parametrize("mechanism", ["krr", "laplace"])
+def test_a_row_without_a_label_is_as_private_as_one_with_any(mechanism: Literal["krr", "laplace"]) -> None:
+    """P(seen | NULL) is within e^ε of P(seen | any class): NULLIF(y, 1) tells no 1."""
+    privacy, classes, rows, draws = LabelPrivacy(epsilon=1.0, mechanism=mechanism), 3, ROWS, uniform()
+    seen = privatise(np.full(rows, np.nan), privacy, classes, draws)
+    missing = np.bincount(seen.astype(np.intp), minlength=classes) / rows
+    for label in range(classes):
+        told = privatise(np.full(rows, float(label)), privacy, classes, draws)
+        ratio = missing / (np.bincount(told.astype(np.intp), minlength=classes) / rows)
+        assert (np.abs(np.log(ratio)) <= 1.0 + 0.05).all()
+
+
+@pytest.mark.parametrize("mechanism", ["bins", "laplace"])
+def test_a_number_that_is_missing_leaves_as_the_middle_of_its_bounds(mechanism: Literal["bins", "laplace"]) -> None:
+    privacy = LabelPrivacy(epsilon=1.0, mechanism=mechanism, bounds=(-1.0, 3.0))
+    draws = uniform(1000)
+    missing, middle = (privatise(np.full(1000, value), privacy, None, draws) for value in (np.nan, 1.0))
+    np.testing.assert_array_equal(missing, middle)
 
 
 def test_a_number_without_bounds_is_refused() -> None:

@@ -31,7 +31,14 @@ from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import l2_of
-from tablepuppet.privacy.accounting import Mechanism, composed_epsilon, composed_noise, gaussian_noise, rough_noise
+from tablepuppet.privacy.accounting import (
+    Mechanism,
+    composed_epsilon,
+    composed_noise,
+    gaussian_noise,
+    participation,
+    rough_noise,
+)
 from tablepuppet.privacy.gaussian import GradientPrivacy, NoisySteps, tuned
 from tablepuppet.privacy.ledger import Release, Sampling
 from tablepuppet.privacy.masks import honest_parts
@@ -46,13 +53,14 @@ class BlockFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str
     table: str  # as the query names it first
-    tables: tuple[str, ...]  # that its rows come from: one for each scan, for a base row may be in several
+    tables: tuple[str, ...]  # that its rows come from: one for each scan and each row of it that a base row changes
     clients: tuple[str, ...]  # of each part
     is_masked: bool  # whether the server sees sums over its clients only
     rows: Natural
     joined: Natural
     most: Natural  # joined rows that one row is in
     squared_norm: Positive  # F: every feature, or entry of a vector, lies within ±1 or is one-hot
+    is_derived: bool = False  # whether its rows come out of a subquery
 
 
 class RunFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -303,8 +311,8 @@ class WholeModel:
         both = math.sqrt(2.0) if len(uses) > 1 else 1.0
         own = {number: both * times * self.clips[number] / deviations[number] for number, times in uses.items()}
         others = {
-            number: both * len(set(uses) - {number}) * self.across(number) / deviations[number]
-            for number in range(len(self.blocks))
+            number: both * sum(self._spread(o, uses) for o in uses if o != number) * self.across(number) / deviation
+            for number, deviation in enumerate(deviations)
         }
         first = self.blocks[next(iter(uses))]
         if not first.is_local:  # one batch of joined rows for all blocks
@@ -313,10 +321,17 @@ class WholeModel:
         found = []
         for number, moved in own.items():  # a row that a block has twice is sampled twice, each with half of the noise
             block, times = self.blocks[number], uses[number]
-            found += [Mechanism(math.sqrt(times) / moved, block.steps, block.rate)] * times
+            if self._spread(number, uses) > 1:  # rows before and after a change are sampled as one
+                found.append(Mechanism(1.0 / moved, block.steps, participation(block.rate, times)))
+            else:
+                found += [Mechanism(math.sqrt(times) / moved, block.steps, block.rate)] * times
         steps = max(block.steps for block in self.blocks)
         through = _norm(moved * joined * math.sqrt(self.blocks[n].steps / steps) for n, moved in others.items())
         return (*found, Mechanism(1.0 / through, steps)) if through else tuple(found)
+
+    def _spread(self, number: int, uses: Counter[int]) -> int:
+        """Rows of a block that change as one: those of a subquery that one base row changes, before and after."""
+        return uses[number] if self.blocks[number].block.is_derived else 1
 
     def deviations(self, *, is_rough: bool = False) -> list[float]:
         """The noise of each block: enough for the rows of every table."""

@@ -21,6 +21,7 @@ from tablepuppet.owner import row_rules
 from tablepuppet.owner.enforcement import JobUnderContract, PartUnderContract, distinct_rows, refused
 from tablepuppet.owner.policy import Policy, Use, permit_columns, refused_by
 from tablepuppet.owner.releases import count_unknowns, limits_predictions
+from tablepuppet.owner.singling_out import is_computed
 from tablepuppet.owner.state import ClientState, Part, Sealing
 from tablepuppet.owner.tokens import Column, are_ids, id_statistics, known_ids, look_like_ids
 from tablepuppet.privacy.masks import MaskKey
@@ -302,6 +303,9 @@ def _open_part(own: ClientState, request: OpenPart) -> FeatureStatistics | Featu
     wanted = columns if request.wants_statistics else []
     found = [_compute_statistics(own, part, place, column) for place, column in enumerate(wanted)]
     part.statistics = found if request.wants_moments else [without_moments(s) for s in found]
+    contract = own.contracts.contract(request.job)
+    if contract is not None and contract.feature_privacy is not None:
+        part.statistics = [_hide_missing(own, part, *pair) for pair in zip(request.columns, found, strict=bool(found))]
     trim_heap()
     if not request.wants_key:
         return FeatureStatistics(columns=list(part.statistics))
@@ -320,6 +324,15 @@ def _compute_statistics(own: ClientState, part: Part, place: int, column: Column
     assert isinstance(found, CategoryStatistics)
     part.ids[place] = found.categories
     return id_statistics(own, request, place, found)
+
+
+def _hide_missing(own: ClientState, part: Part, column: int, statistics: Statistics) -> Statistics:
+    """Under noise, which values an expression makes NULL (NULLIF, CASE) is not told; of a column as it is, it is."""
+    scan = own.tables.scan(part.request.job, part.request.scan)
+    told = without_moments(statistics)
+    if not isinstance(told, NumberStatistics) or (scan.query is None and not is_computed(scan.expressions[column])):
+        return told
+    return replace(told, weight=told.weight + told.missing, missing=0.0)
 
 
 def _permit_sums(policy: Policy, request: SumStatistics, use: Use) -> None:

@@ -153,7 +153,10 @@ def _describe_labels(own: ClientState, request: DescribeLabels) -> LabelSummary:
     column, info = own.column(request.job, request.scan, request.column)
     if info.kind in STRING_KINDS:
         row_rules.check_classes(own, request, column)
-    return LabelSummary(**describe(column, info, request.wants_classes)._asdict())
+    found = describe(column, info, request.wants_classes)
+    contract = own.contracts.contract(request.job)
+    is_noisy = contract is not None and contract.label_privacy is not None
+    return LabelSummary(found.kind, found.classes, 0 if is_noisy else found.missing)  # who has none is drawn as well
 
 
 def _permit_labels(policy: Policy, request: SendLabels, use: Use) -> None:
@@ -252,7 +255,9 @@ def _send_labels(own: ClientState, request: SendLabels) -> Labels:
     contract = own.contracts.contract(request.job)
     privacy = None if contract is None else contract.label_privacy
     if privacy is None:
-        own.releases.check_plain_label(table)
+        derived = own.tables.scan(request.job, request.scan).query is not None
+        for base in own.tables.use(request.job, request.scan).bases:
+            own.releases.check_plain_label(base.table, is_derived=derived)
         if request.classes is not None and contract is not None and contract.purpose != "evaluate":
             row_rules.check_classes(own, request, column)
     else:

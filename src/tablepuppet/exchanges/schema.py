@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Collection
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import msgspec
@@ -37,6 +38,7 @@ from tablepuppet.protocol.columns import ColumnInfo, CutoffType, Merges
 from tablepuppet.protocol.contract import Contract, ScanTerms
 from tablepuppet.protocol.merkle import TreeHead
 from tablepuppet.protocol.signatures import Signature
+from tablepuppet.sources.columns import STRING_KINDS
 
 
 class DescribeTable(Message, frozen=True):
@@ -72,6 +74,8 @@ class OpenScan(ScanRequest, frozen=True):
 
 class ScanSchema(Message, frozen=True):
     columns: Annotated[list[ColumnInfo], Meta(max_length=MOST_COLUMNS)]
+    # Of a query: how many of its rows one row of each table may change; None: no bound.
+    stability: dict[str, int | None] = msgspec.field(default_factory=dict)
 
 
 class CountRows(ScanRequest, frozen=True):
@@ -144,8 +148,9 @@ def _check_scan_schema(request: OpenScan, answer: ScanSchema, known: Known) -> N
 )
 def _open_scan(own: ClientState, request: OpenScan) -> ScanSchema:
     columns = own.tables.open_scan(request)
-    own.policy.check_scan(own.tables.use(request.job, request.scan))
-    return ScanSchema(columns=columns)
+    use = own.tables.use(request.job, request.scan)
+    own.policy.check_scan(use)
+    return ScanSchema(columns=columns, stability={} if request.query is None else use.reach)
 
 
 def _enforce_count(job: JobUnderContract, request: CountRows) -> None:
@@ -214,10 +219,12 @@ def _permit_contract(policy: Policy, request: ProposeContract, use: Use) -> None
         used = use(request.job, scan.scan)
         for role in ("key", "feature", "label", "weight", "split", "identifier"):
             policy.check_columns(used, scan.numbers(role), _RULE_OF[role])
-        _check_protected(contract, scan, used, policy.rules_of(scan.table))
-        if contract.purpose == "predict" and policy.hides_values_of(scan.table):
-            asked = used.compared | _read_by(scan, used, "split")
-            _check_shown(scan, used, policy.rules_of(scan.table), asked)
+        _check_reach(contract, scan, used)
+        for base in used.bases:
+            _check_protected(contract, scan, base, policy)
+            if contract.purpose == "predict" and policy.hides_values_of(base.table):
+                asked = base.compared | _read_by(scan, base, "split")
+                _check_shown(scan, base, policy.rules_of(base.table), asked)
         if scan.numbers("label"):
             policy.check_label_privacy(contract.label_privacy)
             if scan.query is not None and contract.label_privacy is not None:
@@ -228,7 +235,7 @@ def _permit_contract(policy: Policy, request: ProposeContract, use: Use) -> None
                 )
         if scan.numbers("weight"):
             policy.check_weights()
-        policy.check_merging(scan)
+        policy.check_merging(scan, used)
         if scan.numbers("key"):
             policy.check_keys(contract)
         if scan.numbers("identifier"):
@@ -241,7 +248,6 @@ def _permit_contract(policy: Policy, request: ProposeContract, use: Use) -> None
             "the model's rows were split by an earlier release, by a function that everybody knows; train it again",
         )
     clients = {scan.scan: scan.clients for scan in contract.scans}
-    tables = {scan.scan: scan.table for scan in contract.scans}
     widths = {scan.scan: len(scan.columns) for scan in contract.scans}
     for block in contract.blocks:
         if block.scan not in widths or not all(0 <= column < widths[block.scan] for column in block.columns):
@@ -257,7 +263,8 @@ def _permit_contract(policy: Policy, request: ProposeContract, use: Use) -> None
         elif contract.purpose in ("predict", "evaluate"):
             policy.check_applied(is_held=not block.model)
             if block.columns:
-                policy.check_scores(contract.purpose, tables[block.scan])
+                for base in use(request.job, block.scan).bases:
+                    policy.check_scores(contract.purpose, base.table)
 
 
 _RULE_OF: dict[Any, str] = {
@@ -270,17 +277,50 @@ _RULE_OF: dict[Any, str] = {
 }
 
 
-def _check_protected(contract: Contract, scan: ScanTerms, used: ScanUse, rules: TableRules | None) -> None:
+def _check_reach(contract: Contract, scan: ScanTerms, used: ScanUse) -> None:
+    """Noise on features is for one row of a table, with all rows of a query that it changes: these need a bound."""
+    for base in used.bases if scan.query is not None else ():
+        stated = scan.stability.get(base.table, 0)
+        if stated is not None and (base.stability is None or stated < base.stability):
+            raise PolicyError("the contract counts fewer rows of a query than one row of its tables changes")
+    is_noisy = contract.feature_privacy is not None or contract.prediction_privacy.mode == "local"
+    if contract.training is None or not is_noisy or not scan.numbers("feature"):
+        return
+    if len(used.bases) > 1:
+        raise refused_by(
+            "stability",
+            f"noise on features is sized for the rows of one table, and the subquery over {used.table} reads "
+            f"{len(used.bases)}; join the tables outside the subquery",
+        )
+    if used.stability is None:
+        raise refused_by(
+            "stability",
+            f"one row of {used.table} may change any number of the subquery's rows, and no noise covers that; use "
+            "columns, WHERE and GROUP BY, without windows, LIMIT, DISTINCT ON, and joins inside",
+        )
+
+
+def _check_protected(contract: Contract, scan: ScanTerms, used: ScanUse, policy: Policy) -> None:
     """What leaves under noise must not leave by another way: a filter, a split or a weight would count it exactly."""
+    rules = policy.rules_of(used.table)
     granted = frozenset() if rules is None or rules.filters is None else rules.allowed("filters")
+    keys, features = _read_by(scan, used, "key"), _read_by(scan, used, "feature")
+    grouped = frozenset(name.lower() for name in used.grouping) - keys
     others = {
-        "a filter": used.compared - granted,
+        "a filter": frozenset(name.lower() for name in used.compared) - granted,
         "the split": _read_by(scan, used, "split") - granted,
         "a weight": _read_by(scan, used, "weight"),
     }
     if contract.label_privacy is not None:
-        also = {"a feature": _read_by(scan, used, "feature"), "a join key": _read_by(scan, used, "key")}
+        also = {"a feature": features, "a join key": keys, "what rows are grouped by": grouped - granted}
         _refuse_ways(_read_by(scan, used, "label"), others | also, "labels", used.table)
+    budget = policy.budget.get(used.table)
+    if budget is not None and budget.features is not None:  # whatever the job makes of its columns
+        features = others["a filter"] | others["the split"] | others["a weight"] | grouped
+    elif contract.training is None or contract.feature_privacy is None:
+        return
+    public = {way: columns - keys for way, columns in others.items()}
+    _refuse_ways(features, public | {"what rows are grouped by": grouped - granted}, "features", used.table)
 
 
 def _check_shown(scan: ScanTerms, used: ScanUse, rules: TableRules | None, asked: Collection[str]) -> None:
@@ -362,13 +402,14 @@ def _propose(own: ClientState, request: ProposeContract) -> Agreement:
         return _wait(own, name)
     if told is None:
         own.log.write("proposed", request.job, name, _describe(request))
-    own.releases.check_contract(contract)
+    own.releases.check_contract(contract, partial(own.tables.use, request.job))
     readable = _without_histories(contract)
     sets, notes = row_rules.review(own, request.job, readable) if row_rules.is_on(own) else ([], [])
     if not own.may_reveal or own.policy != Policy():  # in one process, whoever says nothing lets everything pass
         row_rules.check_texts(own, request.job, readable)
         for scan in contract.scans:
             own.policy.check_cutoffs(own.tables.use(request.job, scan.scan), scan)
+    _check_names(own, request.job, readable)
     _first_prediction(own, request.job, contract)
     decision = own.approvals.decision(contract, request.job, tuple(notes)) if notes or own.policy.ask else None
     if decision is not None and not decision.is_approved:
@@ -393,6 +434,24 @@ def _describe(request: ProposeContract) -> dict[str, Any]:
     """Who asks for what, with the signature: evidence that this person asked for this contract."""
     signed = {} if request.signature is None else {"signature": msgspec.to_builtins(request.signature)}
     return {"asker": request.contract.asker, "purpose": request.contract.purpose, **signed}
+
+
+def _check_names(own: ClientState, job: str, contract: Contract) -> None:
+    """Under noise on features, names of categories are public: none is made of numbers, which are not."""
+    is_private = contract.training is not None and contract.feature_privacy is not None
+    for scan in contract.scans if is_private else ():
+        opened, use = own.tables.scan(job, scan.scan), own.tables.use(job, scan.scan)
+        for number in scan.numbers("feature"):
+            if opened.columns[number].kind not in STRING_KINDS:
+                continue
+            for base in use.bases:
+                kinds = {info.name.lower(): info.kind for info in own.tables.describe(base.table).columns}
+                if any(kinds[name.lower()] not in STRING_KINDS for name in base.columns[number]):
+                    raise refused_by(
+                        "values",
+                        f"{opened.columns[number].name} makes names of numbers of {base.table}, and names leave as "
+                        "they are; use the number itself, whose noise covers it",
+                    )
 
 
 def _without_histories(contract: Contract) -> Contract:

@@ -31,6 +31,7 @@ from tablepuppet.owner.enforcement import JobUnderContract, PartUnderContract, r
 from tablepuppet.owner.policy import Policy, Use
 from tablepuppet.owner.releases import (
     DisclosedValues,
+    bound_reach,
     feature_expressions,
     release_predictions,
     start_name,
@@ -328,9 +329,9 @@ def _check_rows(request: Start, own: float) -> None:
 def _plan_noise(own: ClientState, part: Part, request: Start, multiplicity: Array) -> PrivateGradient | None:
     """The noise that the contract asks for. What this client can count itself it does not take from the server."""
     contract = own.contracts.contract(request.job)
-    table = own.tables.scan(request.job, part.request.scan).table
+    use = own.tables.use(request.job, part.request.scan)
     if request.facts is None or contract is None:
-        own.releases.charge_features(table, request, ())
+        own.releases.charge_features(use, request, ())
         return None
     facts, terms = _own_facts(own, part, request), _agreed_terms(own, contract, request)
     plan = plan_noise(terms, facts)
@@ -340,10 +341,11 @@ def _plan_noise(own: ClientState, part: Part, request: Start, multiplicity: Arra
     for (job, number), opened in own.parts.items():
         if job == request.job:
             given = multiplicity if number == request.part else opened.request.multiplicity
-            most[own.tables.scan(job, opened.request.scan).table] += 1 if given is None else int(given.max(initial=1))
-    if plan.model is not None and most[table] > plan.model.max_joined_rows(table):
+            read = own.tables.use(job, opened.request.scan)
+            most[read.table] += bound_reach(read) * (1 if given is None else int(given.max(initial=1)))
+    if plan.model is not None and most[use.table] > plan.model.max_joined_rows(use.table):
         raise refused("rows of this table are joined more often than noise is computed for")
-    own.releases.charge_features(table, request, plan.spends.get(table, ()), privacy)
+    own.releases.charge_features(use, request, plan.spends.get(use.table, ()), privacy)
     return PrivateGradient(privacy, secure_generator())
 
 
@@ -372,10 +374,13 @@ def _own_facts(own: ClientState, part: Part, request: Start) -> RunFacts:
         is_masked=bool(peers),
         clients=peers or told.clients,
         squared_norm=float(sum(max(1, scan.columns[c].size) for c in part.request.columns) or 1),
+        is_derived=told.is_derived or scan.query is not None,
     )
-    opened = Counter(
-        own.tables.scan(job, p.request.scan).table for (job, _), p in own.parts.items() if job == request.job
-    )
+    opened = Counter[str]()
+    for (job, _), other in own.parts.items():
+        if job == request.job:
+            use = own.tables.use(job, other.request.scan)
+            opened[use.table] += bound_reach(use)
     if any(count > request.facts.uses[table] for table, count in opened.items()):
         raise refused("noise is computed for fewer uses of a table than there are")
     return replace(request.facts, blocks=tuple(blocks))

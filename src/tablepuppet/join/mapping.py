@@ -225,8 +225,9 @@ class MappingSummary:
         return tuple(p for p in self.parts if p.block == block)
 
     def tables_of(self, block: int) -> list[str]:
-        """The tables that a block's rows come from: one for each scan, for a base row may be in several."""
-        return [self.bound.scans[scan].table for scan in sorted({part.scan for part in self.parts_of(block)})]
+        """The tables that a block's rows come from: one for each scan and each row of it that a base row changes."""
+        scans = sorted({part.scan for part in self.parts_of(block)})
+        return [table for scan in scans for table in self.bound.scans[scan].reached]
 
 
 def summarise(mapping: TableMapping) -> MappingSummary:

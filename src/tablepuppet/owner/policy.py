@@ -142,7 +142,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             why = check_signature(contract, signature, self.askers[contract.asker])
             self.rule(not why, f"askers.{contract.asker}", why)
 
-    def check_merging(self, scan: ScanTerms) -> None:
+    def check_merging(self, scan: ScanTerms, use: ScanUse) -> None:
         """Refuses figures of groups that would leave for another owner of the table."""
         self.rule(
             scan.merges in ("", "sums", self.merges) and (not scan.merges or self.merges != ""),
@@ -152,12 +152,13 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         )
         if scan.merges:
             self.check_masked(scan.clients)
-            budget = self.budget.get(scan.table)
-            self.rule(
-                budget is None or budget.features is None,
-                f"budget.{scan.table}.features",
-                f"features of {scan.table} leave under noise only, and sums of groups would leave as they are",
-            )
+            for base in use.bases:
+                budget = self.budget.get(base.table)
+                self.rule(
+                    budget is None or budget.features is None,
+                    f"budget.{base.table}.features",
+                    f"features of {base.table} leave under noise only, and sums of groups would leave as they are",
+                )
 
     def check_scan(self, use: ScanUse) -> None:
         """Refuses a scan that reads or filters by a column without any permitted use, before anything is read."""
@@ -174,7 +175,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         _refuse_others(use.filter, somehow | filters, f"tables.{use.table}", "be read")
 
     def check_columns(self, scan: ScanUse, columns: Collection[int], role: str) -> None:
-        for base in (scan, *scan.others):
+        for base in scan.bases:
             rules = self.rules_of(base.table)
             if rules is None:
                 continue
@@ -184,7 +185,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     def check_cutoffs(self, use: ScanUse, scan: ScanTerms) -> None:
         """Refuses moments that another owner would be told, unless the owner grants them."""
         for moments in scan.moments:
-            for base in (use, *use.others) if moments.column >= 0 else ():
+            for base in use.bases if moments.column >= 0 else ():
                 rules = self.rules_of(base.table)
                 granted = frozenset() if rules is None else rules.allowed("cutoffs")
                 for column in sorted(base.columns[moments.column]):

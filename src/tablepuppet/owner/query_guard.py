@@ -18,11 +18,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import lru_cache
 
 import pyarrow as pa
 from sqlglot import exp
-from sqlglot.errors import SqlglotError
-from sqlglot.lineage import Node, lineage
 
 from tablepuppet.errors import PolicyError, SourceError, did_you_mean
 from tablepuppet.owner.group_sums import Partials
@@ -42,10 +41,11 @@ from tablepuppet.sources.guard import (
     walk,
     write_sql,
 )
+from tablepuppet.sources.lineage import Lineage, trace
 from tablepuppet.sources.source import Source
+from tablepuppet.sources.total import TotalSource, make_total
 
 _WHAT = "query"
-Columns = Mapping[str, frozenset[str]]  # table → some of its columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,27 +55,16 @@ class CheckedQuery:
     text: str  # in DuckDB's dialect
     reads: Mapping[str, tuple[str, ...]]  # of each of its tables: the columns that it reads
 
-    def behind(self, output: str) -> Columns:
-        """The columns of tables that an output's values are made of; where that cannot be told, all that are read."""
-        schema = {table: dict.fromkeys(columns, "unknown") for table, columns in self.reads.items()}
-        try:
-            root = lineage(exp.to_identifier(output, quoted=True).sql("duckdb"), self.text, schema, dialect="duckdb")
-        except (SqlglotError, ValueError, KeyError):
-            return {table: frozenset(columns) for table, columns in self.reads.items()}
-        found: dict[str, set[str]] = {}
-        for node in root.walk():
-            if isinstance(node.source, exp.Table) and not node.downstream:
-                found.setdefault(node.source.name, set()).add(_leaf(node))
-        known = {t: {c.lower(): c for c in columns} for t, columns in self.reads.items()}
-        return {
-            table: frozenset(known[table].get(c.lower(), c) for c in columns)
-            for table, columns in found.items()
-            if table in known
-        }
+    @property
+    def lineage(self) -> Lineage:
+        """What its rows are made of."""
+        return _trace(self.text, tuple(self.reads.items()))
 
 
-def _leaf(node: Node) -> str:
-    return exp.to_column(node.name).name
+@lru_cache(maxsize=64)
+def _trace(text: str, reads: tuple[tuple[str, tuple[str, ...]], ...]) -> Lineage:
+    tables = dict(reads)
+    return trace(text, tables if CUTOFFS not in text else {**tables, CUTOFFS: (CUTOFF,)})
 
 
 def check_query(sql: str, tables: Mapping[str, Sequence[str]], *, has_cutoffs: bool = False) -> CheckedQuery:
@@ -183,9 +172,14 @@ class DerivedSource:
         with closing(self.open_rows(NO_ROW)) as twin:
             return twin.describe_scan(expressions, filter)
 
+    @property
+    def is_total(self) -> bool:
+        """Whether some table is protected: then no row's value may be an error."""
+        return any(isinstance(source, TotalSource) for source in self.sources.values())
+
     def read(self, expressions: Sequence[str], filter: str | None) -> pa.Table:
         with closing(self.open_rows(None)) as whole:
-            rows = whole.read(expressions, filter)
+            rows = (TotalSource(whole) if self.is_total else whole).read(expressions, filter)
         if self.cutoffs and rows.num_rows > MOST_HISTORY_ROWS:
             raise SourceError(
                 f"the history {self.name} would have more than {MOST_HISTORY_ROWS:,} rows, one for each key and cutoff"
@@ -211,6 +205,7 @@ class DerivedSource:
                 uuids = {info.name.lower() for info in source.describe() if info.kind == "uuid"}
                 casts[table] = {column: "UUID" for column in columns if column.lower() in uuids}
         text = self.query.text if text is None else text
+        text = make_total(text) if self.is_total else text
         if self.cutoffs:
             if self.moments is None and filter is None:
                 raise SourceError(f"the history {self.name} is read until cutoffs, and they were not sent")

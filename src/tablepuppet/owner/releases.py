@@ -28,6 +28,7 @@ from tablepuppet.errors import PolicyError
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.owner.owner_log import OwnerLog
 from tablepuppet.owner.policy import BITS_OF_NUMBER, Policy
+from tablepuppet.owner.store import ScanUse
 from tablepuppet.privacy.accounting import Mechanism
 from tablepuppet.privacy.gaussian import GradientPrivacy
 from tablepuppet.privacy.ledger import Spending, without_noise
@@ -73,13 +74,14 @@ class Releases:
     charged: dict[tuple[str, str], Charged] = field(default_factory=dict)  # by job and table
     is_restoring: bool = False  # a checkpoint is lived again: what it released was written down then
 
-    def check_contract(self, contract: Contract) -> None:
-        """A contract was proposed: what has a budget leaves under noise only, and within what is left of it."""
+    def check_contract(self, contract: Contract, use: Callable[[int], ScanUse]) -> None:
+        """A contract was proposed: what has a budget leaves under noise only, whatever subquery reads it."""
         for scan in contract.scans if contract.purpose in ("train", "explain", "evaluate") else ():
-            if scan.numbers("label") and contract.label_privacy is None:
-                self._refuse_plain(scan.table, "label")
-            if contract.training is not None and scan.numbers("feature") and contract.feature_privacy is None:
-                self._refuse_plain(scan.table, "features")
+            for base in use(scan.scan).bases:
+                if scan.numbers("label") and contract.label_privacy is None:
+                    self.check_plain_label(base.table, is_derived=scan.query is not None)
+                if contract.training is not None and scan.numbers("feature") and contract.feature_privacy is None:
+                    self._refuse_plain(base.table, "features")
 
     def charge_label(self, table: str, columns: tuple[str, ...], epsilon: float, release: str) -> None:
         """Noisy labels are about to leave: what all ways to write a label tell of its columns adds up."""
@@ -96,9 +98,11 @@ class Releases:
                 )
         self.log.spend(spending, budget=self.policy.budget.get(table))
 
-    def check_plain_label(self, table: str) -> None:
-        """Labels are about to leave as they are."""
+    def check_plain_label(self, table: str, *, is_derived: bool) -> None:
+        """Labels are about to leave as they are; a subquery makes labels of features, too."""
         self._refuse_plain(table, "label")
+        if is_derived:
+            self._refuse_plain(table, "features")
 
     def _refuse_plain(self, table: str, what: Literal["label", "features"]) -> None:
         """What has a budget leaves under noise only."""
@@ -108,20 +112,21 @@ class Releases:
 
     def charge_features(
         self,
-        table: str,
+        use: ScanUse,
         request: StartPart[AlgorithmOptions],
         spends: tuple[Mechanism, ...],
         privacy: GradientPrivacy | None = None,
     ) -> None:
         """A part is about to be trained: a release of its own, whatever follows. `spends`: what the whole model tells
         of a row of its table, one figure for all parts that a job makes of it; none: there is no noise."""
-        if not spends:
-            self._refuse_plain(table, "features")
+        for base in use.bases if not spends else ():
+            self._refuse_plain(base.table, "features")
         if self.is_restoring or privacy is None:
             return
+        table, reach = use.table, bound_reach(use)
         charged = self._charge(request.job, table, spends)
         if privacy.hides_predictions:
-            noise = privacy.prediction_noise / (2.0 * privacy.prediction_bound)
+            noise = privacy.prediction_noise / (2.0 * privacy.prediction_bound * reach)
             name, steps = f"{charged.name}-{request.part}", privacy.prediction_limit
             self.log.spend(Spending(table=table, what="noisy predictions", name=name, noise=noise, steps=steps))
 
@@ -180,13 +185,15 @@ class Releases:
         if self.limits_scores:
             self.log.spend(Spending(table=table, what="scores", name=name))
 
-    def charge_whole_model(self, job: str, table: str, spends: tuple[Mechanism, ...]) -> None:
+    def charge_whole_model(self, job: str, use: ScanUse, spends: tuple[Mechanism, ...]) -> None:
         """A model is about to be trained on a table as one release, for so much; without noise, a table that has a
         budget does not take part. Blocks that read one table pay one figure, which counts all of them."""
         if not spends:
-            self._refuse_plain(table, "features")
+            for base in use.bases:
+                self._refuse_plain(base.table, "features")
         elif not self.is_restoring:
-            self._charge(job, table, spends)
+            bound_reach(use)
+            self._charge(job, use.table, spends)
 
     def _charge(self, job: str, table: str, spends: tuple[Mechanism, ...]) -> Charged:
         charged = self.charged.setdefault((job, table), Charged(spends))
@@ -204,6 +211,13 @@ class Releases:
         """Whether the server may not choose as many models as it likes."""
         allowed = self.policy.allow_reconstruction
         return not self.is_in_process if allowed is None else not allowed
+
+
+def bound_reach(use: ScanUse) -> int:
+    """How many rows of a scan one row of its table changes; noise is added to no other."""
+    if use.stability is None or use.others:
+        raise PolicyError("the request is outside its contract: one row of a table may change any number of its rows")
+    return use.stability
 
 
 def score_name(model: ScoredModel, theta: Array) -> str:
@@ -226,7 +240,7 @@ def reads(own: ClientState, job: str, scan: int, columns: Iterable[int]) -> tupl
     """The columns of tables behind some expressions of a scan."""
     use = own.tables.use(job, scan)
     places = list(columns)
-    found = {f"{base.table}.{name}".lower() for base in (use, *use.others) for c in places for name in base.columns[c]}
+    found = {f"{base.table}.{name}".lower() for base in use.bases for c in places for name in base.columns[c]}
     return tuple(sorted(found))
 
 
@@ -244,7 +258,7 @@ def unknowns(own: ClientState, job: str, scan: int, columns: Sequence[int]) -> i
             continue
         bits = sum(_bits_of(entry) for entry in present.T)
         total += bits
-        for base in (use, *use.others):
+        for base in use.bases:
             for name in base.columns[c]:
                 place = f"{base.table}.{name}".lower()
                 by_column[place] = max(by_column.get(place, 0.0), bits)

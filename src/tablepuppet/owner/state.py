@@ -77,6 +77,7 @@ class ClientState:
     parts: dict[tuple[str, int], Part] = field(default_factory=dict, repr=False)  # by job and block
 
     def __post_init__(self) -> None:
+        self.tables.protect(self.policy.hides_values_of)
         self.releases = Releases(self.policy, self.log, is_in_process=self.may_reveal)
         self.contracts = ContractEnforcer(self.policy.minimum_rows)
         self.told: dict[str, Counter[str]] = {}  # by job: what left

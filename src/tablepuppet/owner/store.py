@@ -40,7 +40,9 @@ from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.sources.columns import absent_value, holds_of, in_another_order
 from tablepuppet.sources.duckdb_source import absent_row, quote_name
 from tablepuppet.sources.guard import check_expression, check_predicate, columns_of, compared_columns
+from tablepuppet.sources.lineage import BaseColumns
 from tablepuppet.sources.source import Source
+from tablepuppet.sources.total import TotalSource
 
 if TYPE_CHECKING:
     from tablepuppet.exchanges.groups import SumGroups
@@ -66,6 +68,18 @@ class ScanUse:
     rows: Callable[[], int]
     others: tuple[ScanUse, ...] = ()  # of a query over several tables: what it reads of the others
     compared: frozenset[str] = frozenset()  # of the filter: columns whose values it looks at
+    grouping: frozenset[str] = frozenset()  # columns that decide otherwise which rows there are (sources/lineage.py)
+    stability: int | None = 1  # rows that differ, at most, where one row of the table is there or not; None: no bound
+
+    @property
+    def bases(self) -> tuple[ScanUse, ...]:
+        """Every table that is read."""
+        return (self, *self.others)
+
+    @property
+    def reach(self) -> dict[str, int | None]:
+        """The stability of every table that is read."""
+        return {base.table: base.stability for base in self.bases}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -323,6 +337,10 @@ class ClientTables:
     def names(self) -> list[str]:
         return sorted(self._sources)
 
+    def protect(self, hides_values_of: Callable[[str], bool]) -> None:
+        """From now on no expression over these tables fails for single rows (sources/total.py)."""
+        self._sources = {t: TotalSource(s) if hides_values_of(t) else s for t, s in self._sources.items()}
+
     def describe(self, table: str, query: str | None = None, cutoffs: str = "") -> TableDescription:
         """The columns of a table, or of what a query over this client's tables gives."""
         with self._lock:
@@ -437,15 +455,16 @@ def _base_use(
 
     Columns that shape which rows there are, without being part of a value (WHERE, GROUP BY, ON), count as filters.
     """
-    behind = {output: query.behind(output) for output in {*filter, *(c for some in columns for c in some)}}
-
-    def of(base: str, outputs: frozenset[str]) -> frozenset[str]:
-        return frozenset[str]().union(*(behind[output].get(base, frozenset()) for output in outputs))
+    lineage = query.lineage
+    looked_at = lineage.conditions.union(*(lineage.behind(output) for output in filter))
 
     def use(base: str) -> ScanUse:
-        values = tuple(of(base, outputs) for outputs in columns)
+        def of(found: BaseColumns) -> frozenset[str]:
+            return frozenset(column for name, column in found if name == base)
+
+        values = tuple(of(frozenset().union(*map(lineage.behind, outputs))) for outputs in columns)
         selecting = frozenset(query.reads[base]) - frozenset[str]().union(*values)
-        chosen = selecting | of(base, filter)
-        return ScanUse(table=base, columns=values, filter=chosen, rows=rows, compared=chosen)
+        chosen = selecting | of(looked_at)
+        return ScanUse(base, values, chosen, rows, (), chosen, of(lineage.grouping), lineage.stability[base])
 
     return replace_fields(use(table), others=tuple(use(base) for base in query.reads if base != table))

@@ -122,6 +122,7 @@ def _find_block_facts(job: Job, mapping: MappingSummary, number: int) -> BlockFa
         joined=counted.joined,
         most=counted.most,
         squared_norm=float(sum(max(1, column.size) for column in block.columns) or 1),
+        is_derived=any(mapping.bound.scans[part.scan].query is not None for part in mapping.parts_of(number)),
     )
 
 

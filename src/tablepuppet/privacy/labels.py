@@ -92,11 +92,17 @@ def channel_of(privacy: LabelPrivacy, classes: int | None) -> Channel:
 
 
 def privatise(values: Array, privacy: LabelPrivacy, classes: int | None, uniform: Array) -> Array:
-    """Noisy class numbers, bin numbers or numbers; NaN (no label) stays. `uniform`: (rows, 3) in [0, 1)."""
+    """Noisy class numbers, bin numbers or numbers. `uniform`: (rows, 3) in [0, 1).
+
+    A row without a label (NaN) leaves with one, too: of any class alike, or as the middle of the bounds. Who has none
+    is as private as who has which: NULLIF(y, 1) would tell every 1.
+    """
     channel = channel_of(privacy, classes)
     missing = np.isnan(values)
+    if privacy.bounds is not None and classes is None:
+        low, high = privacy.bounds
+        values = np.where(missing, 0.5 * (low + high), values)
     if channel.is_additive:
-        low, high = privacy.bounds or (0.0, 0.0)
         centred = uniform[:, 0] - 0.5
         noise = -channel.scale * np.sign(centred) * np.log1p(-2.0 * np.abs(centred))
         grid = 2.0 ** (math.floor(math.log2(channel.scale)) - _GRID_BITS)  # no digits below it that tell of the label
@@ -105,13 +111,14 @@ def privatise(values: Array, privacy: LabelPrivacy, classes: int | None, uniform
         size = len(channel.points)
         low, high = channel.points[0], channel.points[-1]
         place = (np.clip(values, low, high) - low) / (high - low) * (size - 1)
-        down = np.minimum(np.floor(np.where(missing, 0.0, place)), size - 2)
+        down = np.minimum(np.floor(place), size - 2)
         codes = down + (uniform[:, 2] < place - down)  # to either neighbour, so that the mean is the number
     else:
-        size, codes = classes or 0, np.where(missing, 0.0, values)
+        size = classes or 0
+        codes = np.where(missing, np.minimum(np.floor(uniform[:, 2] * size), size - 1), values)
     keeps = uniform[:, 0] < channel.truth - channel.other
     drawn = np.minimum(np.floor(uniform[:, 1] * size), size - 1)
-    return np.where(missing, np.nan, np.where(keeps, codes, drawn))
+    return np.where(keeps, codes, drawn)
 
 
 def uniform_numbers(secret: bytes, release: str, rows: RowIds, labels: Array) -> Array:

@@ -67,6 +67,7 @@ class ScanTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     query: str | None = None  # whose rows are read instead of a table's
     merges: Merges = ""  # figures of its groups are merged with those of the table's other owners
     moments: tuple[Moments, ...] = ()  # of a history: what its cutoffs are; of their own table: who is told them
+    stability: dict[str, int | None] = {}  # of a query: how many of its rows one row of each table changes; None: any
 
     def numbers(self, role: Role) -> tuple[int, ...]:
         """The expressions that play a role."""
@@ -310,6 +311,9 @@ def _scan_lines(scan: ScanTerms) -> Iterator[str]:
             f"first of the table's {scan.clients} owners that has it, which learns {learns}{each}"
         )
     yield f"table {scan.table}, {where}:" if scan.query is None else f"table {scan.table}, {where} of {scan.query}:"
+    for table, rows in scan.stability.items():
+        changed = "any number of them" if rows is None else f"at most {rows:,} of them, before and after counted"
+        yield f"  one row of {table} changes {changed}"
     for moments in scan.moments:
         yield (
             f"the distinct values of {moments.expression} are told to {', '.join(moments.clients)}, the owner of "

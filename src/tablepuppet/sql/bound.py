@@ -10,7 +10,7 @@ branch, and their rows are simply concatenated.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sqlglot import exp
@@ -65,6 +65,12 @@ class Scan:
     spelled: tuple[ScanTexts, ...] = ()  # per client: the expressions and the filter as it was sent them
     witness_of: tuple[tuple[int, int], ...] = ()  # scans and columns whose groups this one lists before any is dropped
     cutoffs: CutoffType = ""  # of a history: the type of the moments until which it is read
+    stability: dict[str, int | None] = field(default_factory=dict)  # of a query: rows that a row of each table changes
+
+    @property
+    def reached(self) -> list[str]:
+        """Its tables, each as often as one of its rows counts; a query without a bound is refused where it matters."""
+        return [self.table] * (self.stability.get(self.table, 1) or 1)
 
 
 class ScanTexts(NamedTuple):

@@ -133,6 +133,7 @@ class Scans:
         scans = []
         for draft in self._drafts:
             reported: dict[str, list[ColumnInfo]] = {}
+            stability: dict[str, int | None] = {}
             for client in draft.shape.clients:
                 answer = next(remaining[client])
                 if not isinstance(answer, ScanSchema) or len(answer.columns) != len(draft.expressions):
@@ -141,7 +142,10 @@ class Scans:
                         "install the same version of tablepuppet everywhere"
                     )
                 reported[client] = answer.columns
-            scans.append(_add_types(ucq, draft, reported))
+                for table, rows in answer.stability.items():  # of all clients, the one whose rows reach farthest
+                    before = stability.get(table, 0)
+                    stability[table] = None if rows is None or before is None else max(rows, before)
+            scans.append(replace(_add_types(ucq, draft, reported), stability=stability))
         return tuple(scans)
 
 

@@ -43,7 +43,7 @@ from tablepuppet.models.spec import ModelSpec
 from tablepuppet.owner.enforcement import JobUnderContract, refused
 from tablepuppet.owner.part_store import BlockPart
 from tablepuppet.owner.policy import Policy, Use
-from tablepuppet.owner.releases import DisclosedValues, reads, tells_label, unknowns
+from tablepuppet.owner.releases import DisclosedValues, bound_reach, reads, tells_label, unknowns
 from tablepuppet.owner.state import ClientState, Part
 from tablepuppet.privacy.accounting import Mechanism, composed_noise
 from tablepuppet.protocol.base import MOST_CLIENTS, Done
@@ -112,8 +112,8 @@ def sketch_features(own: ClientState, request: trees.SketchFeatures) -> trees.Fe
 
 def start_trees(own: ClientState, request: trees.StartTrees) -> trees.TreesStarted:
     part = own.part(request)
-    table = own.tables.scan(request.job, part.request.scan).table
-    own.releases.charge_whole_model(request.job, table, _spends(own, request, table))
+    use = own.tables.use(request.job, part.request.scan)
+    own.releases.charge_whole_model(request.job, use, _spends(own, request, use.table))
     train = _raw(own, part.request, part.request.train_rows)
     held = _raw(own, part.request, part.request.test_rows)
     weights = _weights(part, own)
@@ -463,7 +463,8 @@ def _spends(own: ClientState, request: trees.StartTrees, table: str) -> tuple[Me
         return (Mechanism(composed_noise(agreed.epsilon, agreed.delta, (Mechanism(1.0, steps),)), steps),)
     parts = [part for (job, _), part in own.parts.items() if job == request.job]
     same = [part for part in parts if own.tables.scan(request.job, part.request.scan).table == table]
-    most = sum(int(_weights(part, own).max(initial=1.0)) for part in same)
+    reach = {part.request.scan: bound_reach(own.tables.use(request.job, part.request.scan)) for part in same}
+    most = sum(reach[part.request.scan] * int(_weights(part, own).max(initial=1.0)) for part in same)
     return (Mechanism(agreed.noise / most, steps),)
 
 

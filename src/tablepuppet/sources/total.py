@@ -1,0 +1,122 @@
+"""Total expressions: what is computed over protected columns has an answer for every row, and never an error.
+
+An expression that fails for one row only tells of that row, whether its message does or not: 1 / (salary − 5,000)
+asks whether anybody earns that. Of a protected table such rows are NULL instead: DuckDB's TRY gives NULL where a cast,
+an arithmetic overflow or a function fails, and infinite numbers become NULL, which later checks would stumble over.
+
+In: a source, or a query over sources. Out: a source that answers like it, and the query with its expressions in TRY.
+What an aggregate over many rows gives is out of TRY's reach: sums are of doubles, which do not overflow, casts of
+aggregates are TRY_CAST; whatever fails yet is one refusal, the same for all reasons (client.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from sqlglot import exp, parse_one
+
+from tablepuppet.protocol.columns import ColumnInfo
+from tablepuppet.sources.columns import NUMBER_KINDS, STRING_KINDS
+from tablepuppet.sources.source import Source
+
+_PLAIN = re.compile(r'\(*"(?:[^"]|"")*"\)*|[^"]*')  # one column, or none
+_LEAVES = (exp.Column, exp.Literal, exp.Boolean, exp.Null, exp.Subquery, exp.Query)
+_COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE)
+
+
+class TotalSource:
+    """A source none of whose answers is an error about a row."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def describe(self) -> list[ColumnInfo]:
+        return self._source.describe()
+
+    def describe_scan(self, expressions: Sequence[str], filter: str | None) -> list[ColumnInfo]:
+        return self._source.describe_scan(expressions, filter)
+
+    def read(self, expressions: Sequence[str], filter: str | None) -> pa.Table:
+        chosen = None if filter is None else self._make_total_filter(filter)
+        rows = self._source.read([e if _PLAIN.fullmatch(e) else f"TRY({e})" for e in expressions], chosen)
+        for number, field in enumerate(rows.schema):
+            if pa.types.is_floating(field.type) and not _PLAIN.fullmatch(expressions[number]):
+                column = rows.column(number)
+                finite = pc.if_else(pc.is_inf(column), pa.scalar(None, field.type), column)
+                rows = rows.set_column(number, field.name, finite)
+        return rows
+
+    def stamp(self) -> str | None:
+        return self._source.stamp()
+
+    def close(self) -> None:
+        self._source.close()
+
+    def _make_total_filter(self, filter: str) -> str:
+        """Each condition by itself: a database of the owner's may still look for those that cannot fail."""
+        kinds = {info.name.lower(): info.kind for info in self._source.describe()}
+        tree = parse_one(filter, dialect="duckdb").unnest()
+        conditions = list(tree.flatten()) if isinstance(tree, exp.And) else [tree]
+        texts = [c.sql("duckdb", identify=True) for c in conditions]
+        return " AND ".join(
+            f"({text})" if _cannot_fail(c, kinds) else f"TRY({text})" for c, text in zip(conditions, texts, strict=True)
+        )
+
+
+def _cannot_fail(node: exp.Expr, kinds: Mapping[str, str]) -> bool:
+    """Whether a condition compares a column with a constant of its own kind, or asks whether there is a value."""
+    node = node.unnest()
+    if isinstance(node, exp.Not):
+        return _cannot_fail(node.this, kinds)
+    if isinstance(node, exp.Is):
+        return isinstance(node.this, exp.Column) and isinstance(node.expression, exp.Null)
+    sides = [node.args.get("this"), node.args.get("expression")]
+    if not isinstance(node, _COMPARISONS) or not isinstance(sides[0], exp.Column):
+        return False
+    kind, value = kinds.get(sides[0].name.lower(), ""), sides[1]
+    is_text = isinstance(value, exp.Literal) and value.is_string
+    is_number = isinstance(value, exp.Literal) and not value.is_string
+    return (is_text and kind in STRING_KINDS) or (is_number and kind in NUMBER_KINDS - {"vector", "date", "timestamp"})
+
+
+def make_total(query: str) -> str:
+    """A query in which no expression over a row fails.
+
+    >>> make_total('SELECT "k", SUM(CAST("s" AS INT)) AS "n" FROM "t" WHERE 1 / "x" > 2 GROUP BY "k"')
+    'SELECT "k", SUM(TRY_CAST(TRY(CAST("s" AS INT)) AS DOUBLE)) AS "n" FROM "t" WHERE TRY(1 / "x" > 2) GROUP BY "k"'
+    """
+    tree = parse_one(query, dialect="duckdb")
+    _wrap(tree)
+    return tree.sql("duckdb", identify=True, comments=False)
+
+
+def _wrap(node: exp.Expr) -> None:
+    for child in list(node.iter_expressions()):
+        if _is_row_wise(child):
+            child.replace(exp.Try(this=child.copy()))
+        else:
+            _wrap(child)
+    if isinstance(node, exp.Sum) and not isinstance(node.this, exp.Distinct):
+        node.this.replace(exp.TryCast(this=node.this.copy(), to=exp.DataType.build("DOUBLE")))
+    elif type(node) is exp.Cast and node.find(exp.AggFunc) is not None:
+        node.replace(exp.TryCast(**{key: value for key, value in node.args.items() if key != "safe"}))
+
+
+def _is_row_wise(node: exp.Expr) -> bool:
+    """Whether an expression is computed for each row by itself, from columns, and could fail."""
+    if not isinstance(node, exp.Condition) or isinstance(node, _LEAVES) or _is_join_pair(node):
+        return False
+    if isinstance(node, exp.If) and isinstance(node.parent, exp.Case):
+        return False  # a branch, and no expression
+    is_joined = isinstance(node.parent, exp.Join) or (isinstance(node, exp.And) and node.find_ancestor(exp.Join))
+    if is_joined and isinstance(node, exp.And):
+        return False  # each condition by itself, for pairs of keys are found by their hashes
+    return node.find(exp.Column) is not None and node.find(exp.AggFunc, exp.Window, exp.Query) is None
+
+
+def _is_join_pair(node: exp.Expr) -> bool:
+    sides = (node.args.get("this"), node.args.get("expression"))
+    return isinstance(node, exp.EQ) and all(isinstance(side, exp.Column) for side in sides)

@@ -1,0 +1,213 @@
+"""Attacks through rows that a query makes: base rows that are spread, budgets of tables that a subquery reads,
+expressions that fail for one row, labels that are NULL, conditions on columns that leave under noise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from tests.attacks.meddler import QUERY, shop
+
+import tablepuppet as tp
+from tablepuppet.client import UNREADABLE
+from tablepuppet.errors import PolicyError
+from tablepuppet.exchanges.labels import DescribeLabels, Labels, LabelSummary, SendLabels
+from tablepuppet.exchanges.schema import OpenScan, ProposeContract
+from tablepuppet.owner.policy import Policy
+from tablepuppet.privacy.ledger import TableBudget
+from tablepuppet.privacy.options import LabelPrivacy
+from tablepuppet.protocol.contract import Column, Contract, ScanTerms
+
+OWNER = {"store": ["orders", "items"]}
+NOISY: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "bounds": {"m": (-3, 3), "price": (-3, 3), "amount": (-3, 3)}}
+TRAIN: dict[str, Any] = {"label": "y", "model": "logistic", "algorithm": "sgd", "epochs": 1}
+
+
+def spread(inner: str) -> str:
+    return f"SELECT s.m, o.y FROM orders o JOIN ({inner}) s ON o.item = s.item"
+
+
+def private_plan(query: str, **options: Any) -> tp.Plan:
+    with tp.Federation(shop(), owners=OWNER) as federation:
+        privacy = {"features": {**NOISY, **options}, "allow_reconstruction": True}
+        return federation.explain(query, privacy=privacy, **TRAIN)
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        "SELECT item, amount - avg(amount) OVER (PARTITION BY item) AS m FROM orders",
+        "SELECT item, amount AS m FROM orders ORDER BY amount LIMIT 50",
+        "SELECT a.item, b.amount AS m FROM orders a JOIN orders b ON a.item = b.item",
+        "SELECT item, price - (SELECT avg(amount) FROM orders) AS m FROM items",
+    ],
+)
+def test_a_row_that_may_change_any_number_of_rows_is_not_said_to_be_private(inner: str) -> None:
+    """One base row, spread by a window over its partition, would count as one."""
+    with pytest.raises(PolicyError, match=r"(any number of the subquery's rows|rows of one table).*rule stability"):
+        private_plan(spread(inner))
+
+
+def test_a_group_counts_as_the_row_before_and_the_row_after() -> None:
+    """ε of a base row is counted for both, and so is what the owner is asked to agree to."""
+    plan = private_plan(spread("SELECT item, avg(amount) AS m FROM orders GROUP BY item"), noise=2.0, epsilon=None)
+    with tp.Federation(shop(), owners=OWNER) as federation:
+        direct = "SELECT s.amount, o.y FROM orders o JOIN orders s ON o.id = s.id"
+        privacy = {"features": {**NOISY, "noise": 2.0, "epsilon": None}, "allow_reconstruction": True}
+        once = federation.explain(direct, privacy=privacy, **TRAIN)
+    grouped, plain = (p.ledger.epsilon("features", "orders", "outsider") for p in (plan, once))
+    assert grouped > 1.9 * plain
+
+
+def test_the_contract_prints_how_many_rows_one_row_changes() -> None:
+    terms = ScanTerms(0, "orders", (), None, query="SELECT 1", stability={"orders": 2, "items": None})
+    lines = Contract(purpose="train", asker="s", label="y", scans=(terms,), blocks=()).lines()
+    assert "  one row of orders changes at most 2 of them, before and after counted" in lines
+    assert "  one row of items changes any number of them" in lines
+
+
+def test_a_contract_that_counts_fewer_rows_than_a_row_changes_is_refused() -> None:
+    query = 'SELECT "item", AVG("amount") AS "m" FROM "orders" GROUP BY "item"'
+    with tp.Federation(shop(), owners=OWNER) as federation:
+        client = federation._clients["store"]
+        client.answer(OpenScan(job="j", scan=0, table="orders", columns=['"m"'], query=query))
+        for stability, is_honest in (({"orders": 1}, False), ({}, False), ({"orders": 2}, True)):
+            terms = ScanTerms(0, "orders", (Column('"m"', ("feature",)),), None, query=query, stability=stability)
+            contract = Contract(purpose="train", asker="s", label="y", scans=(terms,), blocks=())
+            if is_honest:
+                client.answer(ProposeContract(job="j", contract=contract))
+            else:
+                with pytest.raises(PolicyError, match="counts fewer rows"):
+                    client.answer(ProposeContract(job="j", contract=contract))
+
+
+LOOK_THROUGH = (
+    "SELECT s.m, s.z FROM (SELECT i.item, avg(o.amount) AS m, max(o.y) AS z FROM items i JOIN orders o "
+    "ON i.item = o.item GROUP BY i.item) s"
+)
+
+
+@pytest.mark.parametrize("budget", [TableBudget(label=1.0), TableBudget(features=1.0)])
+def test_a_budget_holds_for_whatever_subquery_reads_its_table(budget: TableBudget) -> None:
+    """The subquery is one of items; its labels and means are those of orders."""
+    given: dict[str, Any] = {"label": "z", "model": "linear", "algorithm": "newton"}
+    with tp.Federation(shop(), owners=OWNER) as federation:
+        federation.train(LOOK_THROUGH, **given)
+    policy = Policy(budget={"orders": budget})
+    with tp.Federation(shop(), owners=OWNER, policies={"store": policy}) as federation:
+        for verb in (federation.train, federation.explain):
+            with pytest.raises(PolicyError, match="orders"):
+                verb(LOOK_THROUGH, **given)
+
+
+FAILING = [
+    "CAST(CASE WHEN amount > {} AND id = 7 THEN 'x' ELSE '1' END AS INTEGER)",
+    "CAST(9223372036854775807 AS BIGINT) + CASE WHEN amount > {} AND id = 7 THEN 1 ELSE 0 END",
+    "CAST(1 AS TINYINT) << CASE WHEN amount > {} AND id = 7 THEN 100 ELSE 0 END",
+    "strptime(CASE WHEN amount > {} AND id = 7 THEN 'x' ELSE '2020-01-01' END, '%Y-%m-%d')",
+]
+
+
+def outcome(federation: tp.Federation, query: str) -> str:
+    try:
+        federation.train(query, label="y", model="logistic", algorithm="newton", privacy={"label": {"epsilon": 2.0}})
+    except tp.TablePuppetError as error:
+        return f"{type(error).__name__} {error}"
+    return "trained"
+
+
+@pytest.mark.parametrize("expression", FAILING)
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_an_expression_that_fails_for_one_row_does_not_tell_of_it(expression: str, is_nested: bool) -> None:
+    """Two thresholds, one below the row's value and one above: without the rule the two answers differ."""
+    protected = {"orders": Policy(budget={"orders": TableBudget(label=9.0)})}
+    for policies in (None, protected):
+        with tp.Federation(shop(), policies=policies) as federation:
+            found = []
+            for threshold in (-9.0, 9.0):
+                text = expression.format(threshold)
+                query = f"SELECT amount, {text} AS f, y FROM orders"
+                if is_nested:
+                    inner = f"SELECT id, {text} AS f FROM orders"
+                    query = f"SELECT o.amount, s.f, o.y FROM orders o JOIN ({inner}) s ON o.id = s.id"
+                found.append(outcome(federation, query))
+        assert (found[0] == found[1]) == (policies is not None), found
+
+
+def weigh(table: pa.Table, weight: str, policy: Policy) -> tuple[str, str]:
+    """What a server is told that asks for a weight, and what the owner's log says."""
+    with tp.Federation({"orders": table}, policies={"orders": policy}) as federation:
+        client = federation._clients["orders"]
+        with pytest.raises(tp.TablePuppetError) as caught:
+            federation.train("SELECT amount, y FROM orders", label="y", weight=weight, model="logistic")
+        refusals = [entry.detail["why"] for entry in client.log.entries if entry.event == "refused"]
+        return str(caught.value), str(refusals[-1:])
+
+
+def test_every_failure_over_protected_rows_is_one_refusal_and_the_owner_has_the_reason() -> None:
+    table = shop()["orders"].append_column("w", pa.array(np.where(np.arange(200) == 7, np.inf, 1.0)))
+    strict = Policy(budget={"items": TableBudget(label=1.0), "orders": TableBudget(delta=1e-5)})
+    told = {weigh(table, weight, strict) for weight in ("w", "CASE WHEN id = 7 THEN -1 ELSE 1 END")}
+    assert {answer.partition(": ")[2] for answer, _ in told} == {UNREADABLE}
+    assert all("negative or infinite" in why for _, why in told)
+    open_answer, _ = weigh(table, "w", Policy())
+    assert "negative or infinite" in open_answer
+
+
+def labels_of(label: str) -> tuple[LabelSummary, np.ndarray[Any, Any]]:
+    with tp.Federation(shop()) as federation:
+        client, privacy = federation._clients["orders"], LabelPrivacy(epsilon=1.0)
+        terms = ScanTerms(0, "orders", (Column(label, ("label",)),), None)
+        contract = Contract(purpose="train", asker="s", label="y", scans=(terms,), blocks=(), label_privacy=privacy)
+        client.answer(OpenScan(job="j", scan=0, table="orders", columns=[label]))
+        client.answer(ProposeContract(job="j", contract=contract))
+        summary = client.answer(DescribeLabels(job="j", scan=0, column=0))
+        ask: dict[str, Any] = {"offset": 0, "seed": 0, "test_fraction": 0.0, "classes": [0.0, 1.0]}
+        labels = client.answer(SendLabels(job="j", scan=0, column=0, privacy=privacy, **ask))
+        assert isinstance(summary, LabelSummary)
+        assert isinstance(labels, Labels)
+        return summary, labels.values
+
+
+@pytest.mark.parametrize("label", ['NULLIF("y", 1)', 'CASE WHEN "y" = 0 THEN 0 END'])
+def test_a_label_that_is_null_for_a_class_does_not_tell_the_class(label: str) -> None:
+    """Without the rule every NULL is a row with y = 1."""
+    summary, values = labels_of(label)
+    assert summary.missing == 0
+    assert not np.isnan(values).any()
+    truth = shop()["orders"]["y"].to_numpy()
+    guessed = np.where(values == 1, 1, 0)
+    assert np.mean(guessed == truth) < 0.8  # ε = 1: at most 73 % on average
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        f"{QUERY} WHERE o.amount > 0.5",
+        "SELECT o.amount, s.price, o.y FROM orders o JOIN (SELECT item, price FROM items WHERE price > 0) s "
+        "ON o.item = s.item",
+    ],
+)
+def test_rows_of_a_private_job_are_not_counted_by_what_they_hold(query: str) -> None:
+    """`training_rows` would be exact: eighteen such jobs read a number."""
+    with tp.Federation(shop()) as federation, pytest.raises(PolicyError, match="features leave under noise only"):
+        federation.explain(query, privacy={"features": NOISY, "allow_reconstruction": True}, **TRAIN)
+
+
+def test_test_rows_of_a_private_job_are_not_chosen_by_a_feature() -> None:
+    privacy = {"features": NOISY, "allow_reconstruction": True}
+    with tp.Federation(shop()) as federation:
+        with pytest.raises(PolicyError, match="the split, which would tell of it"):
+            federation.explain(QUERY, privacy=privacy, test_where="amount > 0.5", **TRAIN)
+        federation.explain(f"{QUERY} WHERE o.amount IS NOT NULL", privacy=privacy, **TRAIN)
+
+
+def test_a_category_that_is_made_of_a_number_does_not_leave_as_a_name() -> None:
+    query = (
+        "SELECT o.amount, CASE WHEN o.id = 7 AND o.salary > 0 THEN 'rich' ELSE 'others' END AS c, i.price, o.y "
+        "FROM orders o JOIN items i ON o.item = i.item"
+    )
+    with tp.Federation(shop()) as federation, pytest.raises(PolicyError, match="makes names of numbers of orders"):
+        federation.explain(query, privacy={"features": NOISY, "allow_reconstruction": True}, **TRAIN)

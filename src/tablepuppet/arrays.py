@@ -31,6 +31,24 @@ def floats(array: NDArray[Any]) -> Array:
     return array.astype(np.float64, copy=False)
 
 
+def effective_rows(weights: NDArray[Any]) -> float:
+    """(Σw)² / Σw²: how many rows of equal weight tell as little of a single one. n alike are n, one heavy row is one.
+
+    >>> effective_rows(np.array([2, 2, 2])), round(effective_rows(np.array([1000, 1000, 1, 1])), 2)
+    (3.0, 2.0)
+    """
+    return float(effective_by_code(np.zeros(len(weights), np.intp), weights, 1)[0])
+
+
+def effective_by_code(codes: NDArray[Any], weights: NDArray[Any], size: int) -> Array:
+    """The effective rows of each code 0, 1, …; −1 is none."""
+    heavy = floats(weights)
+    place = codes.astype(np.intp) + 1
+    total = np.bincount(place, heavy, size + 1)[1:]
+    squares = np.bincount(place, heavy * heavy, size + 1)[1:]
+    return np.asarray(np.divide(total * total, squares, out=np.zeros(size), where=squares > 0))
+
+
 def pieces(size: int, step: int = ROWS_IN_CACHE) -> Iterator[slice]:
     """Views of a long array that stay in the cache: what NumPy makes of one on the way is as short."""
     return (slice(start, min(start + step, size)) for start in range(0, size, step))

@@ -404,4 +404,5 @@ def agree(contracts: Mapping[str, Contract], link: Link, job: str) -> Rounding:
     link.heads |= {client: head for client, head in heads.items() if head is not None}
     asking = sorted((a.least_rows, a.figures_key) for found in answers.values() for a in cast("list[Agreement]", found))
     keys = b"".join(key for least, key in asking if least > 1)
-    return Rounding(max((least for least, _ in asking), default=1), keys)
+    own = tuple((c, a.least_rows) for c, found in answers.items() for a in cast("list[Agreement]", found))
+    return Rounding(max((least for least, _ in asking), default=1), keys, own)

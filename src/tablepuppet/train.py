@@ -55,7 +55,7 @@ from tablepuppet.training.inspection import partial_dependence as dependence
 from tablepuppet.training.interactions import gains_of
 from tablepuppet.training.pooled import run_pooled
 from tablepuppet.training.result import Result
-from tablepuppet.training.rounding import RoundedResults
+from tablepuppet.training.rounding import RoundedResults, check_label_rows
 from tablepuppet.training.run import OnRound, find_interactions, run
 from tablepuppet.training.search import SearchResult, run_search
 from tablepuppet.training.server import UnionOperator
@@ -345,6 +345,7 @@ def prepare_job(
     mapping = map_tables(bound, link, request, cluster=cluster, choice=choice)
     if job.data.negatives:
         mapping = with_negatives(mapping, job.data.negatives, job.seed, job.data.max_joined_rows or default_limit())
+    check_label_rows(mapping, job, rounding)
     return replace(prepare(mapping, job), rounding=rounding)
 
 

@@ -5,6 +5,7 @@ A *part* is one client's share of a block: some feature columns of a scan, for t
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
@@ -12,7 +13,7 @@ import numpy as np
 from msgspec import Meta
 from msgspec.structs import replace
 
-from tablepuppet.arrays import Array, Codes, RowNumbers
+from tablepuppet.arrays import Array, Codes, RowNumbers, effective_rows
 from tablepuppet.errors import PolicyError, TransportError
 from tablepuppet.exchanges.base import OPENED, TRAINING, WITH_STATISTICS, Rules
 from tablepuppet.exchanges.steps import Shapes, check_summands
@@ -25,6 +26,7 @@ from tablepuppet.owner.singling_out import is_computed
 from tablepuppet.owner.state import ClientState, Part, Sealing
 from tablepuppet.owner.tokens import Column, are_ids, id_statistics, known_ids, look_like_ids
 from tablepuppet.privacy.masks import MaskKey
+from tablepuppet.privacy.options import Rounding
 from tablepuppet.protocol.base import (
     MOST_CATEGORIES,
     FieldDisclosure,
@@ -58,7 +60,15 @@ from tablepuppet.protocol.columns import (
 )
 from tablepuppet.sources.columns import all_in_order
 from tablepuppet.sources.encoding import encode, without_rare
-from tablepuppet.sources.statistics import first_summands, names_only, second_summands, statistics, without_moments
+from tablepuppet.sources.statistics import (
+    existing_rows,
+    first_summands,
+    names_only,
+    round_moments,
+    second_summands,
+    statistics,
+    without_moments,
+)
 
 
 class FindIds(PartRequest, frozen=True):
@@ -302,6 +312,11 @@ def _open_part(own: ClientState, request: OpenPart) -> FeatureStatistics | Featu
     part = own.parts[request.job, request.part] = Part(request)
     wanted = columns if request.wants_statistics else []
     found = [_compute_statistics(own, part, place, column) for place, column in enumerate(wanted)]
+    if own.policy.minimum_rows > 1:
+        rounding = Rounding(own.policy.minimum_rows, hmac.digest(own.secret, b"moments", "sha256"))
+        weights = existing_rows(request.train_rows, request.multiplicity).weights
+        rows = float(len(columns[0][0])) if weights is None else effective_rows(weights)
+        found = [round_moments(s, rounding, rows) for s in found]
     part.statistics = found if request.wants_moments else [without_moments(s) for s in found]
     contract = own.contracts.contract(request.job)
     if contract is not None and contract.feature_privacy is not None:
@@ -439,7 +454,8 @@ def _encode_features(own: ClientState, request: EncodeFeatures) -> Encoded:
     columns, infos = [c for c, _ in pairs], [i for _, i in pairs]
     least = own.policy.minimum_rows
     named = zip(request.encoders, pairs, strict=True)
-    common = [without_rare(encoder, *pair, opened.train_rows, least) for encoder, pair in named]
+    rows = existing_rows(opened.train_rows, opened.multiplicity)
+    common = [without_rare(encoder, *pair, rows, least) for encoder, pair in named]
     encoders = known_ids(own, opened, pairs, common, part.ids)
     part.train = encode(columns, infos, opened.train_rows, encoders)
     part.test = encode(columns, infos, opened.test_rows, encoders)

@@ -445,12 +445,14 @@ def _check_names(own: ClientState, job: str, contract: Contract) -> None:
             if opened.columns[number].kind not in STRING_KINDS:
                 continue
             for base in use.bases:
-                kinds = {info.name.lower(): info.kind for info in own.tables.describe(base.table).columns}
-                if any(kinds[name.lower()] not in STRING_KINDS for name in base.columns[number]):
+                rules = own.policy.tables.get(base.table)
+                names = {i.name.lower() for i in own.tables.describe(base.table).columns if i.kind in STRING_KINDS}
+                names |= set() if rules is None else rules.allowed("texts")
+                if any(name.lower() not in names for name in base.columns[number]):
                     raise refused_by(
                         "values",
                         f"{opened.columns[number].name} makes names of numbers of {base.table}, and names leave as "
-                        "they are; use the number itself, whose noise covers it",
+                        "they are; use the number itself, whose noise covers it, or ask the owner to grant it as texts",
                     )
 
 

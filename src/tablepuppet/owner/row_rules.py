@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import effective_rows
 from tablepuppet.errors import PolicyError
 from tablepuppet.owner.labels import Split
 from tablepuppet.owner.policy import refused_by
@@ -183,8 +184,8 @@ def check_part(own: ClientState, request: OpenPart) -> None:
     total = np.bincount(rows[rows >= 0], times[rows >= 0], len(keys)).astype(np.int64)
     taken = np.flatnonzero(total)
     table = own.tables.scan(request.job, request.scan).table
-    is_one = own.policy.minimum_rows > 1 and 2 * int(total.max(initial=0)) > int(total.sum())
-    notes = [_one_of_all(table)] if is_one else []
+    are_few = len(taken) and effective_rows(total[taken]) < own.policy.minimum_rows - 1e-9
+    notes = [_few_of_all(table, own.policy.minimum_rows)] if are_few else []
     _check_set(own, request.job, table, "part", joined_keys(keys[taken], total[taken]), notes)
 
 
@@ -332,10 +333,11 @@ def _too_close(table: str, limit: int) -> str:
     )
 
 
-def _one_of_all(table: str) -> str:
+def _few_of_all(table: str, least: int) -> str:
     return (
-        f"one row of {table} is more than half of all joined rows, and means over them would be nearly its own values; "
-        "join such that no row is met by most others (rule minimum_rows)"
+        f"few rows of {table} are most of all joined rows, as few as fewer than {least:,} that are joined alike: "
+        "means over them would be nearly their own values; join such that no row is met by most others (rule "
+        "minimum_rows)"
     )
 
 

@@ -205,6 +205,7 @@ class Rounding:
 
     least: int = 1
     key: bytes = b""
+    by_client: tuple[tuple[str, int], ...] = ()  # what each asks for
 
     @property
     def is_on(self) -> bool:

@@ -27,7 +27,7 @@ from tablepuppet.algorithms.boosting.bins import (
     number_bins,
 )
 from tablepuppet.algorithms.boosting.messages import CategorySketch, NumberSketch, Sketch, SplitRule
-from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.arrays import Array, RowNumbers, effective_by_code, effective_rows
 from tablepuppet.errors import ModelError, SourceError, TransportError
 from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.sources.columns import (
@@ -38,6 +38,7 @@ from tablepuppet.sources.columns import (
     strings_and_absent,
 )
 
+_ROUNDING = 1e-6  # of effective rows: n rows that count alike are n
 _UNSEEN = 255  # the code of a category that nobody knows
 
 
@@ -95,7 +96,7 @@ def sketch(column: RawColumn, weights: Array, most: int, least: int = 1) -> Sket
     if column.values is None:
         names, counts, is_cut = _categories(column, weights, least)
         return CategorySketch(categories=names, weights=counts, is_cut=is_cut)
-    most = max(1, min(most, len(weights) // least))
+    most = max(1, min(most, int(effective_rows(weights)) // least))
     present = ~np.isnan(column.values) & (weights > 0)
     distinct, where = np.unique(column.values[present], return_inverse=True)
     counts = np.bincount(where, weights[present], len(distinct)).astype(np.float64)
@@ -142,10 +143,27 @@ def own_bins(columns: Sequence[RawColumn], weights: Array, rules: BinRules, leas
     for place, column in enumerate(columns):
         if column.values is not None:
             most = max(2, min(rules.bins, len(weights) // least))
-            first.append(number_bins(column.values, weights, most, rules.least))
+            found = number_bins(column.values, weights, most, rules.least)
+            first.append(found if least <= 1 else _without_light(found, column.values, weights, least))
         else:
             _add_categories(place, _categories(column, weights, least), rules, first, further)
     return [*first, *further]
+
+
+def _without_light(bins: NumberBins, values: Array, weights: Array, least: int) -> NumberBins:
+    """Neighbouring bins of numbers become one until each has `least` effective rows: none is one row's own."""
+    present = ~np.isnan(values) & (weights > 0)
+    place, heavy = np.searchsorted(bins.borders, values[present]), weights[present]
+    total, squares = (np.bincount(place, w, len(bins.borders) + 1) for w in (heavy, heavy * heavy))
+    kept: list[int] = []
+    own = np.zeros(2)
+    for border in range(len(bins.borders)):
+        own += total[border], squares[border]
+        rest = total[border + 1 :].sum(), squares[border + 1 :].sum()
+        if all(w * w >= (least - _ROUNDING) * s and s > 0 for w, s in (own, rest)):
+            kept.append(border)
+            own = np.zeros(2)
+    return NumberBins(bins.borders[kept])
 
 
 def public_bins(
@@ -236,7 +254,7 @@ def without_rare(bins: Sequence[Bins], columns: Sequence[RawColumn], weights: Ar
     found: list[Bins] = list(bins)
     for place, (own, column) in enumerate(zip(bins, columns, strict=True)):
         if least > 1 and isinstance(own, CategoryBins) and column.codes is not None:
-            rare = _rare(own.categories, column, column.codes[weights > 0], least)
+            rare = _rare(own.categories, column, weights, least)
             named = [f"\0{n}" if name in rare else name for n, name in enumerate(own.categories)]
             found[place] = CategoryBins(named, own.has_other)
     return found
@@ -249,19 +267,20 @@ def rules_without_rare(rules: Sequence[SplitRule], columns: Sequence[RawColumn],
     for rule in rules:
         column = by_place.get((rule.feature, rule.entry))
         if not rule.is_number and column is not None and column.codes is not None:
-            rare = _rare([*rule.left, *rule.known], column, column.codes, least)
+            rare = _rare([*rule.left, *rule.known], column, np.ones(len(column.codes)), least)
             left, known = ([name for name in names if name not in rare] for names in (rule.left, rule.known))
             rule = msgspec.structs.replace(rule, left=left, known=known)
         found.append(rule)
     return found
 
 
-def _rare(names: Sequence[str], column: RawColumn, codes: NDArray[np.int32], least: int) -> set[str]:
+def _rare(names: Sequence[str], column: RawColumn, weights: Array, least: int) -> set[str]:
     """Those of some names that there are, in fewer than `least` rows."""
     assert column.names is not None
-    held = np.bincount(codes[codes >= 0], minlength=len(column.names))
+    assert column.codes is not None
+    held = effective_by_code(column.codes, weights, len(column.names))
     places = numpy_of(pc.index_in(pa.array(names, pa.large_string()), value_set=column.names), missing=-1)
-    is_rare = np.append(held < least, False)
+    is_rare = np.append(held < least - _ROUNDING, False)
     is_rare[:-1][np.arange(len(held)) == column.absent] = False  # the query's own
     return {name for name, place in zip(names, places.tolist(), strict=True) if is_rare[place]}
 
@@ -308,8 +327,8 @@ def _categories(column: RawColumn, weights: Array, least: int) -> tuple[list[str
     assert column.codes is not None
     place = column.codes.astype(np.intp) + 1
     counts = np.asarray(np.bincount(place, weights, len(column.names) + 1)[1:], np.float64)
-    held = np.bincount(column.codes[weights > 0].astype(np.intp) + 1, minlength=len(column.names) + 1)[1:]
-    is_often = held >= least
+    held = effective_by_code(column.codes, weights, len(column.names))
+    is_often = held >= least - _ROUNDING
     is_often[np.arange(len(held)) == column.absent] = True  # the query's own
     seen = np.flatnonzero((counts > 0) & is_often)
     is_cut = bool(((counts > 0) & ~is_often).any())

@@ -43,7 +43,7 @@ from tablepuppet.sources.columns import (
     strings,
     strings_and_absent,
 )
-from tablepuppet.sources.statistics import Statistics, merge, statistics
+from tablepuppet.sources.statistics import RowWeights, Statistics, merge, statistics
 from tablepuppet.threads import parallel_for
 
 __all__ = ["encode", "encoder", "merge", "statistics"]
@@ -224,24 +224,26 @@ def _encode_strings(column: pa.ChunkedArray, info: ColumnInfo, rows: RowNumbers 
 
 
 def without_rare(
-    feature: Encoder, column: pa.ChunkedArray, info: ColumnInfo, rows: RowNumbers | None, least: int
+    feature: Encoder, column: pa.ChunkedArray, info: ColumnInfo, rows: RowWeights, least: int
 ) -> Encoder | KnownNames:
     """The encoder, in which names that fewer than `least` of these rows hold mean no row, whoever named them: they are
     other names. Where all of these, or rows without a name, are fewer, they count as the most frequent one."""
     if least <= 1 or not isinstance(feature, CategoryEncoder) or info.kind not in STRING_KINDS:
         return feature
     distinct, codes = strings(column)
-    taken = codes if rows is None else codes[np.unique(rows[rows >= 0])]
-    held = np.bincount(taken[taken >= 0], minlength=len(distinct))
+    held = rows.effective(codes, len(distinct))
     places = numpy_of(pc.index_in(pa.array(feature.categories, pa.large_string()), value_set=distinct), missing=-1)
-    counts = np.append(held, 0)[places]
+    counts = np.append(held, 0.0)[places]
     is_rare = (places >= 0) & (counts < least)
     is_rare &= np.array([name != info.absent for name in feature.categories], np.bool_)  # the query's own
     known = _categories(feature)
     kept = np.flatnonzero(~is_rare)
     usual = int(np.argmax(np.where(is_rare, -1, counts))) if len(kept) and counts[kept].max() > 0 else -1
-    others = int(held.sum() - counts[kept].sum())
-    null = usual if 0 < np.count_nonzero(taken < 0) < least else known.null
+    is_kept = np.isin(np.arange(len(distinct)), places[kept])
+    nameless, others = (
+        rows.effective(np.where(few, 0, -1), 1)[0] for few in (codes < 0, ~np.append(is_kept, True)[codes])
+    )
+    null = usual if nameless < least else known.null
     unseen = usual if others < least and usual >= 0 else known.unseen
     return KnownNames(known.names.take(pa.array(kept)), known.codes[kept], null, unseen, encoded_width(feature))
 

@@ -14,8 +14,9 @@ counts and moments of all rows, once categories and lengths of vectors are agree
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 import numpy as np
@@ -23,9 +24,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array, Codes, RowNumbers, floats, pieces
+from tablepuppet.arrays import Array, Codes, RowNumbers, effective_by_code, floats, pieces
 from tablepuppet.errors import SourceError, TransportError
 from tablepuppet.models.features import count_by_code
+from tablepuppet.privacy.options import Rounding
 from tablepuppet.protocol.columns import CategoryStatistics, ColumnInfo, IdStatistics, NumberStatistics, Statistics
 from tablepuppet.sources.columns import (
     NUMBER_KINDS,
@@ -41,6 +43,7 @@ from tablepuppet.sources.columns import (
 
 __all__ = ["Statistics"]
 
+_ROUNDING = 1e-6  # of effective rows: n rows that count alike are n
 ROWS_PER_STATISTICS = 1 << 18  # rows that are looked at together
 
 
@@ -59,14 +62,16 @@ def statistics(
         taken, multiplicity = taken[exists], None if multiplicity is None else multiplicity[exists]
     if info.kind in NUMBER_KINDS:
         of_numbers = _of_numbers(column, taken, multiplicity, info)
-        return of_numbers if least <= 1 else _without_few(of_numbers, numbers_and_absent(column, info), taken, least)
+        if least <= 1:
+            return of_numbers
+        return _without_few(of_numbers, numbers_and_absent(column, info), RowWeights.of(taken, multiplicity), least)
     if info.kind in STRING_KINDS:
         distinct, codes = strings(column) if taken is None else strings_and_absent(column, info)
         heavy = np.ones(len(codes) if taken is None else len(taken)) if multiplicity is None else floats(multiplicity)
         found = _of_categories(distinct, codes if taken is None else codes[taken], heavy)
         if least <= 1:
             return found
-        return _without_rare(found, distinct, codes if taken is None else codes[np.unique(taken)], least, info.absent)
+        return _without_rare(found, distinct, codes, RowWeights.of(taken, multiplicity), (least, info.absent))
     raise SourceError(
         f"column {info.name} has type {info.detail or info.kind}, which cannot be a feature; "
         "leave it out, or CAST it to a number or to VARCHAR"
@@ -155,28 +160,71 @@ def _of_categories(distinct: pa.Array, codes: Codes, weights: Array) -> Category
     return _sort_categories(distinct.take(pa.array(seen)), counts[seen], float(weights[codes < 0].sum()))
 
 
+def round_moments(found: Statistics, rounding: Rounding, rows: float) -> Statistics:
+    """Means and spreads to what `rounding.least` rows contribute, as metrics are: no digit of them is one row's."""
+    if not isinstance(found, NumberStatistics) or not found.weight:
+        return found
+    share = min(rounding.least, math.ceil(math.sqrt(rows) / 2)) / max(1.0, rows)
+
+    def near(what: str, value: float, size: float) -> float:
+        return rounding.number(what, value, 2.0 ** round(math.log2(size * share)) if size > 0 else 0.0)
+
+    deviations = np.sqrt(found.spread / found.weight)
+    pairs = zip(found.mean.tolist(), deviations.tolist(), strict=True)
+    mean = np.array([near("mean", value, deviation) for value, deviation in pairs])
+    spread = np.array([max(0.0, near("spread", value, value)) for value in found.spread.tolist()])
+    return NumberStatistics(weight=found.weight, missing=found.missing, mean=mean, spread=spread)
+
+
+class RowWeights(NamedTuple):
+    """Which rows take part, each once, and how often it counts."""
+
+    rows: RowNumbers | None  # None: all
+    weights: Array | None  # None: alike
+
+    @classmethod
+    def of(cls, taken: RowNumbers | None, multiplicity: NDArray[Any] | None) -> RowWeights:
+        if taken is None:
+            return cls(None, None if multiplicity is None else floats(multiplicity))
+        rows, where = np.unique(taken, return_inverse=True)
+        return cls(rows, np.bincount(where, multiplicity, len(rows)).astype(np.float64))
+
+    def effective(self, codes: NDArray[Any], size: int) -> Array:
+        """Of each code of a column, the effective rows."""
+        own = codes if self.rows is None else codes[self.rows]
+        return effective_by_code(own, np.ones(len(own)) if self.weights is None else self.weights, size) + _ROUNDING
+
+
+def existing_rows(rows: RowNumbers | None, multiplicity: NDArray[Any] | None) -> RowWeights:
+    """Those of a part that there are: −1 is none."""
+    if rows is None or int(rows.min(initial=0)) >= 0:
+        return RowWeights.of(rows, multiplicity)
+    return RowWeights.of(rows[rows >= 0], None if multiplicity is None else multiplicity[rows >= 0])
+
+
 def _without_rare(
-    found: CategoryStatistics, distinct: pa.Array, codes: Codes, least: int, absent: object
+    found: CategoryStatistics, distinct: pa.Array, codes: Codes, rows: RowWeights, rule: tuple[int, object]
 ) -> CategoryStatistics:
     """Without names that few rows hold; that of rows that are not there is the query's own, and stays."""
-    held = count_by_code(codes, np.ones(len(codes)), len(distinct))
+    least, absent = rule
+    held = rows.effective(codes, len(distinct))
     often = distinct.take(pa.array(np.flatnonzero(held >= least)))
     is_kept = numpy_of(pc.index_in(pa.array(found.categories, pa.large_string()), value_set=often), missing=-1) >= 0
     is_kept |= np.array([name == absent for name in found.categories], np.bool_)
     kept = np.flatnonzero(is_kept)
     names = [found.categories[i] for i in kept.tolist()]
-    is_cut = bool(names) and int(held[held < least].sum()) >= least  # else they count as the most frequent name
-    missing = found.missing if np.count_nonzero(codes < 0) >= least else 0.0
+    is_rare = np.append(held < least, False)[codes] - 1  # code 0 of those with a rare name, −1 of the others
+    is_cut = bool(names and rows.effective(is_rare, 1)[0] >= least)  # else they count as the most frequent name
+    missing = found.missing if rows.effective(np.where(codes < 0, 0, -1), 1)[0] >= least else 0.0
     return CategoryStatistics(names, found.weights[kept], missing, is_cut=is_cut or not names)
 
 
-def _without_few(found: NumberStatistics, values: Array, taken: RowNumbers | None, least: int) -> NumberStatistics:
+def _without_few(found: NumberStatistics, values: Array, rows: RowWeights, least: int) -> NumberStatistics:
     """Fewer than `least` rows without a value are as if they had the mean: no column of their own tells them apart."""
     if not found.missing:
         return found
     absent: NDArray[np.bool_] = np.asarray(np.isnan(values).any(axis=1))
-    count = int(absent.sum()) if taken is None else int(absent[np.unique(taken)].sum())
-    if not 0 < count < least:
+    if rows.effective(absent - 1, 1)[0] >= least:
         return found
     return NumberStatistics(found.weight + found.missing, 0.0, found.mean, found.spread)
 

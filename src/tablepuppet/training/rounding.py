@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tablepuppet.arrays import Array
+from tablepuppet.arrays import Array, effective_rows
+from tablepuppet.errors import PolicyError
+from tablepuppet.job import Job
 from tablepuppet.join.joined_rows import Joined
 from tablepuppet.join.mapping import TableMapping
 from tablepuppet.models.losses import Loss
@@ -54,12 +56,34 @@ class SupportCounts:
             by_class = tuple(np.bincount(side.labels[seen].astype(np.intp), counts[seen]).tolist())
         if has_negatives:  # a row, and the pairs that were drawn beside it, are one witness
             counts = counts.reshape(2, -1).sum(axis=0)
-        return cls(side.rows, int(np.count_nonzero(counts)), int(counts.max(initial=1)), by_class)
+        return cls(side.rows, effective_rows(counts), int(counts.max(initial=1)), by_class)
 
     def part(self, joined: float) -> SupportCounts:
         """So many of the joined rows, as if they were like the others."""
         share = joined / max(1.0, self.joined)
         return replace(self, joined=joined, rows=share * self.rows, classes=tuple(share * c for c in self.classes))
+
+
+def check_label_rows(mapping: TableMapping, job: Job, rounding: Rounding) -> None:
+    """Refuses training on few rows of the label's table, or on few that are most of all joined rows; its owner counts
+    the rows of features itself, and of labels learns nothing."""
+    owners = {c for b in mapping.bound.branches for c in mapping.bound.scans[b.label_place.scan].clients}
+    least = max((rows for client, rows in rounding.by_client if client in owners), default=1)
+    if least <= 1 or not mapping.train.rows:
+        return
+    rows = SupportCounts.of(mapping.train, has_classes=False, has_negatives=bool(job.data.negatives))
+    if rows.rows < least - 1e-6:
+        raise PolicyError(
+            f"the labels' rows that are joined count as fewer than {least:,} that are joined alike, and a model would "
+            "learn these; join such that no label is met by most others (an owner's rule minimum_rows)"
+        )
+    weight = getattr(job.options, "min_child_weight", None)
+    due = rows.most * (least / 4 if mapping.label.classes else least)
+    if weight is not None and rows.most > 1 and weight < due and job.privacy.label is None:
+        raise PolicyError(
+            f"labels' rows are joined up to {rows.most:,} times, and leaves of trees may have fewer than {least:,} of "
+            f"them; train with min_child_weight={due:g} (an owner's rule minimum_rows)"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,8 @@ def test_a_contract_that_counts_fewer_rows_than_a_row_changes_is_refused() -> No
     with tp.Federation(shop(), owners=OWNER) as federation:
         client = federation._clients["store"]
         client.answer(OpenScan(job="j", scan=0, table="orders", columns=['"m"'], query=query))
-        for stability, is_honest in (({"orders": 1}, False), ({}, False), ({"orders": 2}, True)):
+        stated: list[tuple[dict[str, int | None], bool]] = [({"orders": 1}, False), ({}, False), ({"orders": 2}, True)]
+        for stability, is_honest in stated:
             terms = ScanTerms(0, "orders", (Column('"m"', ("feature",)),), None, query=query, stability=stability)
             contract = Contract(purpose="train", asker="s", label="y", scans=(terms,), blocks=())
             if is_honest:

@@ -133,7 +133,7 @@ class _Tracer:
     def _cut(self, rows: _Rows, node: exp.Expr) -> _Rows:
         """LIMIT and OFFSET: which rows are left depends on all of them."""
         if any(node.args.get(clause) is not None for clause in ("limit", "offset")):
-            return replace(rows, grouping=rows.grouping.union(*rows.outputs.values()), stability=_unbounded(rows))
+            return replace(rows, grouping=rows.grouping.union(*rows.outputs.values()), stability=_without_bound(rows))
         return rows
 
     def _union(self, node: exp.SetOperation, named: Mapping[str, _Rows]) -> _Rows:
@@ -167,8 +167,8 @@ class _Tracer:
             outputs,
             _NONE.union(*(r.conditions for r in inner), *(self._clause(node, c, joined, named) for c in _CONDITIONS)),
             grouping.union(*(r.grouping for r in inner)),
-            self._nested(node, dict(joined.stability), named),
-            [key for names in joined.keys if (key := _shown(node, names)) is not None],
+            self._add_nested(node, dict(joined.stability), named),
+            [key for names in joined.keys if (key := _names_of_key(node, names)) is not None],
         )
         return self._distinct(node, self._group(node, rows, joined, named))
 
@@ -183,7 +183,7 @@ class _Tracer:
             by = group.expressions or [s.unalias() for s in node.selects if not _aggregates(s)]
             if others - {"all"} or not by:
                 raise _UnclearError
-            key = _shown(node, frozenset(_name(c) for c in by if isinstance(c, exp.Column)))
+            key = _names_of_key(node, frozenset(_name(c) for c in by if isinstance(c, exp.Column)))
             rows = replace(
                 rows,
                 grouping=rows.grouping.union(*(self._columns(c, joined, named) for c in by)),
@@ -193,7 +193,7 @@ class _Tracer:
         elif node.args.get("having") is not None or any(_aggregates(selected) for selected in node.selects):
             rows = replace(rows, stability=dict.fromkeys(rows.stability, 2), keys=[frozenset()])
         parts = [part for value in _parts(node) for part in _outside_queries(value)]
-        return replace(rows, stability=_unbounded(rows)) if any(isinstance(p, exp.Window) for p in parts) else rows
+        return replace(rows, stability=_without_bound(rows)) if any(isinstance(p, exp.Window) for p in parts) else rows
 
     @staticmethod
     def _distinct(node: exp.Select, rows: _Rows) -> _Rows:
@@ -204,7 +204,7 @@ class _Tracer:
         return replace(
             rows,
             grouping=rows.grouping.union(*rows.outputs.values()),
-            stability=_unbounded(rows) if is_chosen else rows.stability,
+            stability=_without_bound(rows) if is_chosen else rows.stability,
             keys=[] if is_chosen else [frozenset(rows.outputs)],
         )
 
@@ -242,7 +242,7 @@ class _Tracer:
             ]
         )
         both.keys = [*(left.keys if most_right else ()), *(right.keys if most_left else ())]
-        both.stability = self._nested(join, counts, named)
+        both.stability = self._add_nested(join, counts, named)
         return both, grouping
 
     def _columns(self, node: exp.Expr, joined: _Joined, named: Mapping[str, _Rows]) -> BaseColumns:
@@ -259,7 +259,7 @@ class _Tracer:
                 found |= rows.outputs[part.name.lower()]
         return found
 
-    def _nested(
+    def _add_nested(
         self, node: exp.Expr, counts: dict[str, int | None], named: Mapping[str, _Rows]
     ) -> dict[str, int | None]:
         """Rows that a subquery in an expression reads may change every row outside."""
@@ -282,7 +282,7 @@ def _parts(node: exp.Expr) -> list[exp.Expr]:
     return [c for c in flat if isinstance(c, exp.Expr) and not isinstance(c, sources)]
 
 
-def _unbounded(rows: _Rows) -> dict[str, int | None]:
+def _without_bound(rows: _Rows) -> dict[str, int | None]:
     return dict.fromkeys(rows.stability)
 
 
@@ -302,7 +302,7 @@ def _most_matches(side: _Joined, equal: frozenset[Name]) -> int | None:
     return 1 if any(key <= equal for key in side.keys) else None
 
 
-def _shown(node: exp.Select, key: frozenset[Name]) -> frozenset[str] | None:
+def _names_of_key(node: exp.Select, key: frozenset[Name]) -> frozenset[str] | None:
     """A key by the names that its columns have in the result; None: some of them are not shown."""
     shown = [(s.unalias(), s.alias_or_name.lower()) for s in node.selects]
     names = {_name(value): name for value, name in shown if isinstance(value, exp.Column)}

@@ -445,7 +445,7 @@ def _check_names(own: ClientState, job: str, contract: Contract) -> None:
             if opened.columns[number].kind not in STRING_KINDS:
                 continue
             for base in use.bases:
-                rules = own.policy.tables.get(base.table)
+                rules = own.policy.rules_of(base.table)
                 names = {i.name.lower() for i in own.tables.describe(base.table).columns if i.kind in STRING_KINDS}
                 names |= set() if rules is None else rules.allowed("texts")
                 if any(name.lower() not in names for name in base.columns[number]):

@@ -18,6 +18,7 @@ from tablepuppet.exchanges.labels import DescribeLabels
 from tablepuppet.exchanges.registry import REQUESTS, RESPONSES
 from tablepuppet.owner import blinding
 from tablepuppet.owner.blinding import blind, blinding_key, points_of, to_array, to_points
+from tablepuppet.owner.jacobi import have_roots
 from tablepuppet.owner.tokens import job_key, tokens
 from tablepuppet.protocol.base import Failure, Message
 from tablepuppet.protocol.codec import Frame, decode
@@ -207,6 +208,15 @@ def test_processes_that_share_many_keys_out_give_the_same_points(monkeypatch: py
     assert blind(here, key)[-1].tobytes() == key.exchange(X25519PublicKey.from_public_bytes(here[-1].tobytes()))
     with pytest.raises(PolicyError, match="no point that an owner would send"):
         blind(np.zeros((3, 32), np.uint8), key)
+
+
+def test_the_compiled_symbol_says_of_every_number_what_euler_s_power_says() -> None:
+    prime = 2**255 - 19
+    given = [int(np.random.default_rng(n).integers(2**62)) ** 4 * 7**n % prime for n in range(200)]
+    given += [1, 2, 3, 2**64, 2**200, 2**254, prime - 1, prime - 2]
+    packed = np.frombuffer(b"".join(n.to_bytes(32, "little") for n in given), "<u8").reshape(-1, 4)
+    assert have_roots(packed).tolist() == [pow(n, (prime - 1) // 2, prime) == 1 for n in given]
+    assert blinding._have_roots(given) == have_roots(packed).tolist()
 
 
 def test_the_order_of_blinding_does_not_matter_and_each_is_one_exchange() -> None:

@@ -41,6 +41,7 @@ _A = 486662  # the curve is v² = u³ + A u² + u
 _DOMAIN = b"tablepuppet keys with curve25519_XMD:SHA-512_ELL2_NU_"
 _FIELD_BYTES, _BLOCK = 48, 128  # L of RFC 9380 for this field; bytes of SHA-512's blocks
 _MIN_KEYS_FOR_PROCESSES = 20_000  # to start one takes half a second
+_MIN_KEYS_FOR_KERNEL = 50_000  # to compile it takes as long as so many symbols in Python
 _WRONG_POINT = 3  # the exit code of a process that was given one
 _PROGRAM = "from tablepuppet.owner.blinding import work; work()"
 
@@ -83,13 +84,10 @@ def map_to_curve(tokens: Sequence[bytes], domain: bytes = _DOMAIN) -> list[bytes
     """
     suffix = domain + bytes([len(domain)])
     squares = [pow(_to_field(token, suffix), 2, _PRIME) for token in tokens]
-    found = []
-    for inverse in _invert([(1 + 2 * square) % _PRIME for square in squares]):
-        u = -_A * inverse % _PRIME
-        if not _is_square(u * (u * (u + _A) + 1) % _PRIME):
-            u = (-u - _A) % _PRIME
-        found.append(u.to_bytes(POINT_SIZE, "little"))
-    return found
+    first = [-_A * inverse % _PRIME for inverse in _invert([(1 + 2 * square) % _PRIME for square in squares])]
+    are_points = _have_roots([u * (u * (u + _A) + 1) % _PRIME for u in first])
+    found = [u if is_point else (-u - _A) % _PRIME for u, is_point in zip(first, are_points, strict=True)]
+    return [u.to_bytes(POINT_SIZE, "little") for u in found]
 
 
 def _to_field(token: bytes, suffix: bytes) -> int:
@@ -109,6 +107,16 @@ def _invert(numbers: Sequence[int]) -> list[int]:
         inverses.append(rest * before % _PRIME)
         rest = rest * number % _PRIME
     return inverses[::-1]
+
+
+def _have_roots(numbers: Sequence[int]) -> Sequence[bool]:
+    if len(numbers) < _MIN_KEYS_FOR_KERNEL:
+        return [_is_square(number) for number in numbers]
+    from tablepuppet.owner.jacobi import have_roots  # numba, which takes a second to load
+
+    packed = b"".join([number.to_bytes(POINT_SIZE, "little") for number in numbers])
+    found: list[bool] = have_roots(np.frombuffer(packed, "<u8").reshape(-1, 4)).tolist()
+    return found
 
 
 def _is_square(number: int) -> bool:

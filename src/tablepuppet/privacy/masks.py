@@ -6,8 +6,8 @@
     mask_i(t)          Σ_{j>i} ChaCha20(s_ij, t) − Σ_{j<i} ChaCha20(s_ij, t)   mod 2^64
 
 The masks of all clients add up to zero. t counts a client's masked answers and never returns, so that no mask serves
-twice. Bonawitz et al., "Practical secure aggregation" (2017), without its recovery of lost clients: a client that is
-away is waited for, and its round is asked for again.
+twice (X25519: RFC 7748; HKDF: RFC 5869; ChaCha20: RFC 8439). Bonawitz et al., "Practical secure aggregation" (2017),
+without its recovery of lost clients: a client that is away is waited for, and its round is asked for again.
 
 Fixed point: arrays of floats as 64-bit integers that add up exactly, at a scale that all parties share.
 

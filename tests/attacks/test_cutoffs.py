@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+import pyarrow as pa
 import pytest
 from tests.sql.test_history import make_tables
 
 import tablepuppet as tp
 from tablepuppet.exchanges.history import Cutoffs, HoldCutoffs, SendCutoffs
 from tablepuppet.exchanges.registry import REQUESTS, RESPONSES
+from tablepuppet.owner.policy import Policy
 from tablepuppet.protocol.codec import Frame, decode, encode
 
 SQL = "SELECT t.x, (SELECT count(*) FROM results r WHERE r.k = t.k AND r.day < t.ts) AS n, t.y FROM task t"
@@ -90,3 +93,17 @@ def test_other_cutoffs_than_agreed_are_refused(change: str) -> None:
         _Altering(federation, alter)
         with pytest.raises(tp.TablePuppetError, match=r"outside its contract|are refused"):
             _train(federation)
+
+
+@pytest.mark.parametrize("days", [(100, 101), (100,)], ids=["a day apart", "one"])
+def test_an_owner_that_minds_single_rows_refuses_differences_of_cutoffs(days: Sequence[int]) -> None:
+    tables = make_tables()
+    moments = np.datetime64("2020-01-01") + np.resize(np.array(days), 120)
+    tables["task"] = tables["task"].set_column(1, "ts", pa.array(moments))
+    with tp.Federation(tables) as federation:
+        assert list(_train(federation).plan.mapping.cutoffs.values()) == [len(days)]
+    with (
+        tp.Federation(tables, policies={"results": Policy(minimum_rows=20)}) as federation,
+        pytest.raises(tp.TablePuppetError, match="cannot tell how few rows"),
+    ):
+        _train(federation)

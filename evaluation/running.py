@@ -244,4 +244,4 @@ def _kept(file: Path, query: str, given: Mapping[str, Any], seed: int) -> RunRec
         given={**options, "seed": seed},
     )
     settled = job.replace(options=job.options_for_run).over(record.data.train_rows)
-    return record if record.job == msgspec.json.decode(msgspec.json.encode(settled)) else None
+    return record if record.job == msgspec.json.decode(msgspec.json.encode(settled.arguments())) else None

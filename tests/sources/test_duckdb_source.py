@@ -24,7 +24,7 @@ def tables(last: str = "1") -> ClientTables:
 
 def read(opened: ClientTables, column: str, query: str | None = None) -> pa.Table:
     opened.open_scan(OpenScan(job="j", scan=0, table="t", columns=[column], query=query))
-    return opened.scan("j", 0)
+    return opened.scan("j", 0).rows()
 
 
 def test_a_query_that_gives_more_rows_than_memory_holds_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:

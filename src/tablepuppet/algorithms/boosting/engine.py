@@ -186,8 +186,8 @@ def _index(p: RowIndex) -> BlockIndex:
 
 
 def _measure_rows(labels: RowIndex, given: tuple[Array, Array, Array | None, Criterion], rows: RowNumbers) -> Metrics:
-    scores, *others = given
-    return measure_scores(scores[rows], *others, index=labels.take(rows)).metrics
+    scores, values, weights, criterion = given
+    return measure_scores(scores[rows], values, weights, criterion, index=labels.take(rows)).metrics
 
 
 @dataclass

@@ -181,7 +181,8 @@ class GrowingTree:
         own = [self.nodes[n] for n in numbers]
         sums = np.array([n.h * self.given.unit[1] for n in own])[:, None]
         rows = np.array([max(1, n.stop - n.start) for n in own])[:, None]
-        return np.maximum(self.growth.least[:2], self.growth.least[2:] * sums / rows)
+        least: NDArray[np.float64] = np.maximum(self.growth.least[:2], np.array(self.growth.least[2:]) * sums / rows)
+        return least
 
     def undo(self, number: int, *, keeps: bool = False) -> None:
         """A node without what was below it, and without its split unless it `keeps` that."""

@@ -102,3 +102,23 @@ def test_the_page_shows_importance_signs_and_a_constant(
     assert "<h3>Importance</h3>" in page
     assert 'class="bar signed"' in page
     assert "<title>Predicted and actual</title>" in page
+
+
+def test_what_a_notebook_shows_by_itself_has_no_arrays() -> None:
+    with tp.Federation(tables()) as federation:
+        linear = trained()[0]
+        trees = federation.train(QUERY, label="returned", model="boosted", trees=1)
+        compared = federation.compare(linear, trees)
+        shown = [
+            linear.model,
+            linear.blocks,
+            trees.trees,
+            trees.blocks,
+            federation.drift(linear),
+            linear.curves,
+            compared,
+        ]
+    assert not any("array(" in repr(one) or "[" in repr(one) for one in shown)
+    assert repr(compared).startswith("The second model is ")
+    assert "The second model is " in compared._repr_html_()
+    assert "majority" in trees._repr_html_()

@@ -54,6 +54,9 @@ class BlockModel:
     splits: tuple[SplitRule, ...] = ()  # of boosted trees; none where they are held
     absent: tuple[Absent, ...] = ()  # what each feature is where a LEFT JOIN finds no row
 
+    def __repr__(self) -> str:
+        return f"BlockModel({self.name} of {self.table}: {', '.join(self.features) or 'no feature'})"
+
     @classmethod
     def of(cls, block: Block, **given: Any) -> BlockModel:
         """The model of a block of the query."""

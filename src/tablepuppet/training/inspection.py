@@ -262,6 +262,9 @@ class Drift:
     def _repr_html_(self) -> str:
         return str(self.table.to_html(index=False, float_format="%.4g"))
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
         return "\n".join(self.found()) or "The rows are like those that the model was trained on."
 

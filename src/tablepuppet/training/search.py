@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from tablepuppet.algorithms.base import Walkable
 from tablepuppet.arrays import Array, floats
 from tablepuppet.errors import JobError, MappingError
+from tablepuppet.formatting import plural
 from tablepuppet.job import Job
 from tablepuppet.join.joined_rows import JoinedRows
 from tablepuppet.join.mapping import TableMapping, rows_here
@@ -130,7 +131,8 @@ class SearchResult:
         spread = np.std([fit.metrics[self.metric] for fit in self.fits if self.settings[fit.setting] == self.best])
         chosen = ", ".join(f"{name}={value!r}" for name, value in self.best.items())
         return (
-            f"SearchResult({len(self.settings)} settings on {folds} folds: {self.metric} {best:.4g} ± {spread:.2g}"
+            f"SearchResult({plural(len(self.settings), 'setting')} on {plural(folds, 'fold')}: "
+            f"{self.metric} {best:.4g} ± {spread:.2g}"
             f"{f' with {chosen}' if chosen else ''}; {self.traffic.rounds:,} rounds, {self.traffic.bytes / 1e6:.3g} MB)"
         )
 

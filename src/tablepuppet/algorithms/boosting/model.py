@@ -28,6 +28,9 @@ class Tree(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cover: list[float]  # Σ h
     missing: list[int] = []  # once training is over: the key that says which values are missing; −1: none is
 
+    def __repr__(self) -> str:
+        return f"Tree(splits: {len(self.splits):,})"
+
     @property
     def splits(self) -> list[int]:
         """Inner nodes."""

@@ -263,7 +263,7 @@ def _send_labels(own: ClientState, request: SendLabels) -> Labels:
     else:
         scan = own.tables.scan(request.job, request.scan)
         behind = reads(own, request.job, request.scan, [request.column])
-        spend = partial(own.releases.charge_label, table, behind, privacy.epsilon)
+        spend = partial(own.releases.charge_label, table, behind, scan.rows_of_a_subject() * privacy.epsilon)
         given = (scan.row_ids(), scan.expressions[request.column], scan.identity())
         noise = LabelNoise(privacy, own.secret, table, spend, *given)
     sides = _split_rows(own, request)

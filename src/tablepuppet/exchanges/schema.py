@@ -219,6 +219,7 @@ def _permit_contract(policy: Policy, request: ProposeContract, use: Use) -> None
         used = use(request.job, scan.scan)
         for role in ("key", "feature", "label", "weight", "split", "identifier"):
             policy.check_columns(used, scan.numbers(role), _RULE_OF[role])
+        policy.check_subjects(used, scan.query)
         _check_reach(contract, scan, used)
         for base in used.bases:
             _check_protected(contract, scan, base, policy)
@@ -388,10 +389,11 @@ def _propose(own: ClientState, request: ProposeContract) -> Agreement:
     """Its policy and its contract passed: what is left are budgets, and a person where the owner wants one."""
     contract, name = request.contract, request.contract.hash
     for scan in contract.scans:
-        own.tables.scan(request.job, scan.scan).row_keys_of = own.policy.row_keys
+        read = own.tables.scan(request.job, scan.scan)
+        read.row_keys_of, read.subjects_of = own.policy.row_keys, own.policy.subjects
         if contract.label_privacy is not None and scan.numbers("label"):
             own.tables.scan(request.job, scan.scan).is_identified = True
-        if row_rules.applies(own):
+        if row_rules.applies(own) or scan.table in own.policy.subjects:
             own.tables.scan(request.job, scan.scan).is_keyed = True
     if own.releases.is_restoring:
         earlier = own.approvals.decision(contract, request.job)
@@ -410,6 +412,7 @@ def _propose(own: ClientState, request: ProposeContract) -> Agreement:
         for scan in contract.scans:
             own.policy.check_cutoffs(own.tables.use(request.job, scan.scan), scan)
     _check_names(own, request.job, readable)
+    row_rules.check_subjects(own, request.job, readable)
     _first_prediction(own, request.job, contract)
     decision = own.approvals.decision(contract, request.job, tuple(notes)) if notes or own.policy.ask else None
     if decision is not None and not decision.is_approved:

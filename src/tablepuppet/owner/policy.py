@@ -34,6 +34,7 @@
     cutoffs = ["ordered_at"]     # times that owners of histories may be told; by default none
     texts = ["comment"]          # features that name nearly every row, and may leave as names of categories
     row_key = "order_id"         # what a row is known by in all jobs; by default all its columns
+    subject = "patient_id"       # whom a row is about: minimum sizes count them, and noise protects all rows of one
 
 In: such a file's rules (`read_policy`). Out: a Policy, each of whose checks is nothing, or PolicyError: one sentence
 that names the rule. Which checks a request must pass is said with its exchange (exchanges/, `permit`).
@@ -77,11 +78,13 @@ class TableRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     texts: tuple[str, ...] = ()
     cutoffs: tuple[str, ...] = ()
     row_key: str | None = None
+    subject: str | None = None
 
     @property
     def restricts(self) -> bool:
-        """Whether it says what columns are for; who only names the row's key lets every column play every role."""
-        return self.row_key is None or self != TableRules(row_key=self.row_key)
+        """Whether it says what columns are for; who only names a key lets every column play every role."""
+        names = TableRules(row_key=self.row_key, subject=self.subject)
+        return names == TableRules() or self != names
 
     def allowed(self, role: str) -> frozenset[str]:
         """The columns that may play a role, in lower case."""
@@ -129,6 +132,21 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     def row_keys(self) -> dict[str, str]:
         """By table: the column that its rows are known by."""
         return {table: rules.row_key for table, rules in self.tables.items() if rules.row_key is not None}
+
+    @property
+    def subjects(self) -> dict[str, str]:
+        """By table: the column of whom a row is about."""
+        return {table: rules.subject for table, rules in self.tables.items() if rules.subject is not None}
+
+    def check_subjects(self, use: ScanUse, query: str | None) -> None:
+        """Refuses rows that a query makes of a table whose subjects are protected: they do not name them."""
+        for base in (use, *use.others) if query is not None else ():
+            self.rule(
+                base.table not in self.subjects,
+                f"tables.{base.table}.subject",
+                f"a subquery makes rows of its own of {base.table}, which do not say whom they are about; read the "
+                "table itself, or ask its owner for a view with one row for each",
+            )
 
     @property
     def merges(self) -> Merges:

@@ -158,7 +158,7 @@ def check_folds(own: ClientState, request: SendLabels, folds: NDArray[np.int16])
 
 
 def _check_held_out(own: ClientState, request: SendLabels | SendSides, keys: Keys, why: str) -> None:
-    if len(keys) < own.policy.minimum_rows:
+    if _count_subjects(own, own.tables.scan(request.job, request.scan).table, keys) < own.policy.minimum_rows:
         raise refused_by("minimum_rows", why)
     _check_set(own, request.job, own.tables.scan(request.job, request.scan).table, "held out", keys)
 
@@ -182,8 +182,11 @@ def check_part(own: ClientState, request: OpenPart) -> None:
     if len(times) != len(rows) or (len(rows) and rows.max() >= len(keys)):
         raise PolicyError("the request is outside its contract: it is about rows that there are not")
     total = np.bincount(rows[rows >= 0], times[rows >= 0], len(keys)).astype(np.int64)
-    taken = np.flatnonzero(total)
     table = own.tables.scan(request.job, request.scan).table
+    if table in own.policy.subjects:  # all rows of one count as one
+        keys, places = np.unique(keys, return_inverse=True)
+        total = np.bincount(places, total, len(keys)).astype(np.int64)
+    taken = np.flatnonzero(total)
     are_few = len(taken) and effective_rows(total[taken]) < own.policy.minimum_rows - 1e-9
     notes = [_few_of_all(table, own.policy.minimum_rows)] if are_few else []
     _check_set(own, request.job, table, "part", joined_keys(keys[taken], total[taken]), notes)
@@ -199,7 +202,7 @@ def _conditions(own: ClientState, table: TableConditions, contract: Contract, se
             "them; compare single columns (rule minimum_rows)"
         )
     keys, holds, _ = table.read()
-    if 0 < smallest_group(holds) < least:
+    if 0 < smallest_group(holds, None if table.subject is None else keys) < least:
         notes.append(
             f"its conditions on {table.table} tell fewer than {least:,} rows apart from the others; leave them out, or "
             "compare such that more rows are on each side (rule minimum_rows)"
@@ -278,7 +281,13 @@ def check_classes(own: ClientState, request: DescribeLabels | SendLabels, column
     if not is_on(own) or own.policy.minimum_rows < 2:
         return
     counts = np.asarray(pc.value_counts(column.drop_null()).field("counts"))
-    table = own.tables.scan(request.job, request.scan).table
+    scan = own.tables.scan(request.job, request.scan)
+    table = scan.table
+    if scan.subject is not None:
+        pairs = (
+            pa.table({"class": decode(column), "subject": scan.row_keys()}).group_by(["class", "subject"]).aggregate([])
+        )
+        counts = np.asarray(pc.value_counts(pairs.column("class").drop_null()).field("counts"))
     if counts.min(initial=own.policy.minimum_rows) < own.policy.minimum_rows:
         note = (
             f"fewer than {own.policy.minimum_rows:,} rows of {table} are of some class of the label, and a model would "
@@ -288,8 +297,27 @@ def check_classes(own: ClientState, request: DescribeLabels | SendLabels, column
         _refuse(own, request.job, [note])
 
 
+def check_subjects(own: ClientState, job: str, contract: Contract) -> None:
+    """Refuses noise that would protect a row and not all rows of whom it is about."""
+    is_noisy = contract.feature_privacy is not None or contract.prediction_privacy.mode == "local"
+    for scan in contract.scans:
+        if is_noisy and scan.numbers("feature") and own.tables.scan(job, scan.scan).rows_of_a_subject() > 1:
+            raise refused_by(
+                f"tables.{scan.table}.subject",
+                f"noise on features protects one row, and some subjects of {scan.table} have several; ask its owner "
+                "for a table with one row for each",
+            )
+
+
+def _count_subjects(own: ClientState, table: str, keys: Keys) -> int:
+    """How many rows there are, or subjects where the owner names them."""
+    return len(np.unique(keys)) if table in own.policy.subjects else len(keys)
+
+
 def _enough_rows(own: ClientState, job: str, scan: ScanTerms) -> None:
-    if own.tables.scan(job, scan.scan).rows().num_rows < own.policy.minimum_rows:
+    read = own.tables.scan(job, scan.scan)
+    found = read.rows().num_rows if read.subject is None else len(np.unique(read.row_keys()))
+    if found < own.policy.minimum_rows:
         raise refused_by(
             "minimum_rows",
             f"at least {own.policy.minimum_rows:,} distinct rows must take part, and fewer do; filter fewer rows out",
@@ -299,6 +327,7 @@ def _enough_rows(own: ClientState, job: str, scan: ScanTerms) -> None:
 def _compared(own: ClientState, table: str, kind: Kind, keys: Keys, others: list[RowSet], notes: list[str]) -> RowSet:
     """A set, and a note if it differs by few rows from an earlier one or another one of its job."""
     limit = own.policy.difference
+    keys = np.unique(keys) if table in own.policy.subjects else keys
     sketch = own.row_sets.sketch(keys, limit)
     near = own.row_sets.nearest(table, kind, keys, limit, sketch)
     same = [o.sketch for o in others if (o.table, o.kind) == (table, kind)]

@@ -231,8 +231,9 @@ class Sketch:
         return self.counts, self.sums, self.checks
 
 
-def row_keys(rows: pa.Table) -> Keys:
-    """64 bits for each row, from all its columns; equal rows are told apart by a number. The same in every version.
+def row_keys(rows: pa.Table, *, is_key: bool = False) -> Keys:
+    """64 bits for each row, from all its columns; equal rows are told apart by a number, unless they are one subject's.
+    The same in every version.
 
     >>> keys = row_keys(pa.table({"a": [1.0, 2.0, 1.0], "b": ["x", None, "x"]}))
     >>> other = row_keys(pa.table({"a": [2.0], "b": pa.array([None], pa.string())}))
@@ -242,7 +243,7 @@ def row_keys(rows: pa.Table) -> Keys:
     keys = np.zeros(rows.num_rows, np.uint64)
     for column in rows.columns:
         keys = mix(keys + GOLDEN + _bits(column))
-    return mix(keys + _count_equal_before(keys[:, None]) * GOLDEN)
+    return mix(keys) if is_key else mix(keys + _count_equal_before(keys[:, None]) * GOLDEN)
 
 
 def joined_keys(keys: Keys, times: NDArray[np.int64]) -> Keys:

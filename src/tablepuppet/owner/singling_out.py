@@ -296,8 +296,8 @@ def conditions_of_query(sql: str, tables: Mapping[str, Sequence[str]]) -> dict[s
     return found
 
 
-def smallest_group(holds: Sequence[NDArray[np.bool_]]) -> int:
-    """How many rows the smallest group has that some conditions tell apart; no rows: 0.
+def smallest_group(holds: Sequence[NDArray[np.bool_]], subjects: NDArray[np.uint64] | None = None) -> int:
+    """How many rows, or subjects, the smallest group has that some conditions tell apart; no rows: 0.
 
     >>> smallest_group([np.array([True, True, False, True]), np.array([True, True, False, False])])
     1
@@ -309,6 +309,9 @@ def smallest_group(holds: Sequence[NDArray[np.bool_]]) -> int:
         if place % _MOST == _MOST - 1:
             numbers = np.unique(numbers, return_inverse=True)[1].astype(np.int64)
         numbers = 2 * numbers + held
+    if subjects is not None:  # each once in each group
+        pairs = np.stack([numbers, np.unique(subjects, return_inverse=True)[1]], axis=1)
+        numbers = np.unique(pairs, axis=0)[:, 0]
     return int(np.unique(numbers, return_counts=True)[1].min(initial=len(numbers)))
 
 

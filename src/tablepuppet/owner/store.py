@@ -91,13 +91,14 @@ class TableConditions:
     conditions: tuple[Condition, ...]
     filter: str | None
     row_key: str | None = None  # that rows are known by
+    subject: str | None = None  # whom they are about
 
     def read(self) -> tuple[NDArray[np.uint64], list[NDArray[np.bool_]], NDArray[np.bool_] | None]:
         """Of all rows: their keys, where each condition holds, and where the filter does."""
-        whole = whole_rows(self.source, key=self.row_key)
+        whole = whole_rows(self.source, key=self.subject or self.row_key)
         asked = [condition.text for condition in self.conditions] + ([] if self.filter is None else [self.filter])
         rows = self.source.read((*whole, *asked), None)
-        keys = row_keys(rows.select(range(len(whole))))
+        keys = row_keys(rows.select(range(len(whole))), is_key=self.subject is not None)
         holds = [holds_of(rows.column(len(whole) + number)) for number in range(len(asked))]
         return keys, holds[: len(self.conditions)], None if self.filter is None else holds[-1]
 
@@ -117,6 +118,7 @@ class Scan:
     is_identified: bool = False  # whether each row is known again in other jobs, whatever filter or order it comes in
     is_keyed: bool = False  # whether its rows are compared with those of other jobs
     row_keys_of: Mapping[str, str] = field(default_factory=dict)  # by table: the column that its rows are known by
+    subjects_of: Mapping[str, str] = field(default_factory=dict)  # by table: the column of whom they are about
     agreed: SumGroups | None = None  # which groups are shared with whom, until they are merged
     _rows: pa.Table | None = None
     _order: RowNumbers | None = None  # for each row, its position at the owner; None: the same, or let go with the rows
@@ -234,7 +236,9 @@ class Scan:
         texts = [(text, number in predicates) for number, text in enumerate(self.expressions)]
         texts += [] if self.filter is None else [(self.filter, True)]
         own = [c for text, whole in texts for c in conditions_of(text, is_predicate=whole)]
-        found = [TableConditions(self.table, self.source, tuple(dict.fromkeys(own)), self.filter, self.row_key)]
+        found = [
+            TableConditions(self.table, self.source, tuple(dict.fromkeys(own)), self.filter, self.row_key, self.subject)
+        ]
         if self.query is not None:
             for table, inner in conditions_of_query(self.query.text, self.query.reads).items():
                 found.append(TableConditions(table, self.base[table], tuple(inner), None, self.row_keys_of.get(table)))
@@ -292,9 +296,20 @@ class Scan:
         """The column that rows are known by; a query makes rows of its own."""
         return self.row_keys_of.get(self.table) if self.query is None else None
 
+    @property
+    def subject(self) -> str | None:
+        """The column of whom a row is about."""
+        return self.subjects_of.get(self.table) if self.query is None else None
+
+    def rows_of_a_subject(self) -> int:
+        """How many rows are about one and the same, at most."""
+        if self.subject is None:
+            return 1
+        return int(np.unique(self.row_keys(), return_counts=True)[1].max(initial=1))
+
     def _read(self) -> None:
         whole = identity_expressions(self.source, self.row_key) if self.is_identified else ()
-        raw = whole_rows(self.source, key=self.row_key) if self.is_keyed else ()
+        raw = whole_rows(self.source, key=self.subject or self.row_key) if self.is_keyed else ()
         asked = (*self.expressions, *whole)
         asked += tuple(text for text in raw if text not in asked)
         rows = self.source.read(asked, self.filter)
@@ -302,7 +317,7 @@ class Scan:
         if self.is_identified:
             self._ids = row_ids(rows.select(range(kept, kept + len(whole))), is_key=self.row_key is not None)
         if self.is_keyed:
-            self._keys = row_keys(rows.select([asked.index(text) for text in raw]))
+            self._keys = row_keys(rows.select([asked.index(text) for text in raw]), is_key=self.subject is not None)
         self._rows = rows.select(range(kept))
 
     def _read_again(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -158,5 +159,18 @@ def test_many_classes_and_wide_shared_blocks_keep_the_bound() -> None:
     assert is_full(5, 384, 3)
     assert is_full(8, 393, 2)
     assert not is_full(5, 633, 3)
-    assert not is_full(9, 10, 1)
+    assert not is_full(17, 10, 1)
     assert not is_full(1, 10, 1)
+
+
+def test_very_many_classes_end_where_pooling_does() -> None:
+    rng = np.random.default_rng(3)
+    users = pd.DataFrame({"user": np.arange(40), "a": rng.normal(size=40)})
+    orders = pd.DataFrame({"user": rng.integers(0, 40, 900), "x": rng.normal(size=900)})
+    score = np.outer(orders["x"], rng.normal(size=80)) + np.outer(users["a"].to_numpy()[orders["user"]], np.ones(80))
+    orders["y"] = [f"c{c}" for c in (score + rng.gumbel(size=score.shape)).argmax(axis=1)]
+    query = "SELECT o.x, u.a, o.y FROM orders o JOIN users u ON o.user = u.user"
+    with tp.Federation({"orders": orders, "users": users}) as owner:
+        given: dict[str, Any] = {"label": "y", "model": "softmax", "test_fraction": 0.0}
+        found, pooled = owner.train(query, **given), owner.train(query, algorithm="centralized", **given)
+    assert found.objective == pytest.approx(pooled.objective, rel=1e-5)

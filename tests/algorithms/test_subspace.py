@@ -201,11 +201,12 @@ def test_the_last_walk_of_newton_finds_all_figures_of_the_model(monkeypatch: pyt
     monkeypatch.setattr(JoinedRows, "run", run)
     with tp.Federation(scenario.tables) as federation:
         result = federation.train(scenario.query, label="y", model=model, l2=1e-3, epochs=20, test_fraction=0.0)
-        last = steps[-2:]
+        last = steps[-steps[::-1].index("hessian_step") :]
         again = federation.evaluate(result, rows="all")
     assert result.converged
     assert len(result.history) < 20
-    assert last == ["hessian_step", "measure_step"]
+    assert last[0] == "measure_step"
+    assert set(last) <= {"measure_step", "number_step"}  # what is shown beside the model is measured, too
     assert result.metrics["train"] == pytest.approx(again, rel=1e-9)
     mean = again["log_loss"] if model == "logistic" else 0.5 * again["rmse"] ** 2
     penalty = 0.5e-3 * sum(float(np.vdot(block.theta, block.theta)) for block in result.blocks)

@@ -7,7 +7,7 @@ import pytest
 from scipy.special import logsumexp
 from scipy.special import softmax as expected_softmax
 
-from tablepuppet.models.losses import Softmax
+from tablepuppet.models.losses import Loss, Softmax, Weighted
 
 CASES = [Softmax(3), Softmax(2, np.array([[1.4, -0.4], [-0.4, 1.4]]))]
 EACH = pytest.mark.parametrize("loss", CASES, ids=["classes", "debiased"])
@@ -28,6 +28,16 @@ def test_value_and_derivatives_are_those_of_the_formulas(loss: Softmax, rows: in
     along = (vectors * p[:, None, :]).sum(axis=2, keepdims=True)
     found = loss.hessian_product(scores, labels, vectors)
     np.testing.assert_allclose(found, p[:, None, :] * (vectors - along), atol=1e-13)
+    weights, steps = rng.uniform(0.5, 2.0, rows), rng.normal(size=(loss.classes, 2))
+    whole = p[:, :, None] * (np.eye(loss.classes) - p[:, None, :])
+    first, second = np.triu_indices(loss.classes)
+    np.testing.assert_allclose(loss.pairs(scores, labels), whole[:, first, second], atol=1e-13)
+    summed = steps.T @ np.einsum("n,nab->ab", weights, whole) @ steps
+    for one in (
+        Weighted(loss, weights).summed_hessian(scores, labels, steps),
+        Loss.summed_hessian(loss, scores, labels, steps, weights),
+    ):
+        np.testing.assert_allclose(one, summed, atol=1e-10)
     for wants_curvature in (False, True):
         total, gradient, curvature = loss.derivatives(scores, labels, wants_curvature=wants_curvature)
         assert total == loss.total(scores, labels)

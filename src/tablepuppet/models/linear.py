@@ -12,7 +12,7 @@ from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.models.features import Features
 from tablepuppet.privacy.gaussian import clip_scale
 
-MOST_CONSTANTS = 256  # outputs; inner products of constants grow by their square, and only save rounds
+MOST_CONSTANTS = 64  # outputs; inner products of constants grow by their square, and only save rounds
 
 
 class Model(Protocol):

@@ -26,17 +26,19 @@ from tablepuppet.algorithms.base import Problem, Summable
 from tablepuppet.algorithms.numerics.linear_systems import eigenvalues
 from tablepuppet.arrays import Array, Following, Moved, PerRow, freeze
 from tablepuppet.errors import ScoreRangeError
-from tablepuppet.models.losses import Loss
+from tablepuppet.models.linear import MOST_CONSTANTS
+from tablepuppet.models.losses import Loss, Weighted
 from tablepuppet.models.losses.logistic import curvature_of_slopes
 from tablepuppet.models.metrics import Sums
 from tablepuppet.privacy.labels import Channel
-from tablepuppet.sizes import NUMBERS_PER_CLASS_PAIRS, ROWS_IN_CACHE
+from tablepuppet.sizes import NUMBERS_IN_CACHE, ROWS_IN_CACHE
 from tablepuppet.threads import parallel_for
 
 _ITERATIONS = 12
 _HALVINGS = 30
 _NO_LABELS = np.zeros(0)
 _ENOUGH = 1e-3  # of what a round has gained: less than that is left to the next round
+_ENOUGH_OUTPUTS = 0.05  # the same with several outputs, where a look at F costs more and a round brings a new Hessian
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,10 +52,10 @@ class Derivatives:
     tally: Sums  # what metrics are made of
 
 
-def slopes(vectors: Sequence[Sequence[Array]], at: Derivatives) -> Array:
-    """Σ ∂ℓ along all directions, and that of the intercept; `vectors[i]` holds h_i and its directions."""
+def slopes(vectors: Sequence[Sequence[Array]], at: Derivatives, steps: Array) -> Array:
+    """Σ ∂ℓ along all directions, and along the intercept's steps; `vectors[i]` holds h_i and its directions."""
     along = [np.array([np.vdot(v, y) for v in block[1:]]) for block, y in zip(vectors, at.signals, strict=True)]
-    return np.concatenate([*along, at.residual])
+    return np.concatenate([*along, steps.T @ at.residual])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,31 +127,40 @@ def derivatives(
 def hessian_step(shard: Any, *, loss: Loss, intercept: Array, is_known: bool) -> tuple[Sequence[Any], dict[str, Any]]:
     """(∂²ℓ/∂a²) u of each new direction u, to be collapsed: its product with a row's vector is then a sum over rows.
 
-    With one output, all of them side by side in one signal, the intercept's last; where collapse_i(∂²ℓ/∂a²) is known,
-    a block only gets those of the others' directions. With several outputs, a signal for each. The sums are products
-    with the intercept.
+    Of a loss of one output. All of them are side by side in one signal, the intercept's last; where collapse_i(∂²ℓ/∂a²)
+    is known, a block only gets those of the others' directions. The sums are products with the intercept.
     """
     scores = np.add(shard.scores, intercept, out=shard.scores)
+    curvature = loss.curvature(scores, _labels(shard, loss))
+    curved = [block * curvature for block in shard.columns]
+    sums = {"intercept": np.concatenate([c.sum(axis=0) for c in (*curved, curvature)])[:, None]}
+    if is_known:
+        return ([(*curved[:i], *curved[i + 1 :]) for i in range(len(curved))],), sums
+    return ((*curved, curvature),), sums
+
+
+def outputs_hessian_step(
+    shard: Any, *, loss: Loss, intercept: Array, steps: Array
+) -> tuple[Sequence[Any], dict[str, Any]]:
+    """Σ uᵀ (∂²ℓ/∂a²) v of all directions u, v of a loss of several outputs, the intercept's steps last: no signal."""
+    scores, labels = np.add(shard.scores, intercept, out=shard.scores), _labels(shard, loss)
     rows, outputs = scores.shape
-    if outputs == 1:
-        curvature = loss.curvature(scores, _labels(shard, loss))
-        curved = [block * curvature for block in shard.columns]
-        sums = {"intercept": np.concatenate([c.sum(axis=0) for c in (*curved, curvature)])[:, None]}
-        if is_known:
-            return ([(*curved[:i], *curved[i + 1 :]) for i in range(len(curved))],), sums
-        return ((*curved, curvature),), sums
-    labels = _labels(shard, loss)
-    directions = [block.reshape(rows, -1, outputs) for block in shard.columns]
-    new = loss.hessian_product(scores, labels, np.concatenate(directions, axis=1)) if directions else None
-    totals = [] if new is None else [new.sum(axis=0)]
-    # with many classes, not all of them at once
-    unit, few = np.eye(outputs), max(1, NUMBERS_PER_CLASS_PAIRS // (rows * outputs))
-    for first in range(0, outputs, few):
-        some = unit[first : first + few]
-        vectors = np.ascontiguousarray(np.broadcast_to(some, (rows, *some.shape)))
-        totals.append(loss.hessian_product(scores, labels, vectors).sum(axis=0))
-    signals = [] if new is None else [new[:, k] for k in range(new.shape[1])]
-    return signals, {"intercept": np.concatenate(totals)}
+    count = sum(block.shape[1] for block in shard.columns) // outputs
+    found = np.zeros((count + steps.shape[1], count + steps.shape[1]))
+    found[count:, count:] = loss.summed_hessian(scores, labels, steps)
+    if not count:
+        return (), {"hessian": found}
+    step = max(1, NUMBERS_IN_CACHE // (count * outputs))
+    for first in range(0, rows, step):
+        here = slice(first, min(first + step, rows))
+        vectors = np.concatenate([b[here].reshape(-1, b.shape[1] // outputs, outputs) for b in shard.columns], axis=1)
+        curved = (loss.of_rows(here) if isinstance(loss, Weighted) else loss).hessian_product(
+            scores[here], labels[here] if len(labels) else labels, vectors
+        )
+        found[:count, :count] += np.tensordot(vectors, curved, ((0, 2), (0, 2)))
+        found[:count, count:] += curved.sum(axis=0) @ steps
+    found[count:, :count] = found[:count, count:].T
+    return (), {"hessian": found}
 
 
 def _labels(shard: Any, loss: Loss) -> Array:
@@ -175,6 +186,7 @@ class Subspace:
     vectors: Sequence[Sequence[Array]]  # of each block h and its directions, newest first
     products: Sequence[Array]  # of each block the inner products of the parameters that they come from
     intercept: Array
+    steps: Array  # (outputs, steps) of the intercept: one for each output, or some that are good
     hessian: Array  # of the mean loss
     in_walks: Sequence[bool] = ()  # blocks that are moved as walks come to their rows
 
@@ -198,7 +210,6 @@ def minimise(
     here, along = start()
     sizes = [len(block) - 1 for block in vectors]
     borders = np.cumsum([0, *sizes])
-    outputs = len(intercept)
 
     def split(point: Array) -> list[Array]:
         return [point[a:b] for a, b in itertools.pairwise(borders)]
@@ -219,8 +230,9 @@ def minimise(
     hessian = space.hessian.copy()
     for a, b, gram, l2 in zip(borders[:-1], borders[1:], products, ridges, strict=True):
         hessian[a:b, a:b] += l2 * gram[1:, 1:]
-    alive = np.concatenate([*(_alive(gram) for gram in products), np.ones(outputs, np.bool_)])
-    point = np.zeros(borders[-1] + outputs)
+    alive = np.concatenate([*(_alive(gram) for gram in products), np.ones(space.steps.shape[1], np.bool_)])
+    enough = _ENOUGH if len(intercept) == 1 else _ENOUGH_OUTPUTS
+    point = np.zeros(borders[-1] + space.steps.shape[1])
     moved: list[PerRow] = []  # h at the point, once it is known
     in_walks = space.in_walks or [False] * len(vectors)
     value, slope = total(point, here.loss, along)
@@ -234,18 +246,19 @@ def minimise(
         step = np.zeros(len(point))
         step[alive] = -_pseudo_solve(hessian[np.ix_(alive, alive)], slope[alive])
         expected = -0.5 * float(slope @ step)
-        if expected <= max(_ENOUGH * (first - value), 1e-15 * abs(value)):
+        if expected <= max(enough * (first - value), 1e-15 * abs(value)):
             break
         for halving in range(_HALVINGS):  # the full Newton step, halved until F falls
             new = point + step / 2**halving
             at, moved = None, []  # as large as the tables, and rarely wanted again
             steps = [Moved(block[0], block[1:], c) for block, c in zip(vectors, split(new), strict=True)]
             moved = [step if later else _write_out(step) for step, later in zip(steps, in_walks, strict=True)]
+            there = intercept + space.steps @ new[borders[-1] :]
             try:
-                at = (look if look is not None and ends else evaluate)(moved, intercept + new[borders[-1] :])
+                at = (look if look is not None and ends else evaluate)(moved, there)
             except ScoreRangeError:  # a step too far, as one to an infinite F
                 continue
-            reached, new_slope = total(new, at.loss, along if ends else slopes(vectors, at))
+            reached, new_slope = total(new, at.loss, along if ends else slopes(vectors, at, space.steps))
             if reached <= max(value - 1e-4 * expected / 2**halving, value + 1e-15 * abs(value)):
                 break
         else:
@@ -256,7 +269,7 @@ def minimise(
         point, value, slope = new, reached, new_slope
         if objective.is_quadratic or ends:
             break
-    chosen, found = intercept + point[borders[-1] :], split(point)
+    chosen, found = intercept + space.steps @ point[borders[-1] :], split(point)
     if not moved:
         moved = [
             Moved(block[0], block[1:], c) if c.any() else block[0] for block, c in zip(vectors, found, strict=True)
@@ -315,8 +328,9 @@ def best_intercept(problem: Problem, predictions: Sequence[Array]) -> Array:
     if is_alone or not loss.is_smooth:
         labels = problem.joined.by_label()
         heavy = np.ones(labels.rows) if labels.weights is None else labels.weights
-        if not loss.searches_constant:
-            return loss.best_constant(labels.labels, heavy)
+        if not loss.searches_constant or loss.outputs > MOST_CONSTANTS:
+            found = loss.best_constant(labels.labels, heavy)
+            return found if loss.outputs == 1 else np.maximum(found, np.log(0.5 / heavy.sum()))  # of a class not seen
         problem = replace(problem, joined=labels)
         predictions = [np.zeros((problem.joined.rows, loss.outputs))]
     joined = problem.joined
@@ -326,11 +340,14 @@ def best_intercept(problem: Problem, predictions: Sequence[Array]) -> Array:
         found = evaluate(predictions, start)
         return found, found.residual  # nothing but the intercept moves
 
+    steps = np.eye(loss.outputs)
     if isinstance(joined, Summable):
         bent = np.array([[joined.differentiate(loss, predictions, 0.0).bend]])
+    elif loss.outputs > 1:
+        bent = joined.run(outputs_hessian_step, predictions, loss=loss, intercept=start, steps=steps).sums["hessian"]
     else:
         bent = joined.run(hessian_step, predictions, loss=loss, intercept=start, is_known=False).sums["intercept"]
     blocks = len(predictions)
     objective = Objective(evaluate, [0.0] * blocks, joined.rows, loss.is_quadratic)
-    space = Subspace([[h] for h in predictions], [np.zeros((1, 1))] * blocks, start, bent / joined.rows)
+    space = Subspace([[h] for h in predictions], [np.zeros((1, 1))] * blocks, start, steps, bent / joined.rows)
     return minimise(objective, space, begin).intercept

@@ -36,13 +36,17 @@ from tablepuppet.algorithms.numerics.search import (
     derivatives,
     hessian_step,
     minimise,
+    outputs_hessian_step,
     slopes,
 )
 from tablepuppet.arrays import Array, Following, PerRow
+from tablepuppet.models.linear import MOST_CONSTANTS
 from tablepuppet.models.metrics import Sums
 from tablepuppet.threads import submit
 
-_SMALL = 1 << 24  # numbers, of all rows, outputs and directions
+_NUMBERS = 1 << 24  # of joined rows, outputs and directions that several outputs' Hessian is summed over
+_NO_ROW = 1e-11  # the share of a class that no row has
+_ROWS = 1 << 10  # but so many joined rows at the least
 
 
 def kept_directions(memory: int, parameters: int) -> int:
@@ -78,13 +82,15 @@ class Tracker:
     """The server's half: predictions of the current model, F's derivatives there, and earlier directions.
 
     A block's directions have slots: the newest takes the place of the oldest. The Hessian over all slots is kept from
-    round to round; only its rows for the newest directions, for constants and for the intercept are computed afresh
-    (with several outputs, those of the intercept with older directions are kept, too). Older rows then belong to an
-    earlier point, which slows the search a little and changes nothing it converges to. Where several classes are nearly
-    separable it slows it a lot, for the curvature falls from round to round: tables that are not large (`_is_small`)
-    get all rows afresh. A new row is one signal,
-    collapsed to every block, and products with that block's directions: however many directions are kept, a walk over
-    joined rows moves M + 1 vectors.
+    round to round; only its rows for the newest directions and for the intercept are computed afresh. Older rows then
+    belong to an earlier point, which slows the search a little and changes nothing it converges to. A new row is one
+    signal, collapsed to every block, and products with that block's directions: however many directions are kept, a
+    walk over joined rows moves M + 1 vectors.
+
+    Where several classes are nearly separable, older rows would slow the search a lot, for the curvature falls from
+    round to round. With several outputs the whole Hessian is therefore computed afresh, as sums over joined rows: all
+    of them, or as many at even distances as `_NUMBERS` allows. The intercept of very many outputs moves along a few
+    steps of its own, as blocks do.
     """
 
     def __init__(self, problem: Problem, memory: Sequence[int], *, in_place: bool = False) -> None:
@@ -105,6 +111,8 @@ class Tracker:
         self._orders: list[list[int]] = [[] for _ in problem.rows]  # slots of the last search, as clients count them
         self._grams = [np.zeros((1, 1)) for _ in problem.rows]  # inner products of θ_i and those directions
         self._hessian: Array = np.zeros((0, 0))
+        self._steps: Array = np.zeros((0, 0))  # of the intercept
+        self._shares: Array = np.zeros(0)  # of very many classes
         self._complete = complete_blocks(problem)
         draw = partial(draw_rows, self._complete)
         self._drawn = submit(draw, problem) if self._varies else None  # while clients start
@@ -120,9 +128,19 @@ class Tracker:
             self._slots.append({c: self._constant(c, len(h)) for c in range(own)})
             self._constants.append(list(range(own)) if own else [-1 - c for c in range(outputs) if spans])
         size = sum(self._sizes) + outputs
-        self._hessian = np.zeros((size, size))
+        self._steps = np.eye(outputs)
+        if outputs <= MOST_CONSTANTS:
+            self._hessian = np.zeros((size, size))
+        else:
+            labels = problem.joined.by_label()
+            heavy = np.ones(labels.rows) if labels.weights is None else labels.weights
+            self._shares, self._steps = np.exp(problem.loss.best_constant(labels.labels, heavy)), np.zeros((outputs, 0))
         self.intercept = best_intercept(problem, predictions)
         self._sampled, self._drawn = None if self._drawn is None else self._drawn.result(), None
+        if outputs > 1:
+            most = max(_ROWS, _NUMBERS // (outputs * sum(self._sizes)))
+            step = problem.joined.rows // most
+            self._sampled = problem.joined.take(np.arange(0, problem.joined.rows, step)) if step > 1 else None
         if problem.loss.is_quadratic:
             first = derivatives(problem, predictions, self.intercept, wants_curvature=True)
             self._constant_curvatures, self.at = first.curvatures, replace(first, curvatures=None)
@@ -145,15 +163,18 @@ class Tracker:
             size = 1 + len(self._orders[i])
             self._grams[i] = answer.products.reshape(size, size) if len(answer.products) else np.zeros((size, size))
         fresh = [[self._orders[i][0], *range(own)] if i in answers else [] for i, own in enumerate(self._own)]
-        if self._is_small:
-            fresh = [sorted(own) for own in self._slots]
         vectors = [
             [h, *(self._slots[i][s] if s >= 0 else self._constant(-1 - s, len(h)) for s in order)]
             for i, (h, order) in enumerate(zip(self.predictions, self._orders, strict=True))
         ]
-        along = slopes(vectors, self.derivatives())
+        if self.problem.loss.outputs > MOST_CONSTANTS:
+            self._step_intercept()
+        along = slopes(vectors, self.derivatives(), self._steps)
         self._give_up_signals()  # before others come that are as large
-        self._refresh(fresh)
+        if self.problem.loss.outputs > 1:
+            self._compute_hessian()
+        else:
+            self._refresh(fresh)
         found = self._minimise(vectors, self._orders, self._grams, along, is_last)
         self._adopt(found)
         for i, coefficients in enumerate(found.coefficients):
@@ -196,12 +217,6 @@ class Tracker:
         return None if self.at is None else self.at.tally
 
     @property
-    def _is_small(self) -> bool:
-        """Whether the rows of several outputs' Hessian are so small that all of them are computed in every round."""
-        outputs, directions = self.problem.loss.outputs, sum(self._sizes)
-        return outputs > 1 and sum(self.problem.rows) * outputs * directions <= _SMALL
-
-    @property
     def _sizes(self) -> list[int]:
         """How many slots each block has."""
         return [own + kept + 1 for own, kept in zip(self._own, self.memory, strict=True)]
@@ -219,11 +234,43 @@ class Tracker:
     def _evaluate(self, predictions: Sequence[PerRow], intercept: Array) -> Derivatives:
         return derivatives(self.problem, predictions, intercept, wants_curvature=self._varies)
 
+    def _compute_hessian(self) -> None:
+        """With several outputs: of all slots that there are, and of the intercept."""
+        problem, slots = self.problem, [sorted(own) for own in self._slots]
+        joined, rows = self._sampled or (problem.joined, None)
+
+        def pick(block: int, values: Array) -> Array:
+            return values if rows is None else values.take(rows[block], axis=0)
+
+        columns = [
+            _beside([pick(i, self._slots[i][s]) for s in own], pick(i, self.predictions[i]))
+            for i, own in enumerate(slots)
+        ]
+        predictions = [pick(i, h) for i, h in enumerate(self.predictions)]
+        given: dict[str, Any] = {"loss": problem.loss, "intercept": self.intercept, "steps": self._steps}
+        done = joined.run(outputs_hessian_step, predictions, columns=columns, **given)
+        first = np.cumsum([0, *self._sizes])
+        place = [a + s for a, own in zip(first, slots, strict=False) for s in own]
+        place += range(first[-1], first[-1] + self._steps.shape[1])
+        self._hessian = np.zeros((place[-1] + 1, place[-1] + 1))
+        self._hessian[np.ix_(place, place)] = done.sums["hessian"] / joined.rows
+
+    def _step_intercept(self) -> None:
+        """A new step of very many outputs' intercept, each by its own curvature, before the last ones.
+
+        Classes without a training row stay where they began beside the others: F would fall for ever.
+        """
+        slope = self.derivatives().residual / self.problem.joined.rows
+        p = np.clip(self._shares + slope, 1e-12, 1.0 - 1e-12)  # on average
+        step = np.where(self._shares > _NO_ROW, -slope / (p * (1.0 - p)), 0.0)
+        step -= np.where(self._shares > _NO_ROW, self._shares @ step / self._shares.sum(), 0.0)
+        self._steps = np.column_stack([step, self._steps[:, : max(self.memory)]])
+
     def _refresh(self, fresh: Sequence[Sequence[int]]) -> None:
         """The Hessian's rows (and columns) for some slots of each block, and for the intercept."""
-        problem, outputs = self.problem, self.problem.loss.outputs
+        problem = self.problem
         first = np.cumsum([0, *self._sizes])
-        last = first[-1] + np.arange(outputs)
+        last = first[-1] + np.arange(1)
         rows = [a + np.array(slots, np.intp) for a, slots in zip(first, fresh, strict=False)]
         new = np.concatenate(rows)
         columns = [
@@ -248,8 +295,7 @@ class Tracker:
         if is_summed and known is not None:
             done = sum_images(joined, columns, known)
         elif sample is None:
-            signals = 1 if outputs == 1 else len(new)
-            done = joined.run(hessian_step, self.predictions, columns=columns, signals=signals, **given)
+            done = joined.run(hessian_step, self.predictions, columns=columns, signals=1, **given)
         else:
             columns = [sample.apart(i, own, place) for i, (own, place) in enumerate(zip(columns, rows, strict=True))]
             done = sample.run(hessian_step, self.predictions, columns, **given)
@@ -258,14 +304,14 @@ class Tracker:
             if known is not None:
                 found = np.concatenate([new[:0], *rows[:i], *rows[i + 1 :]])
             for image in _images(i, done.signals):
-                here, found = np.split(found, [image.shape[1] // outputs])
+                here, found = np.split(found, [image.shape[1]])
                 for slot, vector in slots.items():
                     products: Any
                     if sample is not None:
                         column = taken[slot] if slot in taken else sample.apart(i, vector, [a + slot])[:, 0]
                         products = sample.products(image, column, here, a + slot)
                     else:
-                        products = scale * (image.T @ vector[:, 0] if outputs == 1 else np.vdot(image, vector))
+                        products = scale * (image.T @ vector[:, 0])
                     hessian[here, a + slot] = hessian[a + slot, here] = products
                 del image
         if sample is None:
@@ -294,7 +340,7 @@ class Tracker:
         is_last: Callable[[float, float], bool] | None,
     ) -> Found:
         problem = self.problem
-        last = len(self._hessian) - problem.loss.outputs
+        last = len(self._hessian) - self._steps.shape[1]
         first = np.cumsum([0, *self._sizes])
         place = [
             a + slot if slot >= 0 else last - 1 - slot
@@ -311,7 +357,7 @@ class Tracker:
         )
         hessian = self._hessian[np.ix_(place, place)]
         in_walks = [index.is_identity for index in problem.joined.indices]
-        space = Subspace(vectors, products, self.intercept, hessian, in_walks)
+        space = Subspace(vectors, products, self.intercept, self._steps, hessian, in_walks)
         return minimise(objective, space, partial(self._give_up, along), is_last=is_last, in_place=self._in_place)
 
     def _look(self, predictions: Sequence[PerRow], intercept: Array) -> Derivatives:

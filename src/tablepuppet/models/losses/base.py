@@ -143,6 +143,20 @@ class Loss(ABC):
         """(∂²ℓ/∂a²) v of each row, for vectors of shape (rows, vectors, outputs)."""
         return np.asarray(vectors * self.curvature(scores, labels)[:, :, None])
 
+    def pairs(self, scores: Array, labels: Array) -> Array:
+        """∂²ℓ/∂a_a∂a_b of each row, for a ≤ b."""
+        rows, outputs = scores.shape
+        unit = np.broadcast_to(np.eye(outputs), (rows, outputs, outputs))
+        first, second = np.triu_indices(outputs)
+        return self.hessian_product(scores, labels, unit)[:, first, second]
+
+    def summed_hessian(self, scores: Array, labels: Array, steps: Array, weights: Array | None = None) -> Array:
+        """Eᵀ (Σ w ∂²ℓ/∂a²) E over the rows, for steps E of shape (outputs, steps); without weights, w is 1."""
+        rows = len(scores)
+        same = np.ascontiguousarray(np.broadcast_to(steps.T, (rows, *steps.T.shape)))
+        curved = self.hessian_product(scores, labels, same)
+        return np.asarray(np.tensordot(np.ones(rows) if weights is None else weights, curved, 1) @ steps)
+
     def proximal(self, centre: Array, rho: float | Array, labels: Array, start: Array) -> Array:
         """argmin_u ℓ(u; y) + ρ/2 ‖u − centre‖²; ρ is one number, or a column of one per row."""
         return newton_proximal(self, centre, rho, labels, start)
@@ -196,6 +210,10 @@ class Weighted(Loss):
     plain: Loss
     weights: Array
 
+    def of_rows(self, rows: slice) -> Weighted:
+        """The same for some of the rows."""
+        return Weighted(self.plain, self.weights[rows])
+
     @property
     def outputs(self) -> int:
         return self.plain.outputs
@@ -241,6 +259,13 @@ class Weighted(Loss):
 
     def hessian_product(self, scores: Array, labels: Array, vectors: Array) -> Array:
         return self.weights[:, None, None] * self.plain.hessian_product(scores, labels, vectors)
+
+    def pairs(self, scores: Array, labels: Array) -> Array:
+        return self.weights[:, None] * self.plain.pairs(scores, labels)
+
+    def summed_hessian(self, scores: Array, labels: Array, steps: Array, weights: Array | None = None) -> Array:
+        whole = self.weights if weights is None else self.weights * weights
+        return self.plain.summed_hessian(scores, labels, steps, whole)
 
     def proximal(self, centre: Array, rho: float | Array, labels: Array, start: Array) -> Array:
         """argmin w·ℓ(u) + ρ/2 ‖u − c‖² = argmin ℓ(u) + (ρ/w)/2 ‖u − c‖²; without weight, c itself."""

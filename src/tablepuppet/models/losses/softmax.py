@@ -92,6 +92,20 @@ class Softmax(Loss):
         _kernels().multiply_hessian(softmax(scores), np.ascontiguousarray(vectors), out)
         return out
 
+    def pairs(self, scores: Array, labels: Array) -> Array:
+        """p_a (δ_ab − p_b)."""
+        p = softmax(scores)
+        first, second = np.triu_indices(self.classes)
+        found = -p[:, first] * p[:, second]
+        found[:, first == second] += p
+        return np.asarray(found)
+
+    def summed_hessian(self, scores: Array, labels: Array, steps: Array, weights: Array | None = None) -> Array:
+        """Eᵀ (diag(Σ w p) − Σ w p pᵀ) E."""
+        p = softmax(scores)
+        weighted, along = p if weights is None else weights[:, None] * p, p @ steps
+        return np.asarray((steps.T * weighted.sum(axis=0)) @ steps - (weighted @ steps).T @ along)
+
     def proximal(self, centre: Array, rho: float | Array, labels: Array, start: Array) -> Array:
         out = np.array(start, np.float64, order="C")
         targets = np.eye(self.classes) if self.targets is None else np.ascontiguousarray(self.targets)

@@ -75,7 +75,6 @@ def check_started(request: trees.StartTrees, answer: trees.TreesStarted, known: 
     require(len(answer.right) == count, "right", "is not of the splits that were sent")
     for right in answer.right:
         check_array(right, "right", (_bytes(known_rows),), kinds=_BYTES)
-    require(answer.limit is None or answer.limit >= 0, "limit", "is negative")
     part = known.part(request)
     if part is not None:
         part.width, part.kinds, part.keys = len(answer.kinds), answer.kinds, []

@@ -469,8 +469,6 @@ def _spends(own: ClientState, request: trees.StartTrees, table: str) -> tuple[Me
 
 
 def _check_start_request(own: ClientState, request: trees.StartTrees) -> None:
-    check_range(request.outputs, "outputs", 1, 10_000)
-    check_range(request.clients, "clients", 1, MOST_CLIENTS)
     check_range(request.block, "block", 0, MOST_CLIENTS)
     require(all(sign in (-1, 0, 1) for sign in request.signs), "signs", "hold what is no sign")
     for bins in request.bins or ():

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting.model import Tree
@@ -19,7 +20,8 @@ from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.tree_checks import Bins, Check, Key, NewColumn, NewKey, Objections, Union
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.privacy.masks import MaskKey
-from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Message
+from tablepuppet.protocol.base import MOST_CLIENTS, FieldDisclosure, FieldDisclosures, Message
+from tablepuppet.protocol.bounds import MOST_CLASSES
 
 
 class NumberSketch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -80,9 +82,9 @@ class StartTrees(_OfPart, frozen=True):
     algorithm: Boosting
     block: int
     name: str  # the block's
-    outputs: int
+    outputs: Annotated[int, Meta(ge=1, le=MOST_CLASSES)]
     is_outer: bool  # whether joined rows may have no row here
-    clients: int  # how many parts the block has
+    clients: Annotated[int, Meta(ge=1, le=MOST_CLIENTS)]  # how many parts the block has
     bins: list[Bins] | None = None
     signs: list[int] = msgspec.field(default_factory=list)  # of columns that leaves are monotone in; none: any
     before: list[SplitRule] | str = msgspec.field(default_factory=list)  # splits of earlier trees, or the held model
@@ -98,7 +100,7 @@ class TreesStarted(Message, frozen=True):
     )
     kinds: NDArray[np.uint8]  # of each column: numbers, or which categories
     has_missing: NDArray[np.bool_]  # where bins were given, or splits are drawn; else nothing
-    limit: int | None = None  # bits of a row that the client will tell
+    limit: Annotated[int, Meta(ge=0)] | None = None  # bits of a row that the client will tell
     reveals_columns: bool = False  # whether it tells a column whole, once a tree splits it
     right: list[NDArray[np.uint8]] = msgspec.field(default_factory=list)  # of earlier splits, as NewKey has it
     sizes: NDArray[np.int64] = msgspec.field(default_factory=lambda: np.zeros(0, np.int64))  # of drawn splits: bins

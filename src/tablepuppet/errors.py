@@ -133,13 +133,20 @@ _SHOWN = 12
 _ELSEWHERE = {
     "alpha": "l2",
     "eta": "learning_rate",
+    "gradient_boosting": "boosted",
     "hidden_layer_sizes": "hidden",
+    "lightgbm": "boosted",
+    "logistic_regression": "logistic",
     "lr": "learning_rate",
+    "max_depth": "depth",
     "max_epochs": "epochs",
     "max_iter": "epochs",
     "n_epochs": "epochs",
+    "n_estimators": "trees",
     "n_iter_no_change": "patience",
     "num_epochs": "epochs",
+    "num_leaves": "leaves",
+    "random_forest": "boosted",
     "random_state": "seed",
     "reg": "l2",
     "sample_weight": "weight",
@@ -148,6 +155,7 @@ _ELSEWHERE = {
     "test_size": "test_fraction",
     "tol": "tolerance",
     "validation_split": "validation_fraction",
+    "xgboost": "boosted",
     "y": "label",
 }
 

@@ -50,3 +50,10 @@ def test_a_wrong_type_is_told_by_the_argument_s_name() -> None:
         job_of({"query": QUERY, "label": "y", "l1": "much"})
     with pytest.raises(JobError, match=r"^activation must be one of .*, not 'square'"):
         job_of({"query": QUERY, "label": "y", "activation": "square"})
+
+
+def test_words_of_other_libraries_lead_to_ours() -> None:
+    with pytest.raises(JobError, match="did you mean 'boosted'"):
+        make_job("SELECT 1", label="y", model="random_forest", algorithm=None, given={})
+    with pytest.raises(JobError, match="did you mean 'trees'"):
+        make_job("SELECT 1", label="y", model="boosted", algorithm=None, given={"n_estimators": 10})

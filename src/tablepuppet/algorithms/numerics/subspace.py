@@ -111,7 +111,7 @@ class Tracker:
         self._orders: list[list[int]] = [[] for _ in problem.rows]  # slots of the last search, as clients count them
         self._grams = [np.zeros((1, 1)) for _ in problem.rows]  # inner products of θ_i and those directions
         self._hessian: Array = np.zeros((0, 0))
-        self._steps: Array = np.zeros((0, 0))  # of the intercept
+        self._steps: Array = np.eye(problem.loss.outputs)  # of the intercept
         self._shares: Array = np.zeros(0)  # of very many classes
         self._complete = complete_blocks(problem)
         draw = partial(draw_rows, self._complete)
@@ -127,11 +127,8 @@ class Tracker:
             self._own.append(own)
             self._slots.append({c: self._constant(c, len(h)) for c in range(own)})
             self._constants.append(list(range(own)) if own else [-1 - c for c in range(outputs) if spans])
-        size = sum(self._sizes) + outputs
-        self._steps = np.eye(outputs)
-        if outputs <= MOST_CONSTANTS:
-            self._hessian = np.zeros((size, size))
-        else:
+        self._hessian = np.zeros((sum(self._sizes) + 1,) * 2)  # of several outputs, it is made anew
+        if outputs > MOST_CONSTANTS:
             labels = problem.joined.by_label()
             heavy = np.ones(labels.rows) if labels.weights is None else labels.weights
             self._shares, self._steps = np.exp(problem.loss.best_constant(labels.labels, heavy)), np.zeros((outputs, 0))

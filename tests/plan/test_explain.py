@@ -78,7 +78,12 @@ def test_a_plan_says_which_statistics_of_features_are_read_from_whom() -> None:
     with shop(3) as federation:
         plain = _learns(federation.explain(query, label=label))
         secret = _learns(
-            federation.explain(query, label=label, algorithm="sgd", privacy={**private, "allow_reconstruction": True})
+            federation.explain(
+                query.partition("WHERE")[0],  # a condition on a private column would count it exactly
+                label=label,
+                algorithm="sgd",
+                privacy={**private, "allow_reconstruction": True},
+            )
         )
     categories = "the names and counts of the categories of i.category"
     masked = "summed over the 3 clients of o, and of no single one (masked), before training: the "

@@ -34,12 +34,16 @@ def refused(why: str) -> PolicyError:
     return PolicyError(f"the request is outside its contract: {why}")
 
 
+LEAST_MASKED = 3  # clients over which a sum hides its summands
+
+
 @dataclass
 class PartUnderContract:
     """One part of a job, once its rows are known, and what was asked of it."""
 
     block: BlockTerms
     rows: int  # distinct ones that exist
+    needs_masks: bool = True  # whether sums that are agreed to be masked may not leave otherwise
     exchanges: Exchanges | None = None  # once it is started
     training: Training | None = None  # that it was started for
     epochs: int | None = None  # of a training in batches
@@ -54,9 +58,11 @@ class PartUnderContract:
         return self.exchanges
 
     def check_peers(self, peers: Sequence[MaskKey]) -> None:
-        """Sums are masked over all clients of the block that the contract names, or over none."""
+        """Sums are masked over the clients of the block that the contract names. Those without rows may be missing
+        while enough others are there; nobody else may."""
         agreed, found = set(self.block.clients) if self.block.is_masked else set(), {peer.client for peer in peers}
-        if found != agreed:
+        are_enough = len(found) >= LEAST_MASKED or not (found or self.needs_masks)
+        if found != agreed and not (found <= agreed and are_enough):
             missing = ", ".join(sorted(agreed - found)) or "none"
             raise refused(
                 f"sums of {self.block.name} are masked over {len(agreed)} clients, and these would be over "
@@ -75,6 +81,7 @@ class JobUnderContract:
     """One job under way, and what was asked for it."""
 
     minimum_rows: int = 1
+    needs_masks: bool = True
     opened: dict[int, OpenScan] = field(default_factory=dict)
     contract: Contract | None = None
     is_excused: bool = False
@@ -155,6 +162,7 @@ class ContractEnforcer:
     """Holds the server to the contracts that this owner agreed to."""
 
     minimum_rows: int = 1
+    needs_masks: bool = True  # False: within the user's own process, where nothing has to be hidden
     jobs: dict[str, JobUnderContract] = field(default_factory=dict)
 
     def check(self, exchange: Exchange, request: Any) -> None:
@@ -163,7 +171,7 @@ class ContractEnforcer:
             return
         job = self.jobs.get(request.job)
         if job is None:
-            job = self.jobs[request.job] = JobUnderContract(self.minimum_rows)
+            job = self.jobs[request.job] = JobUnderContract(self.minimum_rows, self.needs_masks)
         if exchange.purposes and job.agreed.purpose not in exchange.purposes:
             raise refused(f"a contract to {job.agreed.purpose} has no {type(request).__name__}")
         exchange.enforce(job, request)

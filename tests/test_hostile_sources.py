@@ -213,7 +213,7 @@ def trained(folder: Path) -> tuple[tp.Federation, tp.Result]:
 
 
 REQUESTS: dict[str, tuple[Callable[[tp.Federation, tp.Result, Path], Any], str]] = {
-    "no model at all": (lambda f, r, p: f.predict(QUERY), "predict needs a Result or a loaded model"),  # type: ignore[arg-type]
+    "no model at all": (lambda f, r, p: f.predict(QUERY), "needs a Result or a loaded model"),  # type: ignore[arg-type]
     "a feature that the query lacks": (
         lambda f, r, p: f.predict(r, "SELECT o.x FROM orders o"),
         r"the model needs the feature i\.price",

@@ -76,7 +76,7 @@ def test_what_cannot_be_varied_is_said() -> None:
             shop.partial_dependence(plain, feature="price", rows="all")
         with pytest.raises(ModelError, match="would tell its parameters"):
             shop.partial_dependence(held, feature="price", rows="all")
-        with pytest.raises(tp.TablePuppetError, match="value is not a number"):
+        with pytest.raises(tp.TablePuppetError, match="give numbers, or None"):
             shop.partial_dependence(model, feature="price", values=["cheap"], rows="all")
         with pytest.raises(JobError, match="finite numbers"):
             shop.partial_dependence(model, feature="price", values=[float("nan")], rows="all")

@@ -96,7 +96,8 @@ def sketch(column: RawColumn, weights: Array, most: int, least: int = 1) -> Sket
     if column.values is None:
         names, counts, is_cut = _categories(column, weights, least)
         return CategorySketch(categories=names, weights=counts, is_cut=is_cut)
-    most = max(1, min(most, int(effective_rows(weights)) // least))
+    rows = len(weights) if least <= 1 else int(effective_rows(weights))
+    most = max(1, min(most, rows // least))
     present = ~np.isnan(column.values) & (weights > 0)
     distinct, where = np.unique(column.values[present], return_inverse=True)
     counts = np.bincount(where, weights[present], len(distinct)).astype(np.float64)

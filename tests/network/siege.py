@@ -38,10 +38,10 @@ STRANGERS = {"mallory": "extras", "revoked": "others"}
 ATTACKED = "SELECT o.x, e.w, o.y FROM orders o JOIN extras e ON o.item = e.item"
 POLICY = "minimum_rows = 20\nkeys_in_plain = false\n"
 HONEST: list[dict[str, Any]] = [
-    {"algorithm": "admm", "epochs": 4},
+    {"algorithm": "admm", "epochs": 4, "standardize": False},
     {"algorithm": "boosting", "trees": 4, "depth": 3, "min_child_weight": 5.0},
-    {"algorithm": "sgd", "epochs": 2, "batch_size": 60},
-    {"algorithm": "newton"},
+    {"algorithm": "sgd", "epochs": 2, "batch_size": 60, "standardize": False},
+    {"algorithm": "newton", "standardize": False},
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import urllib.request
@@ -58,7 +59,7 @@ def test_explain_profile_and_predict_work_as_in_process(parties: Parties) -> Non
     federation = parties.connect()
     with in_process(tables()) as local:
         plan, same = federation.explain(QUERY, label="y"), local.explain(QUERY, label="y")
-        assert "client store-eu, 341 rows" in str(plan)
+        assert re.search(r"client store-eu, \d+ rows", str(plan))
         assert plan.shape.joined == same.shape.joined
         assert plan.costs == same.costs
         assert federation.profile(QUERY, label="y") == local.profile(QUERY, label="y")

@@ -94,15 +94,15 @@ def planned(scale: float, label: str, algorithm: str, **features: Any) -> Any:
 @pytest.mark.parametrize("algorithm", ["sgd", "admm"])
 def test_a_plan_takes_clips_from_labels_and_multiplicities(algorithm: str) -> None:
     unit, thousand = planned(1.0, "y", algorithm), planned(1000.0, "y", algorithm)
-    for one, other in zip(unit.gradients, thousand.gradients, strict=True):
+    for one, other in zip(unit.noise.gradients, thousand.noise.gradients, strict=True):
         assert other.clip == pytest.approx(1000 * one.clip)
         assert other.learning_rate == pytest.approx(one.learning_rate)
-    assert thousand.rates == pytest.approx(unit.rates)
-    assert unit.gradients[1].clip > 5 * unit.gradients[0].clip  # a row of u has twenty joined rows
+    assert thousand.noise.rates == pytest.approx(unit.noise.rates)
+    assert unit.noise.gradients[1].clip > 5 * unit.noise.gradients[0].clip  # a row of u has twenty joined rows
     chosen = planned(1.0, "y", algorithm, clip=0.25)
-    assert [g.clip for g in chosen.gradients] == [0.25, 0.25]
+    assert [g.clip for g in chosen.noise.gradients] == [0.25, 0.25]
 
 
 def test_classes_have_a_slope_too() -> None:
     logistic = planned(1.0, "flag", "sgd")
-    assert 0.4 < logistic.gradients[0].clip < 3 * 0.5 * np.sqrt(1.0) + 1e-9
+    assert 0.4 < logistic.noise.gradients[0].clip < 3 * 0.5 * np.sqrt(1.0) + 1e-9

@@ -218,7 +218,7 @@ def _enforce_part(job: JobUnderContract, request: OpenPart) -> None:
     if given is not None and (bool((given < 1).any()) or (rows is not None and len(given) != len(rows))):
         raise refused("every row that takes part is joined at least once")
     count = -1 if rows is None else int(np.count_nonzero(rows >= 0))
-    job.parts[request.part] = PartUnderContract(block, count, job.needs_masks)
+    job.parts[request.part] = PartUnderContract(block, count, job.needs_masks or job.agreed.feature_privacy is not None)
 
 
 def _check_part_request(own: ClientState, request: OpenPart) -> None:

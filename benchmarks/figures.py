@@ -115,12 +115,12 @@ class Provenance:
         """For readers of a page."""
         version = f"version {self.version}" + (f", commit {self.commit}" if self.commit else "")
         if self.elsewhere is None:
-            others = "what else it had to do is not known"
+            others = "Other work on the machine is not known."
         elif self.is_idle:
-            others = "idle but for this"
+            others = "The machine was otherwise idle."
         else:
-            others = f"not idle: other work took {self.elsewhere:.0%} of its cores, so that only ratios mean something"
-        return f"{self.date}, {version}, {self.machine}; {others}."
+            others = f"It was not idle: other work took {self.elsewhere:.0%} of its cores. Compare ratios only."
+        return f"{self.date}, {version}, {self.machine}. {others}"
 
 
 class Beginning:

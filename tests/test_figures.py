@@ -28,7 +28,7 @@ def test_performance_and_evaluation_are_such_pages() -> None:
 
 def test_no_table_beside_pooling_is_written_by_hand() -> None:
     page = (DOCS / "performance.md").read_text(encoding="utf-8")
-    section = page[page.index("## Beside pooling the tables") : page.index("## Over a network")]
+    section = page[page.index("## Compared with pooling the tables") : page.index("## Over a network")]
     by_hand = re.sub(r"<!-- figures: .*?<!-- end of figures -->", "", section, flags=re.S)
     assert "total s" not in by_hand
     assert "CPU s |" not in by_hand

@@ -11,8 +11,8 @@ from tests.algorithms.neural_join import JOINS, federation
 from tests.privacy.test_runs import Tap
 
 import tablepuppet as tp
-from tablepuppet.algorithms.admm import neural as admm_neural
-from tablepuppet.algorithms.admm.neural import LocalStep
+from tablepuppet.algorithms.admm import client as admm_client
+from tablepuppet.algorithms.admm.local import LocalStep
 from tablepuppet.algorithms.admm.options import AdmmUpdate
 from tablepuppet.algorithms.base import PartSetup
 from tablepuppet.algorithms.numerics.optimizers import Moments
@@ -56,11 +56,11 @@ def setup(clients: int = 1, privacy: GradientPrivacy | None = None, dtype: str =
 
 def theta_step(part: PartSetup, options: tp.Admm) -> Array:
     """Two outer rounds."""
-    state = admm_neural.client_start(part, options)
+    state = admm_client.client_start(part, options)
     for outer in range(2):
         signal = np.random.default_rng(outer).normal(size=(ROWS, 1))
         update = AdmmUpdate(job="j", part=0, signal=signal, factor=0.8, union_rho=0.3, coefficients=None)
-        state, answer = admm_neural.client_step(part, options, state, update)
+        state, answer = admm_client.client_step(part, options, state, update)
         assert isinstance(answer, Predictions)
     return state.theta
 

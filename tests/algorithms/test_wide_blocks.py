@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.algorithms.admm import linear as admm_linear
+from tablepuppet.algorithms.admm import client as admm_client
 from tablepuppet.algorithms.newton import algorithm as newton_costs
 from tablepuppet.algorithms.newton import client as newton
 from tablepuppet.algorithms.numerics import linear_systems
@@ -68,7 +68,7 @@ def test_a_wide_block_reaches_the_optimum(
 ) -> None:
     with tp.Federation(tables(clients)) as federation:
         best = federation.train(QUERY, label="y", model=model, algorithm="centralized").objective
-        for module in (newton, admm_linear):
+        for module in (newton, admm_client):
             monkeypatch.setattr(module, "WIDE", 10)
         found = federation.train(QUERY, label="y", model=model, algorithm=algorithm, epochs=40)
     assert found.objective - best < 1e-6

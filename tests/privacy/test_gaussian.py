@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.admm.neural import LocalStep
+from tablepuppet.algorithms.admm.local import LocalStep
 from tablepuppet.algorithms.numerics.optimizers import Moments
 from tablepuppet.algorithms.private import PrivateGradient
 from tablepuppet.arrays import Array

@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import inf, isfinite, sqrt
 from typing import Any
 
-from tablepuppet.algorithms.admm import linear, neural
-from tablepuppet.algorithms.admm.neural import local_epochs
+from tablepuppet.algorithms.admm.client import client_start, client_step, mean_curvature
+from tablepuppet.algorithms.admm.local import local_epochs
 from tablepuppet.algorithms.admm.options import Admm, AdmmFigures, AdmmUpdate, VflAdmm
 from tablepuppet.algorithms.admm.server import AdmmServer
 from tablepuppet.algorithms.algorithm import (
@@ -21,7 +21,6 @@ from tablepuppet.algorithms.algorithm import (
 from tablepuppet.algorithms.base import Answer, PartSetup, Problem
 from tablepuppet.algorithms.numerics.linear_systems import WIDE
 from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RoundTraffic, RunShape, Shape
-from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.options import FeaturePrivacy
@@ -59,14 +58,11 @@ class AdmmAlgorithm(Algorithm[Admm]):
         return AdmmServer(problem, options)
 
     def start(self, setup: PartSetup, options: Admm) -> tuple[Any, AdmmFigures]:
-        half = linear if isinstance(setup.model, LinearModel) else neural
-        curvature = 1.0 if setup.is_private else half.mean_curvature(setup)
-        return half.client_start(setup, options), AdmmFigures(curvature)
+        curvature = 1.0 if setup.is_private else mean_curvature(setup)
+        return client_start(setup, options), AdmmFigures(curvature)
 
     def step(self, setup: PartSetup, options: Admm, state: Any, message: Any) -> tuple[Any, Answer | Done]:
-        if isinstance(state, neural.NeuralAdmmState):
-            return neural.client_step(setup, options, state, message)
-        return linear.client_step(setup, options, state, message)
+        return client_step(setup, options, state, message)
 
     def figures_by(self, options: Admm, *, is_linear: bool) -> FiguresBy:
         return "summed"

@@ -8,7 +8,7 @@
 lies with the server: that of the reported model or, where none is searched for, minimised over
 jointly with z. A block with several clients solves its θ-step by consensus rounds
 (`union="consensus"`) or from summed second moments (`union="exact"`). docs/algorithms.md derives all
-of it. Here is the server's half; the client's are in linear.py and neural.py.
+of it. Here is the server's half; the client's is in client.py.
 """
 
 from __future__ import annotations

@@ -63,25 +63,17 @@ class Walkable(Protocol):
     def iterate_sorted(self, name: str) -> Iterator[Array]: ...
 
 
-class LossSums(Protocol):
+@dataclass(frozen=True, slots=True, eq=False)
+class LossSums:
     """The loss and its derivatives, summed over joined rows, and per row of each block, (n_i, 1)."""
 
-    @property
-    def loss(self) -> float: ...
-
-    @property
-    def residual(self) -> float:
-        """Σ ∂ℓ/∂a."""
-
-    @property
-    def bend(self) -> float:
-        """Σ ∂²ℓ/∂a²."""
-
-    @property
-    def slopes(self) -> list[Array]: ...
-
-    @property
-    def curvatures(self) -> list[Array]: ...
+    loss: float
+    residual: float  # Σ ∂ℓ/∂a
+    bend: float  # Σ ∂²ℓ/∂a²
+    slopes: list[Array]
+    curvatures: list[Array]
+    frequencies: int  # K of the longest series; 0: there was none
+    promise: float  # the largest error of a joined row's slope
 
 
 @runtime_checkable

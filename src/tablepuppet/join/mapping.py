@@ -8,7 +8,7 @@ owners, not from their rows.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 import numpy as np
@@ -133,29 +133,35 @@ class LabelRows:
     rows: dict[str, int]  # of each client, one after the other
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TableMapping:
-    """The joined table as row numbers, split in training, validation and test rows.
-
-    Validation and test rows share the blocks' numbering of rows that are held out.
-    """
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class MappingFacts:
+    """What a mapping and its summary both say."""
 
     bound: BoundQuery
     label: LabelInfo
     fits: tuple[RelationStats, ...]
-    parts: tuple[Part, ...]
-    multiplicity: tuple[RowNumbers, ...]  # G_i of the train rows
-    train: Joined
-    test: Joined
-    validation: Joined
     dropped: int = 0  # joined training rows beyond the cap on multiplicity
     placement: Placement | None = None  # None: all in this process
-    folds: NDArray[np.int16] | None = None  # of cross-validation, per label row of the train rows
     label_rows: tuple[LabelRows, ...] = ()  # of each branch
     merged: tuple[MergedGroups | None, ...] = ()  # of each scan: groups of several clients
     cutoffs: Mapping[int, int] = field(default_factory=dict)  # of each scan of a history, how many
     walk: Walk = "materialised"  # how joined rows are walked over
     whole: SideSizes | None = None  # all joined rows, where some are drawn
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class TableMapping(MappingFacts):
+    """The joined table as row numbers, split in training, validation and test rows.
+
+    Validation and test rows share the blocks' numbering of rows that are held out.
+    """
+
+    parts: tuple[Part, ...]
+    multiplicity: tuple[RowNumbers, ...]  # G_i of the train rows
+    train: Joined
+    test: Joined
+    validation: Joined
+    folds: NDArray[np.int16] | None = None  # of cross-validation, per label row of the train rows
 
     @property
     def joined_rows(self) -> int:
@@ -191,25 +197,15 @@ class BlockSummary:
     is_outer: bool  # some joined training rows have no row in it
 
 
-@dataclass(frozen=True, slots=True)
-class MappingSummary:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MappingSummary(MappingFacts):
     """How the tables of a query meet."""
 
-    bound: BoundQuery
-    label: LabelInfo
-    fits: tuple[RelationStats, ...]
     parts: tuple[PartSummary, ...]
     blocks: tuple[BlockSummary, ...]
     train_rows: int  # joined rows of each side
     test_rows: int
     validation_rows: int
-    dropped: int  # joined training rows beyond the cap on multiplicity
-    placement: Placement | None
-    label_rows: tuple[LabelRows, ...] = ()  # of each branch
-    merged: tuple[MergedGroups | None, ...] = ()  # of each scan: groups of several clients
-    cutoffs: Mapping[int, int] = field(default_factory=dict)  # of each scan of a history, how many
-    walk: Walk = "materialised"  # how joined rows are walked over
-    whole: SideSizes | None = None  # all joined rows, where some are drawn
 
     @property
     def joined_rows(self) -> int:
@@ -233,21 +229,12 @@ class MappingSummary:
 def summarise(mapping: TableMapping) -> MappingSummary:
     """The figures of a mapping."""
     return MappingSummary(
-        bound=mapping.bound,
-        label=mapping.label,
-        fits=mapping.fits,
+        **{own.name: getattr(mapping, own.name) for own in fields(MappingFacts)},
         parts=tuple(_of_part(part, mapping) for part in mapping.parts),
         blocks=tuple(_of_block(mapping, number, index) for number, index in enumerate(mapping.train.indices)),
         train_rows=mapping.train.rows,
         test_rows=mapping.test.rows,
         validation_rows=mapping.validation.rows,
-        dropped=mapping.dropped,
-        placement=mapping.placement,
-        label_rows=mapping.label_rows,
-        merged=mapping.merged,
-        cutoffs=mapping.cutoffs,
-        walk=mapping.walk,
-        whole=mapping.whole,
     )
 
 

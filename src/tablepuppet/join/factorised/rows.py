@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.algorithms.base import LossSums
 from tablepuppet.arrays import Array, PerRow, RowNumbers
 from tablepuppet.errors import MappingError
 from tablepuppet.join.factorised.draw import RowLookup, draw_numbers
@@ -39,19 +40,6 @@ class FactorisedIndex:
     rows: int
     is_partial: bool
     is_identity: bool = False
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Derivatives:
-    """Sums over all joined rows, and per row of each block, (n_i, 1)."""
-
-    loss: float
-    residual: float  # Σ ∂ℓ/∂a
-    bend: float  # Σ ∂²ℓ/∂a²
-    slopes: list[Array]
-    curvatures: list[Array]
-    frequencies: int  # K of the longest series; 0: there was none
-    promise: float  # the largest error of a joined row's slope
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +90,7 @@ class FactorisedRows:
         """The different labels, each as heavy as all joined rows that have it."""
         return by_label(self.labels, self.label_counts(), self.weights)
 
-    def differentiate(self, loss: Loss, per_row: Sequence[PerRow], intercept: float) -> Derivatives:
+    def differentiate(self, loss: Loss, per_row: Sequence[PerRow], intercept: float) -> LossSums:
         """The loss and its derivatives at scores Σ h_i + intercept."""
         if loss not in self._losses:
             self._losses.clear()
@@ -111,7 +99,7 @@ class FactorisedRows:
             own.differentiate(self._expand(branch, per_row, intercept)) for branch, own in enumerate(self._losses[loss])
         ]
         roots = [tree.root for tree in self.trees]
-        return Derivatives(
+        return LossSums(
             loss=sum(own.loss for own in found),
             residual=sum(float(own.slopes[root].sum()) for own, root in zip(found, roots, strict=True)),
             bend=sum(float(own.curvatures[root].sum()) for own, root in zip(found, roots, strict=True)),

@@ -27,7 +27,7 @@ from tablepuppet.job import ARGUMENTS, loss_options
 JobArgument = Annotated[Path, typer.Argument(metavar="JOB", help="A job file (TOML).", show_default=False)]
 FederationOption = Annotated[
     Path | None,
-    typer.Option("--federation", metavar="FILE", help="A federation file (TOML) instead of the one that JOB names."),
+    typer.Option("--federation", metavar="FILE", help="A federation file (TOML); overrides JOB."),
 ]
 
 _OF_THE_FILE = ("query_file", "federation", "tables", "owners", "partitioned_by", "privacy", "rows")

@@ -41,7 +41,7 @@ MissingOption = Annotated[
 
 
 SplitOption = Annotated[
-    bool, typer.Option("--split", help="Say of each row whether it was for training, validation or the test.")
+    bool, typer.Option("--split", help="Add a column: was the row for training, validation or the test?")
 ]
 
 
@@ -134,7 +134,7 @@ ToFile = Annotated[
     Path | None, typer.Option("--to", metavar="FILE", help="Write to this file (SQL: else it is shown).")
 ]
 TableOption = Annotated[
-    str | None, typer.Option("--table", metavar="NAME", help="SQL: what the owner calls its table, if not as we do.")
+    str | None, typer.Option("--table", metavar="NAME", help="SQL: the owner's own name of its table, if it differs.")
 ]
 DialectOption = Annotated[
     str, typer.Option("--dialect", help="SQL: duckdb, postgres, sqlite, mysql, snowflake or bigquery.")
@@ -147,7 +147,7 @@ ColumnOption = Annotated[
 def export(
     model: ModelArgument,
     kind: Annotated[
-        Literal["sql", "onnx", "lightgbm"], typer.Argument(metavar="sql|onnx|lightgbm", help="What to make of it.")
+        Literal["sql", "onnx", "lightgbm"], typer.Argument(metavar="sql|onnx|lightgbm", help="The format.")
     ],
     block: BlockOption = None,
     to: ToFile = None,
@@ -200,7 +200,7 @@ def importance(
     rows: RowsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say by how much the mean loss rises where a feature, or a table, is shuffled among its rows.
+    """Show how much the mean loss rises when a feature, or a table, is shuffled among its rows.
 
     [bold]Example:[/bold] tablepuppet importance model/ returns.toml --by table
     """
@@ -222,7 +222,7 @@ def dependence(
     rows: RowsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what a model predicts on average where a feature has the same value in all rows (partial dependence).
+    """Show the mean prediction if a feature has the same value in all rows (partial dependence).
 
     [bold]Example:[/bold] tablepuppet dependence model/ returns.toml --feature i.price --json > price.json
     [dim]tablepuppet report run.json --dependence price.json[/dim] draws the curves.
@@ -248,9 +248,7 @@ BetterOption = Annotated[
 ]
 ShiftOption = Annotated[float, typer.Option("--shift", help="How many standard deviations a mean may move.")]
 SpreadOption = Annotated[float, typer.Option("--spread", help="By which factor a standard deviation may change.")]
-MatchedOption = Annotated[
-    float, typer.Option("--matched", help="By which share the rows that find partners may change.")
-]
+MatchedOption = Annotated[float, typer.Option("--matched", help="By which share the matched rows may change.")]
 
 
 def compare(

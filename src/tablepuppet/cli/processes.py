@@ -110,7 +110,7 @@ def status(federation: FederationArgument = _FEDERATION, as_json: JsonOption = F
 
 
 def resume(run: RunArgument, federation: FederationOption = _FEDERATION, as_json: JsonOption = False) -> None:
-    """Go on with an interrupted run where it was.
+    """Continue an interrupted run from its last step.
 
     [bold]Example:[/bold] tablepuppet resume 0b2675b6aca85709 --federation federation.toml
     """
@@ -135,7 +135,7 @@ def submit(
     job: JobArgument,
     federation: FederationOption = _FEDERATION,
     share: Annotated[
-        list[str] | None, typer.Option("--share", metavar="USER", help="A user who may have the result too.")
+        list[str] | None, typer.Option("--share", metavar="USER", help="A user who may see the result too.")
     ] = None,
     resume: ResumeOption = False,
     as_json: JsonOption = False,
@@ -224,7 +224,7 @@ def approve(
     days: DaysOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Approve a contract that waits; the job goes on by itself.
+    """Approve a contract that waits; the job then continues.
 
     [bold]Example:[/bold] tablepuppet approve 1f0c93ab --client client.toml --for once
     """

@@ -35,7 +35,7 @@ NetworkOption = Annotated[
     typer.Option(
         "--network",
         metavar="NAME=MS,GBIT",
-        help="Show times on a network of your own, too: office=20,0.1 (repeatable).",
+        help="Also show times on your own network: office=20,0.1 (ms, Gbit/s; repeatable).",
     ),
 ]
 
@@ -97,7 +97,7 @@ def _network(text: str) -> tuple[str, Network]:
 ReportOption = Annotated[Path, typer.Option("--report", metavar="FILE", help="The HTML report to write.")]
 EpochsOption = Annotated[int, typer.Option("--epochs", min=1, metavar="N", help="Epochs of every algorithm, at most.")]
 FlightsOption = Annotated[
-    int | None, typer.Option("--flights", min=1_000, metavar="N", help="Use about so many flights; default: all.")
+    int | None, typer.Option("--flights", min=1_000, metavar="N", help="Use about this many flights; default: all.")
 ]
 _POOLED = next(a.name for a in ALGORITHMS if a.is_pooled)
 # Pooled first; without those for other models, and for penalties that the demo does not have.

@@ -31,17 +31,17 @@ SaveOption = Annotated[Path | None, typer.Option("--save", metavar="DIR", help="
 ReportOption = Annotated[Path | None, typer.Option("--report", metavar="FILE", help="Write an HTML report here.")]
 EngineOption = Annotated[
     str | None,
-    typer.Option("--engine", help="Where joined rows are walked over: local or ray (instead of what JOB says)."),
+    typer.Option("--engine", help="Where joined rows lie: local or ray; overrides JOB."),
 ]
 WalkOption = Annotated[
     str | None,
-    typer.Option("--walk", help="materialised, factorised or drawn joined rows (instead of what JOB says)."),
+    typer.Option("--walk", help="materialised, factorised or drawn joined rows; overrides JOB."),
 ]
 StartOption = Annotated[
     Path | None,
     typer.Option("--warm-start", metavar="MODEL", help="Begin with a saved linear model, or add trees to it."),
 ]
-ExplainOption = Annotated[bool, typer.Option("--explain", help="Show the plan, estimated and counted, too.")]
+ExplainOption = Annotated[bool, typer.Option("--explain", help="Also show the plan, estimated and counted.")]
 
 
 def train(
@@ -114,17 +114,17 @@ def show_result(screen: Screen, result: Result) -> None:
 
 
 ProfileOption = Annotated[
-    bool, typer.Option("--profile", help="Show how the keys meet instead: orphans, duplicates, NULL keys.")
+    bool, typer.Option("--profile", help="Only show how keys match: orphans, duplicates, NULL keys.")
 ]
 
 
 ProbeOption = Annotated[
-    bool, typer.Option("--probe", help="Train a sum of tables first, and say which other model would gain how much.")
+    bool, typer.Option("--probe", help="Train a sum of tables first; estimate what other models would gain.")
 ]
 
 
 SuggestOption = Annotated[
-    bool, typer.Option("--suggest-history", help="Print the query with features of the tables' histories instead.")
+    bool, typer.Option("--suggest-history", help="Only print the query with features of the tables' histories.")
 ]
 
 
@@ -138,7 +138,7 @@ def explain(
 ) -> None:
     """Show the plan of a job: operators, rows, rounds, bytes, seconds, memory, and who learns what.
 
-    Nothing is trained, but for --probe.
+    Nothing is trained, except with --probe.
 
     [bold]Example:[/bold] tablepuppet explain returns.toml
     """
@@ -201,19 +201,17 @@ def history(
 
 TryOption = Annotated[
     list[str] | None,
-    typer.Option("--try", metavar="NAME=V,V…", help="Values of an option of the job; may be repeated: all pairs."),
+    typer.Option("--try", metavar="NAME=V,V…", help="Values of an option; repeat it to try all combinations."),
 ]
 FoldsOption = Annotated[int, typer.Option("--folds", help="How many folds.")]
 MetricOption = Annotated[
-    str, typer.Option("--metric", metavar="NAME", help="What settings are compared by: loss, auc, rmse, …")
+    str, typer.Option("--metric", metavar="NAME", help="The metric that decides: loss, auc, rmse, …")
 ]
-SamplesOption = Annotated[int | None, typer.Option("--samples", help="Draw so many settings instead of trying all.")]
+SamplesOption = Annotated[int | None, typer.Option("--samples", help="Draw this many settings instead of trying all.")]
 GroupOption = Annotated[
-    str | None, typer.Option("--group", metavar="COLUMN", help="Rows that are equal in it stay in one fold.")
+    str | None, typer.Option("--group", metavar="COLUMN", help="Rows with the same value stay in one fold.")
 ]
-TimeOption = Annotated[
-    str | None, typer.Option("--time", metavar="COLUMN", help="Folds follow each other in its order.")
-]
+TimeOption = Annotated[str | None, typer.Option("--time", metavar="COLUMN", help="Folds follow its order.")]
 
 
 def search(

@@ -26,7 +26,11 @@ def tables(strength: float, rows: int = 4000) -> dict[str, Any]:
     return {"f": pa.table({"a": i, "b": k, "y": y}), "a": a, "b": b}
 
 
-@pytest.mark.parametrize("given", [{}, {"head": "factor"}, {"model": "boosted"}], ids=["sum", "factor", "boosted"])
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"head": "factor"}, {"model": "boosted"}, {"walk": "factorised"}],
+    ids=["sum", "factor", "boosted", "factorised"],
+)
 def test_a_probe_finds_what_tables_say_together_and_what_it_costs(given: dict[str, Any]) -> None:
     with tp.Federation(tables(1.0)) as owners:
         plan = owners.explain(QUERY, label="y", probe=True, **given)

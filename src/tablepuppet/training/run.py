@@ -53,7 +53,7 @@ def run(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | None = 
 def find_interactions(prepared: Prepared, link: Link, job_id: str) -> list[Interaction]:
     """Trains a sum, and says what pairs of tables explain of what it leaves; no parameter is asked for."""
     training, _ = _train(prepared, link, job_id, None)
-    joined, seed = training.mapping.train, prepared.plan.job.seed
+    joined, seed = training.mapping.train.fetch(), prepared.plan.job.seed
     return explain_pairs(joined, training.contributions, training.intercept, training.problem.loss, seed)
 
 

@@ -54,7 +54,11 @@ check-install: ## make demo as on a new machine: fresh clone of HEAD, oldest pip
 test-all: check ## make test and the slow tests, with coverage
 	@$(PYTEST) -m "not root and not network" --cov --cov-report=term
 
-docs: $(VENV)/.dev ## build the documentation site into build/site; a broken link is an error
+docs: $(VENV)/.dev ## check prose, spelling and generated tables, and build the site into build/site; a broken link is an error
+	@$(BIN)/python tools/check_prose.py
+	@$(BIN)/python tools/check_spelling.py
+	@$(BIN)/python -m tools.reference_in_pages --check
+	@$(BIN)/python -m tools.figures_in_pages --check
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "Open build/site/index.html; with search: python -m http.server -d build/site"
 

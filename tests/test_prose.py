@@ -1,10 +1,11 @@
-"""The check of pages finds long sentences, worn words and decisions inside sentences, and nothing in code or tables."""
+"""The checks of pages find long sentences, worn words, decisions inside sentences and misspelt words."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from tools import check_spelling
 from tools.check_prose import LONG, find_breaches, find_decisions_in_sentences, main, read_sentences
 
 
@@ -51,3 +52,23 @@ def test_the_command_ends_with_1_and_names_the_sentence(tmp_path: Path, capsys: 
     page.write_text("Keys are equal. A " + "very " * 40 + "long one.\n", encoding="utf-8")
     assert main([str(page)]) == 1
     assert "page.md: 43 words" in capsys.readouterr().out
+
+
+def test_words_of_neither_list_are_found_and_code_is_not_read() -> None:
+    known = check_spelling.read_words()
+    page = "The server's tokns meet, as `cfg_x` and TLS do; [keys](htps.md) were unmatched.\n\n```sh\nxyzzy\n```\n"
+    assert check_spelling.find_unknown(page, known) == ["tokns"]
+
+
+@pytest.mark.parametrize("word", ["behavior", "organization", "neighbor", "center"])
+def test_american_spelling_is_not_known(word: str) -> None:
+    assert check_spelling.find_unknown(f"The {word} of it", check_spelling.read_words()) == [word]
+
+
+def test_a_misspelt_page_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("A tabel has rows.\n", encoding="utf-8")
+    assert check_spelling.main([str(page)]) == 1
+    assert "tabel: page.md" in capsys.readouterr().out
+    page.write_text("A table has rows.\n", encoding="utf-8")
+    assert check_spelling.main([str(page)]) == 0

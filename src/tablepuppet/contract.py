@@ -305,6 +305,7 @@ def _owners(
                         merges,
                         _moments(bound, number),
                         scan.stability,
+                        scan.subject,
                     )
                 )
         for block in bound.blocks:

@@ -7,11 +7,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.privacy.white_box import gaussian_epsilon, run_both
 
 import tablepuppet as tp
 from tablepuppet.errors import PolicyError
+from tablepuppet.exchanges.schema import OpenScan, ProposeContract, ScanSchema
 from tablepuppet.owner.policy import Policy, TableRules
+from tablepuppet.privacy.accounting import composed_epsilon, replacement_epsilon
 from tablepuppet.privacy.ledger import TableBudget
+from tablepuppet.privacy.options import FeaturePrivacy
+from tablepuppet.protocol.contract import Column, Contract, ScanTerms
 
 QUERY = "SELECT v.a, v.b, v.y FROM visits v"
 JOB: dict[str, Any] = {"label": "y", "algorithm": "newton", "epochs": 2, "test_fraction": 0.0}
@@ -69,10 +74,108 @@ def test_noise_for_rows_is_refused_where_patients_have_several_and_so_are_rows_o
     private: dict[str, Any] = {"privacy": {"features": features, "allow_reconstruction": True}}
     job = JOB | {"algorithm": "sgd", "model": "logistic"}
     with with_policy(visits(50, 2)) as federation:
-        with pytest.raises(PolicyError, match=r"protects one row.*rule tables\.visits\.subject"):
+        with pytest.raises(PolicyError, match=r"protect 1 row of a subject.*rule tables\.visits\.rows_per_subject"):
             federation.train(QUERY, **job, **private)
         grouped = "SELECT g.a, g.y FROM (SELECT patient, avg(a) AS a, max(y) AS y FROM visits GROUP BY patient) g"
         with pytest.raises(PolicyError, match="do not say whom they are about"):
             federation.train(grouped, **JOB)
     with with_policy(visits(100, 1)) as federation:
         federation.train(QUERY, **job, **private)
+
+
+BOUNDS = {"a": (-4, 4), "b": (-4, 4), "c": (-4, 4)}
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "sgd": {"algorithm": "sgd", "epochs": 2, "batch_size": None},
+    "admm": {"algorithm": "admm", "epochs": 2},
+    "trees": {"algorithm": tp.Boosting(trees=3, depth=2, splits="random")},
+}
+JOINED = "SELECT v.a, v.b, p.c, v.y FROM visits v JOIN patients p ON v.patient = p.patient"
+
+
+def seen(is_there: bool, clients: int, extra: int = 0) -> dict[str, Any]:
+    """Sixty patients with three visits each; the features of patient 7, who has more, are there or zero."""
+    random = np.random.default_rng(3)
+    patient = np.concatenate([np.repeat(np.arange(60), 3), np.full(extra, 7)])
+    numbers = {name: random.uniform(-4, 4, len(patient)) for name in "ab"}
+    numbers = {name: np.where(patient == 7, 4.0 * is_there, values) for name, values in numbers.items()}
+    y = np.where(patient == 7, 1, random.integers(0, 2, len(patient)))
+    rows = pa.table({"patient": patient, "y": y} | numbers)
+    shares = [rows.take(np.arange(k, len(patient), clients)) for k in range(clients)]
+    return {"visits": shares, "patients": pa.table({"patient": np.arange(60), "c": random.uniform(-4, 4, 60)})}
+
+
+def claimed_and_found(name: str, most: int | None, clients: int, extra: int = 0) -> tuple[float, float]:
+    """ε of a patient as it is claimed, and as the sums of two runs show it."""
+    policy = Policy(tables={"visits": TableRules(subject="patient", rows_per_subject=most)} if most else {})
+    features: dict[str, Any] = {"epsilon": 2.0, "delta": 1e-5, "bounds": BOUNDS, "cap": 3, "clip": 0.5}
+    privacy: dict[str, Any] = {"features": features, "allow_reconstruction": True}
+    owners = ["visits"] if clients == 1 else [f"visits[{k}]" for k in range(clients)]
+
+    def train(is_there: bool) -> float:
+        tables = seen(is_there, clients, extra)
+        with tp.Federation(tables, policies=dict.fromkeys(owners, policy)) as federation:
+            given: dict[str, Any] = {
+                "label": "y",
+                "model": "boosted" if name == "trees" else "logistic",
+                "privacy": privacy,
+            }
+            result = federation.train(JOINED, test_fraction=0.0, **ALGORITHMS[name], **given)
+            lines = [line for line in result.privacy.lines() if "of visits" in line]
+            assert all(
+                ("per patient of visits" in line or "one patient of visits" in line) == bool(most) for line in lines
+            )
+            told = [r for r in result.privacy.releases if (r.what, r.table) == ("features", "visits")]
+            find = (
+                replacement_epsilon if name == "trees" else composed_epsilon
+            )  # zero is another leaf for a row of trees
+            return find(tuple(r.gaussian for r in told), 1e-5)
+
+    claims, distance = run_both((lambda: train(True), lambda: train(False)))
+    assert claims[0] == claims[1]
+    return claims[0], gaussian_epsilon(distance, 1e-5)
+
+
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+def test_noise_covers_all_rows_of_a_patient_that_train(name: str) -> None:
+    claimed, found = claimed_and_found(name, most=3, clients=1, extra=0 if name == "trees" else 6)
+    assert 0.1 < found <= claimed
+    rows, found = claimed_and_found(name, most=None, clients=1)  # what is claimed for a row does not hold for a patient
+    assert found > rows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+@pytest.mark.parametrize("most", [3, 5])
+def test_noise_covers_rows_of_a_patient_that_lie_with_several_clients(name: str, most: int) -> None:
+    claimed, found = claimed_and_found(name, most, clients=3)
+    assert 0.1 < found <= claimed
+
+
+def test_leaves_of_trees_have_no_row_of_a_patient_that_noise_does_not_cover() -> None:
+    with pytest.raises(PolicyError, match=r"protect 2 rows.*all of them where leaves.*rows_per_subject"):
+        claimed_and_found("trees", most=2, clients=1)
+
+
+def test_a_contract_names_the_patient_and_is_refused_where_it_counts_fewer_rows() -> None:
+    policy = Policy(tables={"visits": TableRules(subject="patient", rows_per_subject=3)})
+    with tp.Federation(visits(50, 4), policies={"visits": policy}) as federation:
+        client, feature = federation._clients["visits"], (Column('"a"', ("feature",)),)
+        opened = client.answer(OpenScan(job="j", scan=0, table="visits", columns=['"a"']))
+        assert isinstance(opened, ScanSchema)
+        assert (opened.stability, opened.subject) == ({"visits": 3}, "patient")
+        for clients, stated in ((1, 2), (2, 5), (1, None), (2, 6)):
+            terms = ScanTerms(0, "visits", feature, None, clients, stability={"visits": stated}, subject="patient")
+            contract = Contract(
+                purpose="train",
+                asker="s",
+                label="y",
+                scans=(terms,),
+                blocks=(),
+                feature_privacy=FeaturePrivacy(epsilon=1.0),
+            )
+            if stated == 6:
+                client.answer(ProposeContract(job="j", contract=contract))
+                assert "at most 6 of them are about one patient" in "\n".join(contract.lines())
+            else:
+                with pytest.raises(PolicyError, match="counts fewer rows of one subject"):
+                    client.answer(ProposeContract(job="j", contract=contract))

@@ -307,6 +307,7 @@ def _check_id_statistics(statistics: IdStatistics, request: OpenPart, rows: int 
 )
 def _open_part(own: ClientState, request: OpenPart) -> FeatureStatistics | FeatureNames:
     row_rules.check_part(own, request)
+    request = _cap_subjects(own, request)
     columns = [own.column(request.job, request.scan, c) for c in request.columns]
     if columns and all_in_order(request.train_rows, len(columns[0][0])):
         request = replace(request, train_rows=None)  # which need not be kept
@@ -329,6 +330,17 @@ def _open_part(own: ClientState, request: OpenPart) -> FeatureStatistics | Featu
         return FeatureNames(columns=[])
     part.sealing = Sealing(request.job, own.name, request.part, own.key)
     return FeatureNames(columns=[names_only(s) for s in part.statistics], key=part.sealing.offer())
+
+
+def _cap_subjects(own: ClientState, request: OpenPart) -> OpenPart:
+    """Under noise on features, rows beyond those that it covers of one subject count as rows that do not exist."""
+    scan, contract = own.tables.scan(request.job, request.scan), own.contracts.contract(request.job)
+    if scan.subject is None or contract is None or not contract.is_noisy:
+        return request
+    rows = np.arange(scan.rows().num_rows) if request.train_rows is None else request.train_rows.copy()
+    found = np.flatnonzero(rows >= 0)
+    rows[found[scan.beyond_subject_rows(rows[found], own.policy.rows_per_subject(scan.table))]] = -1
+    return replace(request, train_rows=rows)
 
 
 def _compute_statistics(own: ClientState, part: Part, place: int, column: Column) -> Statistics:

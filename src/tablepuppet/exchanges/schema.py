@@ -76,6 +76,7 @@ class ScanSchema(Message, frozen=True):
     columns: Annotated[list[ColumnInfo], Meta(max_length=MOST_COLUMNS)]
     # Of a query: how many of its rows one row of each table may change; None: no bound.
     stability: dict[str, int | None] = msgspec.field(default_factory=dict)
+    subject: Text = ""  # the column of whom a row is about; the bound is then on rows of one of them
 
 
 class CountRows(ScanRequest, frozen=True):
@@ -148,9 +149,14 @@ def _check_scan_schema(request: OpenScan, answer: ScanSchema, known: Known) -> N
 )
 def _open_scan(own: ClientState, request: OpenScan) -> ScanSchema:
     columns = own.tables.open_scan(request)
-    use = own.tables.use(request.job, request.scan)
+    read = own.tables.scan(request.job, request.scan)
+    read.row_keys_of, read.subjects_of = own.policy.row_keys, own.policy.subjects
+    if read.subject is not None:
+        read.subject_rows = own.policy.rows_per_subject(request.table)
+    use = read.use()
     own.policy.check_scan(use)
-    return ScanSchema(columns=columns, stability={} if request.query is None else use.reach)
+    is_bounded = request.query is not None or read.subject is not None
+    return ScanSchema(columns=columns, stability=use.reach if is_bounded else {}, subject=read.subject or "")
 
 
 def _enforce_count(job: JobUnderContract, request: CountRows) -> None:
@@ -220,7 +226,7 @@ def _permit_contract(policy: Policy, request: ProposeContract, use: Use) -> None
         for role in ("key", "feature", "label", "weight", "split", "identifier"):
             policy.check_columns(used, scan.numbers(role), _RULE_OF[role])
         policy.check_subjects(used, scan.query)
-        _check_reach(contract, scan, used)
+        _check_reach(contract, scan, used, policy)
         for base in used.bases:
             _check_protected(contract, scan, base, policy)
             if contract.purpose == "predict" and policy.hides_values_of(base.table):
@@ -278,14 +284,16 @@ _RULE_OF: dict[Any, str] = {
 }
 
 
-def _check_reach(contract: Contract, scan: ScanTerms, used: ScanUse) -> None:
-    """Noise on features is for one row of a table, with all rows of a query that it changes: these need a bound."""
+def _check_reach(contract: Contract, scan: ScanTerms, used: ScanUse, policy: Policy) -> None:
+    """Noise on features is for one row or subject of a table, with all rows that it changes: these need a bound."""
+    least = scan.clients * policy.rows_per_subject(scan.table) if scan.table in policy.subjects else 0
+    if contract.is_noisy and scan.query is None and (scan.stability.get(scan.table) or 0) < least:
+        raise PolicyError("the contract counts fewer rows of one subject than its owner lets train")
     for base in used.bases if scan.query is not None else ():
         stated = scan.stability.get(base.table, 0)
         if stated is not None and (base.stability is None or stated < base.stability):
             raise PolicyError("the contract counts fewer rows of a query than one row of its tables changes")
-    is_noisy = contract.feature_privacy is not None or contract.prediction_privacy.mode == "local"
-    if contract.training is None or not is_noisy or not scan.numbers("feature"):
+    if contract.training is None or not contract.is_noisy or not scan.numbers("feature"):
         return
     if len(used.bases) > 1:
         raise refused_by(
@@ -390,7 +398,8 @@ def _propose(own: ClientState, request: ProposeContract) -> Agreement:
     contract, name = request.contract, request.contract.hash
     for scan in contract.scans:
         read = own.tables.scan(request.job, scan.scan)
-        read.row_keys_of, read.subjects_of = own.policy.row_keys, own.policy.subjects
+        if read.subject is not None:  # some of whose rows may lie with the table's other clients
+            read.subject_rows = scan.clients * own.policy.rows_per_subject(scan.table)
         if contract.label_privacy is not None and scan.numbers("label"):
             own.tables.scan(request.job, scan.scan).is_identified = True
         if row_rules.applies(own) or scan.table in own.policy.subjects:

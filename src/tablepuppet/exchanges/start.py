@@ -175,9 +175,8 @@ def _enforce_start(job: JobUnderContract, request: StartPart[Any]) -> None:
 
 def _enforce_noise(contract: Contract, request: StartPart[Any], training: Training) -> None:
     """What was agreed to be noised is, by an algorithm that has a private form."""
-    is_private = contract.feature_privacy is not None or contract.prediction_privacy.mode == "local"
     facts = request.facts
-    if is_private != (facts is not None):
+    if contract.is_noisy != (facts is not None):
         raise refused("gradients and predictions are noised as agreed, or not at all")
     if facts is None:
         return

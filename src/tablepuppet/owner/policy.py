@@ -35,6 +35,7 @@
     texts = ["comment"]          # features that name nearly every row, and may leave as names of categories
     row_key = "order_id"         # what a row is known by in all jobs; by default all its columns
     subject = "patient_id"       # whom a row is about: minimum sizes count them, and noise protects all rows of one
+    rows_per_subject = 5         # that train under noise on features; of further rows no feature does
 
 In: such a file's rules (`read_policy`). Out: a Policy, each of whose checks is nothing, or PolicyError: one sentence
 that names the rule. Which checks a request must pass is said with its exchange (exchanges/, `permit`).
@@ -45,9 +46,10 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from tablepuppet.errors import PolicyError
 from tablepuppet.owner.store import ScanUse
@@ -79,11 +81,12 @@ class TableRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     cutoffs: tuple[str, ...] = ()
     row_key: str | None = None
     subject: str | None = None
+    rows_per_subject: Annotated[int, Meta(ge=1)] | None = None
 
     @property
     def restricts(self) -> bool:
         """Whether it says what columns are for; who only names a key lets every column play every role."""
-        names = TableRules(row_key=self.row_key, subject=self.subject)
+        names = TableRules(row_key=self.row_key, subject=self.subject, rows_per_subject=self.rows_per_subject)
         return names == TableRules() or self != names
 
     def allowed(self, role: str) -> frozenset[str]:
@@ -137,6 +140,10 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     def subjects(self) -> dict[str, str]:
         """By table: the column of whom a row is about."""
         return {table: rules.subject for table, rules in self.tables.items() if rules.subject is not None}
+
+    def rows_per_subject(self, table: str) -> int:
+        """How many rows of one subject train under noise on features, at most."""
+        return (self.tables[table].rows_per_subject or 1) if table in self.subjects else 1
 
     def check_subjects(self, use: ScanUse, query: str | None) -> None:
         """Refuses rows that a query makes of a table whose subjects are protected: they do not name them."""

@@ -299,13 +299,20 @@ def check_classes(own: ClientState, request: DescribeLabels | SendLabels, column
 
 def check_subjects(own: ClientState, job: str, contract: Contract) -> None:
     """Refuses noise that would protect a row and not all rows of whom it is about."""
-    is_noisy = contract.feature_privacy is not None or contract.prediction_privacy.mode == "local"
-    for scan in contract.scans:
-        if is_noisy and scan.numbers("feature") and own.tables.scan(job, scan.scan).rows_of_a_subject() > 1:
+    has_trees = contract.training is not None and bool(contract.training.most_splits)
+    for scan in contract.scans if contract.is_noisy else ():
+        rules = own.policy.tables.get(scan.table)
+        is_capped = rules is not None and rules.rows_per_subject is not None and not has_trees
+        if not scan.numbers("feature") or is_capped:
+            continue
+        most = own.policy.rows_per_subject(scan.table)
+        if own.tables.scan(job, scan.scan).rows_of_a_subject() > most:
             raise refused_by(
-                f"tables.{scan.table}.subject",
-                f"noise on features protects one row, and some subjects of {scan.table} have several; ask its owner "
-                "for a table with one row for each",
+                f"tables.{scan.table}.rows_per_subject",
+                f"noise on features would protect {most} {'row' if most == 1 else 'rows'} of a subject, and some "
+                f"subjects of {scan.table} have more; ask its owner to set rows_per_subject to the largest number that "
+                "noise should cover"
+                + (", which is all of them where leaves of trees sum them up" if has_trees else ""),
             )
 
 

@@ -87,11 +87,11 @@ def row_ids(texts: pa.Table, *, is_key: bool = False) -> NDArray[np.uint64]:
         ).to_arrow_table()
     ids = np.stack([hashed.column("l").to_numpy(), hashed.column("u").to_numpy()], axis=1).astype(np.uint64)
     if not is_key:
-        ids[:, 1] ^= _count_equal_before(ids)
+        ids[:, 1] ^= count_equal_before(ids)
     return ids
 
 
-def _count_equal_before(ids: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def count_equal_before(ids: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """How many equal rows come before each; `ids`: (rows, k)."""
     order = np.lexsort(ids.T[::-1])
     ordered = ids[order]
@@ -243,7 +243,7 @@ def row_keys(rows: pa.Table, *, is_key: bool = False) -> Keys:
     keys = np.zeros(rows.num_rows, np.uint64)
     for column in rows.columns:
         keys = mix(keys + GOLDEN + _bits(column))
-    return mix(keys) if is_key else mix(keys + _count_equal_before(keys[:, None]) * GOLDEN)
+    return mix(keys) if is_key else mix(keys + count_equal_before(keys[:, None]) * GOLDEN)
 
 
 def joined_keys(keys: Keys, times: NDArray[np.int64]) -> Keys:

@@ -26,7 +26,15 @@ from tablepuppet.arrays import RowNumbers
 from tablepuppet.errors import SourceError, TransportError
 from tablepuppet.owner.group_sums import Partials
 from tablepuppet.owner.query_guard import CheckedQuery, DerivedSource, MergedSource, check_query, partials_of
-from tablepuppet.owner.row_sets import identity_expressions, in_order, order_bits, row_ids, row_keys, whole_rows
+from tablepuppet.owner.row_sets import (
+    count_equal_before,
+    identity_expressions,
+    in_order,
+    order_bits,
+    row_ids,
+    row_keys,
+    whole_rows,
+)
 from tablepuppet.owner.singling_out import (
     Condition,
     conditions_of,
@@ -119,6 +127,7 @@ class Scan:
     is_keyed: bool = False  # whether its rows are compared with those of other jobs
     row_keys_of: Mapping[str, str] = field(default_factory=dict)  # by table: the column that its rows are known by
     subjects_of: Mapping[str, str] = field(default_factory=dict)  # by table: the column of whom they are about
+    subject_rows: int = 1  # of one of whom they are about, that train under noise on features, at all clients
     agreed: SumGroups | None = None  # which groups are shared with whom, until they are merged
     _rows: pa.Table | None = None
     _order: RowNumbers | None = None  # for each row, its position at the owner; None: the same, or let go with the rows
@@ -269,7 +278,14 @@ class Scan:
         if self.query is not None:
             return _base_use(self.table, self.query, columns, filter, self._count)
         compared = frozenset[str]() if self.filter is None else compared_columns(self.filter)
-        return ScanUse(table=self.table, columns=columns, filter=filter, rows=self._count, compared=compared)
+        return ScanUse(
+            table=self.table,
+            columns=columns,
+            filter=filter,
+            rows=self._count,
+            compared=compared,
+            stability=self.subject_rows,
+        )
 
     def reads(self, columns: Sequence[int]) -> tuple[str, ...]:
         """What some columns are: their expressions and, of a query's rows, the query, as the guard has it."""
@@ -306,6 +322,10 @@ class Scan:
         if self.subject is None:
             return 1
         return int(np.unique(self.row_keys(), return_counts=True)[1].max(initial=1))
+
+    def beyond_subject_rows(self, rows: RowNumbers, most: int) -> NDArray[np.bool_]:
+        """Which of some rows come after `most` others about the same, in the order in which they are shown."""
+        return count_equal_before(self.row_keys()[rows][:, None]) >= most
 
     def _read(self) -> None:
         whole = identity_expressions(self.source, self.row_key) if self.is_identified else ()

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import replace
+
 from tablepuppet.algorithms.noise import BlockFacts, NoisePlan, RunFacts, RunTerms, plan_noise
 from tablepuppet.algorithms.registry import FEDERATED, algorithm_of, name_algorithms, own_model
 from tablepuppet.errors import PrivacyError
@@ -68,7 +70,9 @@ def plan_privacy(job: Job, mapping: MappingSummary, loss: Loss, slope: float, we
     if predictions.mode == "local":
         for table in sorted(uses):
             releases.append(_prediction_release(table, predictions, bound, shown * most, shown * uses[table]))
-    ledger = Ledger(tuple(releases))
+    subjects = {scan.table: scan.subject for scan in mapping.bound.scans}
+    named = [r if r.what == "label" else replace(r, subject=subjects.get(r.table, "")) for r in releases]
+    ledger = Ledger(tuple(named))
     budget = job.privacy.budget
     check_budget(Ledger(tuple(labels)), budget.label, None)
     affordable = rounds

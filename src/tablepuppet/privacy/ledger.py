@@ -44,6 +44,12 @@ class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     delta: float = 0.0
     partners: float = 0.0  # how far other tables' sums move for each joined row, in units of their noise
     scope: Scope = "model"
+    subject: str = ""  # the column of whom rows are about: all that noise covers of one are the unit; "": a base row
+
+    @property
+    def unit(self) -> str:
+        """What ε is for one of."""
+        return f"{self.subject or 'base row'} of {self.table}"
 
     def __post_init__(self) -> None:
         if self.rate < 1.0 and self.sampling == "none":
@@ -76,7 +82,7 @@ class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         bound = "" if self.multiplicity is None else f" with at most {self.multiplicity:,} joined rows"
         return (
             f"{self.what} of {self.table}: ε = {self.spent():.4g}, δ = {self.delta:g} towards {_names(self.observer)}, "
-            f"per base row of {self.table}{bound}; {self.steps:,} steps, σ = {self.noise:.4g}, {sampled} "
+            f"per {self.unit}{bound}; {self.steps:,} steps, σ = {self.noise:.4g}, {sampled} "
             f"({self.mechanism})" + (f"; {_SCOPES[self.scope]}" if self.what == "features" else "")
         )
 
@@ -116,9 +122,9 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 delta, mechanisms = told[0].delta, tuple(r.gaussian for r in told)
                 is_trees = told[0].scope == "leaves"
                 what = "all its trees" if is_trees else "all tables' parameters"
-                where = f"the features of one base row of {table} are there or zero"
+                where = f"the features of one {told[0].unit} are there or zero"
                 if is_trees:
-                    where = f"the joined rows of one base row of {table} are in the sums or in none"
+                    where = f"the joined rows of one {told[0].unit} are in the sums or in none"
                 lines.append(
                     f"released model, {what}: ε = {_together(told):.4g}, δ = {delta:g} towards "
                     f"outsiders where {where}; ε = {replacement_epsilon(mechanisms, delta):.4g} where "
@@ -129,8 +135,8 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if any(r.what == "features" for r in shown):
                 lines.append(
                     f"all that leaves of features of {table}: ε = {_together(shown):.4g}, "
-                    f"δ = {min(r.delta for r in shown):g} towards the server and all other clients, per base row of "
-                    f"{table}: noisy predictions, and noisy updates of its own"
+                    f"δ = {min(r.delta for r in shown):g} towards the server and all other clients, per "
+                    f"{shown[0].unit}: noisy predictions, and noisy updates of its own"
                 )
         return lines
 

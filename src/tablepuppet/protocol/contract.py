@@ -68,6 +68,7 @@ class ScanTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     merges: Merges = ""  # figures of its groups are merged with those of the table's other owners
     moments: tuple[Moments, ...] = ()  # of a history: what its cutoffs are; of their own table: who is told them
     stability: dict[str, int | None] = {}  # of a query: how many of its rows one row of each table changes; None: any
+    subject: str = ""  # the column of whom a row is about, where the owner names one: stability is then of their rows
 
     def numbers(self, role: Role) -> tuple[int, ...]:
         """The expressions that play a role."""
@@ -185,6 +186,11 @@ class Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     disclosures: tuple[Disclosure, ...] = ()
     days: int = 30  # how long an approval of it lasts at most
     version: int = 1
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether what leaves of features is noised."""
+        return self.feature_privacy is not None or self.prediction_privacy.mode == "local"
 
     @property
     def hash(self) -> str:
@@ -312,6 +318,9 @@ def _scan_lines(scan: ScanTerms) -> Iterator[str]:
         )
     yield f"table {scan.table}, {where}:" if scan.query is None else f"table {scan.table}, {where} of {scan.query}:"
     for table, rows in scan.stability.items():
+        if scan.subject:
+            yield f"  under noise on features, at most {rows:,} of them are about one {scan.subject}; no other trains"
+            continue
         changed = "any number of them" if rows is None else f"at most {rows:,} of them, before and after counted"
         yield f"  one row of {table} changes {changed}"
     for moments in scan.moments:

@@ -66,6 +66,7 @@ class Scan:
     witness_of: tuple[tuple[int, int], ...] = ()  # scans and columns whose groups this one lists before any is dropped
     cutoffs: CutoffType = ""  # of a history: the type of the moments until which it is read
     stability: dict[str, int | None] = field(default_factory=dict)  # of a query: rows that a row of each table changes
+    subject: str = ""  # the column of whom a row is about, where an owner names one: stability is then of their rows
 
     @property
     def reached(self) -> list[str]:

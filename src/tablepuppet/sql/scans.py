@@ -134,6 +134,7 @@ class Scans:
         for draft in self._drafts:
             reported: dict[str, list[ColumnInfo]] = {}
             stability: dict[str, int | None] = {}
+            subject = ""
             for client in draft.shape.clients:
                 answer = next(remaining[client])
                 if not isinstance(answer, ScanSchema) or len(answer.columns) != len(draft.expressions):
@@ -141,11 +142,13 @@ class Scans:
                         f"client {client} did not give a type for each expression of table {draft.shape.name}; "
                         "install the same version of tablepuppet everywhere"
                     )
-                reported[client] = answer.columns
+                reported[client], subject = answer.columns, subject or answer.subject
                 for table, rows in answer.stability.items():  # of all clients, the one whose rows reach farthest
                     before = stability.get(table, 0)
                     stability[table] = None if rows is None or before is None else max(rows, before)
-            scans.append(replace(_add_types(ucq, draft, reported), stability=stability))
+            if subject:  # each client may hold as many rows of one
+                stability = {table: len(draft.shape.clients) * (rows or 1) for table, rows in stability.items()}
+            scans.append(replace(_add_types(ucq, draft, reported), stability=stability, subject=subject))
         return tuple(scans)
 
 

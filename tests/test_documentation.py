@@ -7,11 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import tablepuppet as tp
 from tablepuppet.algorithms.registry import ALGORITHMS
 from tablepuppet.job import ARGUMENTS
+from tablepuppet.owner.policy import LabelRules, Policy, TableRules
+from tablepuppet.privacy.ledger import TableBudget
+from tablepuppet.privacy.options import Budget, FeaturePrivacy, LabelPrivacy, PredictionPrivacy, Privacy
 from tablepuppet.sql import parse
 
 ROOT = Path(__file__).parents[1]
@@ -80,6 +84,27 @@ def test_every_command_is_in_the_list_of_the_command_line() -> None:
 def test_every_option_of_a_job_and_of_an_algorithm_is_documented(names: tuple[str, ...]) -> None:
     page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
     assert [name for name in names if name != "options" and f"`{name}`" not in page] == []
+
+
+@pytest.mark.parametrize("rules", [Policy, LabelRules, TableRules, TableBudget], ids=lambda rules: rules.__name__)
+def test_every_rule_of_a_policy_is_documented(rules: type[msgspec.Struct]) -> None:
+    page = (ROOT / "docs" / "policy.md").read_text(encoding="utf-8")
+    sections = {"budget": "[budget.TABLE]", "tables": "[tables.TABLE]"}
+    assert [name for name in rules.__struct_fields__ if f"`{sections.get(name, name)}`" not in page] == []
+
+
+@pytest.mark.parametrize("section", ["", "label", "features", "predictions", "budget"])
+def test_every_option_of_privacy_is_documented(section: str) -> None:
+    page = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
+    sections = {
+        "label": LabelPrivacy,
+        "features": FeaturePrivacy,
+        "predictions": PredictionPrivacy,
+        "budget": Budget,
+    }
+    named = [f"{section}.{name}" for name in sections[section].__struct_fields__] if section else []
+    named = named or [name for name in Privacy.__struct_fields__ if name not in sections]
+    assert [name for name in named if f"`{name}`" not in page] == []
 
 
 @pytest.mark.parametrize("name", ["max_categories", "test_where", "wire", "progress", "on_round", "max_joined_rows"])

@@ -49,7 +49,7 @@ def roles_of(bound: BoundQuery, identifiers: Sequence[tuple[int, int]] = ()) -> 
             found.append(role)
 
     for branch in bound.branches:
-        for pair in (*(p for join in branch.joins for p in join.on), *branch.where):
+        for pair in branch.pairs:
             play(branch.relations[pair.left].scan, pair.left_column, "key")
             play(branch.relations[pair.right].scan, pair.right_column, "key")
         place = branch.label_place

@@ -14,7 +14,7 @@ import pyarrow as pa
 from tablepuppet.algorithms.registry import own_model
 from tablepuppet.contract import ModelUse, agree, job_contracts, key_contracts
 from tablepuppet.errors import JobError, RunInterruptedError
-from tablepuppet.exchanges.schema import CloseJob, DescribeTable, TableSchema
+from tablepuppet.exchanges.schema import CloseJob
 from tablepuppet.job import Job
 from tablepuppet.job.make import probe_job
 from tablepuppet.join.build import map_tables
@@ -39,6 +39,7 @@ from tablepuppet.sql import LabelColumns, bind
 from tablepuppet.sql.across_owners import read_query
 from tablepuppet.sql.binding import Key, Wanted, bind_features
 from tablepuppet.sql.bound import BoundQuery
+from tablepuppet.sql.schemas import ask_schemas
 from tablepuppet.threads import one_blas_thread
 from tablepuppet.training.convergence import find_copy
 from tablepuppet.training.evaluate import Comparison, Evaluation, score_labelled, score_rows
@@ -155,16 +156,10 @@ def profile(query: str, label: str | None, privacy: dict[str, Any], tables: Tabl
 
 def schemas(names: list[str], tables: Tables, link: Link) -> dict[str, list[tuple[str, str, bool]]]:
     """The columns of some tables, or of all: names, kinds, and whether their owner lets them be features."""
-    asked: dict[str, list[str]] = {}
-    for name in names or tables:
-        asked.setdefault(tables[name][0], []).append(name)
-    answers = link.ask({client: [DescribeTable(table=name) for name in own] for client, own in asked.items()})
     found: dict[str, list[tuple[str, str, bool]]] = {}
-    for client, own in asked.items():
-        for name, answer in zip(own, answers[client], strict=True):
-            given = cast("TableSchema", answer)
-            granted = None if given.features is None else {feature.lower() for feature in given.features}
-            found[name] = [(c.name, c.kind, granted is None or c.name.lower() in granted) for c in given.columns]
+    for name, given in ask_schemas(names or list(tables), tables, link).items():
+        granted = None if given.features is None else {feature.lower() for feature in given.features}
+        found[name] = [(c.name, c.kind, granted is None or c.name.lower() in granted) for c in given.columns]
     return found
 
 

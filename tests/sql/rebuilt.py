@@ -26,7 +26,6 @@ def _branch(query: BoundQuery, number: int, names: list[str]) -> str:
         assert join.on
         on = " AND ".join(map(_equality, join.on))
         parts.append(f"{join.kind.upper()} JOIN {_scan(query, branch, join.relation)} ON {on}")
-    assert branch.where == ()
     return f"SELECT {', '.join(columns[name] for name in names)} FROM {' '.join(parts)}"
 
 

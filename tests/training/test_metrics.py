@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tablepuppet.join.joined_rows import ascending
 from tablepuppet.training import curves
-from tablepuppet.training.curves import BINS, area_under_curve, pack_labels, rank, rank_rows
+from tablepuppet.training.curves import BINS, area_under_curve, pack_labels, rank
 
 
 @given(
@@ -40,7 +41,8 @@ def test_calibration_counts_rows_in_bins_that_have_their_upper_edge() -> None:
     edges = np.linspace(0.0, 1.0, BINS + 1)
     scores = pack_labels(np.concatenate([edges, rng.uniform(size=10_000), np.full(500, 0.375)]), np.zeros(1))
     labels = (rng.uniform(size=len(scores)) < scores).astype(np.float64)
-    found = rank_rows(len(scores), [(scores, labels)], lambda s: pack_labels(s, np.zeros(1))).calibration
+    ordered, positives = ascending(pack_labels(scores, labels)), int(labels.sum())
+    found = rank(ordered, len(scores), positives, lambda s: pack_labels(s, np.zeros(1))).calibration
     assert found is not None
     bins = np.searchsorted(edges[1:-1], scores)
     expected = [np.bincount(bins, values, BINS) for values in (np.ones(len(scores)), scores, labels)]

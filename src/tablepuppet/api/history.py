@@ -21,6 +21,7 @@ from sqlglot import TokenType, exp, parse_one, tokenize
 from sqlglot.errors import SqlglotError
 
 from tablepuppet.errors import JobError, did_you_mean
+from tablepuppet.sources.syntax import relations_of
 from tablepuppet.sql.parsing import syntax_tree
 
 Windows = Sequence[str | None]
@@ -258,8 +259,7 @@ def find_label_table(tree: exp.Select, label: str, schemas: Schemas, at: str | N
     if not alias and item is not None:
         alias = next((c.table for c in item.find_all(exp.Column) if c.table), "")
     known = {name.lower(): {c.name.lower() for c in columns} for name, columns in schemas.items()}
-    nodes = [tree.args["from_"].this] if tree.args.get("from_") else []
-    for node in (*nodes, *(join.this for join in tree.args.get("joins") or ())):
+    for node in relations_of(tree):
         if isinstance(node, exp.Table) and node.name.lower() in known:
             holds = label.lower() in known[node.name.lower()]
             if node.alias_or_name.lower() == alias.lower() or (not alias and holds):

@@ -20,6 +20,7 @@ from sqlglot import exp
 
 from tablepuppet.errors import JobError
 from tablepuppet.prediction.model import Model
+from tablepuppet.sources.syntax import conditions_of, conjuncts_of, relations_of
 
 _INSTEAD = "; ask predict with a query of your own, in which the rows are that you want scores of"
 
@@ -52,11 +53,10 @@ class _Join:
     def __init__(self, tree: exp.Select, model: Model, by: str | None) -> None:
         self._tree, self._model, self._base = tree, model, model.label_aliases[0]
         joins = tree.args.get("joins") or []
-        self._tables = {t.this.alias_or_name: t.this for t in (tree.find(exp.From), *joins)}
+        self._tables = {node.alias_or_name: node for node in relations_of(tree)}
         self._left = {j.this.alias_or_name for j in joins if j.side == "LEFT"}
-        where = tree.args.get("where")
-        conditions = [j.args.get("on") for j in joins] + [None if where is None else where.this]
-        self._terms = [term for c in conditions if c is not None for term in _conjuncts(c)]
+        on = [term for join in joins for term in conjuncts_of(join.args.get("on"))]
+        self._terms = [*on, *conditions_of(tree)]
         own = [b for b in model.blocks if b.name == self._base]
         if own:
             raise JobError(
@@ -132,14 +132,6 @@ class _Join:
                 if item is None or _tables_of(item) - {alias}:
                     item = exp.alias_(exp.column(name, table=alias, quoted=True), name, quoted=True)
                 yield item.copy()
-
-
-def _conjuncts(condition: exp.Expr) -> list[exp.Expr]:
-    """The terms of an AND."""
-    condition = condition.unnest()
-    if not isinstance(condition, exp.And):
-        return [condition]
-    return [*_conjuncts(condition.this), *_conjuncts(condition.expression)]
 
 
 def _equality(term: exp.Expr) -> tuple[exp.Column, exp.Column] | None:

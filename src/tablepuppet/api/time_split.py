@@ -15,7 +15,7 @@ from sqlglot import exp
 
 from tablepuppet.api.history import Column, Schemas, find_label_table, find_moment, parse_window
 from tablepuppet.errors import JobError
-from tablepuppet.sql.conditions import conjuncts_of
+from tablepuppet.sources.syntax import conditions_of
 from tablepuppet.sql.parsing import syntax_tree
 
 _BEGINS = "test begins"
@@ -64,8 +64,7 @@ def split_by_time(
 
 def _take_conditions(tree: exp.Select, alias: str) -> list[exp.Expr]:
     """What WHERE says of one table, taken out of it: the test is a share of the rows that are left."""
-    where = tree.args.get("where")
-    conditions = [] if where is None else list(conjuncts_of(where.this))
+    conditions = conditions_of(tree)
 
     def is_own(condition: exp.Expr) -> bool:
         columns = list(condition.find_all(exp.Column))

@@ -159,7 +159,7 @@ def why_empty(bound: BoundQuery, branch: Branch, keys: Sequence[ScanKeys]) -> st
                     f"the join is empty: the list of NOT IN, from table {bound.scans[listed].table}, has a NULL, and "
                     "SQL then lets no row pass; add WHERE … IS NOT NULL inside it, or write NOT EXISTS"
                 )
-        for pair in (*(p for join in branch.joins if not join.is_anti for p in join.on), *branch.where):
+        for pair in (p for join in branch.joins if not join.is_anti for p in join.on):
             left, right = branch.relations[pair.left], branch.relations[pair.right]
             on = f"l.k{pair.left_column} = r.k{pair.right_column}"
             sql = f"SELECT 1 FROM s{left.scan} l JOIN s{right.scan} r ON {on} LIMIT 1"
@@ -187,7 +187,7 @@ def _from(branch: Branch, names: Sequence[str], present: str) -> str:
             parts.append(f"{word} {name} ON {' AND '.join(map(_equality, join.on))}")
         else:
             parts.append(f"CROSS JOIN {name}")
-    conditions = [_equality(pair) for pair in branch.where]
+    conditions: list[str] = []
     for join in branch.joins:
         if join.is_anti:
             conditions.append(f"r{join.relation}.{present} IS NULL")
@@ -209,7 +209,7 @@ def _equality(pair: KeyPair) -> str:
 
 def _key_columns(branch: Branch) -> list[set[int]]:
     used: list[set[int]] = [set() for _ in branch.relations]
-    for pair in (*(p for join in branch.joins for p in join.on), *branch.where):
+    for pair in branch.pairs:
         used[pair.left].add(pair.left_column)
         used[pair.right].add(pair.right_column)
     return used

@@ -215,7 +215,7 @@ def key_domains(bound: BoundQuery) -> dict[Place, int]:
         return place
 
     for branch in bound.branches:
-        for pair in (*(p for join in branch.joins for p in join.on), *branch.where):
+        for pair in branch.pairs:
             left = find((branch.relations[pair.left].scan, pair.left_column))
             right = find((branch.relations[pair.right].scan, pair.right_column))
             root[max(left, right)] = min(left, right)

@@ -94,7 +94,7 @@ def _sides_of(bound: BoundQuery) -> tuple[list[int], list[int]]:
         )
     # Tables that meet the label's by one column of it, and tables that meet those, are one side.
     side: dict[tuple[str, int], int] = {("table", r): r for r in range(len(branch.relations)) if r != base}
-    for pair in (*(p for join in branch.joins for p in join.on), *branch.where):
+    for pair in branch.pairs:
         ends = ((pair.left, pair.left_column), (pair.right, pair.right_column))
         nodes = [("column", column) if relation == base else ("table", relation) for relation, column in ends]
         first, second = (side.setdefault(node, -1 - node[1]) for node in nodes)

@@ -124,11 +124,11 @@ def check_meetings(found: Profile, least: int) -> None:
 
 def _conditions(branch: Branch) -> Iterator[tuple[str, list[KeyPair]]]:
     """The key equalities of each join, apart for each pair of relations."""
-    for kind, on in [*((join.kind, join.on) for join in branch.joins), ("inner", branch.where)]:
+    for join in branch.joins:
         pairs: dict[tuple[int, int], list[KeyPair]] = {}
-        for pair in on:
+        for pair in join.on:
             pairs.setdefault((pair.left, pair.right), []).append(pair)
-        yield from ((kind, given) for given in pairs.values())
+        yield from ((join.kind, given) for given in pairs.values())
 
 
 def _side(

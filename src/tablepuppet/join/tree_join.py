@@ -139,8 +139,6 @@ def _tree(branch: Branch, in_any_order: bool) -> dict[int, tuple[int, str, list[
         given[other][join.relation] = (join.kind, columns)
         if join.kind == "inner":
             given[join.relation][other] = (join.kind, [(b, a) for a, b in columns])
-    if branch.where:
-        return None
     tree: dict[int, tuple[int, str, list[tuple[int, int]]]] = {}
     left = [i for i in range(len(branch.relations)) if i != root]
     while left:

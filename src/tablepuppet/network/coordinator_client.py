@@ -28,7 +28,6 @@ from tablepuppet.transport.flight import TOO_MANY, Connection, Party
 log = logging.getLogger(__name__)
 _CONTRACT = msgspec.json.Decoder(Contract)
 _LONGEST = 10_000  # characters of what the server says; it quotes queries
-OnWaiting = Callable[[dict[str, float]], None]
 OnRound = Callable[[RoundEvent], None]
 
 
@@ -47,15 +46,7 @@ class CoordinatorClient:
         self._limit = settings.server.limit
         self._patience = settings.server.wait
 
-    def do(
-        self,
-        kind: c.Kind,
-        asked: Any,
-        *,
-        resume: bool = False,
-        on_round: OnRound | None = None,
-        on_waiting: OnWaiting | None = None,
-    ) -> Any:
+    def do(self, kind: c.Kind, asked: Any, *, resume: bool = False, on_round: OnRound | None = None) -> Any:
         """Submits a job and waits for its outcome, over as many connections as that takes.
 
         Interrupted from the keyboard, the run is stopped at its next step, and can be resumed.
@@ -65,7 +56,7 @@ class CoordinatorClient:
         connection = self._connect()
         submitted = c.Submit(kind=kind, resume=resume, rounds=on_round is not None, signatures=signatures)
         connection.stream.send(submitted, [given])
-        return self._hear(connection, "", on_round, on_waiting)
+        return self._hear(connection, "", on_round)
 
     def _sign(self, kind: c.Kind, asked: Frame) -> dict[str, Signature]:
         """Signs what owners will be asked to agree to, where there is a key for it, once it is what was asked for."""
@@ -74,7 +65,7 @@ class CoordinatorClient:
             return {}
         connection = self._connect()
         connection.stream.send(c.Submit(kind=kind, rounds=False, is_draft=True), [asked])
-        drafts = [_CONTRACT.decode(text) for text in self._hear(connection, "", None, None)]
+        drafts = [_CONTRACT.decode(text) for text in self._hear(connection, "", None)]
         wanted = kind if kind in ("train", "explain", "profile", "predict") else "evaluate"
         job = from_frame(asked, (Job, Model))
         for contract in drafts:
@@ -97,21 +88,13 @@ class CoordinatorClient:
         answer, _ = self._ask(given, [frame])
         return str(answer.run)
 
-    def wait(self, run: str, *, on_round: OnRound | None = None, on_waiting: OnWaiting | None = None) -> Any:
+    def wait(self, run: str, *, on_round: OnRound | None = None) -> Any:
         """The outcome of a run that was handed in, now or long ago; to stop waiting does not stop the run."""
         connection = self._connect()
         connection.stream.send(c.Follow(run=run, rounds=on_round is not None))
-        return self._hear(connection, run, on_round, on_waiting, stops=False)
+        return self._hear(connection, run, on_round, stops=False)
 
-    def _hear(
-        self,
-        connection: Connection,
-        run: str,
-        on_round: OnRound | None,
-        on_waiting: OnWaiting | None,
-        *,
-        stops: bool = True,
-    ) -> Any:
+    def _hear(self, connection: Connection, run: str, on_round: OnRound | None, *, stops: bool = True) -> Any:
         """News of a run until its last; `stops`: whether a key press stops the run too."""
         seen = 0
         try:
@@ -131,7 +114,7 @@ class CoordinatorClient:
                         on_round(from_frame(frames[0]))
                     seen = max(seen, news.round)
                 elif isinstance(news, c.Waiting):
-                    _log_waiting(news, on_waiting)
+                    _log_waiting(news)
                 elif isinstance(news, c.Finished):
                     return from_frame(frames[0])
                 elif isinstance(news, c.Failed):
@@ -209,9 +192,7 @@ class CoordinatorClient:
             pause = min(2 * pause, 5.0)
 
 
-def _log_waiting(news: c.Waiting, on_waiting: OnWaiting | None) -> None:
-    if on_waiting is not None:
-        on_waiting(news.clients)
+def _log_waiting(news: c.Waiting) -> None:
     if news.approval:
         log.warning("%s", printable(news.approval, most=_LONGEST))
     for client, seconds in news.clients.items():

@@ -252,7 +252,7 @@ def owners_of(block: BlockShape) -> str:
 def _key_names(mapping: MappingSummary) -> set[str]:
     names = set()
     for branch in mapping.bound.branches:
-        for pair in (*(p for join in branch.joins for p in join.on), *branch.where):
+        for pair in branch.pairs:
             for side, column in ((pair.left, pair.left_column), (pair.right, pair.right_column)):
                 relation = branch.relations[side]
                 key = mapping.bound.scans[relation.scan].expressions[column]

@@ -30,6 +30,7 @@ from tablepuppet.owner.tokens import tokens
 from tablepuppet.prediction.model import Model, TableUse
 from tablepuppet.protocol.base import Failure, Message
 from tablepuppet.protocol.columns import ColumnInfo
+from tablepuppet.sources.syntax import all_ctes
 from tablepuppet.sql.parsing import syntax_tree
 from tablepuppet.transport.link import Link
 from tablepuppet.transport.meter import Phase
@@ -71,13 +72,13 @@ def reachable(model: Model, tables: Mapping[str, tuple[str, ...]], link: Link) -
 def _grouped_tables(model: Model, tables: Mapping[str, tuple[str, ...]]) -> list[str]:
     """The tables that the model's query reads in groups."""
     tree = syntax_tree(model.query)
-    ctes = {cte.alias.lower(): cte.this for cte in tree.find_all(exp.CTE)}
+    ctes = all_ctes(tree)
     waiting: list[exp.Expr] = [select for select in tree.find_all(exp.Select) if select.args.get("group") is not None]
     names: set[str] = set()
     while waiting:
         for table in waiting.pop().find_all(exp.Table):
             name = table.name.lower()
-            waiting += [ctes.pop(name)] if name in ctes else []
+            waiting += [ctes.pop(name).this] if name in ctes else []
             names.add(name)
     return [table for table in tables if table.lower() in names]
 

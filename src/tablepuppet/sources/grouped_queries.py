@@ -20,6 +20,7 @@ from typing import Literal, NamedTuple
 from sqlglot import exp, parse_one
 
 from tablepuppet.sources.guard import AGGREGATES
+from tablepuppet.sources.syntax import ctes_of
 
 GROUPS = "tablepuppet groups"  # what the final query reads
 _KINDS = tuple(AGGREGATES)
@@ -70,8 +71,7 @@ def grouped_select(query: exp.Expr) -> tuple[exp.Select, dict[str, exp.Expr], li
         if not isinstance(node, exp.Select) or node.args.get("from_") is None:
             raise UnmergeableError("a UNION, or what has no FROM")
         node = _as_groups(node)
-        clause = node.args.get("with_")
-        ctes |= {cte.alias.lower(): cte.this for cte in clause.expressions} if clause is not None else {}
+        ctes |= {name: cte.this for name, cte in ctes_of(node).items()}
         for name, shown in _NOT_BY_ROW.items():
             if node.args.get(name) and (name != "joins" or node.args.get("group") is None):
                 raise UnmergeableError(shown)

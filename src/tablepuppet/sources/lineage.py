@@ -25,6 +25,7 @@ from sqlglot.errors import SqlglotError
 from sqlglot.optimizer.qualify import qualify
 
 from tablepuppet.sources.guard import AGGREGATES
+from tablepuppet.sources.syntax import conjuncts_of
 
 BaseColumns = frozenset[tuple[str, str]]  # table and column
 Counts = Mapping[str, int | None]  # by table; None: no bound
@@ -333,10 +334,6 @@ def _outside_queries(node: exp.Expr) -> Iterable[exp.Expr]:
 
 def _equalities(on: exp.Expr | None) -> Iterable[tuple[Name, Name]]:
     """The pairs of columns that a condition wants to be equal, whatever else it wants."""
-    stack = [] if on is None else [on]
-    while stack:
-        node = stack.pop()
-        if isinstance(node, exp.And | exp.Paren):
-            stack.extend(node.iter_expressions())
-        elif isinstance(node, exp.EQ) and isinstance(node.this, exp.Column) and isinstance(node.expression, exp.Column):
+    for node in conjuncts_of(on):
+        if isinstance(node, exp.EQ) and isinstance(node.this, exp.Column) and isinstance(node.expression, exp.Column):
             yield _name(node.this), _name(node.expression)

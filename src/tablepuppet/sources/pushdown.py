@@ -18,6 +18,9 @@ from typing import Any, Final, Literal
 
 from sqlglot import exp, parse_one
 
+from tablepuppet.sources.duckdb_source import quote_name
+from tablepuppet.sources.syntax import conjuncts_of
+
 Family = Literal["number", "text", "boolean", "date", "timestamp"]
 FETCHED: Final = "tablepuppet:"  # the name of a computed column, before its number
 
@@ -76,7 +79,7 @@ def push_down(
     """Divides a scan between the owner's database and the client's DuckDB."""
     known = {column.name.lower(): column for column in columns}
     trees = [parse_one(e, dialect="duckdb") for e in expressions]
-    conjuncts = [] if filter is None else list(_conjuncts(parse_one(filter, dialect="duckdb")))
+    conjuncts = [] if filter is None else list(conjuncts_of(parse_one(filter, dialect="duckdb")))
     pushed = [c for c in conjuncts if family(c, known, dialect) == "boolean"]
     kept = [c for c in conjuncts if not any(c is p for p in pushed)]
     asked: list[tuple[str, OwnerColumn | None]] = []
@@ -93,7 +96,7 @@ def push_down(
             outer.append(f"({text})")
     for column in _columns(local, known):
         own = exp.to_identifier(column.name, quoted=True).sql(dialect.name)
-        inner.append(f"CAST({_fetched_name(len(asked))} AS {column.type}) AS {_quote(column.name)}")
+        inner.append(f"CAST({_fetched_name(len(asked))} AS {column.type}) AS {quote_name(column.name)}")
         asked.append((own if column.fetch is None else column.fetch.format(own), column))
     if not asked:
         asked, inner = [("1", None)], [_fetched_name(0)]
@@ -209,14 +212,5 @@ def _is_nonzero(node: exp.Expr) -> bool:
     return isinstance(node, exp.Literal) and not node.is_string and float(node.name) != 0
 
 
-def _conjuncts(node: exp.Expr) -> list[exp.Expr]:
-    inside = node.unnest()
-    return list(inside.flatten()) if isinstance(inside, exp.And) else [inside]
-
-
 def _render(node: exp.Expr, dialect: Dialect) -> str:
     return node.sql(dialect.name, identify=True, comments=False)
-
-
-def _quote(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

@@ -21,6 +21,7 @@ from sqlglot import exp, parse_one
 from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.sources.columns import NUMBER_KINDS, STRING_KINDS
 from tablepuppet.sources.source import Source
+from tablepuppet.sources.syntax import conjuncts_of
 
 _PLAIN = re.compile(r'\(*"(?:[^"]|"")*"\)*|[^"]*')  # one column, or none
 _LEAVES = (exp.Column, exp.Literal, exp.Boolean, exp.Null, exp.Subquery, exp.Query)
@@ -58,8 +59,7 @@ class TotalSource:
     def _make_total_filter(self, filter: str) -> str:
         """Each condition by itself: a database of the owner's may still look for those that cannot fail."""
         kinds = {info.name.lower(): info.kind for info in self._source.describe()}
-        tree = parse_one(filter, dialect="duckdb").unnest()
-        conditions = list(tree.flatten()) if isinstance(tree, exp.And) else [tree]
+        conditions = list(conjuncts_of(parse_one(filter, dialect="duckdb")))
         texts = [c.sql("duckdb", identify=True) for c in conditions]
         return " AND ".join(
             f"({text})" if _cannot_fail(c, kinds) else f"TRY({text})" for c, text in zip(conditions, texts, strict=True)

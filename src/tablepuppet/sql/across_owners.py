@@ -15,18 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 
 from sqlglot import exp
 
 from tablepuppet.errors import QueryError
-from tablepuppet.exchanges.schema import DescribeTable, TableSchema
+from tablepuppet.sources.syntax import conditions_of, ctes_of, unused_name
 from tablepuppet.sql.bound import refuse
-from tablepuppet.sql.conditions import conjuncts_of
 from tablepuppet.sql.groups import has_aggregate
 from tablepuppet.sql.inlining import inline_source, inner_join
 from tablepuppet.sql.parsing import parse, syntax_tree, unqualified_columns
-from tablepuppet.sql.schemas import find_table
+from tablepuppet.sql.schemas import ask_schemas, find_table
 from tablepuppet.sql.ucq import (
     Conjunctive,
     JoinKind,
@@ -69,20 +67,9 @@ def _columns(text: str, tables: Tables, link: Link) -> dict[str, list[str]] | No
         return None
     known = list(tables)
     named = [matches(base.this, known) for base in base_tables(tree)]
-    clients = {known[found[0]]: tables[known[found[0]]] for found in named if len(found) == 1}
-    asked: dict[str, list[str]] = {}
-    for table, holders in clients.items():
-        for client in holders[:1]:
-            asked.setdefault(client, []).append(table)
-    if not asked:
-        return None
-    answers = link.ask({client: [DescribeTable(table=table) for table in own] for client, own in asked.items()})
-    return {
-        table.lower(): [column.name for column in answer.columns]
-        for client, own in asked.items()
-        for table, answer in zip(own, answers[client], strict=True)
-        if isinstance(answer, TableSchema)
-    }
+    asked = dict.fromkeys(known[found[0]] for found in named if len(found) == 1 and tables[known[found[0]]])
+    described = ask_schemas(list(asked), tables, link) if asked else {}
+    return {table.lower(): [c.name for c in schema.columns] for table, schema in described.items()} or None
 
 
 def at_one_owner(text: str, tables: Tables) -> Ucq | None:
@@ -123,7 +110,7 @@ class _Branch:
                     if changed is not None:
                         branch = changed
                         break
-                    self._check_items(source, _free_alias([s.alias.name for s in branch.sources]))
+                    self._check_items(source, unused_name("t", [s.alias.name for s in branch.sources], ""))
             else:
                 return branch
 
@@ -133,11 +120,15 @@ class _Branch:
     def _owners(self, table: exp.Table) -> tuple[str, ...]:
         return self.tables[find_table(self.ucq, table.this, self.tables)]
 
+    def _abroad(self, node: exp.Expr, own: tuple[str, ...], ctes: Mapping[str, exp.CTE]) -> list[exp.Table]:
+        """The tables of other owners that an expression looks rows up in, whatever WITH calls them."""
+        return [base for base in base_tables(_whole(node, ctes)) if self._owners(base) != own]
+
     def _with_keys(self, branch: Conjunctive, at: int) -> Conjunctive | None:
         """A table read under conditions on other owners' keys, joined to those keys instead."""
         table, conditions, ctes = _read_under(branch.sources[at])
         own = self._owners(exp.Table(this=table.table))
-        abroad = [c for c in conditions if any(self._owners(base) != own for base in base_tables(_whole(c, ctes)))]
+        abroad = [condition for condition in conditions if self._abroad(condition, own, ctes)]
         if not abroad:
             return None
         kept = [table]
@@ -148,14 +139,16 @@ class _Branch:
         where = list(branch.where)
         for condition in abroad:
             kind, test = _test(condition)
-            outer, keys = self._keys(table, condition, test, own)
-            if kind == "not in" and len(outer) > 1:
-                raise self._refusal(table, condition, own)
+            found = self._keys(test)
+            if found is None or (kind == "not in" and len(found[0]) > 1):
+                raise self._refusal(table, condition, self._abroad(condition, own, ctes)[0])
+            outer, keys = found
             derived = derive(self.ucq.text, keys, ctes)
             if any(len(self._owners(base)) > 1 for base in base_tables(derived)):
                 kind = "semi" if kind == "inner" else kind
                 derived.set("distinct", None)  # a key that two clients have keeps, or leaves out, the same rows
-            name = _unused_alias(f"keys of {base_tables(derived)[0].name}", sources)
+            taken = [source.alias.name for source in sources]
+            name = exp.Identifier(this=unused_name(f"keys of {base_tables(derived)[0].name}", taken, " "), quoted=True)
             tree = max(source.tree for source in sources) + 1
             equalities = [
                 exp.EQ(this=value.copy(), expression=exp.Column(this=exp.to_identifier(f"key{k}"), table=name.copy()))
@@ -166,10 +159,8 @@ class _Branch:
             sources.append(Source(base_tables(derived)[0].this, name, derived, join=kind, on=on, tree=tree))
         return replace(branch, sources=tuple(sources), where=tuple(where))
 
-    def _keys(
-        self, table: Source, condition: exp.Expr, test: exp.Expr, own: tuple[str, ...]
-    ) -> tuple[list[exp.Expr], exp.Select]:
-        """What of a table is looked up by IN or EXISTS, and the query for the keys among which it is."""
+    def _keys(self, test: exp.Expr) -> tuple[list[exp.Expr], exp.Select] | None:
+        """What of a table is looked up by IN or EXISTS, and the query for the keys among which it is; None: no keys."""
         if isinstance(test, exp.In) and isinstance(test.args.get("query"), exp.Expr):
             query = test.args["query"].unnest()
             subject = test.this.unnest()
@@ -181,10 +172,8 @@ class _Branch:
                 return outer, _alias_items(exp.select(*wanted).from_(rows), "key").distinct()
         elif isinstance(test, exp.Exists) and isinstance(test.this, exp.Select):
             self._check_exists(test.this)
-            found = _split_exists(test.this)
-            if found is not None:
-                return found
-        raise self._refusal(table, condition, own)
+            return _split_exists(test.this)
+        return None
 
     def _check_exists(self, query: exp.Select) -> None:
         """EXISTS that does not depend on what is looked up."""
@@ -200,11 +189,10 @@ class _Branch:
                 inner,
             )
 
-    def _refusal(self, table: Source, condition: exp.Expr, own: tuple[str, ...]) -> QueryError:
-        inner = next(base for base in base_tables(condition) if self._owners(base) != own)
+    def _refusal(self, table: Source, condition: exp.Expr, inner: exp.Table) -> QueryError:
         written = inner.this.sql("duckdb")
         begin = f"this condition on {table.alias.name} looks rows up in {inner.name}, which lies with another owner"
-        name = _free_alias([table.alias.name])
+        name = unused_name("t", [table.alias.name], "")
         keys = f"JOIN (SELECT DISTINCT key FROM {written} WHERE …) {name} ON {name}.key = {table.alias.name}.key"
         if isinstance(condition, exp.Not):
             return refuse(
@@ -220,55 +208,47 @@ class _Branch:
         """An item that looks another owner's rows up is refused with the join that says the same, called `name`."""
         own = self._owners(exp.Table(this=source.table))
         assert source.derived is not None
+        ctes = ctes_of(source.derived)
         for item in source.derived.selects:
             for test in item.find_all(exp.Exists, exp.In):
-                self._check_test(test, own, name)
+                self._check_test(test, own, name, ctes)
             scalar = item.find(exp.Subquery)
-            abroad = [] if scalar is None else [base for base in base_tables(scalar) if self._owners(base) != own]
+            abroad = [] if scalar is None else self._abroad(scalar, own, ctes)
             if abroad and isinstance(scalar, exp.Subquery):
                 raise refuse(
                     self.ucq,
                     f"this item looks rows up in {abroad[0].name}, which lies with another owner. "
-                    f"Join them instead: {_as_join(scalar.this, name)}",
+                    f"Join them instead: {_scalar_join(scalar.this, name)}, and select {name}.x",
                     abroad[0],
                 )
 
-    def _check_test(self, test: exp.Expr, own: tuple[str, ...], name: str) -> None:
+    def _check_test(self, test: exp.Expr, own: tuple[str, ...], name: str, ctes: Mapping[str, exp.CTE]) -> None:
         """Whether a row has a match with another owner is joined as 1 or NULL."""
         inner = test.this if isinstance(test, exp.Exists) else test.args.get("query")
-        abroad = [] if inner is None else [base for base in base_tables(inner) if self._owners(base) != own]
-        if abroad:
-            found = _split_exists(inner) if isinstance(inner, exp.Select) else None
-            keys = "SELECT DISTINCT key, 'yes' AS found FROM …"
-            on = f"{name}.key = …"
-            if inner is not None and self._spans(inner):
-                raise refuse(
-                    self.ucq,
-                    f"this item looks rows up in tables of several owners ({', '.join(b.name for b in abroad)}). Join "
-                    "them one after the other in the main query, and let the last say that it is there: LEFT JOIN b ON "
-                    f"b.key = … LEFT JOIN (SELECT DISTINCT key, 'yes' AS found FROM c WHERE …) {name} ON {name}.key = "
-                    f"b.key, and select {name}.found",
-                    abroad[0],
-                )
-            if isinstance(test, exp.In) and isinstance(inner, exp.Subquery) and len(inner.this.selects) == 1:
-                found = [test.this], _alias_items(inner.this, "key").distinct()
-                found[1].set("expressions", [item.unalias().copy() for item in inner.this.selects])
-            if found is not None:
-                outer, rows = found
-                columns = [key.unalias().name for key in rows.expressions]
-                listed = [
-                    *(key.unalias().copy() for key in rows.expressions),
-                    exp.alias_(exp.Literal.string("yes"), "found"),
-                ]
-                rows.set("expressions", listed)
-                keys = rows.sql("duckdb")
-                on = _equal(name, columns, outer)
+        abroad = [] if inner is None else self._abroad(inner, own, ctes)
+        if inner is None or not abroad:
+            return
+        if self._spans(_whole(inner, ctes)):
             raise refuse(
                 self.ucq,
-                f"this item looks rows up in {abroad[0].name}, which lies with another owner. Join them instead: "
-                f"LEFT JOIN ({keys}) {name} ON {on}, and select {name}.found, which is missing where there is no match",
+                f"this item looks rows up in tables of several owners ({', '.join(b.name for b in abroad)}). Join "
+                "them one after the other in the main query, and let the last say that it is there: LEFT JOIN b ON "
+                f"b.key = … LEFT JOIN (SELECT DISTINCT key, 'yes' AS found FROM c WHERE …) {name} ON {name}.key = "
+                f"b.key, and select {name}.found",
                 abroad[0],
             )
+        found = _split_exists(inner) if isinstance(inner, exp.Select) else None
+        if isinstance(test, exp.In) and isinstance(inner, exp.Subquery) and len(inner.this.selects) == 1:
+            found = [test.this], inner.this.copy().distinct()
+        join = f"LEFT JOIN (SELECT DISTINCT key, 'yes' AS found FROM …) {name} ON {name}.key = …"
+        if found is not None:
+            join = _as_join(*found, exp.alias_(exp.Literal.string("yes"), "found"), name)
+        raise refuse(
+            self.ucq,
+            f"this item looks rows up in {abroad[0].name}, which lies with another owner. Join them instead: "
+            f"{join}, and select {name}.found, which is missing where there is no match",
+            abroad[0],
+        )
 
     def _inline_join(self, branch: Conjunctive, at: int) -> Conjunctive | None:
         """The tables and conditions of a plain join in the place of the subquery that joins them."""
@@ -321,8 +301,7 @@ def _read_under(source: Source) -> tuple[Source, list[exp.Expr], dict[str, exp.C
     ctes: dict[str, exp.CTE] = {}
     while isinstance(source.derived, exp.Select) and _is_narrowing(source.derived):
         query = source.derived
-        clause = query.args.get("with_")
-        ctes |= {cte.alias.lower(): cte for cte in clause.expressions} if clause is not None else {}
+        ctes |= ctes_of(query)
         below = query.args["from_"].this
         inner = below.this if isinstance(below, exp.Subquery) else None
         table = base_tables(inner)[0].this if inner is not None else below.this
@@ -352,19 +331,10 @@ def _whole(condition: exp.Expr, ctes: Mapping[str, exp.CTE]) -> exp.Expr:
     return query
 
 
-def _unused_alias(name: str, sources: Sequence[Source]) -> exp.Identifier:
-    """A quoted alias that no table of FROM has."""
-    taken = {source.alias.name for source in sources}
-    return exp.Identifier(
-        this=next(n for k in count(1) if (n := name if k == 1 else f"{name} {k}") not in taken), quoted=True
-    )
-
-
 def _split_exists(query: exp.Select) -> tuple[list[exp.Expr], exp.Select] | None:
     """What an EXISTS compares with columns of its own, and the query for those; None if it does more than compare."""
     outer, inner, rest = [], [], []
-    where = query.args.get("where")
-    for conjunct in conjuncts_of(where.this) if where is not None else ():
+    for conjunct in conditions_of(query):
         sides = [conjunct.left, conjunct.right] if isinstance(conjunct, exp.EQ) else []
         abroad = [side for side in sides if _outer_columns(query, side)]
         if len(abroad) == 1 and len(_outer_columns(query, abroad[0])) == len(list(abroad[0].find_all(exp.Column))):
@@ -392,30 +362,24 @@ def _is_positive(limit: exp.Expr) -> bool:
     return isinstance(count, exp.Literal) and count.name.isdigit() and int(count.name) > 0
 
 
-def _free_alias(taken: Sequence[str]) -> str:
-    """An alias to write a join with."""
-    known = {name.lower() for name in taken}
-    return "t" if "t" not in known else next(name for k in count(2) if (name := f"t{k}") not in known)
-
-
-def _equal(name: str, columns: Sequence[str], outer: Sequence[exp.Expr]) -> str:
-    """The ON of a join with columns of `name`, as text."""
-    return " AND ".join(f"{name}.{own} = {side.sql('duckdb')}" for own, side in zip(columns, outer, strict=True))
-
-
-def _as_join(query: exp.Expr, name: str) -> str:
+def _scalar_join(query: exp.Expr, name: str) -> str:
     """The LEFT JOIN that gives what a scalar subquery looks up, as text."""
     found = _split_exists(query) if isinstance(query, exp.Select) else None
     if found is None or len(query.expressions) != 1:
-        return f"LEFT JOIN (SELECT key, avg(x) AS x FROM … GROUP BY key) {name} ON {name}.key = …, and select {name}.x"
+        return f"LEFT JOIN (SELECT key, avg(x) AS x FROM … GROUP BY key) {name} ON {name}.key = …"
     outer, keys = found
-    inner = [key.unalias() for key in keys.expressions]
-    rows = keys.copy()
-    rows.set("distinct", None)
-    rows.set("expressions", [*(key.copy() for key in inner), exp.alias_(query.expressions[0].unalias().copy(), "x")])
-    grouped = rows.group_by(*(key.copy() for key in inner))
-    columns = [key.name if isinstance(key, exp.Column) else "…" for key in inner]
-    return f"LEFT JOIN ({grouped.sql('duckdb')}) {name} ON {_equal(name, columns, outer)}, and select {name}.x"
+    keys.set("distinct", None)
+    grouped = keys.group_by(*(key.unalias().copy() for key in keys.expressions))
+    return _as_join(outer, grouped, exp.alias_(query.expressions[0].unalias().copy(), "x"), name)
+
+
+def _as_join(outer: Sequence[exp.Expr], rows: exp.Select, value: exp.Expr, name: str) -> str:
+    """The LEFT JOIN of keys, which `outer` is compared with, and of a value, as text."""
+    keys = [key.unalias().copy() for key in rows.expressions]
+    rows.set("expressions", [*keys, value])
+    columns = [key.name if isinstance(key, exp.Column) else "…" for key in keys]
+    equal = " AND ".join(f"{name}.{own} = {side.sql('duckdb')}" for own, side in zip(columns, outer, strict=True))
+    return f"LEFT JOIN ({rows.sql('duckdb')}) {name} ON {equal}"
 
 
 def _outer_columns(query: exp.Expr, expression: exp.Expr | None = None) -> list[exp.Column]:

@@ -22,8 +22,9 @@ from typing import Any
 from sqlglot import exp
 
 from tablepuppet.errors import CatalogError, QueryError, TablePuppetError, did_you_mean
+from tablepuppet.sources.syntax import unused_name
 from tablepuppet.sql.across_owners import at_one_owner, join_owners
-from tablepuppet.sql.bound import Block, BoundQuery, Scan, format_expression, refuse
+from tablepuppet.sql.bound import Block, BoundQuery, Branch, Scan, format_expression, refuse
 from tablepuppet.sql.checks import (
     NOTHING,
     LabelColumns,
@@ -76,10 +77,7 @@ def unique_names(names: Sequence[str]) -> list[str]:
     """
     given: list[str] = []
     for name in names:
-        number, unique = 2, name
-        while unique in given:
-            unique, number = f"{name}_{number}", number + 1
-        given.append(unique)
+        given.append(unused_name(name, given))
     return given
 
 
@@ -111,28 +109,12 @@ def bind(
         requests = scans.requests(job)
     except RecursionError:
         raise QueryError(TOO_DEEP) from None
-    opened = scans.add_types(ucq, link.ask(requests))
-    check_keys(ucq, placed, opened)
+    opened = _Opened(ucq, placed, scans.add_types(ucq, link.ask(requests)))
     if label_position is not None:
-        check_label(ucq, placed, opened, label_position)
-    branches = tuple(
-        replace(
-            branch.bind_branch(0) if label_position is None else branch.branch(label_position),
-            weight_column=columns.get("weight", -1),
-            test_column=columns.get("test_where", -1),
-            validation_column=columns.get("validation_where", -1),
-            fold_column=columns.get("folds", -1),
-        )
-        for branch, columns in zip(placed, read, strict=True)
-    )
-    check_beside(branches, opened)
-    return BoundQuery(
-        text=ucq.text,
-        label="" if label_position is None else outputs[0].name,
-        scans=opened,
-        branches=branches,
-        blocks=_blocks(ucq, placed, opened, features),
-    )
+        check_label(ucq, placed, opened.scans, label_position)
+    branches = opened.branches(relations, read, label_position)
+    label_name = "" if label_position is None else outputs[0].name
+    return BoundQuery(ucq.text, label_name, opened.scans, branches, opened.group_blocks(features))
 
 
 def _resolve_names(ucq: Ucq, tables: Mapping[str, tuple[str, ...]], link: Link) -> tuple[Ucq, list[ResolvedBranch]]:
@@ -152,21 +134,42 @@ def _resolve_names(ucq: Ucq, tables: Mapping[str, tuple[str, ...]], link: Link) 
             raise refused from None
 
 
-def _blocks(
-    ucq: Ucq, placed: Sequence[PlacedBranch], scans: Sequence[Scan], features: Sequence[int]
-) -> tuple[Block, ...]:
-    """The blocks of the query, named after the first branch."""
-    first = placed[0].resolved
-    groups = group_features([[b.resolved.outputs[p].relation for p in features] for b in placed])
-    names = unique_names([first.aliases[g.relations[0]] for g in groups])
-    blocks = []
-    for group, name in zip(groups, names, strict=True):
-        positions = [features[k] for k in group.positions]
-        columns = tuple(union_of(ucq, placed, scans, p) for p in positions)
-        members = tuple(b.member(r, positions) for b, r in zip(placed, group.relations, strict=True))
-        table = first.shapes[group.relations[0]].name
-        blocks.append(Block(name, table, tuple(c.name for c in columns), columns, members))
-    return tuple(blocks)
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A query's branches and the scans that their clients have opened, whose keys fit."""
+
+    ucq: Ucq
+    placed: list[PlacedBranch]
+    scans: tuple[Scan, ...]
+
+    def __post_init__(self) -> None:
+        check_keys(self.ucq, self.placed, self.scans)
+
+    def branches(
+        self, bases: Sequence[int], beside: Sequence[Mapping[str, int]], label: int | None = None
+    ) -> tuple[Branch, ...]:
+        """The bound branches, whose joined rows are ordered by `bases`; `label`: the output that is predicted."""
+        found = tuple(
+            branch.bind_branch(base, -1 if label is None else branch.output_columns[label], columns)
+            for branch, base, columns in zip(self.placed, bases, beside, strict=True)
+        )
+        check_beside(found, self.scans)
+        return found
+
+    def group_blocks(self, features: Sequence[int]) -> tuple[Block, ...]:
+        """The blocks of the query, named after the first branch."""
+        groups = group_features([[b.resolved.outputs[p].relation for p in features] for b in self.placed])
+        names = unique_names([self.placed[0].resolved.aliases[g.relations[0]] for g in groups])
+        return tuple(
+            self.block(name, group.relations, [features[k] for k in group.positions])
+            for group, name in zip(groups, names, strict=True)
+        )
+
+    def block(self, name: str, relations: Sequence[int], positions: Sequence[int]) -> Block:
+        columns = tuple(union_of(self.ucq, self.placed, self.scans, p) for p in positions)
+        members = tuple(b.member(r, positions) for b, r in zip(self.placed, relations, strict=True))
+        table = self.placed[0].resolved.shapes[relations[0]].name
+        return Block(name, table, tuple(c.name for c in columns), columns, members)
 
 
 Key = Sequence[Any]  # one value for each key column
@@ -210,26 +213,14 @@ def bind_features(ucq: Ucq, wanted: Wanted, *, tables: Mapping[str, tuple[str, .
         for branch, base, key in zip(placed, bases, keys, strict=True)
     ]
     read = place_beside(zip(placed, bases, strict=True), wanted.beside, scans, exp.to_identifier(wanted.label))
-    opened = scans.add_types(ucq, link.ask(scans.requests(job)))
-    check_keys(ucq, placed, opened)
+    opened = _Opened(ucq, placed, scans.add_types(ucq, link.ask(scans.requests(job))))
     blocks, start = [], 0
     for name, features in wanted.blocks:
         own = range(start, start + len(features))
         start = own.stop
         relations = [_one_relation(ucq, branch.resolved, own, name) for branch in placed]
-        columns = tuple(union_of(ucq, placed, opened, p) for p in own)
-        members = tuple(b.member(r, own) for b, r in zip(placed, relations, strict=True))
-        blocks.append(Block(name, resolved[0].shapes[relations[0]].name, features, columns, members))
-    branches = tuple(
-        replace(
-            branch.bind_branch(base),
-            test_column=columns.get("test_where", -1),
-            validation_column=columns.get("validation_where", -1),
-        )
-        for branch, base, columns in zip(placed, bases, read, strict=True)
-    )
-    check_beside(branches, opened)
-    bound = BoundQuery(ucq.text, wanted.label, opened, branches, tuple(blocks))
+        blocks.append(replace(opened.block(name, relations, own), features=features))
+    bound = BoundQuery(ucq.text, wanted.label, opened.scans, opened.branches(bases, read), tuple(blocks))
     return Servable(bound, tuple(format_expression(column) for column in keys[0]), tuple(key_columns))
 
 

@@ -135,20 +135,21 @@ class LabelPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One conjunctive query: relations[0], then one join for each further relation, in order.
-
-    `where` holds key equalities of the WHERE clause that no join could absorb.
-    """
+    """One conjunctive query: relations[0], then one join for each further relation, in order."""
 
     relations: tuple[Relation, ...]
     joins: tuple[Join, ...]
     label_relation: int
     label_column: int  # index into the label relation's scan's expressions; −1: rows to predict on have none
-    where: tuple[KeyPair, ...] = ()
     weight_column: int = -1  # likewise: sample weights, and who is a test or a validation row; −1: not asked for
     test_column: int = -1
     validation_column: int = -1
     fold_column: int = -1  # of cross-validation: groups or a time
+
+    @property
+    def pairs(self) -> list[KeyPair]:
+        """The key equalities of all joins."""
+        return [pair for join in self.joins for pair in join.on]
 
     @property
     def label_place(self) -> LabelPlace:
@@ -196,7 +197,7 @@ class BoundQuery:
         """Of each scan of a history, which columns of which scans give its cutoffs."""
         found: dict[int, dict[Place, None]] = {}
         for branch in self.branches:
-            for pair in (*(p for join in branch.joins for p in join.on), *branch.where):
+            for pair in branch.pairs:
                 sides = [
                     (branch.relations[pair.left].scan, pair.left_column),
                     (branch.relations[pair.right].scan, pair.right_column),

@@ -21,7 +21,7 @@ from tablepuppet.sql.grammar import start_of
 from tablepuppet.sql.names import ResolvedBranch, resolve
 from tablepuppet.sql.parsing import parse
 from tablepuppet.sql.scans import PlacedBranch, Scans
-from tablepuppet.sql.schemas import common_key_cast, is_feature, is_label, key_type, type_name, union_column
+from tablepuppet.sql.types import common_key_cast, is_feature, is_label, key_type, type_name, union_column
 from tablepuppet.sql.ucq import Ucq
 
 

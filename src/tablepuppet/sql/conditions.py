@@ -8,7 +8,7 @@ Galindo-Legaria and Rosenthal, "Outerjoin simplification and reordering for quer
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -59,17 +59,6 @@ class KeyEquality:
 
 
 Condition = Filter | KeyEquality
-
-
-def conjuncts_of(predicate: exp.Expr) -> Iterator[exp.Expr]:
-    """The conditions that AND joins, from left to right, without their outer parentheses."""
-    waiting = [predicate]
-    while waiting:
-        node = waiting.pop().unnest()
-        if isinstance(node, exp.And):
-            waiting += [node.right, node.left]
-        else:
-            yield node
 
 
 def read_condition(scope: Scope, node: exp.Expr) -> Condition | None:

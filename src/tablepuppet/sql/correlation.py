@@ -15,12 +15,15 @@ from sqlglot import exp
 
 from tablepuppet.errors import QueryError
 from tablepuppet.sources.cutoffs import AT, CUTOFF, CUTOFFS, KEY
-from tablepuppet.sql.conditions import conjuncts_of
+from tablepuppet.sources.guard import AGGREGATES
+from tablepuppet.sources.syntax import conditions_of
 from tablepuppet.sql.grammar import At
 
 ORDER = (exp.LT, exp.LTE, exp.GT, exp.GTE)
 _ROUNDED = (exp.Cast, exp.TryCast, exp.TimestampTrunc, exp.DateTrunc, exp.Date, exp.TsOrDsToDate, exp.Paren)
 Refuse = Callable[[str, At], QueryError]
+_COUNTS = (exp.Count, exp.CountIf, exp.ApproxDistinct, exp.RegrCount)
+_SEES_NULL = (exp.Coalesce, exp.Case, exp.If, exp.Is, exp.Nullif)
 _Pairs = Sequence[tuple[exp.Expr, exp.Expr]]
 _Foreign = Callable[[exp.Expr], list[exp.Column]]  # the columns of a node that belong to the other table
 
@@ -43,11 +46,11 @@ class Correlation:
         keys = sorted(f"{own.sql()} = {other.sql()}" for own, other in self.keys)
         return (*(node.sql() for node in sources), *keys, self.moment.sql() if self.moment is not None else "")
 
-    def on(self, name: exp.Identifier, at: str = AT) -> exp.Expr:
+    def on(self, name: exp.Identifier) -> exp.Expr:
         """The condition that joins the history's rows, called `name`."""
         equal = [other.copy().eq(column_of(f"{KEY} {k}", name)) for k, (_, other) in enumerate(self.keys)]
         if self.moment is not None:
-            equal.append(self.moment.copy().eq(column_of(at, name)))
+            equal.append(self.moment.copy().eq(column_of(AT, name)))
         return exp.and_(*equal, copy=False)
 
     def columns(self) -> list[exp.Expr]:
@@ -75,16 +78,29 @@ class Correlation:
 
     def groups(self, items: Sequence[exp.Expr], conditions: Sequence[exp.Expr] | None = None) -> exp.Select:
         """One row for each key and cutoff that has any."""
-        by = [own.copy() for own, _ in self.keys] + ([] if self.moment is None else [cutoff_column()])
-        return self.rows(items, conditions).group_by(*by, copy=False)
+        return self.rows(items, conditions).group_by(*self._by(), copy=False)
 
     def latest(self, items: Sequence[exp.Expr], rows: exp.Expr, order: exp.Order | None) -> exp.Select:
         """The first so many rows of each key and cutoff in an order."""
-        by = [own.copy() for own, _ in self.keys] + ([] if self.moment is None else [cutoff_column()])
-        number = exp.Window(this=exp.RowNumber(), partition_by=by, order=None if order is None else order.copy())
+        ordered = None if order is None else order.copy()
+        number = exp.Window(this=exp.RowNumber(), partition_by=self._by(), order=ordered)
         select = self.rows(items)
         select.set("qualify", exp.Qualify(this=exp.LTE(this=number, expression=rows.copy())))
         return select
+
+    def _by(self) -> list[exp.Expr]:
+        """Key and cutoff."""
+        return [*(own.copy() for own, _ in self.keys), *([] if self.moment is None else [cutoff_column()])]
+
+    def fill(self, value: exp.Expr | None, column: exp.Expr, name: exp.Identifier) -> exp.Expr:
+        """An output of the history, called `name`, and another value where the history has no row."""
+        if value is None:
+            return column
+        if isinstance(value, exp.Literal):
+            return exp.Coalesce(this=column, expressions=[value.copy()])
+        mark = column_of(AT if self.moment is not None else f"{KEY} 0", name)
+        missing = exp.Is(this=mark, expression=exp.Null())
+        return exp.Case(ifs=[exp.If(this=missing, true=value.copy())], default=column)
 
 
 def correlate(query: exp.Select, outer: set[str], refuse: Refuse) -> Correlation | None:
@@ -144,17 +160,6 @@ def _find_moment(nodes: Sequence[exp.Expr], foreign: _Foreign, keys: _Pairs, ref
     rounded = [_widest(column, foreign) for column in compared]
     same = len({node.sql() for node in rounded}) == 1
     return (rounded[0] if same else compared[0]).copy()
-
-
-def conditions_of(select: exp.Select) -> list[exp.Expr]:
-    """The conditions of WHERE."""
-    where = select.args.get("where")
-    return conjuncts(None if where is None else where.this)
-
-
-def conjuncts(condition: exp.Expr | None) -> list[exp.Expr]:
-    """The parts of a condition that must all hold."""
-    return [] if condition is None else list(conjuncts_of(condition))
 
 
 def _key_pair(condition: exp.Expr, foreign: _Foreign) -> tuple[exp.Expr, exp.Expr] | None:
@@ -226,3 +231,53 @@ def name_items(items: Sequence[exp.Expr]) -> list[exp.Expr]:
         return exp.alias_(item.copy(), item.alias_or_name or item.sql("duckdb"), quoted=True)
 
     return [named(item) for item in items]
+
+
+def filter_aggregates(value: exp.Expr, conditions: Sequence[exp.Expr]) -> exp.Expr:
+    """The value with every aggregate over the rows that meet some conditions."""
+    if not conditions:
+        return value.copy()
+
+    def change(node: exp.Expr) -> exp.Expr:
+        if not isinstance(node, tuple(AGGREGATES)) or isinstance(node.parent, exp.WithinGroup):
+            return node
+        where = exp.Where(this=exp.and_(*(c.copy() for c in conditions), copy=False))
+        return exp.Filter(this=node.copy(), expression=where)
+
+    def merge(node: exp.Expr) -> exp.Expr:
+        """FILTER of FILTER is one FILTER."""
+        if isinstance(node, exp.Filter) and isinstance(node.this, exp.Filter):
+            inner = node.this
+            both = exp.and_(inner.expression.this.copy(), node.expression.this.copy(), copy=False)
+            return exp.Filter(this=inner.this.copy(), expression=exp.Where(this=both))
+        return node
+
+    return value.copy().transform(change).transform(merge)
+
+
+def value_without_rows(item: exp.Expr, refuse: Refuse) -> exp.Expr | None:
+    """What an aggregate's item is where there are no rows; None: NULL."""
+    value = item.unalias()
+    bare = value.this if isinstance(value, exp.Filter) else value
+    if isinstance(bare, tuple(AGGREGATES)):
+        return exp.Literal.number(0) if isinstance(bare, _COUNTS) else None
+    if not value.find(*_COUNTS, *_SEES_NULL):
+        return None
+
+    whole: tuple[type[exp.Expr], ...] = (exp.Filter, exp.WithinGroup, *AGGREGATES)
+
+    def empty(node: exp.Expr) -> exp.Expr:
+        if isinstance(node, whole):
+            inside = node.this if isinstance(node, exp.Filter) else node
+            return exp.Literal.number(0) if isinstance(inside, _COUNTS) else exp.Null()
+        return exp.Null() if isinstance(node, exp.Column) else node
+
+    found = value.copy().transform(empty)
+    outside = value.copy().transform(lambda n: exp.Null() if isinstance(n, whole) else n)
+    if has_cutoff(outside) and outside.find(*_SEES_NULL):
+        raise refuse(
+            "where there is no history, this item would need the moment itself; leave the moment out of COALESCE and "
+            "CASE",
+            None,
+        )
+    return found

@@ -22,7 +22,7 @@ from tablepuppet.protocol.columns import Merges
 from tablepuppet.sources.cutoffs import CUTOFFS, is_cutoffs, reads_cutoffs
 from tablepuppet.sources.grouped_queries import UnmergeableError, grouped_by, grouped_select, named_items, split_groups
 from tablepuppet.sources.guard import AGGREGATES
-from tablepuppet.sql.conditions import conjuncts_of
+from tablepuppet.sources.syntax import all_ctes, conjuncts_of, relations_of
 
 Partitions = Mapping[str, Sequence[str]]  # table → the columns that it is partitioned by, both in lower case
 Witnesses = tuple[exp.Select, ...]  # each a query of one column
@@ -55,7 +55,7 @@ def mergeable(query: exp.Query, partitions: Partitions) -> tuple[Merges, str]:
     except UnmergeableError as error:
         return "", str(error)
     reader = _reader(query, partitions)
-    sources = [select.args["from_"].this, *(join.this for join in select.args.get("joins") or ())]
+    sources = relations_of(select)
     is_by_row = all(reader.read_source(source) is None for source in sources)
     if not is_by_row or (len(sources) > 1 and not reader.read_join(select)):
         return "", "groups of what looks at several rows itself"
@@ -87,13 +87,12 @@ def _without_cutoffs(query: exp.Query) -> exp.Query:
 
 def _sides(join: exp.Join) -> list[tuple[exp.Column, exp.Column]]:
     """The plain columns that a join says are equal."""
-    on = join.args.get("on")
-    sides = [(e.left, e.right) for e in (conjuncts_of(on) if on is not None else ()) if isinstance(e, exp.EQ)]
+    sides = [(e.left, e.right) for e in conjuncts_of(join.args.get("on")) if isinstance(e, exp.EQ)]
     return [(a, b) for a, b in sides if isinstance(a, exp.Column) and isinstance(b, exp.Column)]
 
 
 def _reader(query: exp.Query, partitions: Partitions) -> _Reader:
-    return _Reader({cte.alias.lower(): cte for cte in query.find_all(exp.CTE)}, partitions)
+    return _Reader(all_ctes(query), partitions)
 
 
 def _text(query: exp.Query, witnesses: Witnesses) -> str:
@@ -109,7 +108,7 @@ def _text(query: exp.Query, witnesses: Witnesses) -> str:
 
 def _in_order(query: exp.Query, rows: exp.Expr) -> list[exp.CTE]:
     """The queries of WITH that rows come from, each after those that it reads."""
-    ctes = {cte.alias.lower(): cte for cte in query.find_all(exp.CTE)}
+    ctes = all_ctes(query)
     found: dict[str, exp.CTE] = {}
 
     def add(node: exp.Expr) -> None:
@@ -257,8 +256,7 @@ def _equalities(join: exp.Join, alias: str, known: Mapping[str, Divided]) -> Ite
     for named in join.args.get("using") or ():
         name = named.name.lower()
         yield from (((other, name), (alias, name)) for other in known if other != alias)
-    on = join.args.get("on")
-    for equality in conjuncts_of(on) if on is not None else ():
+    for equality in conjuncts_of(join.args.get("on")):
         sides = [equality.left.unnest(), equality.right.unnest()] if isinstance(equality, exp.EQ) else []
         if sides and all(isinstance(side, exp.Column) for side in sides):
             left, right = ((side.text("table").lower(), side.name.lower()) for side in sides)

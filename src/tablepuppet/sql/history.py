@@ -26,33 +26,30 @@ from sqlglot import exp
 
 from tablepuppet.errors import QueryError
 from tablepuppet.sources.cutoffs import AT, AT_ONCE, FOUND, KEY
-from tablepuppet.sources.guard import AGGREGATES
+from tablepuppet.sources.grouped_queries import grouped_by, named_items
+from tablepuppet.sources.syntax import all_ctes, conditions_of, conjuncts_of, relations_of, unused_name
 from tablepuppet.sql.correlation import (
     ORDER,
     Correlation,
-    Refuse,
     column_of,
-    conditions_of,
-    conjuncts,
     correlate,
     cutoff_column,
     cutoff_table,
     derived_table,
-    has_cutoff,
+    filter_aggregates,
     name_items,
+    value_without_rows,
 )
 from tablepuppet.sql.grammar import At, refusal
 from tablepuppet.sql.groups import has_aggregate
 
 Tables = Mapping[str, tuple[str, ...]]
-_COUNTS = (exp.Count, exp.CountIf, exp.ApproxDistinct, exp.RegrCount)
-_SEES_NULL = (exp.Coalesce, exp.Case, exp.If, exp.Is, exp.Nullif)
 
 
 def join_histories(text: str, tree: exp.Expr, tables: Tables) -> None:
     """Writes every history of a query as a join, in place."""
     known = {name.lower(): clients for name, clients in tables.items()}
-    ctes = {cte.alias.lower(): cte for cte in tree.find_all(exp.CTE)}
+    ctes = all_ctes(tree)
     for select in list(_branches(tree)):
         if select.args.get("from_") is not None:
             _Branch(text, select, known, ctes).rewrite()
@@ -104,8 +101,7 @@ class _Branch:
 
     def _sources(self) -> dict[str, exp.Expr]:
         """What FROM names, by alias in lower case."""
-        nodes = [self.select.args["from_"].this, *(join.this for join in self.select.args.get("joins") or ())]
-        return {node.alias_or_name.lower(): node for node in nodes}
+        return {node.alias_or_name.lower(): node for node in relations_of(self.select)}
 
     def _holders(self, node: exp.Expr) -> frozenset[tuple[str, ...]]:
         """The groups of clients that hold the tables below a node."""
@@ -144,7 +140,9 @@ class _Branch:
         items = name_items(found.query.expressions)
         if has_aggregate(found.query):
             derived = found.groups([*items, _mark_found()])
-            self._fill_missing(name, {item.alias_or_name: _on_missing(item, self._refuse) for item in items}, found)
+            self._fill_missing(
+                name, {item.alias_or_name: value_without_rows(item, self._refuse) for item in items}, found
+            )
             side = "LEFT"
         elif found.query.args.get("limit") is not None:
             derived = found.latest(items, found.query.args["limit"].expression, found.query.args.get("order"))
@@ -160,7 +158,7 @@ class _Branch:
         source, own = join.this, join.this.alias_or_name.lower()
         if join.side not in ("", "LEFT") or not isinstance(source, exp.Table | exp.Subquery):
             raise self._refuse("ASOF is written as ASOF JOIN or ASOF LEFT JOIN of a table", source)
-        on = conjuncts(join.args.get("on")) or self._asof_using(join)
+        on = list(conjuncts_of(join.args.get("on"))) or self._asof_using(join)
         probe = exp.select("*").from_(source.copy()).where(*(c.copy() for c in on))
         found = correlate(probe, set(self._sources()) - {own}, self._refuse)
         if found is None or found.moment is None or len(found.bounds) != 1 or not isinstance(found.bounds[0], ORDER):
@@ -194,11 +192,7 @@ class _Branch:
     def _join_groups(self, join: exp.Join) -> None:
         """JOIN (SELECT t2.k, t2.ts, … FROM t t2 JOIN r ON … GROUP BY 1, 2) h ON h.k = t.k AND h.ts = t.ts."""
         query, name = join.this.this, exp.to_identifier(join.this.alias_or_name)
-        nodes = (
-            [query.args["from_"].this, *(j.this for j in query.args.get("joins") or ())]
-            if query.args.get("from_")
-            else []
-        )
+        nodes = relations_of(query)
         if len(self._holders(query)) < 2 or query.args.get("group") is None or len(nodes) < 2:
             return
         guests = [node for node in nodes if self._is_outer(node)]
@@ -207,7 +201,7 @@ class _Branch:
         guest = guests[0]
         inner = query.copy()
         sources = [node.copy() for node in nodes if node is not guest]
-        conditions = [c for j in query.args["joins"] for c in conjuncts(j.args.get("on"))]
+        conditions = [c for j in query.args["joins"] for c in conjuncts_of(j.args.get("on"))]
         conditions += conditions_of(query)
         inner.set("from_", exp.From(this=sources[0]))
         inner.set("joins", [exp.Join(this=node) for node in sources[1:]] or None)
@@ -232,7 +226,7 @@ class _Branch:
         at = AT_ONCE if isinstance(guest, exp.Table) else AT
         derived.set("expressions", [*items, exp.alias_(cutoff_column(), at, quoted=True)])
         on = []
-        for condition in conjuncts(join.args.get("on")):
+        for condition in conjuncts_of(join.args.get("on")):
             for column in list(condition.find_all(exp.Column)):
                 if column.table.lower() == name.name.lower() and column.name.lower() in moments:
                     column.replace(column_of(at, name))
@@ -257,7 +251,7 @@ class _Branch:
         source, own = join.this, join.this.alias_or_name.lower()
         if join.side not in ("", "LEFT") or not isinstance(source, exp.Table | exp.Subquery):
             return
-        on = conjuncts(join.args.get("on"))
+        on = list(conjuncts_of(join.args.get("on")))
         also = [] if join.side else conditions_of(self.select)
         before = set(list(self._sources())[: list(self._sources()).index(own)])
         bounds = [c for c in (*on, *also) if self._bounds(c, own, before)]
@@ -336,10 +330,11 @@ class _Branch:
         items, shown = [], []
         for number, (scalar, given) in enumerate(zip(scalars, conditions, strict=True)):
             own = [c for c in given if c.sql() not in common]
-            value = _filter_aggregates(scalar.correlation.query.expressions[0].unalias(), own)
+            value = filter_aggregates(scalar.correlation.query.expressions[0].unalias(), own)
             column = f"value {number}"
             items.append(exp.alias_(value, column, quoted=True))
-            shown.append(_fill(_on_missing(items[-1], self._refuse), column_of(column, name), name, first))
+            missing = value_without_rows(items[-1], self._refuse)
+            shown.append(first.fill(missing, column_of(column, name), name))
         shared = [c for c in conditions[0] if c.sql() in common]
         self._add(first.groups([*items, _mark_found()], shared), first, name)
         for scalar, value in zip(scalars, shown, strict=True):
@@ -358,11 +353,7 @@ class _Branch:
 
     def _free_name(self, found: Correlation) -> exp.Identifier:
         """The history's own alias, or one like it that the outer FROM does not have."""
-        base, taken = found.query.args["from_"].this.alias_or_name, set(self._sources())
-        name, number = base, 2
-        while name.lower() in taken:
-            name, number = f"{base}_{number}", number + 1
-        return exp.Identifier(this=name)
+        return exp.Identifier(this=unused_name(found.query.args["from_"].this.alias_or_name, self._sources()))
 
     def _fill_missing(self, name: exp.Identifier, values: Mapping[str, exp.Expr | None], found: Correlation) -> None:
         """Outer uses of an output have the value of no rows where the history has none."""
@@ -373,20 +364,18 @@ class _Branch:
         for column in list(self.select.find_all(exp.Column)):
             value = known.get(column.name.lower()) if column.table.lower() == name.name.lower() else None
             if value is not None and column.find_ancestor(exp.Select) is self.select:
-                filled = _fill(value, column.copy(), name, found)
+                filled = found.fill(value, column.copy(), name)
                 is_item = isinstance(column.parent, exp.Select)
                 column.replace(exp.alias_(filled, column.name, quoted=True) if is_item else filled)
 
     def _expand_star(self, name: exp.Identifier, outputs: Sequence[str]) -> None:
         """h.* as the history's outputs."""
-        for item in list(self.select.expressions):
+        items: list[exp.Expr] = []
+        for item in self.select.expressions:
             is_star = isinstance(item, exp.Column) and isinstance(item.this, exp.Star)
-            if is_star and item.table.lower() == name.name.lower():
-                at = self.select.expressions.index(item)
-                new = [column_of(output, name) for output in outputs]
-                self.select.set(
-                    "expressions", [*self.select.expressions[:at], *new, *self.select.expressions[at + 1 :]]
-                )
+            is_own = is_star and item.table.lower() == name.name.lower()
+            items += [column_of(output, name) for output in outputs] if is_own else [item]
+        self.select.set("expressions", items)
 
     def _check_plain(self, query: exp.Select, at: exp.Expr) -> None:
         """A history is rows, groups of all of them, or the first few."""
@@ -412,71 +401,5 @@ def _plain_table(query: exp.Expr) -> str:
 
 def _group_texts(select: exp.Select) -> set[str]:
     """What GROUP BY names: expressions, or places in the SELECT list."""
-    by_number = {str(k + 1): item.unalias() for k, item in enumerate(select.expressions)}
-    by_name = {item.alias: item.this for item in select.expressions if isinstance(item, exp.Alias)}
-    group = select.args["group"]
-    if group.args.get("all"):
-        return {item.unalias().sql() for item in select.expressions if not item.find(*AGGREGATES)}
-    given = [by_number.get(e.name, e) if isinstance(e, exp.Literal) else e for e in group.expressions]
-    return {(by_name.get(e.name, e) if isinstance(e, exp.Column) and not e.table else e).sql() for e in given}
-
-
-def _filter_aggregates(value: exp.Expr, conditions: Sequence[exp.Expr]) -> exp.Expr:
-    """The value with every aggregate over the rows that meet some conditions."""
-    if not conditions:
-        return value.copy()
-
-    def change(node: exp.Expr) -> exp.Expr:
-        if not isinstance(node, tuple(AGGREGATES)) or isinstance(node.parent, exp.WithinGroup):
-            return node
-        where = exp.Where(this=exp.and_(*(c.copy() for c in conditions), copy=False))
-        return exp.Filter(this=node.copy(), expression=where)
-
-    def merge(node: exp.Expr) -> exp.Expr:
-        """FILTER of FILTER is one FILTER."""
-        if isinstance(node, exp.Filter) and isinstance(node.this, exp.Filter):
-            inner = node.this
-            both = exp.and_(inner.expression.this.copy(), node.expression.this.copy(), copy=False)
-            return exp.Filter(this=inner.this.copy(), expression=exp.Where(this=both))
-        return node
-
-    return value.copy().transform(change).transform(merge)
-
-
-def _on_missing(item: exp.Expr, refuse: Refuse) -> exp.Expr | None:
-    """What an aggregate's item is where there are no rows; None: NULL."""
-    value = item.unalias()
-    bare = value.this if isinstance(value, exp.Filter) else value
-    if isinstance(bare, tuple(AGGREGATES)):
-        return exp.Literal.number(0) if isinstance(bare, _COUNTS) else None
-    if not value.find(*_COUNTS, *_SEES_NULL):
-        return None
-
-    whole: tuple[type[exp.Expr], ...] = (exp.Filter, exp.WithinGroup, *AGGREGATES)
-
-    def empty(node: exp.Expr) -> exp.Expr:
-        if isinstance(node, whole):
-            inside = node.this if isinstance(node, exp.Filter) else node
-            return exp.Literal.number(0) if isinstance(inside, _COUNTS) else exp.Null()
-        return exp.Null() if isinstance(node, exp.Column) else node
-
-    found = value.copy().transform(empty)
-    outside = value.copy().transform(lambda n: exp.Null() if isinstance(n, whole) else n)
-    if has_cutoff(outside) and outside.find(*_SEES_NULL):
-        raise refuse(
-            "where there is no history, this item would need the moment itself; leave the moment out of COALESCE and "
-            "CASE",
-            None,
-        )
-    return found
-
-
-def _fill(value: exp.Expr | None, column: exp.Expr, name: exp.Identifier, found: Correlation) -> exp.Expr:
-    """An output of a history, and another value where the history has no row."""
-    if value is None:
-        return column
-    if isinstance(value, exp.Literal):
-        return exp.Coalesce(this=column, expressions=[value.copy()])
-    mark = column_of(AT if found.moment is not None else f"{KEY} 0", name)
-    missing = exp.Is(this=mark, expression=exp.Null())
-    return exp.Case(ifs=[exp.If(this=missing, true=value.copy())], default=column)
+    items, given = named_items(select), grouped_by(select, select.args["group"])
+    return {(items.get(e.name.lower(), e) if isinstance(e, exp.Column) and not e.table else e).sql() for e in given}

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from sqlglot import exp
 
 from tablepuppet.errors import QueryError
+from tablepuppet.sources.syntax import ctes_of
 from tablepuppet.sql.select import read_select
 from tablepuppet.sql.ucq import Conjunctive, Item, Source, Star, is_resolved, matches
 
@@ -128,8 +129,7 @@ def _plain(source: Source) -> tuple[exp.Select | None, dict[str, exp.CTE]]:
     query = source.derived
     if not isinstance(query, exp.Select):
         return None, {}
-    clause = query.args.get("with_")
-    ctes = {cte.alias.lower(): cte for cte in clause.expressions} if clause is not None else {}
+    ctes = ctes_of(query)
     select = query.copy()
     select.set("with_", None)
     while _is_star_of(select, ctes):

@@ -13,7 +13,7 @@ from sqlglot import Token, TokenType, exp
 from sqlglot.errors import ParseError
 
 from tablepuppet.errors import QueryError
-from tablepuppet.sql.conditions import conjuncts_of
+from tablepuppet.sources.syntax import all_ctes, conditions_of, relations_of
 from tablepuppet.sql.grammar import (
     DIALECT,
     INVALID,
@@ -227,9 +227,8 @@ def unqualified_columns(tree: exp.Expr) -> list[exp.Column]:
     """The columns that do not say which of two queries they belong to."""
     found: dict[int, exp.Column] = {}
     for select in tree.find_all(exp.Select):
-        where = select.args.get("where")
         histories = [join for join in select.args.get("joins") or () if _may_be_history(join)]
-        for node in [*(conjuncts_of(where.this) if where is not None else ()), *select.expressions, *histories]:
+        for node in [*conditions_of(select), *select.expressions, *histories]:
             if has_subquery(node) or node in histories:
                 columns = (c for c in node.find_all(exp.Column) if not c.args.get("table"))
                 found.update((id(c), c) for c in columns if not isinstance(c.this, exp.Star))
@@ -249,7 +248,7 @@ def qualify(tree: exp.Expr, columns: Columns) -> None:
     A column is looked up as SQL does: in the FROM clause around it, then in the one around that. What two tables have,
     or may have, stays as it was written.
     """
-    ctes = {cte.alias.lower(): cte for cte in tree.find_all(exp.CTE)}
+    ctes = all_ctes(tree)
     for column in unqualified_columns(tree):
         scope = column.find_ancestor(exp.Select)
         while scope is not None:
@@ -257,15 +256,17 @@ def qualify(tree: exp.Expr, columns: Columns) -> None:
             holders = [alias for alias, names in sources if names is not None and column.name.lower() in names]
             if len(holders) == 1:
                 column.set("table", holders[0].copy())
-            if holders or any(names is None for _, names in sources):
+            is_alias = any(
+                isinstance(i, exp.Alias) and i.alias.lower() == column.name.lower() for i in scope.expressions
+            )
+            if holders or is_alias or any(names is None for _, names in sources):
                 break
             scope = scope.find_ancestor(exp.Select)
 
 
 def _sources(select: exp.Select) -> Iterator[tuple[exp.Identifier, exp.Expr]]:
     """What a FROM clause names, by alias."""
-    first = select.args.get("from_")
-    for node in [*([first.this] if first is not None else []), *(j.this for j in select.args.get("joins") or ())]:
+    for node in relations_of(select):
         alias = node.args.get("alias")
         named = alias.this if alias is not None else node.this
         yield named if isinstance(named, exp.Identifier) else exp.to_identifier(""), node

@@ -33,7 +33,8 @@ from tablepuppet.sql.bound import (
 )
 from tablepuppet.sql.groups import WITNESS, GroupColumn
 from tablepuppet.sql.names import ResolvedBranch
-from tablepuppet.sql.schemas import TableShape, common_cast, merged_column, type_name
+from tablepuppet.sql.schemas import TableShape
+from tablepuppet.sql.types import common_cast, merged_column, type_name
 from tablepuppet.sql.ucq import Ucq
 
 
@@ -208,12 +209,11 @@ class PlacedBranch:
         output = self.resolved.outputs[position]
         return f"{self.resolved.aliases[output.relation]}.{output.name}"
 
-    def branch(self, label: int) -> Branch:
-        """The bound branch with the label at an output, its relations in the order of joining."""
-        return self.bind_branch(self.resolved.outputs[label].relation, self.output_columns[label])
+    def bind_branch(self, base: int, label_column: int, beside: Mapping[str, int]) -> Branch:
+        """The bound branch whose joined rows are ordered by relation `base`; −1: there is no label in it.
 
-    def bind_branch(self, base: int, label_column: int = -1) -> Branch:
-        """The bound branch whose joined rows are ordered by relation `base`; −1: there is no label in it."""
+        `beside`: what else is read of the base, by name.
+        """
         order, number = self._order(), self._numbers()
         joins = []
         for join, columns in zip(self.resolved.tree.joins, self.key_columns, strict=True):
@@ -223,7 +223,16 @@ class PlacedBranch:
             )
             joins.append(Join(join.kind, number[join.relation], tuple(dict.fromkeys(pairs))))
         relations = tuple(Relation(self.resolved.aliases[r], self.scans[r]) for r in order)
-        return Branch(relations, tuple(joins), number[base], label_column)
+        return Branch(
+            relations,
+            tuple(joins),
+            number[base],
+            label_column,
+            weight_column=beside.get("weight", -1),
+            test_column=beside.get("test_where", -1),
+            validation_column=beside.get("validation_where", -1),
+            fold_column=beside.get("folds", -1),
+        )
 
     def member(self, relation: int, positions: Sequence[int]) -> Member:
         """A block's place in this branch: these outputs of one relation."""

@@ -11,7 +11,7 @@ from typing import Final
 from sqlglot import Token, TokenType, exp
 
 from tablepuppet.errors import QueryError
-from tablepuppet.sql.conditions import conjuncts_of
+from tablepuppet.sources.syntax import conditions_of, conjuncts_of
 from tablepuppet.sql.grammar import SAMPLE, At, check_clauses, refusal, start_of, word_before, words
 from tablepuppet.sql.joins import join_tree
 from tablepuppet.sql.scalar import check_scalar
@@ -111,7 +111,7 @@ def _inside(text: str, join: exp.Join, tree: int, ctes: Ctes) -> list[Source]:
 
 
 def _source(text: str, join: exp.Join, tree: int, ctes: Ctes) -> Source:
-    on = tuple(conjuncts_of(join.args["on"])) if join.args.get("on") else ()
+    on = tuple(conjuncts_of(join.args.get("on")))
     for condition in on:
         check_scalar(text, condition)
     using = tuple(_using(text, node) for node in join.args.get("using") or ())
@@ -244,9 +244,8 @@ def read_select(text: str, select: exp.Select, ctes: Ctes | None = None, *, is_b
     select = _without_semi_joins(select)
     items = [_item(node, text) for node in select.expressions]
     sources = tuple(read_from(text, select, ctes))
-    where = select.args.get("where")
     kept = []
-    for conjunct in conjuncts_of(where.this) if where is not None else ():
+    for conjunct in conditions_of(select):
         if has_subquery(conjunct):
             sources = add_condition(text, sources, conjunct, ctes)
         else:

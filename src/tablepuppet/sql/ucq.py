@@ -26,6 +26,7 @@ from sqlglot import TokenType, exp
 from tablepuppet.errors import did_you_mean
 from tablepuppet.sources.cutoffs import is_cutoffs
 from tablepuppet.sources.guard import QUERY_NODES
+from tablepuppet.sources.syntax import ctes_of
 from tablepuppet.sql.grammar import refusal, word_before
 from tablepuppet.sql.scalar import check_nodes
 
@@ -171,7 +172,7 @@ def read_with(text: str, tree: exp.Expr) -> Ctes:
             if isinstance(cte.this, exp.Pivot | exp.Table):
                 message += ", and for PIVOT an aggregate for each value: sum(x) FILTER (WHERE kind = 'a') AS a"
             raise refusal(text, message, cte)
-    return {cte.alias.lower(): cte for cte in clause.expressions}
+    return ctes_of(tree)
 
 
 def derive(text: str, query: exp.Expr, ctes: Ctes) -> exp.Query:

@@ -83,9 +83,9 @@ def _measure_constant(prepared: Prepared, constant: Array) -> Metrics:
     return measure_constant(rows, constant, Criterion(loss, Moment.HELD_OUT, mapping.label.channel))
 
 
-def constant_loss(rows: Joined, loss: Loss, constant: Array, weights: Array | None = None) -> float:
+def constant_loss(rows: Joined, loss: Loss, constant: Array) -> float:
     """The mean loss of a constant on joined rows, from how many there are of each label."""
-    return _mean_loss(*seen_labels(rows, weights), loss, constant)
+    return _mean_loss(*seen_labels(rows, None), loss, constant)
 
 
 def _mean_loss(labels: Array, counts: Array, loss: Loss, constant: Array) -> float:
@@ -186,7 +186,7 @@ def _keys_as_features(prepared: Prepared) -> list[str]:
     bound = prepared.mapping.bound
     if not re.search(r"\bselect\s+\*|\.\s*\*", bound.text, re.IGNORECASE):
         return []
-    pairs = [pair for join in bound.branches[0].joins for pair in join.on]
+    pairs = bound.branches[0].pairs
     keys = {(p.left, p.left_column) for p in pairs} | {(p.right, p.right_column) for p in pairs}
     names = [
         name

@@ -284,19 +284,7 @@ def area_under_curve(scores: Array, labels: Array) -> float:
     >>> area_under_curve(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0.0, 0.0, 1.0, 1.0]))
     0.75
     """
-    return rank_rows(len(labels), [(scores, labels)]).area
-
-
-def rank_rows(
-    count: int, rows: Iterable[tuple[Array, NDArray[Any]]], probabilities: Probabilities | None = None
-) -> Ranking:
-    """The ranking of so many rows that are all here: scores and labels, some at a time."""
-    kept, start, positives = np.empty(count), 0, 0
-    for scores, labels in rows:
-        kept[start : start + len(scores)] = pack_labels(scores, labels)
-        start += len(scores)
-        positives += int(np.count_nonzero(labels > 0.5))
-    return rank(ascending(kept), count, positives, probabilities)
+    return rank(ascending(pack_labels(scores, labels)), len(labels), int(np.count_nonzero(labels > 0.5))).area
 
 
 def pack_labels(scores: Array, labels: NDArray[Any]) -> Array:

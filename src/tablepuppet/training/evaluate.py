@@ -52,8 +52,7 @@ class Scored:
         model, given = self.model, self.blocks if blocks is None else blocks
         criterion = Criterion(model.loss, Moment.FINISHED)
         if own_model(model.spec) is not None:
-            labels = rows_here(self.rows).joined_labels()
-            return measure_scores(self.scores(given), labels, None, criterion)
+            return measure_scores(rows_here(self.rows).with_weights(None), self.scores(given), criterion)
         rows = apply_head(self.rows, trained_head(model.head))
         return measure(rows, given, model.encoded_intercept, criterion)
 

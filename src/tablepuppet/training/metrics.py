@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from tablepuppet.algorithms.base import Summable, Walkable
-from tablepuppet.arrays import Array, PerRow, RowNumbers
+from tablepuppet.arrays import Array, PerRow
+from tablepuppet.join.joined_rows import JoinedRows
 from tablepuppet.join.mapping import Class
+from tablepuppet.join.row_index import RowIndex
 from tablepuppet.models.losses import Loss, Weighted
 from tablepuppet.models.metrics import Moment, Sums
 from tablepuppet.privacy.labels import Channel
@@ -27,11 +29,9 @@ from tablepuppet.training.curves import (
     curves_of,
     pack_labels,
     rank,
-    rank_rows,
 )
 
 Metrics = dict[str, float]
-_CHUNK = 1 << 18  # rows that are measured at a time: they stay in the cache
 _CLASSES = 20  # beyond so many, the area under each one's curve is not measured
 
 
@@ -159,44 +159,10 @@ def sum_metrics(joined: Walkable, per_row: Sequence[PerRow], intercept: Array, c
     return sums | {"moment": moment}
 
 
-def measure_scores(
-    scores: Array,
-    labels: Array,
-    weights: Array | None,
-    criterion: Criterion,
-    *,
-    index: RowNumbers | None = None,
-) -> Measured:
-    """The same from the score of every row, where an algorithm keeps them; `scores` is (rows, outputs).
-
-    `index`: which label, and weight, a row has; None: its own. Nothing but ranks is as long as the scores.
-    """
-    if not len(scores):
-        return Measured(float("nan"), {})
-
-    def of(values: Array, rows: slice) -> Array:
-        return values[rows] if index is None else values[index[rows]]
-
-    loss, channel, moment = criterion.loss, criterion.channel, criterion.moment
-    totals = []
-    chunks = [slice(start, start + _CHUNK) for start in range(0, len(scores), _CHUNK)]
-    for rows in chunks:
-        own = loss if weights is None else Weighted(loss, of(weights, rows))
-        totals.append(_sums(own, np.ascontiguousarray(scores[rows]), of(labels, rows), channel, moment))
-    sums = {name: sum(t[name] for t in totals) for name in totals[0]}
-    found: list[Ranking] = []
-    if criterion.is_ranked and loss.outputs == 1:
-        labelled_rows = ((scores[rows, 0], of(labels, rows)) for rows in chunks)
-        found = [rank_rows(len(scores), labelled_rows, _second(criterion))]
-    elif criterion.is_ranked and loss.outputs <= _CLASSES:
-        for k in range(loss.outputs):
-            own_class = ((_probability(loss, scores[rows], k), of(labels, rows) == k) for rows in chunks)
-            found.append(rank_rows(len(scores), own_class))
-    elif "spread" in sums and _draws_curves(criterion):
-        grids = NumberCounts.grids(sums["spread"], sums["squared"])
-        counts = [count_numbers(loss.predict(scores[rows]), of(labels, rows), grids) for rows in chunks]
-        sums |= {name: sum(count[name] for count in counts) for name in counts[0]} | {"grids": grids}
-    return _summarise(sums, criterion, found)
+def measure_scores(side: JoinedRows, scores: Array, criterion: Criterion) -> Measured:
+    """The same from the score of every joined row, where an algorithm keeps them; `scores` is (rows, outputs)."""
+    own = replace(side, indices=(RowIndex(side.rows, None, is_sorted=True),), state={}, lanes=None)
+    return measure(own, [scores], np.zeros(scores.shape[1]), criterion)
 
 
 def _probability(loss: Loss, scores: Array, number: int) -> Array:

@@ -225,8 +225,8 @@ class RoundedResults:
         given = {"has_classes": loss.task != "number", "has_negatives": mapping.label.negatives > 0}
         return cls(RowRounding(rounding), {n: SupportCounts.of(side, **given) for n, side in named.items()}, loss)
 
-    def round_measured(self, found: Measured, side: str = "train") -> Measured:
-        rows = self.sides[side]
+    def round_measured(self, found: Measured) -> Measured:
+        rows = self.sides["train"]
         curves = None
         if found.curves is not None and found.curves.numbers is None:
             curves = self.figures.curves(found.curves, rows)

@@ -31,7 +31,7 @@ from tablepuppet.algorithms.boosting.rows import BlockIndex
 from tablepuppet.algorithms.boosting.server import BoostingServer, HeldRows
 from tablepuppet.algorithms.boosting.tree_checks import SETS, NewKey
 from tablepuppet.algorithms.numerics.search import best_intercept
-from tablepuppet.arrays import Array, RowNumbers, floats
+from tablepuppet.arrays import Array, floats
 from tablepuppet.errors import JobError, TransportError
 from tablepuppet.join.joined_rows import JoinedRows
 from tablepuppet.join.mapping import Part
@@ -185,9 +185,8 @@ def _index(p: RowIndex) -> BlockIndex:
     return BlockIndex.of(p.rows, p.index, is_sorted=p.is_sorted and not p.is_partial)
 
 
-def _measure_rows(labels: RowIndex, given: tuple[Array, Array, Array | None, Criterion], rows: RowNumbers) -> Metrics:
-    scores, values, weights, criterion = given
-    return measure_scores(scores[rows], values, weights, criterion, index=labels.take(rows)).metrics
+def _measure_rows(side: JoinedRows, scores: Array, criterion: Criterion, rows: NDArray[np.int64]) -> Metrics:
+    return measure_scores(side.take(rows)[0], scores[rows], criterion).metrics
 
 
 @dataclass
@@ -263,10 +262,10 @@ class _Training:
             if name == "validation" and not side.rows:
                 continue
             moment = Moment.FINISHED if is_last else Moment.EPOCH if name == "train" else Moment.HELD_OUT
-            given = (own, floats(side.labels), side.weights, Criterion(loss, moment, channel))
-            found[name] = measure_scores(*given, index=side.label_index.index)
+            criterion = Criterion(loss, moment, channel)
+            found[name] = measure_scores(side, own, criterion)
             if is_last and whole is not None and getattr(whole, name) > side.rows:
-                errors = standard_errors(partial(_measure_rows, side.label_index, given), side.rows)
+                errors = standard_errors(partial(_measure_rows, side, own, criterion), side.rows)
                 self.measured[name] = MeasuredOn(side.rows, getattr(whole, name), errors)
         ordered: dict[str, Measured] = {name: found[name] for name in ("train", "validation", "test") if name in found}
         metrics, self.curves = by_side(ordered, self.plan.mapping.label.classes)

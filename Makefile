@@ -56,7 +56,7 @@ test-all: check ## make test and the slow tests, with coverage
 
 docs: $(VENV)/.dev ## check prose, spelling and generated tables, and build the site into build/site; a broken link is an error
 	@$(BIN)/python tools/check_prose.py
-	@$(BIN)/python tools/check_spelling.py
+	@$(BIN)/python -m tools.check_spelling
 	@$(BIN)/python -m tools.reference_in_pages --check
 	@$(BIN)/python -m tools.figures_in_pages --check
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

@@ -72,3 +72,11 @@ def test_a_misspelt_page_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "tabel: page.md" in capsys.readouterr().out
     page.write_text("A table has rows.\n", encoding="utf-8")
     assert check_spelling.main([str(page)]) == 0
+
+
+def test_the_pages_read_well(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0, capsys.readouterr().out
+
+
+def test_the_pages_are_spelt_well(capsys: pytest.CaptureFixture[str]) -> None:
+    assert check_spelling.main([]) == 0, capsys.readouterr().out

@@ -102,7 +102,7 @@ def find_breaches(sentences: list[Sentence], decisions: list[str]) -> list[str]:
 def main(words: list[str]) -> int:
     """Prints what to rewrite, then what is broken."""
     chosen = [Path(word).resolve() for word in words if not word.startswith("-")] or find_pages()
-    sentences, decisions = [], []
+    sentences, decisions = list[Sentence](), list[str]()
     for path in chosen:
         text, page = path.read_text(encoding="utf-8"), path.name
         sentences += read_sentences(page, text)

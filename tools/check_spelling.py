@@ -1,4 +1,4 @@
-"""Checks the spelling of pages: python tools/check_spelling.py [page …].
+"""Checks the spelling of pages: python -m tools.check_spelling [page …].
 
 In: the Markdown pages of the repository except decisions, the common English words of words/english.txt (in British
 spelling, from the lists of pyspellchecker) and our own terms of words/terms.txt. Out: every word that neither list has,
@@ -12,10 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-if __package__:
-    from tools.check_prose import find_pages
-else:
-    from check_prose import find_pages
+from tools.check_prose import find_pages
 
 WORDS = Path(__file__).parent / "words"
 _CODE = re.compile(
@@ -37,7 +34,7 @@ def find_unknown(text: str, known: frozenset[str]) -> list[str]:
     >>> find_unknown("The sever's `cfg` key of `a_b` is tokn TLS", frozenset({"the", "server", "key", "of", "is"}))
     ['sever', 'tokn']
     """
-    found = {}
+    found = dict[str, None]()
     for word in _WORD.findall(_CODE.sub(" ", text)):
         plain = re.sub(r"(?:['’]s?)$", "", word)
         is_name = plain[1:] != plain[1:].lower()  # an abbreviation, or a name of code

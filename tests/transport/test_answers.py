@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 import tablepuppet as tp
 from tablepuppet.algorithms.boosting import messages as trees
-from tablepuppet.algorithms.boosting.tree_checks import Complete
 from tablepuppet.exchanges.evaluation import Evaluation, Parameters
 from tablepuppet.exchanges.features import Encoded, FeatureStatistics
 from tablepuppet.exchanges.keys import Keys
@@ -159,13 +158,13 @@ OBJECTED: list[tuple[str, Callable[[Any], Any], str]] = [
     ("a column", lambda f: replace(f, keys=_changed(f.keys, column=77)), "found.keys.column is none"),
     ("bits", lambda f: replace(f, keys=_changed(f.keys, right=np.zeros(1, np.uint8))), "found.keys.right has shape"),
     ("missing", lambda f: replace(f, keys=[replace(k, is_missing=True) for k in f.keys * 2]), "found.keys.is_missing"),
-    ("borders", lambda f: replace(f, keys=_changed(f.keys, borders=-1)), "found.keys.borders are not in"),
-    ("more borders", lambda f: replace(f, keys=_changed(f.keys, borders=255)), "found.keys.borders are not in"),
+    ("a size", lambda f: replace(f, keys=_changed(f.keys, size=1)), "found.keys.size is below 2"),
+    ("a large size", lambda f: replace(f, keys=_changed(f.keys, size=257)), "found.keys.size is below 2, or more"),
+    ("a kind", lambda f: replace(f, keys=_changed(f.keys, kind=2)), "found.keys.column is of another kind"),
     ("digits", lambda f: replace(f, keys=_changed(f.keys, digits=np.zeros((8, 1), np.uint8))), "digits has shape"),
     ("bins", lambda f: replace(f, keys=[_changed_bins(k) for k in f.keys]), "NewColumn.digits holds a bin that"),
-    ("a column twice", lambda f: replace(f, keys=f.keys * 2), "found.keys.column is not of numbers, or was told"),
-    ("complete", lambda f: replace(f, complete=[Complete(77, np.zeros((0, 0), np.uint8))]), "found.complete.column is"),
-    ("an order", lambda f: replace(f, complete=[Complete(0, np.zeros(3, np.uint8))]), "found.complete.order has shape"),
+    ("a column twice", lambda f: replace(f, keys=f.keys * 2), "found.keys.column is of another kind, or was told"),
+    ("complete", lambda f: replace(f, complete=[77]), "found.complete names a column that is none"),
 ]
 
 

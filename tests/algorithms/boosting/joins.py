@@ -26,7 +26,7 @@ from tablepuppet.algorithms.boosting.known import KnownBlock
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.rows import BlockIndex
 from tablepuppet.algorithms.boosting.server import BoostingServer, HeldRows
-from tablepuppet.algorithms.boosting.tree_checks import NUMBER, Check, Codes, NewColumn, NewKey, Objections
+from tablepuppet.algorithms.boosting.tree_checks import Check, Codes, NewColumn, Objections
 from tablepuppet.models.losses import Logistic, Loss, Softmax, Squared
 
 
@@ -207,12 +207,7 @@ def answer(block: Block, checks: list[Check]) -> Objections:
         for key in fresh:
             half.book.add(key, is_told=True)
     known = [block.book.reveal_as(key, _sides(block, key)) for key in fresh]
-    sides: dict[int, list[Codes]] = {}
-    for new in known:
-        if isinstance(new, NewKey) and block.layout.kinds[new.column] != NUMBER:
-            sides.setdefault(new.column, []).append(np.unpackbits(new.right, count=len(block.train) - 1))
-    complete = [block.book.find_complete(column, block.book.find_codes(column, own)) for column, own in sides.items()]
-    return send_objections(block.book, kept, known, [c for c in complete if c is not None])
+    return send_objections(block.book, kept, known)
 
 
 def _sides(block: Block, key: Key) -> Codes:

@@ -25,7 +25,7 @@ from tablepuppet.algorithms.boosting.model import compact
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.rows import sample_columns, sample_rows
 from tablepuppet.algorithms.boosting.server import BoostingServer
-from tablepuppet.algorithms.boosting.tree_checks import NUMBER, SORTED, Complete, NewKey
+from tablepuppet.algorithms.boosting.tree_checks import NUMBER, ONE_HOT, SORTED, NewColumn, NewKey
 from tablepuppet.errors import TransportError
 
 
@@ -74,25 +74,27 @@ def test_trees_are_the_same_where_clients_have_nothing_more_to_tell(seed: int) -
     assert any(block.complete for block in server.blocks)
 
 
-def test_an_order_of_categories_that_no_split_tells_is_refused() -> None:
-    known = KnownBlock(0, np.array([SORTED, NUMBER], np.uint8), rows=6, held=0)
-    known.learn(
-        [NewKey(0, False, np.packbits([0, 0, 1, 1, 1, 1, 1])), NewKey(0, False, np.packbits([0, 1, 0, 1, 1, 1, 1]))]
-    )
-    right = np.packbits(np.array([[1, 1], [0, 1], [1, 0], [0, 0]]), axis=1)
+def test_a_column_that_was_told_whole_has_its_clients_codes_and_is_told_once() -> None:
+    known = KnownBlock(0, np.array([SORTED, ONE_HOT, NUMBER], np.uint8), rows=5, held=1)
+    codes = np.array([2, 1, 2, 3, 1, 0, 255], np.uint8)  # the last two: a row that does not exist, one held out
+    whole = NewColumn.of(0, SORTED, 4, True, codes)
+    known.learn([whole])
+    assert known.codes[:, 0].tolist() == [2, 1, 2, 3, 1, 0, 7]
+    assert known.is_complete(np.array([True, False, False]))
+    assert not known.is_complete(np.ones(3, np.bool_))
+    known.learn([NewKey(0, False, np.packbits([0, 1, 0, 1, 1, 1, 1]))])
+    assert np.flatnonzero(~known.sets[0]).tolist() == [2]
     for wrong, says in (
-        (right[[0, 1, 1, 3]], "one twice"),
-        (np.concatenate([right, right], axis=1), "do not have"),
-        (right[:3], "leaves out"),
-        (right[:0], "leaves out"),
+        (whole, "was told before"),
+        (NewColumn.of(1, SORTED, 4, True, codes), "another kind"),
+        (NewColumn.of(1, ONE_HOT, 3, True, codes), "holds a bin that there is not"),
+        (NewKey(0, False, np.packbits([0, 1, 1, 1, 1, 1, 1])), "parts rows of one category"),
     ):
-        with pytest.raises(TransportError, match=rf"its client tells an order .*: Complete\.order .*{says}"):
-            known.close([Complete(0, wrong)])
-    with pytest.raises(TransportError, match=r"Complete\.order is of a column that has none"):
-        known.close([Complete(1, right)])
-    assert not known.is_complete(np.ones(2, np.bool_))
-    known.close([Complete(0, right)])
-    assert known.codes[:, 0].tolist() == [3, 1, 2, 0, 0, 0, 0]
+        with pytest.raises(TransportError, match=says):
+            known.learn([wrong])
+    known.learn([NewColumn.of(2, NUMBER, 5, True, np.minimum(codes, 4))])
+    with pytest.raises(TransportError, match="told whole before"):
+        known.learn([NewKey(2, False, np.packbits([0, 0, 0, 1, 0, 1, 1]))])
 
 
 def _assert_exact(join: Join, options: Boosting, seed: int) -> BoostingServer:

@@ -93,11 +93,8 @@ def check_objections(request: trees.CheckTrees, answer: trees.TreeObjections, kn
     check_finite(found.gain, "found.gain")
     part = known.part(request)
     _learn(found.keys, "found.keys", request.check, part)
-    require(len({c.column for c in found.complete}) == len(found.complete), "found.complete", "names a column twice")
-    for complete in found.complete:
-        require(0 <= complete.column < len(request.check.columns), "found.complete.column", "is none of the part's")
-        check_array(complete.order, "found.complete.order", (None, None), kinds=_BYTES)
-        require(len(complete.order) <= _CODES, "found.complete.order", f"are more than {_CODES}")
+    for column in found.complete:
+        require(0 <= column < len(request.check.columns), "found.complete", "names a column that is none of the part's")
     _against(found, request.check, part)
 
 
@@ -136,7 +133,7 @@ def _learn(keys: list[Any], name: str, check: Check | None, part: KnownPart | No
         count = part.splits[key.column]
         kind = NUMBER if part.kinds is None else int(part.kinds[key.column])
         if isinstance(key, NewColumn):
-            require(kind == NUMBER and not count, f"{name}.column", "is not of numbers, or was told before")
+            require(key.kind == kind and not count, f"{name}.column", "is of another kind, or was told before")
             _number([key.column] * key.keys, part)
             part.has_missing.add(key.column)
             continue
@@ -204,7 +201,9 @@ def _bits_of(keys: list[Any], name: str, part: KnownPart | None) -> None:
     for key in keys:
         require(0 <= key.column < width, f"{name}.column", "is none of the part's")
         if isinstance(key, NewColumn):
-            require(0 <= key.borders < _CODES - 1, f"{name}.borders", f"are not in 0..{_CODES - 2}")
-            check_array(key.digits, f"{name}.digits", (digits_of(key.borders), rows), kinds=_BYTES)
+            least = 2 if key.kind == NUMBER else 1
+            is_byte = key.size >= least and digits_of(key.kind, key.size) <= 8
+            require(is_byte, f"{name}.size", f"is below {least}, or more than a byte tells apart")
+            check_array(key.digits, f"{name}.digits", (digits_of(key.kind, key.size), rows), kinds=_BYTES)
         else:
             check_array(key.right, f"{name}.right", (rows,), kinds=_BYTES)

@@ -146,10 +146,6 @@ class Columns:
     def size(self, column: int) -> int:
         return int(self.offsets[column + 1] - self.offsets[column])
 
-    def borders(self, column: int) -> int:
-        """Between the bins of a column of numbers, that of missing ones apart."""
-        return self.size(column) - 2
-
     def right(self, key: Key) -> NDArray[np.bool_]:
         """For each possible code of the key's column, whether it goes right; 255 is a category that nobody knows."""
         right = np.ones(256, np.bool_)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tablepuppet.algorithms.boosting import kernels
 from tablepuppet.algorithms.boosting.bins import Codes, Key
 from tablepuppet.algorithms.boosting.keys import KeyBook, Objection, Split, add_up
-from tablepuppet.algorithms.boosting.tree_checks import Check, Complete, NewColumn, NewKey, Objections, Outline
+from tablepuppet.algorithms.boosting.tree_checks import Check, NewColumn, NewKey, Objections, Outline
 from tablepuppet.errors import TransportError
 
 Sums = NDArray[np.int64]
@@ -36,9 +36,8 @@ class ClientHalf:
         sums = [add_up(outline, own) for outline, own in zip(check.trees, self.histograms(check), strict=True)]
         kept, fresh = self.book.add_new(self.book.objections(check, sums))
         changed = range(len(self._occurs)) if is_first else sorted({key.column for key in fresh})
-        complete = [self.book.find_complete(column, self._occurs[column]) for column in changed]
-        keys = [self.reveal(key) for key in fresh]
-        return send_objections(self.book, kept, keys, [c for c in complete if c is not None])
+        complete = [column for column in changed if self.book.is_complete(column, self._occurs[column])]
+        return send_objections(self.book, kept, [self.reveal(key) for key in fresh], complete)
 
     @cached_property
     def _occurs(self) -> list[Sums]:
@@ -85,7 +84,7 @@ class ClientHalf:
 
 
 def send_objections(
-    book: KeyBook, objections: Sequence[Objection], keys: list[NewKey | NewColumn], complete: Sequence[Complete] = ()
+    book: KeyBook, objections: Sequence[Objection], keys: list[NewKey | NewColumn], complete: Sequence[int] = ()
 ) -> Objections:
     """Objections as they travel, keys by their numbers."""
     none = Split(Key(-1))

@@ -20,6 +20,7 @@ from tablepuppet.algorithms.boosting import messages as trees
 from tablepuppet.algorithms.boosting.bins import Columns
 from tablepuppet.algorithms.boosting.tree_checks import (
     NUMBER,
+    SPARSE,
     WHOLE,
     Bins,
     CategoryBins,
@@ -211,7 +212,7 @@ def reveal_keys(own: ClientState, request: trees.RevealKeys) -> trees.RevealedKe
     for key in request.keys:
         if not 0 <= key.column < len(book.columns.kinds):
             raise TransportError("a key is of a column that there is not")
-        if book.is_whole(key) and not book.reveals_columns:
+        if book.is_whole(key) and not book.reveals_columns and book.columns.kinds[key.column] != SPARSE:
             raise PolicyError(
                 "columns of this table are not told whole: their splits are, one by one (max_splits, minimum_rows)"
             )
@@ -539,7 +540,7 @@ def _check_keys_request(own: ClientState, request: trees.RevealKeys) -> None:
     for key in request.keys:
         require(0 <= key.column < len(grown.bins), "keys.column", "is none of the part's")
         bins = grown.bins[key.column]
-        if bins.kind == NUMBER:
+        if bins.kind == NUMBER or key.border == WHOLE:
             is_border = key.border == WHOLE or 1 <= key.border < bins.size
             require(is_border and not key.left, "keys.border", "is none of the column's")
         else:

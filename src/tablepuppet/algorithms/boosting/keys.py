@@ -22,7 +22,6 @@ from tablepuppet.algorithms.boosting.tree_checks import (
     WHOLE,
     Check,
     Codes,
-    Complete,
     NewColumn,
     NewKey,
     Outline,
@@ -72,6 +71,7 @@ class KeyBook:
         self.told = 0
         self._codes: dict[int, tuple[int, dict[bytes, list[int]]]] = {}  # by column: of so many keys
         self._columns: set[int] = set()  # of which something was told
+        self._whole: set[int] = set()  # and of which all was
         self._marks: dict[int, list[NDArray[np.bool_]]] = {}  # by column: of keys that were told, which codes go right
         for entry, is_told in zip(self.entries, self.is_told, strict=True):
             self._enter(entry, is_told)
@@ -86,7 +86,9 @@ class KeyBook:
         if is_told:
             self.told += self.bits(entry)
             self._columns.add(entry.column)
-            if self.columns.kinds[entry.column] != NUMBER:
+            if self.is_whole(entry):
+                self._whole.add(entry.column)
+            elif self.columns.kinds[entry.column] != NUMBER:
                 self._marks.setdefault(entry.column, []).append(self.columns.right(entry))
         for key in self._list_keys(entry):
             self.numbers.setdefault(key, len(self.keys))
@@ -95,17 +97,20 @@ class KeyBook:
     def _list_keys(self, entry: Key) -> list[Key]:
         if not self.is_whole(entry):
             return [entry]
-        column = entry.column
-        borders = range(1, self.columns.borders(column) + 1)
-        return [self._missing(column), *(Key(column, border=b) for b in borders)]
+        column, kind, size = entry.column, self.columns.kinds[entry.column], self.columns.size(entry.column)
+        if kind == NUMBER:
+            return [self._missing(column), *(Key(column, border=b) for b in range(1, size - 1))]
+        return [Key(column, left=(code,)) for code in range(size)] if kind == ONE_HOT else []
 
     def is_whole(self, entry: Key) -> bool:
-        """Whether it is a column with all its borders."""
-        return bool(self.columns.kinds[entry.column] == NUMBER) and entry.border == WHOLE
+        """Whether it is a column with all that can be told of it."""
+        return entry.border == WHOLE
 
     def bits(self, entry: Key) -> int:
         """How many bits of a row tell it."""
-        return digits_of(self.columns.borders(entry.column)) if self.is_whole(entry) else 1
+        if not self.is_whole(entry):
+            return 1
+        return digits_of(int(self.columns.kinds[entry.column]), self.columns.size(entry.column))
 
     def may_tell(self, entries: Sequence[Key]) -> bool:
         """Whether so many bits of a row are left to be told."""
@@ -125,13 +130,20 @@ class KeyBook:
         for union in unions:
             if not 0 <= union.column < len(self.columns.kinds) or int(self.columns.kinds[union.column]) not in SETS:
                 raise TransportError("a union of categories is of a column that has none")
-            own = self._marks.get(union.column, [])
-            fits = union.rows.ndim == 2 and union.rows.dtype == np.uint8 and union.rows.shape[1] == (len(own) + 7) // 8
-            if not own or not fits or union.keys != len(own):
+            codes, keys, width = self._known_codes(union.column)
+            fits = union.rows.ndim == 2 and union.rows.dtype == np.uint8 and union.rows.shape[1] == width
+            if not codes or not fits or union.keys != keys:
                 raise TransportError("a union of categories does not fit the keys that are known")
-            codes = self._codes_by_marks(union.column, own)
             left = (code for row in {row.tobytes() for row in union.rows} for code in codes.get(row, ()))
             self.add(Key(union.column, left=tuple(sorted(left))), is_told=False)
+
+    def _known_codes(self, column: int) -> tuple[dict[bytes, list[int]], int, int]:
+        """The codes of a column by how the server knows them: as they are, where it was told all of them, else by the
+        keys that it was told; how many these are, and how many bytes say it."""
+        if column in self._whole:
+            return {bytes([code]): [code] for code in range(self.columns.size(column))}, 0, 1
+        own = self._marks.get(column, [])
+        return self._codes_by_marks(column, own) if own else {}, len(own), (len(own) + 7) // 8
 
     def _codes_by_marks(self, column: int, own: Sequence[NDArray[np.bool_]]) -> dict[bytes, list[int]]:
         """The codes of a column by what its told keys say of them, packed; made anew once there is one key more."""
@@ -164,35 +176,19 @@ class KeyBook:
         """A key as it becomes known, by whether rows go right; or a column, by their bins."""
         column = key.column
         if self.is_whole(key):
-            has_missing = bool(self.has_missing[column])
-            return NewColumn.of(column, self.columns.borders(column), has_missing, sides)
+            kind, has_missing = int(self.columns.kinds[column]), bool(self.has_missing[column])
+            return NewColumn.of(column, kind, self.columns.size(column), has_missing, sides)
         return NewKey(column, self.columns.is_missing(key), np.packbits(sides))
 
-    def find_codes(self, column: int, sides: Sequence[Codes]) -> NDArray[np.int64]:
-        """The codes of a column of categories that rows have; `sides` are theirs at the keys that were told last."""
-        marks = np.packbits(np.stack(self._marks[column][-len(sides) :], axis=1), axis=1)
-        present = {row.tobytes() for row in np.unique(np.packbits(np.stack(sides, axis=1), axis=1), axis=0)}
-        codes = [code for code in range(self.columns.size(column)) if marks[code].tobytes() in present]
-        return np.array(sorted({*codes, *([0] if self.has_missing[column] else [])}), np.int64)
-
-    def find_complete(self, column: int, occurs: NDArray[np.int64]) -> Complete | None:
-        """A column, if all splits that can ever be found in it are known, or made of sets that are; `occurs` are the
-        codes that training rows have, ascending."""
-        kind, codes = self.columns.kinds[column], occurs.tolist()
-        if kind == NUMBER:
-            values = [code for code in codes if code]
-            borders = values[: None if len(values) < len(codes) else -1]
-            is_complete = all(Key(column, border=b) in self.numbers for b in borders)
-            return Complete(column, np.zeros((0, 0), np.uint8)) if is_complete else None
-        own = self._marks.get(column, [])
-        marks = np.stack(own, axis=1) if own else np.zeros((256, 0), np.bool_)
-        if kind == ONE_HOT:
-            told = codes[:1] if len(codes) == 2 else codes  # of two, the second is what the first is not
-            is_complete = len(codes) < 2 or all(Key(column, left=(code,)) in self.numbers for code in told)
-        else:  # 255: what nobody knows must be apart, too
-            apart = np.packbits(marks[[*codes, 255]], axis=1)
-            is_complete = len(codes) < 2 or len(np.unique(apart, axis=0)) == len(apart)
-        return Complete(column, np.packbits(marks[codes], axis=1)) if is_complete else None
+    def is_complete(self, column: int, occurs: NDArray[np.int64]) -> bool:
+        """Whether there is nothing more to tell of a column that is not told whole: it has one value, or all borders
+        are known; `occurs` are the codes that training rows have, ascending."""
+        codes = occurs.tolist()
+        if self.columns.kinds[column] != NUMBER:
+            return len(codes) < 2
+        values = [code for code in codes if code]
+        borders = values[: None if len(values) < len(codes) else -1]
+        return all(Key(column, border=b) in self.numbers for b in borders)
 
     @property
     def is_full(self) -> bool:
@@ -209,19 +205,8 @@ class KeyBook:
         is_due = self.reveals_columns or self.columns.kinds[column] == SPARSE
         if not wanted or not is_due or column in self._columns:
             return wanted
-        every = self._whole(key)
+        every = [Key(column, border=WHOLE), *([key] if int(self.columns.kinds[column]) in SETS else [])]
         return every if self.may_tell(every) else wanted
-
-    def _whole(self, key: Key) -> list[Key]:
-        """What tells all bins of a key's column apart, and the key."""
-        kind, size = self.columns.kinds[key.column], self.columns.size(key.column)
-        if kind == NUMBER:
-            return [Key(key.column, border=WHOLE)]
-        if kind == ONE_HOT:
-            return [Key(key.column, left=(code,)) for code in range(size)]
-        codes, digits = np.arange(size), range(size.bit_length())  # a code that nobody knows has every digit
-        sets = [Key(key.column, left=tuple(np.flatnonzero((codes >> d) & 1 == 0).tolist())) for d in digits]
-        return list(dict.fromkeys([*sets, key]))
 
     def _list_needed(self, key: Key) -> list[Key]:
         """A key, after the one that says which values of its column are missing, where some are."""

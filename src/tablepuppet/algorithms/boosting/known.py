@@ -6,6 +6,8 @@ nothing finer; so the server finds the best split among keys that it knows as a 
     numbers             code 0 missing, then 1 + the number of known borders below
     one against rest    code c: the c-th category that was told, 0 all others
     sorted categories   atoms: categories that no known set tells apart
+
+A column that was told whole has its client's own codes.
 """
 
 from __future__ import annotations
@@ -26,7 +28,6 @@ from tablepuppet.algorithms.boosting.tree_checks import (
     NUMBER,
     ONE_HOT,
     SETS,
-    Complete,
     NewColumn,
     NewKey,
     Union,
@@ -66,10 +67,11 @@ class _Column:
     keys: list[int] = field(default_factory=list)  # of sorted categories: all, told or made here
     by_set: dict[bytes, int] = field(default_factory=dict)  # of sorted categories: which atoms go right → the key
     marks: NDArray[np.bool_] | None = None  # of sorted categories: (atoms, told keys), whether it goes right
+    is_whole: bool = False  # codes are those of the client
 
     @property
     def bins(self) -> int:
-        if self.kind in SETS:
+        if self.kind in SETS or self.is_whole:
             return self.size
         return len(self.borders) + (2 if self.kind == NUMBER else 1)
 
@@ -117,73 +119,40 @@ class KnownBlock:
                 apart[new.column] = np.ascontiguousarray(self.codes[:, column.place])
             right = np.unpackbits(new.right, count=size).view(np.bool_)
             self._learn(len(self.keys), new, column, apart[new.column], right)
-            self.complete.discard(new.column)
             self.keys.append((new.column, True))
             self.told += 1
         for number, codes in apart.items():
             self.codes[:, self.columns[number].place] = codes
         if keys:
             known = [self.columns[number] for number in self._active]
-            kinds = [KNOWN_ONE_HOT if c.kind == ONE_HOT else c.kind for c in known]
+            kinds = [KNOWN_ONE_HOT if c.kind == ONE_HOT and not c.is_whole else c.kind for c in known]
             self.layout = Columns.of(kinds, [c.bins for c in known], [self.signs[n] for n in self._active])
 
     def _learn_whole(self, new: NewColumn, column: _Column) -> None:
-        """Takes in a column of numbers with all its borders."""
-        if column.kind != NUMBER or column.borders or column.missing >= 0:
-            raise self._wrong("column", "is not of numbers, or was told before", "NewColumn")
+        """Takes in a column with all that its client can tell of it."""
+        if column.kind != new.kind or column.is_whole or column.borders or column.keys or column.missing >= 0:
+            raise self._wrong("column", "is of another kind, or was told before", "NewColumn")
         if new.digits.shape[1] != (len(self.codes) + 7) // 8:
             raise self._wrong("digits", "does not have a bit for every row", "NewColumn")
         codes = new.codes(len(self.codes))
-        if len(codes) and codes.max() > new.borders + 1:
+        bound = codes if new.kind == NUMBER else codes[: self.rows + 1]  # a held-out row may have another category
+        if bound.max(initial=0) >= new.size:
             raise self._wrong("digits", "holds a bin that there is not", "NewColumn")
         first = len(self.keys)
-        if new.has_missing:
-            column.missing = first
-        else:
-            np.maximum(codes, 1, out=codes)
-        column.borders = list(range(first + 1, first + new.keys))
-        above = np.bincount(codes, minlength=new.borders + 2)[::-1].cumsum()[::-1]
-        column.above = above[2:].tolist()
+        column.is_whole, column.size = True, new.size
+        if new.kind == NUMBER:
+            if new.has_missing:
+                column.missing = first
+            else:
+                np.maximum(codes, 1, out=codes)
+            column.borders = list(range(first + 1, first + new.keys))
+        elif new.kind == ONE_HOT:
+            column.borders = list(range(first, first + new.keys))
+            self.sets |= {key: np.arange(256) != code for code, key in enumerate(column.borders)}
         self.codes[:, column.place] = codes
         self.keys += [(new.column, True)] * new.keys
         self.told += new.bits_of_a_row
         self.complete.add(new.column)
-
-    def close(self, complete: Sequence[Complete]) -> None:
-        """Takes in that columns are complete: their categories are searched in their client's order from now on."""
-        for one in complete:
-            column = self.columns.get(one.column)
-            if column is not None and column.kind != NUMBER:
-                self._order(column, one.order)
-            elif one.order.size:
-                raise self._no_order("is of a column that has none")
-            self.complete.add(one.column)
-
-    def _order(self, column: _Column, order: NDArray[np.uint8]) -> None:
-        told = column.borders if column.kind == ONE_HOT else column.told
-        marks = np.packbits(np.stack([self.sets[key][: column.bins] for key in told], axis=1), axis=1)
-        atoms = {row.tobytes(): atom for atom, row in enumerate(marks)}
-        found = [atoms.get(row.tobytes(), -1) for row in order]
-        if -1 in found or len(set(found)) < len(found):
-            raise self._no_order("holds categories that its splits do not have, or one twice")
-        occurs = np.flatnonzero(np.bincount(self.codes[: self.rows, column.place]))
-        if not set(found).issuperset(occurs.tolist()):
-            raise self._no_order("leaves out categories that its splits have")
-        first = [0] if column.kind == ONE_HOT else []  # all others
-        places = [*first, *(atom for atom in found if atom not in first)]
-        places += sorted(set(range(256)) - set(places))
-        renumbered = np.empty(256, np.uint8)
-        renumbered[places] = np.arange(256)
-        self.codes[:, column.place] = renumbered[self.codes[:, column.place]]
-        for key in column.borders or column.keys:
-            self.sets[key] = self.sets[key][places]
-        if column.kind == ONE_HOT:
-            column.borders = [column.borders[atom - 1] for atom in places[1 : column.bins]]
-        else:
-            self._name_sets(column)
-
-    def _no_order(self, why: str) -> TransportError:
-        return TransportError(f"{self.owner} tells an order of categories that cannot be: Complete.order {why}")
 
     def is_complete(self, allowed: NDArray[np.bool_]) -> bool:
         """Whether its client can have nothing against a split that was searched among these columns here."""
@@ -213,6 +182,8 @@ class KnownBlock:
         if column.kind == NUMBER and new.is_missing:
             column.missing = number
             codes *= ~right
+        elif column.is_whole and column.kind not in SETS:
+            raise self._wrong("column", "was told whole before")
         elif column.kind == NUMBER:
             right &= codes > 0
             above = int(np.count_nonzero(right))
@@ -228,10 +199,21 @@ class KnownBlock:
             column.borders.append(number)
             codes[...] = np.where(right, codes, np.uint8(len(column.borders)))
             self.sets[number] = np.arange(256) != len(column.borders)
+        elif column.is_whole:
+            self._name_whole(column, number, codes, right)
         else:
-            self._refine(column, number, codes, right)
+            self._split_atoms(column, number, codes, right)
 
-    def _refine(self, column: _Column, number: int, codes: Codes, right: NDArray[np.bool_]) -> None:
+    def _name_whole(self, column: _Column, number: int, codes: Codes, right: NDArray[np.bool_]) -> None:
+        """Gives a set of categories that are all known its number."""
+        sides = np.bincount(codes * np.uint16(2) + right, minlength=512).reshape(256, 2) > 0
+        if sides.all(axis=1).any():
+            raise self._wrong("right", "parts rows of one category")
+        self.sets[number] = ~sides[:, 0]
+        column.keys.append(number)
+        column.by_set.setdefault(self.sets[number].tobytes(), number)
+
+    def _split_atoms(self, column: _Column, number: int, codes: Codes, right: NDArray[np.bool_]) -> None:
         """Atoms that a new set cuts in two become two."""
         found = np.flatnonzero(np.bincount(codes * np.uint16(2) + right, minlength=512))
         if len(found) > 256:
@@ -274,7 +256,8 @@ class KnownBlock:
             key = column.borders[at - 1] if at <= len(column.borders) else column.missing
             return None if key < 0 else Choice(gain, self.block, key, bool(to_left), sums=(g, h))
         if column.kind == ONE_HOT:
-            return Choice(gain, self.block, column.borders[at - 1], sums=(g, h))
+            key = column.borders[at if column.is_whole else at - 1]
+            return Choice(gain, self.block, key, sums=(g, h))
         return Choice(gain, self.block, -1 - number, left=tuple(splits.order[node, :at].tolist()), sums=(g, h))
 
     def give_key(self, choice: Choice) -> Choice:
@@ -287,8 +270,10 @@ class KnownBlock:
         right[list(choice.left)] = False
         known = column.by_set.get(right.tobytes())
         if known is None:
-            assert column.marks is not None
-            marks = np.packbits(column.marks[list(choice.left)], axis=1)
+            marks = np.array(choice.left, np.uint8)[:, None]  # codes, where their client knows them too
+            if not column.is_whole:
+                assert column.marks is not None
+                marks = np.packbits(column.marks[list(choice.left)], axis=1)
             self.unions.append(Union(number, len(column.told), marks))
             known = len(self.keys)
             self.sets[known], column.by_set[right.tobytes()] = right, known

@@ -10,7 +10,7 @@ import numpy as np
 
 from tablepuppet.algorithms.boosting.bins import Columns
 from tablepuppet.algorithms.boosting.options import Boosting
-from tablepuppet.algorithms.boosting.tree_checks import NUMBER, digits_of
+from tablepuppet.algorithms.boosting.tree_checks import NUMBER
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.algorithms.shape import BlockShape, Shape
 from tablepuppet.errors import PrivacyError
@@ -135,7 +135,7 @@ def tree_exposures(shape: Shape, given: AlgorithmOptions) -> list[Exposure]:
     for block in shape.blocks:
         columns = block.numbers + block.strings
         if options.reveals_columns:
-            whole = columns * digits_of(options.bins - 1)
+            whole = columns * options.bins.bit_length()
             found.append(Exposure(block.name, whole, whole))
         else:
             found.append(Exposure(block.name, most_told(block, options), columns * (options.bins - 1)))

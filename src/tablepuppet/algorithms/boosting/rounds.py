@@ -34,11 +34,9 @@ from tablepuppet.algorithms.boosting.messages import (
 )
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.tree_checks import (
-    NUMBER,
     Bins,
     Check,
     Codes,
-    Complete,
     Key,
     NewColumn,
     NewKey,
@@ -151,9 +149,7 @@ class TreeRounds:
         asked_for = {number: keys for number, (_, keys) in pending.items()}
         bits = self._bits(asked_for)
         for number, (kept, _) in pending.items():
-            found[number] = send_objections(
-                self.books[number], kept, bits[number], self._complete(number, bits[number])
-            )
+            found[number] = send_objections(self.books[number], kept, bits[number])
         return [found[number] for number in range(len(self.union.blocks))]
 
     def _shared_bins(self) -> dict[int, list[Bins]]:
@@ -202,16 +198,6 @@ class TreeRounds:
                 every[outline.left < 0] = np.sum(np.stack(own), axis=0)
             per_node.append(add_up(outline, every))
         return book.add_new(book.objections(check, per_node))
-
-    def _complete(self, number: int, revealed: Sequence[NewKey | NewColumn]) -> list[Complete]:
-        """Columns of categories of which everything was told just now."""
-        book, rows = self.books[number], sum(part.rows for part in self.union.blocks[number])
-        sides: dict[int, list[Codes]] = {}
-        for key in revealed:
-            if isinstance(key, NewKey) and book.columns.kinds[key.column] != NUMBER:
-                sides.setdefault(key.column, []).append(np.unpackbits(key.right, count=rows))
-        found = [book.find_complete(column, book.find_codes(column, own)) for column, own in sides.items()]
-        return [complete for complete in found if complete is not None]
 
     def _reveal_as(self, number: int, key: Key, sides: Codes) -> NewKey | NewColumn:
         book = self.books.get(number)

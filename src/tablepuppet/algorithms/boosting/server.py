@@ -115,7 +115,7 @@ class BoostingServer:
                 tree.check_off(numbers)
             found = self._by_node(answers, plans)
             self._learn(answers)
-            for block in (number for number, answer in enumerate(answers) if answer.keys or answer.complete):
+            for block in (number for number, answer in enumerate(answers) if answer.keys):
                 for tree in growing:
                     tree.forget_sums(block)
             roots = [_mend_nodes(tree, better) for tree, better in zip(growing, found, strict=True)]
@@ -167,7 +167,7 @@ class BoostingServer:
     def _learn(self, answers: Sequence[Objections]) -> None:
         for block, answer in zip(self.blocks, answers, strict=True):
             block.learn(answer.keys)
-            block.close(answer.complete)
+            block.complete.update(answer.complete)
 
     # -- the end of a tree -----------------------------------------------------------------
 

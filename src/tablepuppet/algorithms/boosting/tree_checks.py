@@ -25,7 +25,7 @@ NUMBER, ONE_HOT, SORTED, KNOWN_ONE_HOT, SPARSE = 0, 1, 2, 3, 4  # how the bins o
 SETS = (SORTED, SPARSE)  # sorted categories; of sparse ones those that are light in a node are left out
 FEW = 4  # categories up to which each is tried against the rest
 _WIDTHS = (1, 2, 4, 8)
-WHOLE = 0  # the border of a key that stands for a column of numbers with all its borders
+WHOLE = 0  # the border of a key that stands for a column with all that can be told of it
 
 
 class NumberBins(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -161,20 +161,22 @@ class NewKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
 
 
 class NewColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
-    """A column of numbers of which all keys become known: the bin of every row, held-out ones included.
+    """A column of which all becomes known: the code of every row, held-out ones included.
 
-    They are numbered by their borders, after the key that says which values are missing, even if none is.
+    Keys of numbers are numbered by their borders, after the key that says which values are missing, even if none is;
+    those of few categories by their codes. Sets of sorted categories have no number before they are used.
     """
 
     column: int
-    borders: int
+    kind: int
+    size: int  # codes; a category that nobody knows has one more, all of whose digits are 1
     has_missing: bool
-    digits: Bits  # (bits of a row, rows / 8), the lowest first; bin 0 has no value
+    digits: Bits  # (bits of a row, rows / 8), the lowest first; code 0 has no value
 
     @classmethod
-    def of(cls, column: int, borders: int, has_missing: bool, codes: Codes) -> NewColumn:
-        digits = range(digits_of(borders))
-        return cls(column, borders, has_missing, np.stack([np.packbits(codes >> d & 1) for d in digits]))
+    def of(cls, column: int, kind: int, size: int, has_missing: bool, codes: Codes) -> NewColumn:
+        digits = range(digits_of(kind, size))
+        return cls(column, kind, size, has_missing, np.stack([np.packbits(codes >> d & 1) for d in digits]))
 
     @property
     def bits_of_a_row(self) -> int:
@@ -182,27 +184,20 @@ class NewColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=Tru
 
     @property
     def keys(self) -> int:
-        """How many they are."""
-        return self.borders + 1
+        """How many become known."""
+        return {NUMBER: self.size - 1, ONE_HOT: self.size}.get(self.kind, 0)
 
     def codes(self, rows: int) -> Codes:
-        """The bins of so many rows."""
+        """The codes of so many rows."""
         found = np.zeros(rows, np.uint8)
         for d, digit in enumerate(self.digits):
             found |= np.unpackbits(digit, count=rows) << np.uint8(d)
         return found
 
 
-def digits_of(borders: int) -> int:
-    """Bits that tell a column's bins apart: one more than borders, and one of missing values."""
-    return (borders + 1).bit_length()
-
-
-class Complete(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A column of which there is nothing more to tell: all its splits are keys that are known, or made of them."""
-
-    column: int
-    order: NDArray[np.uint8]  # its categories in order: whether they go right at each key that was told, packed
+def digits_of(kind: int, size: int) -> int:
+    """Bits that tell a column's codes apart, and from them a category that nobody knows."""
+    return (size - 1 if kind == NUMBER else size).bit_length()
 
 
 class Objections(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -215,7 +210,7 @@ class Objections(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: NDArray[np.int32]
     to_left: NDArray[np.bool_]
     is_void: NDArray[np.bool_]  # the split in the outline is not one of the client's candidates
-    complete: list[Complete] = []
+    complete: list[int] = []  # columns of which there is nothing more to tell, besides those that were told whole
 
     @property
     def bits_of_a_row(self) -> int:

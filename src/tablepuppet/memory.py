@@ -2,13 +2,10 @@
 
 Files that are merely cached count as free. Limits are those of control groups, version 2 or 1, and of `ulimit`.
 
-And how freed memory goes back. glibc learns from what is freed: after the first arrays of some megabytes it keeps the
-memory of all later ones for itself, once for every thread, and at the same time it gives the few hundred kilobytes of a
-shard back after every step, only to ask for them again, page by page. Fixed thresholds do the opposite: long arrays
-return to the system at once, shards stay (docs/decisions/0023-numpy-before-the-compiler.md), and so do vectors over a
-table of a million rows, whose pages took a quarter of the time of a run
-(docs/decisions/0127-what-owners-need-not-do.md). They hold for the whole process: only those of the service set them
-(`serve`, `join`, a run's worker), never a user's own.
+And how freed memory goes back. By its own rules glibc keeps long arrays, once for every thread, and gives the few
+hundred kilobytes of a shard back after every step. Fixed thresholds do the opposite: long arrays return to the system
+at once, shards stay, and so do vectors over a table of a million rows (docs/decisions/measurements.md). They hold for
+the whole process: only those of the service set them (`serve`, `join`, a run's worker), never a user's own.
 """
 
 from __future__ import annotations

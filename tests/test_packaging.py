@@ -82,7 +82,7 @@ def test_the_wheel_has_all_that_the_package_needs(tmp_path: Path) -> None:
     assert trial.stdout.startswith(str(tmp_path / "installed"))
     missing = {
         path.relative_to(ROOT / "src")
-        for path in (ROOT / "src").rglob("*")
+        for path in (ROOT / "src" / "tablepuppet").rglob("*")
         if path.is_file() and path.suffix not in {".pyc", ".nbc", ".nbi"}
     } - {path.relative_to(tmp_path / "installed") for path in (tmp_path / "installed").rglob("*")}
     assert not missing

@@ -65,20 +65,20 @@ class _Known(NamedTuple):
 
 
 class Federation:
-    """Tables and their owners, all in this process: each list entry is one client.
+    """Tables and their owners, all in this process.
 
-    `owners`: which tables one owner holds together, so that a subquery may span them: `owners={"bank": ["accounts",
-    "transactions"]}`. Tables that are not listed have an owner each. A table with several sources is listed by as many
-    owners, in the order of the sources.
-    `partitioned_by`: of tables with several owners, the columns whose values each lie with one of them
-    (`{"transactions": ["account_id"]}`), so that owners may join their own rows on them in a subquery (docs/sql.md).
-    `policies`: what an owner lets leave, by client or by table: the path of its policy.toml (docs/policy.md).
-    `models`: a folder in which owners keep their parts of models that are not released (docs/prediction.md); without
-    one they keep them as long as the federation is open.
-    `asker_key`: a file with the private key that signs contracts, for owners whose policies name `askers`; the asker is
-    called as the file is (docs/policy.md).
-    `key`: a secret that the clients share and the server never has (docs/privacy.md). Without one, tokens of join keys
-    get a random key, and rows are numbered by a permutation that is public, so that a job repeats bit for bit.
+    - `tables`: a source for each table, or a list of sources, one per client. A source is a path, a data frame, an
+      Arrow table or `tp.source(…)` (docs/sources.md).
+    - `owners`: the tables that one owner holds, so that its subqueries may span them: `{"bank": ["accounts",
+      "transactions"]}`. Other tables have an owner each. A table with several sources is listed by as many owners, in
+      the order of the sources.
+    - `partitioned_by`: columns of tables with several owners whose values each lie with one of them (docs/sql.md).
+    - `policies`: an owner's policy.toml, by client or by table (docs/policy.md).
+    - `models`: the folder in which owners keep parts of models that are not released; by default memory
+      (docs/prediction.md).
+    - `asker_key`: a file with the private key that signs contracts, for policies with `askers` (docs/policy.md).
+    - `key`: a secret that the clients share and the server never has (docs/privacy.md). By default key tokens get a
+      random key, and the order of rows is public, so that a job repeats bit for bit.
 
     >>> import pyarrow as pa
     >>> Federation({"orders": [pa.table({"x": [1]}), pa.table({"x": [2]})]})
@@ -106,7 +106,19 @@ class Federation:
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Federation:
-        """A federation from a file: `[tables]`, each a path, a list of paths, or {url, table}; or a `[server]`."""
+        """Reads a federation from the TOML file at `path`.
+
+        The file has `[tables]`, each a path, a list of paths, or {url, table}; or a `[server]` to connect to.
+
+        >>> import os, tempfile
+        >>> file = os.path.join(tempfile.mkdtemp(), "federation.toml")
+        >>> with open(file, "w") as out:
+        ...     _ = out.write('[tables]\\nitems = "items.csv"')
+        >>> with open(os.path.join(os.path.dirname(file), "items.csv"), "w") as out:
+        ...     _ = out.write("item_id,price\\n1,9.5")
+        >>> Federation.from_toml(file)
+        Federation(items: 1 client)
+        """
         given = read_toml(path)
         if "server" in given:
             return cls.connect(path)
@@ -114,9 +126,10 @@ class Federation:
 
     @classmethod
     def connect(cls, path: str | Path, *, asker_key: str | Path | None = None) -> Federation:
-        """A federation of processes: its coordinator (`tablepuppet serve`) runs the jobs that are given here.
+        """Connects to a federation of processes, whose coordinator (`tablepuppet serve`) runs the jobs.
 
-        `asker_key`: as above; else the file that `asker_key` under [user] names.
+        - `path`: the federation file, with `[server]` and `[user]` (docs/deployment.md).
+        - `asker_key`: the private key that signs contracts; by default the one that `[user]` names.
         """
         from tablepuppet.api.connected import ConnectedFederation
 
@@ -132,10 +145,17 @@ class Federation:
         progress: bool | None = None,
         **options: Any,
     ) -> Plan:
-        """What training would do and cost; `str(plan)` is the text.
+        """The plan of a job: cost and disclosures before training; `str(plan)` is the text (docs/explain.md).
 
-        `probe`: train a sum of the tables for a few rounds, under a contract of its own, and say what tables would say
-        together, which model would learn it, and at what cost (docs/heads.md).
+        `query`, `label`, `model`, `algorithm` and `options` are those of `train`.
+
+        - `probe`: also train a sum of tables for a few rounds, under its own contract, and estimate which model would
+          explain more, at what cost (docs/heads.md).
+        - `progress`: a bar on standard error; None: in a terminal or notebook, after two seconds.
+
+        >>> plan = federation.explain(query, label="returned")
+        >>> print(str(plan).splitlines()[0])
+        Train returned (2 classes) by newton: model logistic, l2 0.0099 (1 / joined rows), at most 30 epochs
         """
         query, options = self._split_rows(query, label, with_start(options))
         with show_progress("explaining", progress), self._name_model(model) as known, known_head(options) as given:
@@ -152,9 +172,13 @@ class Federation:
         return story.explain(job, self._tables, self._link(job.wire))
 
     def profile(self, query: str, *, label: str | None = None, privacy: Any = None) -> Profile:
-        """How the keys of a query's tables meet: orphans, duplicates, NULL keys; `str(profile)` is the text.
+        """How the keys of a query's tables match: orphans, duplicates, NULL keys; `str(profile)` is the text.
 
-        `privacy`: as in a job; of it, as what keys leave ("keys": "dh").
+        - `query`: the SQL text; `label`: the item to predict, not needed here.
+        - `privacy`: as in a job, for how keys leave: `{"keys": "dh"}`.
+
+        >>> print(str(federation.profile(query)).splitlines()[0])
+        JOIN o.item_id = i.item_id: many-to-one
         """
         asked = privacy_of(privacy)
         keys = {"keys": asked.keys, "max_keys": asked.max_keys}
@@ -183,28 +207,40 @@ class Federation:
         resume: bool = False,
         **options: Any,
     ) -> Result:
-        """Trains on the query's result without ever having it.
+        """Trains a model on the query's result without building it; returns a `Result`.
 
-        `algorithm`: by name, or its options; None: newton, and for heads other than the sum the one that suits them.
-        `validation_fraction`: rows that are measured after every epoch and never trained on; with `patience`, training
-        stops after so many epochs without a better validation loss, and the best epoch's parameters are the model.
-        `weight`: a column of the label's table, or an expression over it, that says how much a row counts;
-        `class_weight`: "balanced", or a weight for each class (docs/validation.md). `exposure`: a column of the label's
-        table, too: the label per unit of it is modelled, weighted by it; of counts that is an offset.
-        `test_where`: which rows are for the test, instead of a fraction: a condition over the label table's columns.
-        `split`: "time", or a column as in "t.ts": the latest rows are for the test; with `gap`, as in "30 days", rows
-        so shortly before them are left out.
-        `max_categories`: of a text column, so many categories have a weight of their own, the others share one.
-        `max_joined_rows`: a join with more rows is refused before it is made.
-        `negatives`: joined rows are what was seen, and so many pairs that did not meet are drawn beside each of them.
-        `wire`: how numbers travel, "float64", or "float32" for half the bytes ("…+zstd", "…+lz4": compressed).
-        `on_round`: called after every round; tablepuppet.report.callbacks has loggers.
-        `progress`: a bar on standard error; None: in a terminal or a notebook, where training takes over two seconds.
-        `resume`: go on with an interrupted run of the same job, where clients are processes of their own.
-        `warm_start`: a result, a model, or the folder of one: a linear model begins with its weights, also on other
-        rows and categories (docs/prediction.md#again-and-again), boosted trees are added to (docs/boosting.md).
-        `options`: those of the algorithm (learning_rate, rho, …) where it is given by name, and what else a job has
-        (docs/options.md).
+        Common options; docs/options.md lists all of them:
+
+        - `query`, `label`: the SQL text, and the item of its SELECT list to predict.
+        - `model`: "linear", "logistic", "softmax", "poisson", "huber", "quantile", "mlp", "boosted", a function that
+          builds a torch module for a block, or "auto".
+        - `algorithm`: a name, or an options object such as `tp.Admm(rho=0.5)`; None: the one that suits the model.
+        - `l2`: the weight of the penalty; None: 1/N for linear models.
+        - `test_fraction`: the share of test rows; `validation_fraction`: of rows measured after every epoch.
+        - `patience`: stop after so many epochs without a better validation loss, and keep the best epoch's parameters.
+        - `weight`: a column of the label's table, or an expression over it, that says how much a row counts;
+          `class_weight`: "balanced", or a weight for each class (docs/validation.md).
+        - `exposure`: a column of the label's table; the label per unit of it is modelled.
+        - `test_where`: test rows by a condition over the label's table, instead of a fraction.
+        - `split`: "time", or a column as in "t.ts": the latest rows are test rows; `gap`, as in "30 days": rows shortly
+          before them are left out.
+        - `standardize`: scale numbers to mean 0 and spread 1.
+        - `seed`: the same data, job and seed give the same model.
+        - `epochs`: at most so many; `batch_size`: joined rows in a batch of `sgd`.
+        - `privacy`: noise, budgets and key tokens (docs/privacy.md).
+        - `max_categories`: categories of a text column with their own weight; the others share one.
+        - `max_joined_rows`: a larger join is refused before it is made.
+        - `negatives`: joined rows count as seen; so many unseen pairs are drawn for each (docs/heads.md).
+        - `wire`: number format on the wire: "float64", or "float32" for half the bytes ("…+zstd", "…+lz4": compressed).
+        - `on_round`: called after every round; tablepuppet.report.callbacks has loggers.
+        - `progress`: a bar on standard error; None: in a terminal or notebook, after two seconds.
+        - `resume`: continue an interrupted run of the same job, in a federation of processes.
+        - `warm_start`: a result, a model, or its folder to continue from (docs/prediction.md).
+        - `options`: other options of the job, and those of an algorithm that is given by name.
+
+        >>> result = federation.train(query, label="returned", model="logistic")
+        >>> result.converged, sorted(result.metrics["test"])[:2]
+        (True, ['accuracy', 'auc'])
         """
         options |= {
             "l2": l2,
@@ -264,7 +300,13 @@ class Federation:
         progress: bool | None = None,
         **options: Any,
     ) -> SearchResult:
-        """Cross-validates settings on the same joined rows: what `tp.search` and `tp.cross_validate` call."""
+        """Cross-validates settings on the same joined rows; `tp.search` and `tp.cross_validate` call it.
+
+        - `settings`: the options to try, each a mapping; `folds`: how many folds.
+        - `group`: rows with the same value of this column stay in one fold; `time`: folds follow this column's order.
+        - `metric`: the metric that decides; None: the mean loss of held-out rows.
+        - `query`, `label`, `model`, `algorithm`, `progress` and `options` are those of `train`.
+        """
         if group is not None and time is not None:
             raise JobError("folds are drawn by group or by time, not by both")
         by: FoldBy = "group" if group is not None else "time" if time is not None else "row"
@@ -329,15 +371,24 @@ class Federation:
         split: bool = False,
         progress: bool | None = None,
     ) -> pa.Table:
-        """One prediction per joined row of a query: the model's own by default, or one with the same features.
+        """Predicts the joined rows of a query; returns an Arrow table with one row for each (docs/prediction.md).
 
-        The answer carries `key`, columns of the table that held the label (by default those that it is joined on),
-        then `prediction` and its probability. `keys` asks for the rows with these values of the key only; `to` also
-        writes the answer to a .parquet or .csv file. missing="zero": where an owner is away, the mean contribution of
-        its table stands in, and the answer's column `assumed` says for which rows (docs/prediction.md). `threshold`:
-        the probability from which on a row is predicted to be of the second class (`result.threshold()`). `module` is
-        the builder of a saved model's own torch modules, `head` the torch module of a saved model whose head was one.
-        split=True adds the column `split`: whether a row was for training, validation or the test.
+        The table has the key, `prediction` and its probability.
+
+        - `model`: a result, or what `tp.load` returns; `query`: one with the same features; None: the model's own.
+        - `key`: columns of the label's table that name a row; None: those that it is joined on.
+        - `keys`: predict only the rows with these values of the key.
+        - `missing`: "error", or "zero": the mean contribution stands in for an owner that is away, and the column
+          `assumed` lists the tables.
+        - `threshold`: the probability from which a row is predicted as the second class (`result.threshold()`).
+        - `to`: also write the answer to a .parquet or .csv file.
+        - `module`: the builder of a saved model's own torch modules; `head`: its own torch head.
+        - `max_joined_rows`: refuse a larger join.
+        - `split`: add the column `split`: whether a row was for training, validation or the test.
+        - `progress`: as in `train`.
+
+        >>> federation.predict(model, key="order_id", keys=[17]).column_names
+        ['client', 'order_id', 'prediction', 'probability']
         """
         chosen = model_of(model)
         if to is not None:
@@ -371,12 +422,15 @@ class Federation:
         met: bool = False,
         head: Any = None,
     ) -> pa.Table:
-        """The n items that the model predicts most for a user: the item's key and the prediction, the best first.
+        """The items with the highest predictions for a user: an Arrow table of keys and predictions, best first.
 
-        For a model over a label's table that joins users with items (docs/heads.md). `user` is the key by which the
-        label's table is joined with the user's, `by` the alias of that table, by default the first in the query. Items
-        that the user has met in the label's table are left out, unless `met`. What is asked of owners is a prediction,
-        and their rules for it hold.
+        It works for a model over a label's table that joins users with items, and asks owners for a prediction
+        (docs/heads.md).
+
+        - `model`: a result or a model; `user`: the key that joins the label's table with the user's.
+        - `n`: how many items; `by`: the alias of the user's table; None: the first in the query.
+        - `met`: keep items that the user has met in the label's table.
+        - `head`: the torch head of a saved model.
         """
         if n < 1:
             raise JobError("n must be at least 1")
@@ -393,7 +447,13 @@ class Federation:
     def predictor(
         self, model: Model | Result, query: str | None = None, *, key: str | Sequence[str], **options: Any
     ) -> Predictor:
-        """Answers single requests by key from memory: predicts all rows now, and again at each refresh()."""
+        """Predicts all rows now and answers single requests by key from memory; `refresh()` predicts again.
+
+        `model`, `query`, `key` and `options` are those of `predict`.
+
+        >>> federation.predictor(model, key="order_id")(17).num_rows
+        1
+        """
         names = (key,) if isinstance(key, str) else tuple(key)
         return Predictor(lambda: self.predict(model, query, key=names, **options), names)
 
@@ -410,10 +470,14 @@ class Federation:
         module: Builder | None = None,
         head: Any = None,
     ) -> Evaluation:
-        """A model's metrics on labelled rows of a query: its own by default, or one with the same features.
+        """A model's metrics on labelled rows; a mapping, whose `.rows` states which rows were measured.
 
-        `rows`: "test", those that the model was not trained on; "train"; or "all" (docs/validation.md). `.rows` of the
-        answer says which rows were measured.
+        - `model`: a result or a model; `query`: one with the same features; None: the model's own.
+        - `rows`: "test", rows that the model was not trained on; "train"; or "all" (docs/validation.md).
+        - `module`, `head`: as in `predict`.
+
+        >>> print(federation.evaluate(model).rows)
+        19 rows that the model was not trained on
         """
         chosen = model_of(model)
         builder = chosen.builder if module is None else module
@@ -424,9 +488,14 @@ class Federation:
     def compare(
         self, first: Model | Result, second: Model | Result, query: str | None = None, *, rows: RowsWanted = "test"
     ) -> Comparison:
-        """Two models on the same labelled rows, by default those of the second one's query that neither was trained on:
-        metrics side by side, and the difference of their losses row by row (`.difference`, `.standard_error`,
-        `.is_worse`). `rows`: as in `evaluate`."""
+        """Compares two models on the same labelled rows; has `.difference`, `.standard_error`, `.is_worse` and `.rows`.
+
+        - `first`, `second`: results or models; `query`: None for the second one's.
+        - `rows`: as in `evaluate`; by default rows that neither was trained on.
+
+        >>> federation.compare(model, model).is_worse
+        False
+        """
         old, new = model_of(first), model_of(second)
         given = {"model": old, "other": new, "job": labelled_job(new, query), "options": {"rows": rows}}
         return cast(Comparison, self._ask("compare", **given))
@@ -441,10 +510,17 @@ class Federation:
         seed: int = 0,
         rows: RowsWanted = "test",
     ) -> pd.DataFrame:
-        """Permutation importance: how much the mean loss rises where a feature or a table is shuffled among its rows.
+        """Permutation importance: how much the mean loss rises when a feature or a table is shuffled among its rows.
 
-        by="table" asks owners for nothing more than `evaluate` does; by="feature" for the scores of their rows once
-        more, for each feature and repetition (docs/prediction.md#importance). `rows`: as in `evaluate`.
+        Returns a data frame. Owners score their rows once more for each feature and repetition; tables and features of
+        boosted trees need no more than `evaluate` (docs/prediction.md#importance).
+
+        - `model`: a result or a model; `query`: None for its own.
+        - `by`: "feature" or "table"; `repeats`: how often each is shuffled; `seed`: of the shuffling.
+        - `rows`: as in `evaluate`.
+
+        >>> list(federation.importance(model, by="table").columns)
+        ['table', 'importance', 'std']
         """
         chosen = model_of(model)
         options = {"by": by, "repeats": repeats, "seed": seed, "rows": rows}
@@ -461,11 +537,17 @@ class Federation:
         points: int = 11,
         rows: RowsWanted = "test",
     ) -> pd.DataFrame:
-        """What the model says on average where `feature` has the same value in all rows: a row for each of `values`, by
-        default up to `points` that the model knows of (docs/prediction.md#partial-dependence). Rows need no label.
+        """Partial dependence: the mean prediction if `feature` has the same value in all rows; a data frame.
 
-        The feature's owner scores its rows once more for each value; boosted trees are asked for no more than by
-        `evaluate`. `rows`: as in `evaluate`.
+        The feature's owner scores its rows once per value; boosted trees need no more than `evaluate`. Rows need no
+        label (docs/prediction.md#partial-dependence).
+
+        - `model`: a result or a model; `query`: None for its own.
+        - `values`: None for up to `points` values that the model knows of.
+        - `rows`: as in `evaluate`.
+
+        >>> federation.partial_dependence(model, feature="i.kind")["value"].tolist()
+        ['book', 'shoe']
         """
         chosen = model_of(model)
         named = None if values is None else list(values)
@@ -474,8 +556,13 @@ class Federation:
         return cast(Inspection, self._ask("partial_dependence", model=chosen, job=job, options=options)).frame()
 
     def drift(self, model: Model | Result, query: str | None = None) -> Drift:
-        """How a query's rows differ from those that a model was trained on: means, spreads, categories, and how many
-        rows find partners. `.found()` says what is beyond its limits."""
+        """Compares a query's rows with the training rows: means, spreads, categories, matched rows.
+
+        `.found()` lists what exceeds its limits. `model`: a result or a model; `query`: None for its own.
+
+        >>> federation.drift(model).found()
+        []
+        """
         chosen = model_of(model)
         return cast("Drift", self._ask("drift", model=chosen, job=labelled_job(chosen, query)))
 
@@ -490,12 +577,15 @@ class Federation:
         prune: bool = False,
         **options: Any,
     ) -> str:
-        """The query with features of histories: of every table with times and with a key of the label's table.
+        """The query with features of histories, as text to read, edit and train on (docs/history.md).
 
-        It returns text, to read, edit and train on (docs/history.md). `at`: the moment, as in "t.ts", where the label's
-        table has several times. `tables`: only of these; name the label's own table for a history of earlier labels.
-        `windows`: how far back, as in "90 days"; None: without end. prune=True trains boosted trees on it, with these
-        `options`, and drops the features whose permutation importance is not above 0.
+        It adds features of every table with times and with a key of the label's table.
+
+        - `query`, `label`: as in `train`; `at`: the moment, as in "t.ts", if the label's table has several times.
+        - `tables`: only of these; name the label's own table for a history of earlier labels.
+        - `windows`: how far back, as in "90 days"; None: without end.
+        - `prune`: train boosted trees on it, with these `options`, and drop features whose permutation importance is
+          not above 0.
 
         >>> import pyarrow as pa
         >>> days = pa.array([0, 400], pa.int32()).cast(pa.date32())

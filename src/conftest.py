@@ -1,0 +1,32 @@
+"""What examples in docstrings find: `tp`, a small shop as `federation`, its `query`, and a trained `model`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import tablepuppet as tp
+
+QUERY = "SELECT o.quantity, i.price, i.kind, o.returned FROM orders o JOIN items i ON o.item_id = i.item_id"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _shop(doctest_namespace: dict[str, Any]) -> Iterator[None]:
+    """Orders of two stores and a supplier's items."""
+    numbers = range(120)
+    orders = pa.table(
+        {
+            "order_id": numbers,
+            "item_id": [n % 8 for n in numbers],
+            "quantity": [n * 7 % 5 for n in numbers],
+            "returned": [n * n % 3 == 1 for n in numbers],
+        }
+    )
+    items = pa.table({"item_id": range(8), "price": [3.0, 9, 4, 8, 5, 7, 2, 6], "kind": ["book", "shoe"] * 4})
+    with tp.Federation({"orders": [orders[:70], orders[70:]], "items": items}) as federation:
+        model = federation.train(QUERY, label="returned", progress=False)
+        doctest_namespace |= {"tp": tp, "federation": federation, "query": QUERY, "model": model}
+        yield

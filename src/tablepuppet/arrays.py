@@ -70,17 +70,18 @@ class Moved:
         return len(self.values)
 
     def __getitem__(self, some: slice) -> Array:
-        step = self.step(some)
-        step += self.values[some]
-        return step
+        own = self.values[some]
+        out = np.empty_like(own)
+        start = some.indices(len(self))[0]
+        for here in pieces(len(own), max(1, ROWS_IN_CACHE // own.shape[1])):
+            np.add(self.step(slice(start + here.start, start + here.stop)), own[here], out=out[here])
+        return out
 
     def step(self, some: slice) -> Array:
-        """Σ c d."""
-        if not self.directions:
-            return np.zeros_like(self.values[some])
-        step: Array = self.directions[0][some] * self.coefficients[0]
-        for c, d in zip(self.coefficients[1:], self.directions[1:], strict=True):
-            step += c * d[some]
+        """Σ c d; a constant, which is one row over and over, is not written out."""
+        step = np.zeros_like(self.values[some])
+        for c, d in zip(self.coefficients, self.directions, strict=True):
+            step += c * (d[some] if d.strides[0] else d[:1])
         return step
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:

@@ -78,6 +78,7 @@ def test_gram_its_diagonal_and_its_product_equal_those_of_the_dense_matrix(featu
     theta = random_array(features, features.width, 2)
     gram = X.T @ (weights[:, None] * X)
     np.testing.assert_allclose(features.gram(weights), gram, atol=1e-11)
+    np.testing.assert_allclose(features.grams(np.stack([weights, 2 * weights], axis=1)), [gram, 2 * gram], atol=1e-11)
     np.testing.assert_allclose(features.gram_diagonal(weights), np.diag(gram), atol=1e-11)
     np.testing.assert_allclose(features.gram_product(weights, theta), gram @ theta, atol=1e-11)
 

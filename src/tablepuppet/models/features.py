@@ -136,6 +136,34 @@ class Features:
                 out[other_columns, columns] = pairs.T
         return out
 
+    def grams(self, weights: Array) -> Array:
+        """The same for each column w of the weights, in few passes over the rows: (n, k) → (k, d, d)."""
+        out = np.zeros((weights.shape[1], self.width, self.width))
+        for chunk in _chunks(weights):
+            self.take(chunk)._add_grams(out, weights[chunk])
+        return out
+
+    def _add_grams(self, out: Array, weights: Array) -> None:
+        place = self.dense_columns
+
+        def add(left: NDArray[np.int64], right: NDArray[np.int64], sums: Array) -> None:
+            """Sums over the rows of left × right, one column for each w: on both sides of the diagonal."""
+            out[:, left, right] += sums.T
+            out[:, right, left] += np.where(left == right, 0.0, sums.T)
+
+        for j, x in enumerate(self.dense.T):
+            add(place[: j + 1], place[[j]], (x[:, None] * self.dense[:, : j + 1]).T @ weights)
+        for i, (codes, columns) in enumerate(self._categories()):
+            here = np.arange(columns.start, columns.stop)
+            hot = one_hot(codes, len(here)).T
+            add(here, here, hot @ weights)
+            for j, x in zip(place, self.dense.T, strict=True):
+                add(here, np.full(len(here), j), hot @ (x[:, None] * weights))
+            for other, theirs in zip(self.codes[:i], self.code_columns[:i], strict=True):
+                pairs = np.where((codes < 0) | (other < 0), -1, codes.astype(np.int64) * _size(theirs) + other)
+                left, right = (side.ravel() for side in np.mgrid[columns, theirs])
+                add(left, right, one_hot(pairs, len(left)).T @ weights)
+
     def gram_product(self, weights: Array, theta: Array) -> Array:
         """Xᵀ diag(w) X θ for any width: (d, k) → (d, k)."""
         return self.transpose_dot(weights[:, None] * self.dot(theta))

@@ -105,7 +105,8 @@ def seen_labels(rows: Joined, weights: Array | None) -> tuple[Array, Array]:
 def _is_still(plan: Plan, start: float, objectives: Sequence[float]) -> bool:
     """Whether the last fifth of the epochs brought little, where all of them ran."""
     change, last = _last_change(start, objectives), objectives[-1]
-    if getattr(plan.job.options, "tolerance", 0.0) > 0 and not plan.job.is_private:
+    tolerance = getattr(plan.job.options, "tolerance", 0.0)
+    if (tolerance is None or tolerance > 0) and not plan.job.is_private:
         return change <= _AT_OPTIMUM
     fallen = start - last
     if fallen <= 1e-12 * abs(start):

@@ -47,7 +47,8 @@ from tablepuppet.protocol.bounds import require
 class Newton(AlgorithmOptions, frozen=True, tag="newton"):
     """Block-preconditioned Newton with subspace search: nothing to tune (docs/algorithms.md).
 
-    `memory`: how many earlier directions are kept for the search; `tolerance`: the relative gain below which it ends.
+    `memory`: how many earlier directions are kept for the search; `tolerance`: the relative gain below which it ends,
+    by default 1e-10, or 1e-6 of a label of more than two classes, whose rounds cost more.
 
     >>> Newton(tolerance=1e-6)
     Newton(tolerance=1e-06)
@@ -55,11 +56,16 @@ class Newton(AlgorithmOptions, frozen=True, tag="newton"):
 
     name: ClassVar[str] = "newton"
     memory: int = 8  # fewer stall where tables correlate: docs/decisions/0006
-    tolerance: float = 1e-10
+    tolerance: float | None = None
 
     def __post_init__(self) -> None:
         self._check(0 <= self.memory <= 16, "memory must lie in 0..16")
-        self._check(0 <= self.tolerance < inf, "tolerance must not be negative or infinite")
+        self._check(self.tolerance is None or 0 <= self.tolerance < inf, "tolerance must not be negative or infinite")
+
+    def tolerance_of(self, outputs: int) -> float:
+        if self.tolerance is not None:
+            return self.tolerance
+        return 1e-10 if outputs == 1 else 1e-6
 
     @property
     def sends_second_moments(self) -> bool:

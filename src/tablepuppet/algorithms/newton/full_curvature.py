@@ -14,7 +14,7 @@ stands in.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -72,22 +72,17 @@ def collapsed_curvature(problem: Problem, predictions: Sequence[Array], intercep
 
 def curvature_matrix(model: LinearModel, curvature: Array, outputs: int) -> Array:
     """D, with the parameters in the order of θ: by columns, then outputs."""
-    return _of_pairs(_grams(model, curvature), model.width, outputs)
+    return _of_pairs(model.train.grams(curvature), model.width, outputs)
 
 
 def curvature_triangles(model: LinearModel, curvature: Array) -> Array:
     """The same as it travels: for each pair of outputs, the lower triangle of its matrix."""
-    return np.stack([pack_triangle(gram) for gram in _grams(model, curvature)])
+    return np.stack([pack_triangle(gram) for gram in model.train.grams(curvature)])
 
 
 def summed_matrix(triangles: Array, width: int, outputs: int) -> Array:
     """D of a whole block, from the sum of its clients' triangles."""
     return _of_pairs((unpack_triangle(triangle, width) for triangle in triangles), width, outputs)
-
-
-def _grams(model: LinearModel, curvature: Array) -> Iterator[Array]:
-    """Tᵀ diag(W_ab) T, for a ≤ b."""
-    return (model.train.gram(np.ascontiguousarray(weights)) for weights in curvature.T)
 
 
 def _of_pairs(grams: Iterable[Array], width: int, outputs: int) -> Array:

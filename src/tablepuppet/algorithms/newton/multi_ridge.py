@@ -144,7 +144,7 @@ class MultiRidgeServer(MultiModelServer):
         """As newton judges one model, for all of them: by half the squared decrement, and how it falls."""
         falls = np.divide(self._gap, self._before, out=np.ones_like(self._gap), where=self._before > 0)
         gap = self._gap * np.sqrt(np.minimum(falls, 1.0))
-        return bool((gap <= self.options.tolerance * np.abs(self._values)).all())
+        return bool((gap <= self.options.tolerance_of(1) * np.abs(self._values)).all())
 
     # -- the models --------------------------------------------------------------------------
 

@@ -182,7 +182,9 @@ class NewtonServer(Server):
 
     def _is_over(self, before: float, decrement: float, value: float) -> bool:
         falls = decrement / before if 0 < before < math.inf else 1.0
-        return decrement * math.sqrt(min(falls, 1.0)) <= self.options.tolerance * abs(value)
+        return decrement * math.sqrt(min(falls, 1.0)) <= self.options.tolerance_of(self.problem.loss.outputs) * abs(
+            value
+        )
 
     def residuals(self) -> dict[str, float]:
         return {"decrement": self._decrement}

@@ -54,8 +54,14 @@ class Derivatives:
 
 def slopes(vectors: Sequence[Sequence[Array]], at: Derivatives, steps: Array) -> Array:
     """Σ ∂ℓ along all directions, and along the intercept's steps; `vectors[i]` holds h_i and its directions."""
-    along = [np.array([np.vdot(v, y) for v in block[1:]]) for block, y in zip(vectors, at.signals, strict=True)]
+    along = [_along(block[1:], y) for block, y in zip(vectors, at.signals, strict=True)]
     return np.concatenate([*along, steps.T @ at.residual])
+
+
+def _along(vectors: Sequence[Array], y: Array) -> Array:
+    """Inner products with y; constants, which are one row over and over, are not written out."""
+    total = np.ones(len(y)) @ y
+    return np.array([np.vdot(v, y) if v.strides[0] else v[:1].sum(axis=0) @ total for v in vectors])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -154,11 +160,10 @@ def outputs_hessian_step(
     for first in range(0, rows, step):
         here = slice(first, min(first + step, rows))
         vectors = np.concatenate([b[here].reshape(-1, b.shape[1] // outputs, outputs) for b in shard.columns], axis=1)
-        curved = (loss.of_rows(here) if isinstance(loss, Weighted) else loss).hessian_product(
-            scores[here], labels[here] if len(labels) else labels, vectors
-        )
-        found[:count, :count] += np.tensordot(vectors, curved, ((0, 2), (0, 2)))
-        found[:count, count:] += curved.sum(axis=0) @ steps
+        own = loss.of_rows(here) if isinstance(loss, Weighted) else loss
+        products, summed = own.summed_products(scores[here], labels[here] if len(labels) else labels, vectors)
+        found[:count, :count] += products
+        found[:count, count:] += summed @ steps
     found[count:, :count] = found[:count, count:].T
     return (), {"hessian": found}
 

@@ -44,7 +44,7 @@ from tablepuppet.models.linear import MOST_CONSTANTS
 from tablepuppet.models.metrics import Sums
 from tablepuppet.threads import submit
 
-_NUMBERS = 1 << 24  # of joined rows, outputs and directions that several outputs' Hessian is summed over
+_NUMBERS = 1 << 22  # of joined rows, outputs and directions that several outputs' Hessian is summed over
 _NO_ROW = 1e-11  # the share of a class that no row has
 _ROWS = 1 << 10  # but so many joined rows at the least
 

@@ -88,17 +88,26 @@ class Softmax(Loss):
         return float((value - self._along_target(scores, labels)).sum()), self._less_target(p, labels), curvature
 
     def hessian_product(self, scores: Array, labels: Array, vectors: Array) -> Array:
-        out = np.empty(vectors.shape)
-        _kernels().multiply_hessian(softmax(scores), np.ascontiguousarray(vectors), out)
-        return out
+        p = softmax(scores)
+        return np.asarray(p[:, None, :] * (vectors - vectors @ p[:, :, None]))
+
+    def summed_products(
+        self, scores: Array, labels: Array, vectors: Array, weights: Array | None = None
+    ) -> tuple[Array, Array]:
+        """Σ w p (u − ū)(v − v̄), ū = Σ p u: AᵀA of one array with itself takes half the work of AᵀB."""
+        p = softmax(scores)
+        weighted = p if weights is None else weights[:, None] * p
+        away = vectors - vectors @ p[:, :, None]
+        summed = np.einsum("jvc,jc->vc", away, weighted)
+        away *= np.sqrt(weighted)[:, None, :]
+        root = away.transpose(0, 2, 1).reshape(-1, vectors.shape[1])
+        return np.asarray(root.T @ root), summed
 
     def pairs(self, scores: Array, labels: Array) -> Array:
         """p_a (δ_ab − p_b)."""
-        p = softmax(scores)
-        first, second = np.triu_indices(self.classes)
-        found = -p[:, first] * p[:, second]
-        found[:, first == second] += p
-        return np.asarray(found)
+        out = np.empty((len(scores), self.classes * (self.classes + 1) // 2))
+        _kernels().multiply_pairs(softmax(scores), out)
+        return out
 
     def summed_hessian(self, scores: Array, labels: Array, steps: Array, weights: Array | None = None) -> Array:
         """Eᵀ (diag(Σ w p) − Σ w p pᵀ) E."""

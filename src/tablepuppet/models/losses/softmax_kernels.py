@@ -66,15 +66,16 @@ def normalise(a: Array, out: Array, logarithms: Array) -> None:
 
 
 @_compile
-def multiply_hessian(p: Array, vectors: Array, out: Array) -> None:
-    """p∘v − (p·v) p of each row's vectors."""
+def multiply_pairs(p: Array, out: Array) -> None:
+    """p_a (δ_ab − p_b) of each row, for a ≤ b."""
     for j in range(len(p)):
-        for k in range(vectors.shape[1]):
-            along = 0.0
-            for c in range(p.shape[1]):
-                along += p[j, c] * vectors[j, k, c]
-            for c in range(p.shape[1]):
-                out[j, k, c] = p[j, c] * (vectors[j, k, c] - along)
+        k = 0
+        for a in range(p.shape[1]):
+            out[j, k] = p[j, a] * (1.0 - p[j, a])
+            k += 1
+            for b in range(a + 1, p.shape[1]):
+                out[j, k] = -p[j, a] * p[j, b]
+                k += 1
 
 
 @_compile

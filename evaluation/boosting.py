@@ -33,7 +33,7 @@ import tablepuppet as tp
 from evaluation import flights, movielens, walmart
 from evaluation.tables import KeptLines, WorkloadTable
 from evaluation.workload import Workload
-from tablepuppet.training.curves import area_under_curve
+from tablepuppet.training.ranking import area_under_curve
 
 _LABEL_TABLES = {"flights": "flights", "walmart": "sales", "movielens-linear": "ratings"}
 _WIDE = "movielens-wide"

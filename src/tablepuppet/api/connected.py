@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from tablepuppet import train as story
 from tablepuppet.api.federation import Federation
-from tablepuppet.api.models import with_start
+from tablepuppet.api.model_verbs import with_start
 from tablepuppet.errors import JobError
 from tablepuppet.job import Job, make_job
 from tablepuppet.models.modules import Builder

@@ -7,16 +7,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Protocol, cast, runtime_checkable
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol, cast, runtime_checkable
 
 import pyarrow as pa
 
 from tablepuppet import train as story
 from tablepuppet.algorithms.registry import own_model
 from tablepuppet.api.history import WINDOWS, Column, Wanted, Windows, suggest
-from tablepuppet.api.models import labelled_job, model_of, own_head, with_start
+from tablepuppet.api.model_verbs import ModelVerbs, with_start
 from tablepuppet.api.owners import federation_from_toml, make_clients, name_owners, read_toml
-from tablepuppet.api.recommend import best, candidates
 from tablepuppet.api.time_split import split_by_time
 from tablepuppet.errors import JobError
 from tablepuppet.formatting import fragment, table
@@ -24,27 +23,19 @@ from tablepuppet.job import BatchSize, Job, make_job, search_job
 from tablepuppet.join.profile import Profile
 from tablepuppet.models.heads.kinds import known_head
 from tablepuppet.models.modules import Builder
-from tablepuppet.output_files import check_place
 from tablepuppet.owner.policy import Policy
 from tablepuppet.plan.plan import Plan
-from tablepuppet.prediction.cache import PredictionCache, Predictor
+from tablepuppet.prediction.cache import PredictionCache
 from tablepuppet.prediction.model import Model
-from tablepuppet.prediction.predict import as_keys, at_threshold, check_file, write
-from tablepuppet.prediction.split import RowsWanted
 from tablepuppet.privacy.options import privacy_of
 from tablepuppet.progress import show_progress
 from tablepuppet.protocol.codec import Wire
 from tablepuppet.protocol.contract import FoldBy, Folds
 from tablepuppet.protocol.signatures import read_asker_key, sign_contract
 from tablepuppet.sql.grammar import open_parser_early
-from tablepuppet.training.evaluate import Comparison, Evaluation
-from tablepuppet.training.inspection import Drift, Inspection
 from tablepuppet.training.result import Result, RoundEvent
 from tablepuppet.training.search import SearchResult, check_apart, search_apart
 from tablepuppet.transport.link import Link, LocalTransport
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _NUMBERS = itertools.count(1)
 
@@ -64,7 +55,7 @@ class _Known(NamedTuple):
     builder: Builder | None
 
 
-class Federation:
+class Federation(ModelVerbs):
     """Tables and their owners, all in this process.
 
     - `tables`: a source for each table, or a list of sources, one per client. A source is a path, a data frame, an
@@ -355,216 +346,9 @@ class Federation:
             for client in self._clients.values():
                 client.modules.pop(name, None)
 
-    def predict(
-        self,
-        model: Model | Result,
-        query: str | None = None,
-        *,
-        key: str | Sequence[str] | None = None,
-        keys: Sequence[Any] | None = None,
-        missing: Literal["error", "zero"] = "error",
-        threshold: float | None = None,
-        to: str | Path | None = None,
-        module: Builder | None = None,
-        head: Any = None,
-        max_joined_rows: int | None = None,
-        split: bool = False,
-        progress: bool | None = None,
-    ) -> pa.Table:
-        """Predicts the joined rows of a query; returns an Arrow table with one row for each (docs/prediction.md).
-
-        The table has the key, `prediction` and its probability.
-
-        - `model`: a result, or what `tp.load` returns; `query`: one with the same features; None: the model's own.
-        - `key`: columns of the label's table that name a row; None: those that it is joined on.
-        - `keys`: predict only the rows with these values of the key.
-        - `missing`: "error", or "zero": the mean contribution stands in for an owner that is away, and the column
-          `assumed` lists the tables.
-        - `threshold`: the probability from which a row is predicted as the second class (`result.threshold()`).
-        - `to`: also write the answer to a .parquet or .csv file.
-        - `module`: the builder of a saved model's own torch modules; `head`: its own torch head.
-        - `max_joined_rows`: refuse a larger join.
-        - `split`: add the column `split`: whether a row was for training, validation or the test.
-        - `progress`: as in `train`.
-
-        >>> federation.predict(model, key="order_id", keys=[17]).column_names
-        ['client', 'order_id', 'prediction', 'probability']
-        """
-        chosen = model_of(model)
-        if to is not None:
-            check_place(check_file(to), "predictions")
-        names = (key,) if isinstance(key, str) else key
-        builder = chosen.builder if module is None else module
-        offered = own_head(chosen, head)
-        with show_progress("predicting", progress), self._offer_builder(chosen.spec.module, builder), offered:
-            table = self._predict(
-                chosen,
-                chosen.query if query is None else query,
-                key=names,
-                only=None if keys is None else as_keys(keys),
-                missing=missing,
-                max_joined_rows=max_joined_rows,
-                split=split,
-            )
-        if threshold is not None:
-            table = at_threshold(chosen, table, threshold)
-        if to is not None:
-            write(table, to)
-        return table
-
-    def recommend(
-        self,
-        model: Model | Result,
-        *,
-        user: Any,
-        n: int = 10,
-        by: str | None = None,
-        met: bool = False,
-        head: Any = None,
-    ) -> pa.Table:
-        """The items with the highest predictions for a user: an Arrow table of keys and predictions, best first.
-
-        It works for a model over a label's table that joins users with items, and asks owners for a prediction
-        (docs/heads.md).
-
-        - `model`: a result or a model; `user`: the key that joins the label's table with the user's.
-        - `n`: how many items; `by`: the alias of the user's table; None: the first in the query.
-        - `met`: keep items that the user has met in the label's table.
-        - `head`: the torch head of a saved model.
-        """
-        if n < 1:
-            raise JobError("n must be at least 1")
-        chosen = model_of(model)
-        asked = candidates(chosen, user, by)
-        found = self.predict(chosen, asked.query, key=asked.key, head=head, progress=False)
-        if not found.num_rows:
-            raise JobError(
-                "no row of the user's table has this key, or there is no item; see `by` for which table it is"
-            )
-        known = None if met else self.predict(chosen, asked.met, key=asked.met_key, head=head, progress=False)
-        return best(found, asked.key, known, asked.met_key, n)
-
-    def predictor(
-        self, model: Model | Result, query: str | None = None, *, key: str | Sequence[str], **options: Any
-    ) -> Predictor:
-        """Predicts all rows now and answers single requests by key from memory; `refresh()` predicts again.
-
-        `model`, `query`, `key` and `options` are those of `predict`.
-
-        >>> federation.predictor(model, key="order_id")(17).num_rows
-        1
-        """
-        names = (key,) if isinstance(key, str) else tuple(key)
-        return Predictor(lambda: self.predict(model, query, key=names, **options), names)
-
     def _predict(self, model: Model, query: str, **options: Any) -> pa.Table:
         link = self._link()
         return story.predict(model, query, self._tables, link, cache=self._prediction_cache, **options)
-
-    def evaluate(
-        self,
-        model: Model | Result,
-        query: str | None = None,
-        *,
-        rows: RowsWanted = "test",
-        module: Builder | None = None,
-        head: Any = None,
-    ) -> Evaluation:
-        """A model's metrics on labelled rows; a mapping, whose `.rows` states which rows were measured.
-
-        - `model`: a result or a model; `query`: one with the same features; None: the model's own.
-        - `rows`: "test", rows that the model was not trained on; "train"; or "all" (docs/validation.md).
-        - `module`, `head`: as in `predict`.
-
-        >>> print(federation.evaluate(model).rows)
-        19 rows that the model was not trained on
-        """
-        chosen = model_of(model)
-        builder = chosen.builder if module is None else module
-        with self._offer_builder(chosen.spec.module, builder), own_head(chosen, head):
-            given = {"model": chosen, "job": labelled_job(chosen, query), "options": {"rows": rows}}
-            return cast(Evaluation, self._ask("evaluate", **given))
-
-    def compare(
-        self, first: Model | Result, second: Model | Result, query: str | None = None, *, rows: RowsWanted = "test"
-    ) -> Comparison:
-        """Compares two models on the same labelled rows; has `.difference`, `.standard_error`, `.is_worse` and `.rows`.
-
-        - `first`, `second`: results or models; `query`: None for the second one's.
-        - `rows`: as in `evaluate`; by default rows that neither was trained on.
-
-        >>> federation.compare(model, model).is_worse
-        False
-        """
-        old, new = model_of(first), model_of(second)
-        given = {"model": old, "other": new, "job": labelled_job(new, query), "options": {"rows": rows}}
-        return cast(Comparison, self._ask("compare", **given))
-
-    def importance(
-        self,
-        model: Model | Result,
-        query: str | None = None,
-        *,
-        by: Literal["feature", "table"] = "feature",
-        repeats: int = 3,
-        seed: int = 0,
-        rows: RowsWanted = "test",
-    ) -> pd.DataFrame:
-        """Permutation importance: how much the mean loss rises when a feature or a table is shuffled among its rows.
-
-        Returns a data frame. Owners score their rows once more for each feature and repetition; tables and features of
-        boosted trees need no more than `evaluate` (docs/prediction.md#importance).
-
-        - `model`: a result or a model; `query`: None for its own.
-        - `by`: "feature" or "table"; `repeats`: how often each is shuffled; `seed`: of the shuffling.
-        - `rows`: as in `evaluate`.
-
-        >>> list(federation.importance(model, by="table").columns)
-        ['table', 'importance', 'std']
-        """
-        chosen = model_of(model)
-        options = {"by": by, "repeats": repeats, "seed": seed, "rows": rows}
-        job = labelled_job(chosen, query)
-        return cast(Inspection, self._ask("importance", model=chosen, job=job, options=options)).frame()
-
-    def partial_dependence(
-        self,
-        model: Model | Result,
-        query: str | None = None,
-        feature: str = "",
-        *,
-        values: Sequence[Any] | None = None,
-        points: int = 11,
-        rows: RowsWanted = "test",
-    ) -> pd.DataFrame:
-        """Partial dependence: the mean prediction if `feature` has the same value in all rows; a data frame.
-
-        The feature's owner scores its rows once per value; boosted trees need no more than `evaluate`. Rows need no
-        label (docs/prediction.md#partial-dependence).
-
-        - `model`: a result or a model; `query`: None for its own.
-        - `values`: None for up to `points` values that the model knows of.
-        - `rows`: as in `evaluate`.
-
-        >>> federation.partial_dependence(model, feature="i.kind")["value"].tolist()
-        ['book', 'shoe']
-        """
-        chosen = model_of(model)
-        named = None if values is None else list(values)
-        options = {"feature": feature, "values": named, "points": points, "rows": rows}
-        job = labelled_job(chosen, query)
-        return cast(Inspection, self._ask("partial_dependence", model=chosen, job=job, options=options)).frame()
-
-    def drift(self, model: Model | Result, query: str | None = None) -> Drift:
-        """Compares a query's rows with the training rows: means, spreads, categories, matched rows.
-
-        `.found()` lists what exceeds its limits. `model`: a result or a model; `query`: None for its own.
-
-        >>> federation.drift(model).found()
-        []
-        """
-        chosen = model_of(model)
-        return cast("Drift", self._ask("drift", model=chosen, job=labelled_job(chosen, query)))
 
     def suggest_history(
         self,
@@ -615,7 +399,6 @@ class Federation:
         return split_by_time(query, label, options, self._schemas(), self._tables)
 
     def _ask(self, question: story.Question, **given: Any) -> Any:
-        """What train.py answers without training: a profile, metrics, a comparison, importance, dependence, drift."""
         return story.ask(question, given, self._tables, self._link())
 
     def close(self) -> None:

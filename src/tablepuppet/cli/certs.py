@@ -9,62 +9,57 @@ from typing import Annotated
 
 import typer
 
-from tablepuppet.cli.screen import JsonOption, Screen, table
+from tablepuppet.cli.screen import Screen, table
 from tablepuppet.errors import TransportError, unreadable
 from tablepuppet.protocol.signatures import new_asker_key, public_text, read_asker_key
 from tablepuppet.transport import certs as authority
 
-app = typer.Typer(no_args_is_help=True, help="Create, renew and revoke the certificates of a federation.")
 FolderOption = Annotated[Path, typer.Option("--folder", metavar="DIR", help="Where the authority lives.")]
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The party's name, as in the federation file.")]
 DaysOption = Annotated[int, typer.Option("--days", min=1, help="How long the certificate is valid.")]
 _FOLDER = Path("certs")
 
 
-@app.command()
-def init(folder: FolderOption = _FOLDER, days: DaysOption = 3650, as_json: JsonOption = False) -> None:
+def init(screen: Screen, folder: FolderOption = _FOLDER, days: DaysOption = 3650) -> None:
     """Create an authority: ca.pem for everybody, ca.key for nobody else.
 
     [bold]Example:[/bold] tablepuppet certs init
     """
     authority.create_authority(folder, days)
-    _finish(as_json, folder / "ca.pem", "Keep ca.key offline: whoever has it can join under any name.")
+    _finish(screen, folder / "ca.pem", "Keep ca.key offline: whoever has it can join under any name.")
 
 
-@app.command()
 def server(
+    screen: Screen,
     hosts: Annotated[list[str], typer.Argument(metavar="HOST…", help="Names and addresses that clients dial.")],
     name: Annotated[str, typer.Option("--name", help="The file's name.")] = "server",
     folder: FolderOption = _FOLDER,
     days: DaysOption = 365,
-    as_json: JsonOption = False,
 ) -> None:
     """Issue the server's certificate.
 
     [bold]Example:[/bold] tablepuppet certs server coordinator.example.org 10.0.0.5
     """
-    _finish(as_json, authority.issue(folder, name, "server", hosts, days), "For the server alone, with its key.")
+    _finish(screen, authority.issue(folder, name, "server", hosts, days), "For the server alone, with its key.")
 
 
-@app.command()
 def party(
+    screen: Screen,
     names: Annotated[list[str], typer.Argument(metavar="NAME…", help="Names of clients or users.")],
     folder: FolderOption = _FOLDER,
     days: DaysOption = 365,
-    as_json: JsonOption = False,
 ) -> None:
     """Issue certificates for clients and users.
 
     [bold]Example:[/bold] tablepuppet certs party store-eu store-us analyst
     """
     for name in names:
-        _finish(as_json, authority.issue(folder, name, days=days), f"Give it to {name} with its key and ca.pem.")
+        _finish(screen, authority.issue(folder, name, days=days), f"Give it to {name} with its key and ca.pem.")
 
 
-@app.command()
 def asker(
+    screen: Screen,
     key: Annotated[Path, typer.Argument(metavar="KEY", help="A private key in PEM form; made where there is none.")],
-    as_json: JsonOption = False,
 ) -> None:
     """Print an asker's public key, as an owner's policy names it; make the key where there is none.
 
@@ -73,75 +68,66 @@ def asker(
     if not key.exists():
         _write_secret(key, new_asker_key().decode("ascii"))
     public = public_text(read_asker_key(key))
-    screen = Screen(as_json)
     screen.show(f'{key}: keep it to yourself. Owners write in their policies: askers = {{ {key.stem} = "{public}" }}')
     screen.show_json(lambda: {"key": str(key), "public": public})
 
 
-@app.command()
-def renew(
-    name: NameArgument, folder: FolderOption = _FOLDER, days: DaysOption = 365, as_json: JsonOption = False
-) -> None:
+def renew(screen: Screen, name: NameArgument, folder: FolderOption = _FOLDER, days: DaysOption = 365) -> None:
     """Issue a new key and certificate with the names of the old one.
 
     [bold]Example:[/bold] tablepuppet certs renew store-eu
     """
-    _finish(as_json, authority.renew(folder, name, days), "The old one stays valid; revoke it first if its key leaked.")
+    _finish(screen, authority.renew(folder, name, days), "The old one stays valid; revoke it first if its key leaked.")
 
 
-@app.command()
-def revoke(name: NameArgument, folder: FolderOption = _FOLDER, as_json: JsonOption = False) -> None:
+def revoke(screen: Screen, name: NameArgument, folder: FolderOption = _FOLDER) -> None:
     """Add a party's certificate to revoked.txt, which the server reads at every connection.
 
     [bold]Example:[/bold] tablepuppet certs revoke store-eu
     """
     serial = authority.revoke(folder, name)
-    _finish(as_json, folder / "revoked.txt", f"It now lists {name} ({serial:x}). Copy it to the server.")
+    _finish(screen, folder / "revoked.txt", f"It now lists {name} ({serial:x}). Copy it to the server.")
 
 
-@app.command()
 def secret(
+    screen: Screen,
     path: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.")] = Path("clients.secret"),
-    as_json: JsonOption = False,
 ) -> None:
     """Make the secret that all clients share and the server never has: it keys the tokens of join keys.
 
     [bold]Example:[/bold] tablepuppet certs secret clients.secret
     """
     _write_secret(path, secrets.token_hex(32))
-    _finish(as_json, path, "Give it to every client over a safe channel, never to the server.")
+    _finish(screen, path, "Give it to every client over a safe channel, never to the server.")
 
 
-@app.command()
-def request(name: NameArgument, folder: FolderOption = _FOLDER, as_json: JsonOption = False) -> None:
+def request(screen: Screen, name: NameArgument, folder: FolderOption = _FOLDER) -> None:
     """Make a key of your own and a request to sign it: the key never leaves, and nobody else knows it.
 
     [bold]Example:[/bold] tablepuppet certs request store-eu
     """
-    _finish(as_json, authority.request_certificate(folder, name), f"Send it to the authority; {name}.key stays here.")
+    _finish(screen, authority.request_certificate(folder, name), f"Send it to the authority; {name}.key stays here.")
 
 
-@app.command()
 def sign(
+    screen: Screen,
     asked: Annotated[Path, typer.Argument(metavar="REQUEST", help="A party's NAME.csr.")],
     folder: FolderOption = _FOLDER,
     days: DaysOption = 365,
-    as_json: JsonOption = False,
 ) -> None:
     """Sign a party's request: its certificate, without ever having its key.
 
     [bold]Example:[/bold] tablepuppet certs sign store-eu.csr
     """
-    _finish(as_json, authority.sign_request(folder, asked, days), "Send it back with ca.pem; both are public.")
+    _finish(screen, authority.sign_request(folder, asked, days), "Send it back with ca.pem; both are public.")
 
 
-@app.command()
 def share(
+    screen: Screen,
     secret: Annotated[Path, typer.Argument(metavar="FILE", help="The clients' secret, as `certs secret` made it.")],
     recipients: Annotated[list[Path], typer.Argument(metavar="CERTIFICATE…", help="Other clients' NAME.pem.")],
     name: Annotated[str, typer.Option("--as", metavar="NAME", help="Your own name.")],
     folder: FolderOption = _FOLDER,
-    as_json: JsonOption = False,
 ) -> None:
     """Seal the clients' secret for the others: whoever carries the files, the administrator included, cannot read it.
 
@@ -155,11 +141,11 @@ def share(
     for recipient in recipients:
         target = secret.with_name(f"{recipient.stem}.sealed")
         target.write_bytes(authority.seal(content, own, key, recipient, ca))
-        _finish(as_json, target, f"For {recipient.stem} alone, by any channel.")
+        _finish(screen, target, f"For {recipient.stem} alone, by any channel.")
 
 
-@app.command("open")
 def open_secret(
+    screen: Screen,
     sealed: Annotated[Path, typer.Argument(metavar="FILE", help="The sealed file that you were sent.")],
     sender: Annotated[Path, typer.Argument(metavar="CERTIFICATE", help="The sender's NAME.pem.")],
     name: Annotated[str, typer.Option("--as", metavar="NAME", help="Your own name.")],
@@ -167,7 +153,6 @@ def open_secret(
         "clients.secret"
     ),
     folder: FolderOption = _FOLDER,
-    as_json: JsonOption = False,
 ) -> None:
     """Open the clients' secret that another client sealed for you.
 
@@ -179,16 +164,14 @@ def open_secret(
         raise TransportError(unreadable(sealed, error)) from None
     own, key, ca = folder / f"{name}.pem", folder / f"{name}.key", folder / "ca.pem"
     _write_secret(to, authority.open_sealed(content, own, key, sender, ca).decode("ascii"))
-    _finish(as_json, to, "Never give it to the server.")
+    _finish(screen, to, "Never give it to the server.")
 
 
-@app.command("list")
-def list_certificates(folder: FolderOption = _FOLDER, as_json: JsonOption = False) -> None:
+def list_certificates(screen: Screen, folder: FolderOption = _FOLDER) -> None:
     """Show the certificates of a folder, until when they are valid, and which are revoked.
 
     [bold]Example:[/bold] tablepuppet certs list
     """
-    screen = Screen(as_json)
     listed = folder / "revoked.txt"
     revoked = authority.read_revoked(listed) if listed.exists() else frozenset()
     found = {p.stem: authority.read_certificate(p) for p in sorted(folder.glob("*.pem"))}
@@ -212,7 +195,6 @@ def _write_secret(path: Path, content: str) -> None:
         file.write(content + "\n")
 
 
-def _finish(as_json: bool, path: Path, advice: str) -> None:
-    screen = Screen(as_json)
+def _finish(screen: Screen, path: Path, advice: str) -> None:
     screen.show(f"Wrote {path}. {advice}")
     screen.show_json(lambda: {"written": str(path)})

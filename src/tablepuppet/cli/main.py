@@ -100,6 +100,7 @@ def make_app() -> typer.Typer:
     import typer
 
     from tablepuppet.cli import certs, models, processes, report, train
+    from tablepuppet.cli.screen import add_commands
 
     app = typer.Typer(
         name="tablepuppet",
@@ -108,16 +109,20 @@ def make_app() -> typer.Typer:
         rich_markup_mode="rich",
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    for command in (
+    add_commands(
+        app,
         *(report.demo, train.explain, train.train, train.search, train.history),
         *(models.predict, models.evaluate, models.export, models.importance, models.dependence),
         *(models.compare, models.drift, report.report),
         *(processes.serve, processes.join, processes.status, processes.cancel, processes.resume),
         *(processes.submit, processes.wait, processes.contracts, processes.approve, processes.deny),
-    ):
-        app.command()(command)
-    app.add_typer(processes.log_app, name="log")
-    app.add_typer(certs.app, name="certs")
+    )
+    log = typer.Typer(help="The owner's log: proposals, decisions, disclosures and refusals.")
+    app.add_typer(add_commands(log, processes.show, processes.verify, processes.accept), name="log")
+    authority = typer.Typer(no_args_is_help=True, help="Create, renew and revoke the certificates of a federation.")
+    add_commands(authority, certs.init, certs.server, certs.party, certs.asker, certs.renew, certs.revoke, certs.secret)
+    add_commands(authority, certs.request, certs.sign, certs.share, open=certs.open_secret)
+    app.add_typer(add_commands(authority, list=certs.list_certificates), name="certs")
 
     def show_version(wanted: bool) -> None:
         if wanted:

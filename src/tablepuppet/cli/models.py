@@ -17,7 +17,7 @@ from msgspec import to_builtins
 
 from tablepuppet.api import Federation
 from tablepuppet.cli.job_file import FederationOption, JobArgument, JobFile, read_job
-from tablepuppet.cli.screen import JsonOption, Screen, table
+from tablepuppet.cli.screen import Screen, table
 from tablepuppet.errors import ModelError
 from tablepuppet.output_files import write_whole
 from tablepuppet.prediction.model import Model
@@ -56,6 +56,7 @@ def _open(
 
 
 def predict(
+    screen: Screen,
     model: ModelArgument,
     job: JobArgument,
     federation: FederationOption = None,
@@ -63,13 +64,11 @@ def predict(
     key: KeyOption = None,
     missing: MissingOption = "error",
     split: SplitOption = False,
-    as_json: JsonOption = False,
 ) -> None:
     """Predict the rows of a job's query with a saved model.
 
     [bold]Example:[/bold] tablepuppet predict model/ returns.toml --key order_id --to predictions.parquet
     """
-    screen = Screen(as_json)
     with _open(screen, "predicting", model, job, federation) as (loaded, asked, tables):
         options: dict[str, Any] = {"key": key, "missing": missing, "to": to, "split": split}
         answer = tables.predict(loaded, asked.query, **options, progress=False)
@@ -100,17 +99,16 @@ RowsOption = Annotated[
 
 
 def evaluate(
+    screen: Screen,
     model: ModelArgument,
     job: JobArgument,
     federation: FederationOption = None,
     rows: RowsOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Measure a saved model on labelled rows of a job's query, by default those that it was not trained on.
 
     [bold]Example:[/bold] tablepuppet evaluate model/ this_month.toml --json
     """
-    screen = Screen(as_json)
     with _open(screen, "measuring", model, job, federation) as (loaded, asked, tables):
         found = tables.evaluate(loaded, asked.query, rows=rows or asked.rows)
     rows_of = ((name, value, found.baseline.get(name, "")) for name, value in found.items())
@@ -145,6 +143,7 @@ ColumnOption = Annotated[
 
 
 def export(
+    screen: Screen,
     model: ModelArgument,
     kind: Annotated[
         Literal["sql", "onnx", "lightgbm"], typer.Argument(metavar="sql|onnx|lightgbm", help="The format.")
@@ -154,13 +153,11 @@ def export(
     table: TableOption = None,
     dialect: DialectOption = "duckdb",
     column: ColumnOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Export a block of a saved model: what it adds to the score of each of its owner's rows; or all boosted trees.
 
     [bold]Example:[/bold] tablepuppet export model/ sql --block items --dialect postgres
     """
-    screen = Screen(as_json)
     loaded = load(model)
     codes: dict[str, Any] = {}
     if kind != "sql":
@@ -173,7 +170,7 @@ def export(
         text = loaded.to_sql(block, table=table, dialect=dialect, columns=column or ())
         if to is not None:
             write_whole(to, lambda file: file.write_text(f"{text}\n", encoding="utf-8"), "SQL", ModelError)
-        elif as_json:
+        elif screen.wants_json:
             screen.show_json(lambda: {"sql": text})
             return
         else:
@@ -192,19 +189,18 @@ PointsOption = Annotated[int, typer.Option("--points", help="How many values of 
 
 
 def importance(
+    screen: Screen,
     model: ModelArgument,
     job: JobArgument,
     federation: FederationOption = None,
     by: ByOption = "feature",
     repeats: RepeatsOption = 3,
     rows: RowsOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Show how much the mean loss rises when a feature, or a table, is shuffled among its rows.
 
     [bold]Example:[/bold] tablepuppet importance model/ returns.toml --by table
     """
-    screen = Screen(as_json)
     with _open(screen, "shuffling", model, job, federation) as (loaded, asked, tables):
         found = tables.importance(loaded, asked.query, by=by, repeats=repeats, rows=rows or asked.rows)
     title = f"how much the mean loss rises, on {found.attrs['about']}"
@@ -214,20 +210,19 @@ def importance(
 
 
 def dependence(
+    screen: Screen,
     model: ModelArgument,
     job: JobArgument,
     feature: FeatureOption = None,
     federation: FederationOption = None,
     points: PointsOption = 11,
     rows: RowsOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Show the mean prediction if a feature has the same value in all rows (partial dependence).
 
     [bold]Example:[/bold] tablepuppet dependence model/ returns.toml --feature i.price --json > price.json
     [dim]tablepuppet report run.json --dependence price.json[/dim] draws the curves.
     """
-    screen = Screen(as_json)
     with _open(screen, "asking", model, job, federation) as (loaded, asked, tables):
         if not feature:
             known = ", ".join(name for block in loaded.blocks for name in block.features)
@@ -252,13 +247,13 @@ MatchedOption = Annotated[float, typer.Option("--matched", help="By which share 
 
 
 def compare(
+    screen: Screen,
     model: ModelArgument,
     new: SecondArgument,
     job: JobArgument,
     federation: FederationOption = None,
     rows: RowsOption = None,
     better: BetterOption = False,
-    as_json: JsonOption = False,
 ) -> None:
     """Compare two saved models on labelled rows of a job's query, by default those that neither was trained on.
 
@@ -266,7 +261,6 @@ def compare(
 
     [bold]Example:[/bold] tablepuppet compare model/ new/ returns.toml --better && mv new model
     """
-    screen = Screen(as_json)
     with _open(screen, "comparing", model, job, federation) as (first, asked, tables):
         found = tables.compare(first, load(new), asked.query, rows=rows or asked.rows)
     compared = found.table.itertuples(index=False)
@@ -277,19 +271,18 @@ def compare(
 
 
 def drift(
+    screen: Screen,
     model: ModelArgument,
     job: JobArgument,
     federation: FederationOption = None,
     shift: ShiftOption = 0.25,
     spread: SpreadOption = 2.0,
     matched: MatchedOption = 0.05,
-    as_json: JsonOption = False,
 ) -> None:
     """Compare the rows of a job's query with those that a model was trained on; code 3: they have drifted.
 
     [bold]Example:[/bold] tablepuppet drift model/ returns.toml || tablepuppet train returns.toml --warm-start model/
     """
-    screen = Screen(as_json)
     with _open(screen, "comparing the rows", model, job, federation) as (loaded, asked, tables):
         found = tables.drift(loaded, asked.query)
     said = found.found(shift=shift, spread=spread, matched=matched)

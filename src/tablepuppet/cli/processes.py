@@ -13,7 +13,7 @@ import typer
 from tablepuppet.api import ConnectedFederation
 from tablepuppet.api.owners import tables_from_toml
 from tablepuppet.cli.job_file import JobArgument, read_job
-from tablepuppet.cli.screen import JsonOption, Screen, table
+from tablepuppet.cli.screen import Screen, table
 from tablepuppet.cli.train import ReportOption, ResumeOption, SaveOption, show_result
 from tablepuppet.errors import PolicyError
 from tablepuppet.formatting import printable
@@ -51,19 +51,18 @@ _FEDERATION, _CLIENT = Path("federation.toml"), Path("client.toml")
 
 
 def serve(
+    screen: Screen,
     federation: FederationArgument = _FEDERATION,
     with_clients: WithOption = None,
     insecure: InsecureOption = False,
     level: LevelOption = "info",
     style: StyleOption = "text",
-    as_json: JsonOption = False,
 ) -> None:
     """Run the coordinator of a federation until it is stopped (Ctrl-C, SIGTERM).
 
     [bold]Example:[/bold] tablepuppet serve federation.toml
     """
     configure(level, style)
-    screen = Screen(as_json)
     settings = read_federation(federation)
     _check_security(settings.is_insecure, insecure, federation)
 
@@ -76,11 +75,11 @@ def serve(
 
 
 def join(
+    screen: Screen,
     client: ClientArgument = _CLIENT,
     insecure: InsecureOption = False,
     level: LevelOption = "info",
     style: StyleOption = "text",
-    as_json: JsonOption = False,
 ) -> None:
     """Join a federation as a client: dial out and answer for its own tables until it is stopped (Ctrl-C, SIGTERM).
 
@@ -90,15 +89,14 @@ def join(
     settings = read_client(client)
     _check_security(settings.server.startswith("grpc+tcp://"), insecure, client)
     processes.join(settings, open_tables)
-    Screen(as_json).show_json(lambda: {"client": settings.name, "state": "stopped"})
+    screen.show_json(lambda: {"client": settings.name, "state": "stopped"})
 
 
-def status(federation: FederationArgument = _FEDERATION, as_json: JsonOption = False) -> None:
+def status(screen: Screen, federation: FederationArgument = _FEDERATION) -> None:
     """Show which clients are connected to a running server, and its runs.
 
     [bold]Example:[/bold] tablepuppet status federation.toml
     """
-    screen = Screen(as_json)
     found = ConnectedFederation(federation).status()
     notes = {name: note or "connected" for name, note in found["connected"].items()}
     notes |= {name: f"away for {seconds:.0f} s" for name, seconds in found["away"].items()}
@@ -109,42 +107,39 @@ def status(federation: FederationArgument = _FEDERATION, as_json: JsonOption = F
     screen.show_json(lambda: found)
 
 
-def resume(run: RunArgument, federation: FederationOption = _FEDERATION, as_json: JsonOption = False) -> None:
+def resume(screen: Screen, run: RunArgument, federation: FederationOption = _FEDERATION) -> None:
     """Continue an interrupted run from its last step.
 
     [bold]Example:[/bold] tablepuppet resume 0b2675b6aca85709 --federation federation.toml
     """
-    screen = Screen(as_json)
     ConnectedFederation(federation).resume(run)
     screen.show(f"Run {run} goes on; `tablepuppet wait {run}` gives its result.")
     screen.show_json(lambda: {"run": run, "state": "queued"})
 
 
-def cancel(run: RunArgument, federation: FederationOption = _FEDERATION, as_json: JsonOption = False) -> None:
+def cancel(screen: Screen, run: RunArgument, federation: FederationOption = _FEDERATION) -> None:
     """Stop a run at its next step and drop its checkpoints.
 
     [bold]Example:[/bold] tablepuppet cancel 0b2675b6aca85709 --federation federation.toml
     """
-    screen = Screen(as_json)
     ConnectedFederation(federation).cancel(run)
     screen.show(f"Run {run} stops at its next step.")
     screen.show_json(lambda: {"run": run, "state": "cancelled"})
 
 
 def submit(
+    screen: Screen,
     job: JobArgument,
     federation: FederationOption = _FEDERATION,
     share: Annotated[
         list[str] | None, typer.Option("--share", metavar="USER", help="A user who may see the result too.")
     ] = None,
     resume: ResumeOption = False,
-    as_json: JsonOption = False,
 ) -> None:
     """Submit a job to a running server without waiting: it is trained when its turn comes.
 
     [bold]Example:[/bold] tablepuppet submit returns.toml --federation federation.toml
     """
-    screen = Screen(as_json)
     asked = read_job(job)
     run = ConnectedFederation(federation).submit(asked.query, **asked.arguments, share=share or (), resume=resume)
     screen.show(f"Run {run} is queued; `tablepuppet wait {run}` shows its result.")
@@ -152,17 +147,16 @@ def submit(
 
 
 def wait(
+    screen: Screen,
     run: RunArgument,
     federation: FederationOption = _FEDERATION,
     save: SaveOption = None,
     report: ReportOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Wait for a submitted run and show its result; Ctrl-C ends the waiting, not the run.
 
     [bold]Example:[/bold] tablepuppet wait 0b2675b6aca85709 --save model/
     """
-    screen = Screen(as_json)
     with screen.progress(f"run {run}") as on_round:
         result = ConnectedFederation(federation).wait(run, on_round=on_round)
     if save is not None:
@@ -200,12 +194,11 @@ ScopeOption = Annotated[
 DaysOption = Annotated[int | None, typer.Option("--days", help="How long it lasts; at most as long as the contract.")]
 
 
-def contracts(client: ClientOption = _CLIENT, as_json: JsonOption = False) -> None:
+def contracts(screen: Screen, client: ClientOption = _CLIENT) -> None:
     """Show the contracts that wait for a decision, in full.
 
     [bold]Example:[/bold] tablepuppet contracts --client client.toml
     """
-    screen = Screen(as_json)
     approvals = Approvals(read_client(client).state_folder)
     waiting = approvals.waiting()
     for contract in waiting:
@@ -218,38 +211,37 @@ def contracts(client: ClientOption = _CLIENT, as_json: JsonOption = False) -> No
 
 
 def approve(
+    screen: Screen,
     contract: ContractArgument,
     client: ClientOption = _CLIENT,
     scope: ScopeOption = "contract",
     days: DaysOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Approve a contract that waits; the job then continues.
 
     [bold]Example:[/bold] tablepuppet approve 1f0c93ab --client client.toml --for once
     """
-    _decide(contract, client, scope, days, as_json, is_approved=True)
+    _decide(screen, contract, client, scope, days, is_approved=True)
 
 
-def deny(contract: ContractArgument, client: ClientOption = _CLIENT, as_json: JsonOption = False) -> None:
+def deny(screen: Screen, contract: ContractArgument, client: ClientOption = _CLIENT) -> None:
     """Deny a contract; jobs with it are refused until the decision expires.
 
     [bold]Example:[/bold] tablepuppet deny 1f0c93ab --client client.toml
     """
-    _decide(contract, client, "contract", None, as_json, is_approved=False)
+    _decide(screen, contract, client, "contract", None, is_approved=False)
 
 
 def _decide(
+    screen: Screen,
     name: str,
     client: Path,
     scope: Literal["once", "contract", "asker"],
     days: int | None,
-    as_json: bool,
     *,
     is_approved: bool,
 ) -> None:
-    screen, folder = Screen(as_json), read_client(client).state_folder
-    approvals = Approvals(folder)
+    approvals = Approvals(read_client(client).state_folder)
     contract = approvals.find(name)
     decision = approvals.decide(name, is_approved=is_approved, scope=scope, days=days)
     word = "approved" if is_approved else "denied"
@@ -257,16 +249,11 @@ def _decide(
     screen.show_json(lambda: {"contract": contract.hash, "decision": word, "scope": scope, "until": decision.until})
 
 
-log_app = typer.Typer(name="log", help="The owner's log: proposals, decisions, disclosures and refusals.")
-
-
-@log_app.command("show")
-def show(client: ClientOption = _CLIENT, as_json: JsonOption = False) -> None:
+def show(screen: Screen, client: ClientOption = _CLIENT) -> None:
     """Show every line of the log.
 
     [bold]Example:[/bold] tablepuppet log show --client client.toml
     """
-    screen = Screen(as_json)
     entries = _entries(client)
     rows = [
         (e.number, e.time, e.event, e.job, e.contract[:16], ", ".join(f"{k}: {v}" for k, v in e.detail.items()))
@@ -276,14 +263,13 @@ def show(client: ClientOption = _CLIENT, as_json: JsonOption = False) -> None:
     screen.show_json(lambda: [msgspec.to_builtins(entry) for entry in entries])
 
 
-@log_app.command("verify")
 def verify(
+    screen: Screen,
     log: Annotated[Path | None, typer.Argument(metavar="LOG", help="A log; without it, those of the client.")] = None,
     client: ClientOption = _CLIENT,
     expect: Annotated[
         str, typer.Option("--expect", metavar="HEAD", help="A head that somebody kept: sixteen digits or more.")
     ] = "",
-    as_json: JsonOption = False,
 ) -> None:
     """Check that no line of the log was changed, removed or put in between, and that it continues a head that was kept.
 
@@ -291,7 +277,6 @@ def verify(
     """
     if expect and not re.fullmatch(r"[0-9a-f]{16,64}", expect):
         raise typer.BadParameter("a head is sixteen to sixty-four hexadecimal digits, as a result or a log has it")
-    screen = Screen(as_json)
     folder = Path() if log is not None else read_client(client).state_folder
     files = [log] if log is not None else [folder / name for name in _FILES if (folder / name).exists()]
     found = {path.name: verify_log(path, expect if path == files[0] else "") for path in files}
@@ -311,13 +296,12 @@ def verify(
     )
 
 
-@log_app.command("accept")
-def accept(client: ClientOption = _CLIENT, as_json: JsonOption = False) -> None:
+def accept(screen: Screen, client: ClientOption = _CLIENT) -> None:
     """Accept that a log was lost or replaced: the client starts again, and the log says who accepted what.
 
     [bold]Example:[/bold] tablepuppet log accept --client client.toml
     """
-    screen, settings = Screen(as_json), read_client(client)
+    settings = read_client(client)
     kept = read_head(settings.head_path)
     path = settings.state_folder / "log.jsonl"
     found = OwnerLog(path)

@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 
 from tablepuppet.algorithms.registry import ALGORITHMS, DEFAULT
-from tablepuppet.cli.screen import JsonOption, Screen, table
+from tablepuppet.cli.screen import Screen, table
 from tablepuppet.demo import LABEL, QUERY, open_flights
 from tablepuppet.errors import JobError
 from tablepuppet.formatting import size
@@ -47,11 +47,11 @@ DependenceOption = Annotated[
 
 
 def report(
+    screen: Screen,
     runs: RunsArgument,
     out: OutOption = Path("report.html"),
     network: NetworkOption = None,
     dependence: DependenceOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Write one self-contained HTML page that shows runs: metrics, convergence, coefficients, traffic, privacy.
 
@@ -60,7 +60,6 @@ def report(
     A run record comes from [dim]tablepuppet train returns.toml --json > newton.json[/dim], or from
     [dim]result.to_json()[/dim].
     """
-    screen = Screen(as_json)
     check_place(out, "the report")
     networks = dict(map(_network, network or []))
     records = [msgspec.structs.replace(read_record(path), name=path.stem) for path in runs]
@@ -130,10 +129,10 @@ Now with your data: three lines in Python,
 
 
 def demo(
+    screen: Screen,
     report: ReportOption = Path("tablepuppet-demo.html"),
     epochs: EpochsOption = 10,
     flights: FlightsOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Predict late arrivals from New York's flights of 2013: nineteen owners, nothing pooled.
 
@@ -142,7 +141,6 @@ def demo(
 
     [bold]Example:[/bold] tablepuppet demo --report demo.html
     """
-    screen = Screen(as_json)
     check_place(report, "the report")
     with screen.progress("reading flights"):
         federation = open_flights(flights)

@@ -6,13 +6,15 @@ shown to people only, that is on a terminal.
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any
+from functools import wraps
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console, RenderableType
@@ -27,6 +29,26 @@ from tablepuppet.training.result import RoundEvent
 JsonOption = Annotated[bool, typer.Option("--json", help="Write one JSON document for machines, no progress.")]
 
 _ENDLESS = 10_000  # columns
+
+
+def add_commands(app: typer.Typer, *commands: Callable[..., None], **named: Callable[..., None]) -> typer.Typer:
+    """The app with commands, under their own names or these. Each takes a Screen first, and has the option --json."""
+    for name, command in [*((None, command) for command in commands), *named.items()]:
+        app.command(name)(_with_screen(command))
+    return app
+
+
+def _with_screen(command: Callable[..., None]) -> Callable[..., None]:
+    @wraps(command)
+    def run(*, as_json: bool, **given: Any) -> None:
+        command(Screen(as_json), **given)
+
+    hints = get_type_hints(command, include_extras=True)
+    own = [p.replace(annotation=hints[p.name]) for p in inspect.signature(command).parameters.values()][1:]
+    json_option = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=JsonOption)
+    run.__signature__ = inspect.Signature([*own, json_option])  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in (*own, json_option)}
+    return run
 
 
 class Screen:

@@ -15,7 +15,7 @@ import typer
 from tablepuppet.api.history import history as write_history
 from tablepuppet.api.search import search as search_settings
 from tablepuppet.cli.job_file import FederationOption, JobArgument, read_job
-from tablepuppet.cli.screen import JsonOption, Screen, table
+from tablepuppet.cli.screen import Screen, table
 from tablepuppet.errors import JobError
 from tablepuppet.formatting import plural, seconds, size
 from tablepuppet.output_files import check_place
@@ -45,6 +45,7 @@ ExplainOption = Annotated[bool, typer.Option("--explain", help="Also show the pl
 
 
 def train(
+    screen: Screen,
     job: JobArgument,
     federation: FederationOption = None,
     save: SaveOption = None,
@@ -54,7 +55,6 @@ def train(
     engine: EngineOption = None,
     walk: WalkOption = None,
     start: StartOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Train a job's model on tables that stay with their owners.
 
@@ -72,7 +72,6 @@ def train(
 
     [dim]tables.items = "items.csv"[/dim]
     """
-    screen = Screen(as_json)
     asked = read_job(job)
     if save is not None:
         check_target(check_place(save, "the model", is_folder=True))
@@ -129,12 +128,12 @@ SuggestOption = Annotated[
 
 
 def explain(
+    screen: Screen,
     job: JobArgument,
     federation: FederationOption = None,
     profile: ProfileOption = False,
     probe: ProbeOption = False,
     suggest: SuggestOption = False,
-    as_json: JsonOption = False,
 ) -> None:
     """Show the plan of a job: operators, rows, rounds, bytes, seconds, memory, and who learns what.
 
@@ -142,7 +141,6 @@ def explain(
 
     [bold]Example:[/bold] tablepuppet explain returns.toml
     """
-    screen = Screen(as_json)
     asked = read_job(job, needs_label=not profile)
     if profile:
         with screen.progress("counting the keys"), asked.open_federation(federation) as tables:
@@ -175,7 +173,11 @@ NamesArgument = Annotated[
 
 
 def history(
-    names: NamesArgument, key: KeyOption, at: MomentOption, window: WindowOption = None, as_json: JsonOption = False
+    screen: Screen,
+    names: NamesArgument,
+    key: KeyOption,
+    at: MomentOption,
+    window: WindowOption = None,
 ) -> None:
     """Write the SQL of a history: features of a table's rows before a moment.
 
@@ -194,7 +196,6 @@ def history(
         columns=[name for name, colon, _ in given if not colon],
         categories=[name for name, colon, _ in given if colon],
     )
-    screen = Screen(as_json)
     screen.show(text)
     screen.show_json(lambda: {"join": text})
 
@@ -215,6 +216,7 @@ TimeOption = Annotated[str | None, typer.Option("--time", metavar="COLUMN", help
 
 
 def search(
+    screen: Screen,
     job: JobArgument,
     given: TryOption = None,
     folds: FoldsOption = 5,
@@ -223,13 +225,11 @@ def search(
     group: GroupOption = None,
     time: TimeOption = None,
     federation: FederationOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Cross-validate a job, or compare settings of it; the best comes first.
 
     [bold]Example:[/bold] tablepuppet search returns.toml --try l2=0.001,0.01,0.1 --try l1=0,0.001 --metric auc
     """
-    screen = Screen(as_json)
     asked = read_job(job)
     grid = read_grid(given or ())
     arguments = {name: value for name, value in asked.arguments.items() if name not in grid}

@@ -44,7 +44,7 @@ class Metric:
     can_monitor: bool = True  # whether less, or more, is always better: early stopping may watch it
     of_loss: float = 0.0  # the metric is this many times the mean loss
     since: Moment = Moment.EPOCH  # when it is measured
-    is_ranked: bool = False  # needs the scores of all rows in order (training/curves.py)
+    is_ranked: bool = False  # needs the scores of all rows in order (training/ranking.py)
     is_headline: bool = True  # shown in one line, and charted epoch by epoch
 
 

@@ -27,8 +27,7 @@ from tablepuppet.prediction.split import split_of
 from tablepuppet.privacy.ledger import Ledger
 from tablepuppet.protocol.merkle import TreeHead
 from tablepuppet.training.curves import Curves
-from tablepuppet.training.drawn_metrics import describe_walk
-from tablepuppet.training.metrics import MeasuredOn, Metrics
+from tablepuppet.training.metrics import MeasuredOn, Metrics, describe_walk
 from tablepuppet.transport.meter import Network, Traffic
 
 if TYPE_CHECKING:

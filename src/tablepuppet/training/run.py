@@ -33,9 +33,8 @@ from tablepuppet.sources.encoding import encoded_width
 from tablepuppet.threads import submit
 from tablepuppet.training.convergence import Patience, judge
 from tablepuppet.training.curves import Curves
-from tablepuppet.training.drawn_metrics import SideRows
 from tablepuppet.training.interactions import Interaction, advise_head, compare_with_sum, explain_pairs, probe
-from tablepuppet.training.metrics import Criterion, MeasuredOn, Metrics, by_side, sum_metrics
+from tablepuppet.training.metrics import Criterion, MeasuredOn, Metrics, SideRows, by_side, sum_metrics
 from tablepuppet.training.result import EpochRecord, Result, RoundEvent
 from tablepuppet.training.server import JoinOperator, UnionOperator
 from tablepuppet.training.start import agree_on_encoders, figures_of, ids_of, make_problem, start_parts, widths_of

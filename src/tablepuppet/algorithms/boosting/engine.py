@@ -45,8 +45,15 @@ from tablepuppet.prediction.model import BlockModel
 from tablepuppet.protocol.base import Message
 from tablepuppet.training.convergence import Patience, judge
 from tablepuppet.training.curves import Curves
-from tablepuppet.training.drawn_metrics import standard_errors
-from tablepuppet.training.metrics import Criterion, Measured, MeasuredOn, Metrics, by_side, measure_scores
+from tablepuppet.training.metrics import (
+    Criterion,
+    Measured,
+    MeasuredOn,
+    Metrics,
+    by_side,
+    measure_scores,
+    standard_errors,
+)
 from tablepuppet.training.result import EpochRecord, Result, RoundEvent
 from tablepuppet.training.run import OnRound
 from tablepuppet.training.server import UnionOperator, clients_of

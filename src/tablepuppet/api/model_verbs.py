@@ -1,0 +1,300 @@
+"""What a federation is asked about a trained model: predictions, recommendations, metrics, importance, drift.
+
+In: a model as users give it (a result, a loaded model or its folder), and a query with its features. Out: what train.py
+answers, here or at a coordinator; or the options that a job starts with a model's weights from.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import pyarrow as pa
+
+from tablepuppet import train as story
+from tablepuppet.algorithms.registry import DEFAULT, own_model
+from tablepuppet.api.recommend import best, candidates
+from tablepuppet.errors import JobError, ModelError
+from tablepuppet.job import Job, make_job
+from tablepuppet.models.heads.kinds import offered_head
+from tablepuppet.models.modules import Builder
+from tablepuppet.output_files import check_place
+from tablepuppet.prediction.cache import Predictor
+from tablepuppet.prediction.model import Model
+from tablepuppet.prediction.predict import as_keys, at_threshold, check_file, write
+from tablepuppet.prediction.saved import load
+from tablepuppet.prediction.split import RowsWanted
+from tablepuppet.progress import show_progress
+from tablepuppet.protocol.columns import NumberEncoder
+from tablepuppet.training.evaluate import Comparison, Evaluation
+from tablepuppet.training.inspection import Drift, Inspection
+from tablepuppet.training.result import Result
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class ModelVerbs(ABC):
+    """The verbs of a federation that take a trained model; who carries the questions, its heirs say."""
+
+    @abstractmethod
+    def _predict(self, model: Model, query: str, **options: Any) -> pa.Table:
+        """A model's predictions on a query's rows."""
+
+    @abstractmethod
+    def _ask(self, question: story.Question, **given: Any) -> Any:
+        """What train.py answers without training: a profile, metrics, a comparison, importance, dependence, drift."""
+
+    @abstractmethod
+    def _offer_builder(self, name: str, builder: Builder | None) -> AbstractContextManager[None]:
+        """While inside, every client knows the builder under the name."""
+
+    def _ask_about(self, question: story.Question, model: Model, query: str | None, **options: Any) -> Any:
+        """A question about labelled rows of a query, by default of the model's own."""
+        return self._ask(question, model=model, job=labelled_job(model, query), options=options)
+
+    def predict(
+        self,
+        model: Model | Result,
+        query: str | None = None,
+        *,
+        key: str | Sequence[str] | None = None,
+        keys: Sequence[Any] | None = None,
+        missing: Literal["error", "zero"] = "error",
+        threshold: float | None = None,
+        to: str | Path | None = None,
+        module: Builder | None = None,
+        head: Any = None,
+        max_joined_rows: int | None = None,
+        split: bool = False,
+        progress: bool | None = None,
+    ) -> pa.Table:
+        """Predicts the joined rows of a query; returns an Arrow table with one row for each (docs/prediction.md).
+
+        The table has the key, `prediction` and its probability.
+
+        - `model`: a result, or what `tp.load` returns; `query`: one with the same features; None: the model's own.
+        - `key`: columns of the label's table that name a row; None: those that it is joined on.
+        - `keys`: predict only the rows with these values of the key.
+        - `missing`: "error", or "zero": the mean contribution stands in for an owner that is away, and the column
+          `assumed` lists the tables.
+        - `threshold`: the probability from which a row is predicted as the second class (`result.threshold()`).
+        - `to`: also write the answer to a .parquet or .csv file.
+        - `module`: the builder of a saved model's own torch modules; `head`: its own torch head.
+        - `max_joined_rows`: refuse a larger join.
+        - `split`: add the column `split`: whether a row was for training, validation or the test.
+        - `progress`: as in `train`.
+
+        >>> federation.predict(model, key="order_id", keys=[17]).column_names
+        ['client', 'order_id', 'prediction', 'probability']
+        """
+        chosen = model_of(model)
+        if to is not None:
+            check_place(check_file(to), "predictions")
+        names = (key,) if isinstance(key, str) else key
+        builder = chosen.builder if module is None else module
+        offered = own_head(chosen, head)
+        with show_progress("predicting", progress), self._offer_builder(chosen.spec.module, builder), offered:
+            table = self._predict(
+                chosen,
+                chosen.query if query is None else query,
+                key=names,
+                only=None if keys is None else as_keys(keys),
+                missing=missing,
+                max_joined_rows=max_joined_rows,
+                split=split,
+            )
+        if threshold is not None:
+            table = at_threshold(chosen, table, threshold)
+        if to is not None:
+            write(table, to)
+        return table
+
+    def recommend(
+        self,
+        model: Model | Result,
+        *,
+        user: Any,
+        n: int = 10,
+        by: str | None = None,
+        met: bool = False,
+        head: Any = None,
+    ) -> pa.Table:
+        """The items with the highest predictions for a user: an Arrow table of keys and predictions, best first.
+
+        It works for a model over a label's table that joins users with items, and asks owners for a prediction
+        (docs/heads.md).
+
+        - `model`: a result or a model; `user`: the key that joins the label's table with the user's.
+        - `n`: how many items; `by`: the alias of the user's table; None: the first in the query.
+        - `met`: keep items that the user has met in the label's table.
+        - `head`: the torch head of a saved model.
+        """
+        if n < 1:
+            raise JobError("n must be at least 1")
+        chosen = model_of(model)
+        asked = candidates(chosen, user, by)
+        found = self.predict(chosen, asked.query, key=asked.key, head=head, progress=False)
+        if not found.num_rows:
+            raise JobError(
+                "no row of the user's table has this key, or there is no item; see `by` for which table it is"
+            )
+        known = None if met else self.predict(chosen, asked.met, key=asked.met_key, head=head, progress=False)
+        return best(found, asked.key, known, asked.met_key, n)
+
+    def predictor(
+        self, model: Model | Result, query: str | None = None, *, key: str | Sequence[str], **options: Any
+    ) -> Predictor:
+        """Predicts all rows now and answers single requests by key from memory; `refresh()` predicts again.
+
+        `model`, `query`, `key` and `options` are those of `predict`.
+
+        >>> federation.predictor(model, key="order_id")(17).num_rows
+        1
+        """
+        names = (key,) if isinstance(key, str) else tuple(key)
+        return Predictor(lambda: self.predict(model, query, key=names, **options), names)
+
+    def evaluate(
+        self,
+        model: Model | Result,
+        query: str | None = None,
+        *,
+        rows: RowsWanted = "test",
+        module: Builder | None = None,
+        head: Any = None,
+    ) -> Evaluation:
+        """A model's metrics on labelled rows; a mapping, whose `.rows` states which rows were measured.
+
+        - `model`: a result or a model; `query`: one with the same features; None: the model's own.
+        - `rows`: "test", rows that the model was not trained on; "train"; or "all" (docs/validation.md).
+        - `module`, `head`: as in `predict`.
+
+        >>> print(federation.evaluate(model).rows)
+        19 rows that the model was not trained on
+        """
+        chosen = model_of(model)
+        builder = chosen.builder if module is None else module
+        with self._offer_builder(chosen.spec.module, builder), own_head(chosen, head):
+            return cast(Evaluation, self._ask_about("evaluate", chosen, query, rows=rows))
+
+    def compare(
+        self, first: Model | Result, second: Model | Result, query: str | None = None, *, rows: RowsWanted = "test"
+    ) -> Comparison:
+        """Compares two models on the same labelled rows; has `.difference`, `.standard_error`, `.is_worse` and `.rows`.
+
+        - `first`, `second`: results or models; `query`: None for the second one's.
+        - `rows`: as in `evaluate`; by default rows that neither was trained on.
+
+        >>> federation.compare(model, model).is_worse
+        False
+        """
+        old, new = model_of(first), model_of(second)
+        given = {"model": old, "other": new, "job": labelled_job(new, query), "options": {"rows": rows}}
+        return cast(Comparison, self._ask("compare", **given))
+
+    def importance(
+        self,
+        model: Model | Result,
+        query: str | None = None,
+        *,
+        by: Literal["feature", "table"] = "feature",
+        repeats: int = 3,
+        seed: int = 0,
+        rows: RowsWanted = "test",
+    ) -> pd.DataFrame:
+        """Permutation importance: how much the mean loss rises when a feature or a table is shuffled among its rows.
+
+        Returns a data frame. Owners score their rows once more for each feature and repetition; tables and features of
+        boosted trees need no more than `evaluate` (docs/prediction.md#importance).
+
+        - `model`: a result or a model; `query`: None for its own.
+        - `by`: "feature" or "table"; `repeats`: how often each is shuffled; `seed`: of the shuffling.
+        - `rows`: as in `evaluate`.
+
+        >>> list(federation.importance(model, by="table").columns)
+        ['table', 'importance', 'std']
+        """
+        options = {"by": by, "repeats": repeats, "seed": seed, "rows": rows}
+        return cast(Inspection, self._ask_about("importance", model_of(model), query, **options)).frame()
+
+    def partial_dependence(
+        self,
+        model: Model | Result,
+        query: str | None = None,
+        feature: str = "",
+        *,
+        values: Sequence[Any] | None = None,
+        points: int = 11,
+        rows: RowsWanted = "test",
+    ) -> pd.DataFrame:
+        """Partial dependence: the mean prediction if `feature` has the same value in all rows; a data frame.
+
+        The feature's owner scores its rows once per value; boosted trees need no more than `evaluate`. Rows need no
+        label (docs/prediction.md#partial-dependence).
+
+        - `model`: a result or a model; `query`: None for its own.
+        - `values`: None for up to `points` values that the model knows of.
+        - `rows`: as in `evaluate`.
+
+        >>> federation.partial_dependence(model, feature="i.kind")["value"].tolist()
+        ['book', 'shoe']
+        """
+        named = None if values is None else list(values)
+        options = {"feature": feature, "values": named, "points": points, "rows": rows}
+        return cast(Inspection, self._ask_about("partial_dependence", model_of(model), query, **options)).frame()
+
+    def drift(self, model: Model | Result, query: str | None = None) -> Drift:
+        """Compares a query's rows with the training rows: means, spreads, categories, matched rows.
+
+        `.found()` lists what exceeds its limits. `model`: a result or a model; `query`: None for its own.
+
+        >>> federation.drift(model).found()
+        []
+        """
+        chosen = model_of(model)
+        return cast("Drift", self._ask("drift", model=chosen, job=labelled_job(chosen, query)))
+
+
+def own_head(model: Model, head: Any) -> AbstractContextManager[None]:
+    """While inside, the server knows the head of the user's own that the model has."""
+    return offered_head(
+        model.head_module if head is None else head, "" if model.head is None else model.head.spec.module
+    )
+
+
+def labelled_job(model: Model, query: str | None) -> Job:
+    """The labelled rows of a query, by default of the model's own, with its features as it was trained on them."""
+    numbers = [e for block in model.blocks for e in block.encoders if isinstance(e, NumberEncoder)]
+    is_plain = bool(numbers) and all((e.scale == 1.0).all() and not e.mean.any() for e in numbers)
+    given: dict[str, Any] = {"test_fraction": 0.0, "loss": "cross_entropy" if model.classes else "squared"}
+    given["standardize"] = not is_plain
+    if "keys" in model.metadata:
+        given["privacy"] = model.metadata["keys"]
+    if query is None and model.metadata.get("weight") is not None:
+        given["weight"] = model.metadata["weight"]  # an item of the query may be that, and no feature
+    given["exposure"] = model.metadata.get("exposure")
+    text = model.query if query is None else query
+    return make_job(text, label=model.label, model="linear", algorithm=DEFAULT, given=given)
+
+
+def model_of(model: Model | Result) -> Model:
+    chosen = model.model if isinstance(model, Result) else model
+    if not isinstance(chosen, Model):
+        raise ModelError(f"this needs a Result or a loaded model, not a {type(model).__name__}; see tp.load(path)")
+    return chosen
+
+
+def with_start(options: dict[str, Any]) -> dict[str, Any]:
+    """Options in which a model to start with is what a job holds of it."""
+    given = options.get("warm_start")
+    if given is None:
+        return options
+    model = model_of(load(given) if isinstance(given, str | Path) else given)
+    own = own_model(model.spec)
+    if own is not None:
+        return {**options, "warm_start": own.continue_from(model)}
+    return {**options, "warm_start": None, "start": model.weights()}

@@ -1,7 +1,8 @@
-"""What examples in docstrings find: `tp`, a small shop as `federation`, its `query`, and a trained `model`."""
+"""What examples in docstrings find: `tp`, a small shop as `federation`, its `query`, a `result` and its `model`."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,11 +12,15 @@ import pytest
 import tablepuppet as tp
 
 QUERY = "SELECT o.quantity, i.price, i.kind, o.returned FROM orders o JOIN items i ON o.item_id = i.item_id"
+_NEEDS_SHOP = re.compile(r"^ *>>> .*\b(federation|result|model)\b", re.MULTILINE)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _shop(doctest_namespace: dict[str, Any]) -> Iterator[None]:
-    """Orders of two stores and a supplier's items."""
+@pytest.fixture(scope="module", autouse=True)
+def _shop(request: pytest.FixtureRequest, doctest_namespace: dict[str, Any]) -> Iterator[None]:
+    """Orders of two stores and a supplier's items, for modules whose examples use them."""
+    if not _NEEDS_SHOP.search(request.node.path.read_text(encoding="utf-8")):
+        yield
+        return
     numbers = range(120)
     orders = pa.table(
         {
@@ -27,6 +32,9 @@ def _shop(doctest_namespace: dict[str, Any]) -> Iterator[None]:
     )
     items = pa.table({"item_id": range(8), "price": [3.0, 9, 4, 8, 5, 7, 2, 6], "kind": ["book", "shoe"] * 4})
     with tp.Federation({"orders": [orders[:70], orders[70:]], "items": items}) as federation:
-        model = federation.train(QUERY, label="returned", progress=False)
-        doctest_namespace |= {"tp": tp, "federation": federation, "query": QUERY, "model": model}
+        result = federation.train(QUERY, label="returned", progress=False)
+        doctest_namespace |= {"tp": tp, "federation": federation, "query": QUERY, "result": result}
+        doctest_namespace["model"] = result.model
         yield
+    for name in ("federation", "query", "result", "model"):
+        del doctest_namespace[name]

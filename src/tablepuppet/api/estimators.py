@@ -86,7 +86,7 @@ class _RelationalEstimator:
         return [p.name for p in parameters if p.name != "self" and p.kind is not inspect.Parameter.VAR_KEYWORD]
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """All parameters, options of the algorithm and the model among them."""
+        """All parameters, including options of the algorithm and the model; `deep` has no effect."""
         return {name: getattr(self, name) for name in self._parameter_names()} | self._options
 
     def set_params(self, **given: Any) -> Self:
@@ -108,9 +108,15 @@ class _RelationalEstimator:
     def fit(
         self, federation: Federation, query: str = "", label: str = "", *, weight: str | None = None, **others: Any
     ) -> Self:
-        """Trains on the query's result; `test_fraction` of the label's rows are kept out (none by default).
+        """Trains on the query's result; returns the estimator itself.
 
-        `weight`: a column of the label's table, or an expression over it: what scikit-learn calls sample_weight.
+        - `federation`, `query`, `label`: as in `Federation.train`. `test_fraction` of the label's rows are kept out, by
+          default none.
+        - `weight`: a column of the label's table, or an expression over it; scikit-learn's sample_weight.
+
+        >>> estimator = tp.RelationalClassifier().fit(federation, query, label="returned")
+        >>> estimator.classes_.tolist()
+        [False, True]
         """
         if not isinstance(federation, Federation):
             raise JobError(
@@ -133,11 +139,16 @@ class _RelationalEstimator:
         return self
 
     def predict(self, federation: Federation, query: str | None = None) -> NDArray[Any]:
-        """One prediction per joined row, in the order of the label table's rows; by default of the query of `fit`."""
+        """One prediction per joined row of `query` (by default that of `fit`), in the order of the label table's rows.
+
+        >>> estimator = tp.RelationalClassifier().fit(federation, query, label="returned")
+        >>> estimator.predict(federation).shape
+        (120,)
+        """
         return np.asarray(self._predict_table(federation, query)["prediction"].to_numpy())
 
     def save(self, path: str | Path) -> None:
-        """Writes the trained model to a folder, which `tp.load` reads: JSON and Arrow, no pickle."""
+        """Writes the trained model to the folder `path`, which `tp.load` reads: JSON and Arrow, no pickle."""
         self._require_result().save(path)
 
     def __sklearn_tags__(self) -> Any:
@@ -179,6 +190,9 @@ class _RelationalEstimator:
 class RelationalClassifier(_RelationalEstimator):
     """A classifier over a query's result: logistic for two classes, softmax for more, linear or neural.
 
+    It takes the options of `Federation.train`: `model`, `algorithm`, `l2`, `test_fraction`, `validation_fraction`,
+    `patience`, `class_weight`, `standardize`, `seed`, `epochs`, `batch_size`, `progress` and those of docs/options.md.
+
     >>> RelationalClassifier(algorithm="admm", rho=0.5)
     RelationalClassifier(algorithm='admm', rho=0.5)
     >>> RelationalClassifier().set_params(l2=0.1).get_params()["l2"]
@@ -189,7 +203,11 @@ class RelationalClassifier(_RelationalEstimator):
     _loss = "cross_entropy"
 
     def predict_proba(self, federation: Federation, query: str | None = None) -> NDArray[np.float64]:
-        """The probability of each class, in the order of `classes_`, for each joined row."""
+        """The probability of each class, in the order of `classes_`, for each joined row of `query`.
+
+        >>> tp.RelationalClassifier().fit(federation, query, label="returned").predict_proba(federation).shape
+        (120, 2)
+        """
         table = self._predict_table(federation, query)
         if "probability" in table.column_names:
             second = table["probability"].to_numpy()
@@ -202,12 +220,19 @@ class RelationalClassifier(_RelationalEstimator):
         return np.column_stack([table[name].to_numpy() for name in named])
 
     def score(self, federation: Federation, query: str | None = None, *, rows: RowsWanted = "test") -> float:
-        """The share of joined rows whose class is predicted; `rows`: as in `Federation.evaluate`."""
+        """The accuracy on joined rows; `federation`, `query` and `rows` as in `Federation.evaluate`.
+
+        >>> estimator = tp.RelationalClassifier().fit(federation, query, label="returned")
+        >>> estimator.score(federation, rows="train") > 0.5
+        True
+        """
         return federation.evaluate(self._require_result(), query, rows=rows)["accuracy"]
 
 
 class RelationalRegressor(_RelationalEstimator):
     """A regressor over a query's result: squared loss, linear or neural.
+
+    It takes the options of `RelationalClassifier`.
 
     >>> RelationalRegressor(model="mlp", algorithm="sgd", hidden=(32,))
     RelationalRegressor(model='mlp', algorithm='sgd', hidden=(32,))
@@ -217,5 +242,10 @@ class RelationalRegressor(_RelationalEstimator):
     _loss = "squared"
 
     def score(self, federation: Federation, query: str | None = None, *, rows: RowsWanted = "test") -> float:
-        """R², as scikit-learn defines it, over the joined rows; `rows`: as in `Federation.evaluate`."""
+        """R², as scikit-learn defines it; `federation`, `query` and `rows` as in `Federation.evaluate`.
+
+        >>> estimator = tp.RelationalRegressor().fit(federation, query, label="quantity")
+        >>> estimator.score(federation, rows="all") < 1.0
+        True
+        """
         return federation.evaluate(self._require_result(), query, rows=rows)["r2"]

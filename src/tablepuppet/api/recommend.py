@@ -162,9 +162,11 @@ def best(table: pa.Table, key: str, met: pa.Table | None, met_key: str, n: int) 
 
 
 def ranking_metrics(users: ArrayLike, scores: ArrayLike, relevant: ArrayLike, n: int = 10) -> dict[str, float]:
-    """How good the n best-scored rows of each user are: `hit_rate` and `ndcg`, means over users with relevant rows.
+    """Ranking quality of the `n` best-scored rows of each user: `hit_rate` and `ndcg`, means over users with relevant
+    rows.
 
-    `relevant`: 1 or true for rows that should come first, or a gain for each. Ties are broken by the order given.
+    - `users`, `scores`: the user and the score of each row; ties keep their order.
+    - `relevant`: 1 or true for rows that should come first, or a gain for each.
 
     >>> ranking_metrics(["a", "a", "b", "b"], [0.9, 0.1, 0.2, 0.8], [1, 0, 1, 0], n=1)
     {'hit_rate': 0.5, 'ndcg': 0.5}

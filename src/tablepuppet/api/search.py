@@ -28,10 +28,14 @@ PATH = tuple(10.0 ** (-k / 2) for k in range(9))  # from 1 to 1e-4
 
 
 def cross_validate(federation: Federation, query: str, *, label: str, folds: int = 5, **options: Any) -> SearchResult:
-    """How good one setting is: trained `folds` times without a fold, and measured on it.
+    """Measures one setting: trains `folds` times without a fold, and measures each model on its fold (docs/search.md).
 
-    `group`: a column of the label's table whose rows stay in one fold; `time`: one in whose order folds follow each
-    other, each measured by a model of all rows before it. `options`: those of `Federation.train`.
+    - `federation`, `query`, `label` and `options`: as in `Federation.train`.
+    - `group`: rows with the same value of this column stay in one fold; `time`: folds follow this column's order, each
+      measured by a model of all rows before it.
+
+    >>> tp.cross_validate(federation, query, label="returned", folds=3).folds["fold"].tolist()
+    [0, 1, 2]
     """
     return federation.search(query, label=label, settings=[{}], folds=folds, **options)
 
@@ -47,11 +51,18 @@ def search(
     seed: int = 0,
     **options: Any,
 ) -> SearchResult:
-    """Which setting is best: `grid` gives the values of each option, or lists whole settings.
+    """Finds the best of several settings by cross-validation (docs/search.md).
 
-    `samples`: so many settings are drawn, instead of all combinations; a value may then also be a distribution, that
-    is, anything with `rvs`. `metric`: what settings are compared by (the loss of the model unless it is given); `group`
-    and `time`: how folds are drawn, as for `cross_validate`.
+    - `federation`, `query`, `label` and `options`: as in `Federation.train`; `folds`, `group`, `time`: as in
+      `cross_validate`.
+    - `grid`: values for each option, or a list of whole settings.
+    - `samples`: draw so many settings by `seed` instead of all; a value may then be a distribution, anything with
+      `rvs`.
+    - `metric`: the metric that decides; by default the model's loss.
+
+    >>> found = tp.search(federation, query, {"l2": [1e-3, 1.0]}, label="returned", folds=3)
+    >>> found.best in ({"l2": 1e-3}, {"l2": 1.0})
+    True
     """
     settings = drawn_settings(grid, samples, seed)
     fixed = sorted({"query", "label", "model", "algorithm"} & {name for setting in settings for name in setting})
@@ -97,9 +108,12 @@ class PathResult:
 
 
 def path(federation: Federation, query: str, *, label: str, l1: Sequence[float] = PATH, **options: Any) -> PathResult:
-    """An elastic-net path: a model for each l1, the largest first, each begun with the weights of the one before.
+    """An elastic-net path: a model for each `l1`, the largest first, each started from the one before.
 
-    `options`: those of `Federation.train`; with `l2=0` it is the lasso's.
+    `federation`, `query`, `label` and `options`: as in `Federation.train`; with `l2=0` it is the lasso's path.
+
+    >>> tp.path(federation, query, label="returned", l1=[1.0, 1e-3]).table["weights"].tolist()[0]
+    0
     """
     results: list[Result] = []
     for value in sorted(l1, reverse=True):

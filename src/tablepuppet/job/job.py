@@ -43,11 +43,14 @@ class Local(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class Ray(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="name", tag="ray"):
-    """Joined rows made and held in pieces on a Ray cluster, with the same results bit for bit (docs/performance.md).
+    """Joined rows in pieces on a Ray cluster, with the same results bit for bit (docs/performance.md).
 
-    `address`: a running cluster ("auto": the one on this host; None: what RAY_ADDRESS says, or one that is started for
-    the run). `storage`: a folder or a URI (s3://…) that all nodes reach; pieces and the algorithm's state lie there, so
-    that the loss of a node costs nothing but time. `workers`: how many pieces, by default one per CPU.
+    - `address`: a running cluster ("auto": on this host); None: RAY_ADDRESS, or a cluster that is started for the run.
+    - `storage`: a folder or a URI (s3://…) that all nodes reach, for pieces and the algorithm's state.
+    - `workers`: the number of pieces, by default one per CPU.
+
+    >>> Ray(workers=4).workers
+    4
     """
 
     address: str | None = None

@@ -53,7 +53,12 @@ class Gain:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Plan:
-    """A job over tables, in figures: nothing here holds a row. `str(plan)` explains it."""
+    """The plan of a job, without any row; `str(plan)` explains it. `federation.explain` returns it.
+
+    >>> plan = federation.explain(query, label="returned")
+    >>> plan.mapping.train_rows, [cost.algorithm for cost in plan.costs][:2]
+    (101, ['newton', 'admm'])
+    """
 
     job: Job
     mapping: MappingSummary
@@ -92,7 +97,12 @@ class Plan:
         return shape_of(self)
 
     def cost(self, algorithm: str, epochs: int, *, after: int = 0) -> Cost:
-        """Rounds and bytes of some epochs: with this job's options where it is its algorithm."""
+        """Rounds and bytes of `epochs` epochs of `algorithm`, with this job's options if it is its own; `after`:
+        earlier epochs.
+
+        >>> federation.explain(query, label="returned").cost("newton", 3).rounds
+        6
+        """
         options = self.job.options if algorithm == self.job.algorithm else BY_NAME[algorithm].options()
         return cost(self.shape, algorithm, options, epochs, self.batch_size, after=after)
 
@@ -156,9 +166,9 @@ class Plan:
         return exposures(self.shape, self.job, self.loss)
 
     def disclosures(self, epochs: int | None = None) -> dict[DisclosureKey, int]:
-        """What a run of so many epochs (the job's, unless it stops early) tells whom: as the meter will count it.
+        """What a run of `epochs` epochs (the job's unless given) discloses to whom, as the meter counts it.
 
-        How often trees are checked, and how many splits are told, depends on the data: of these it is the most.
+        Checks and splits of boosted trees depend on the data: of these it is the most.
         """
         own = own_model(self.job.model.spec)
         if own is not None:
@@ -176,11 +186,11 @@ class Plan:
         return self.private.ledger
 
     def explain(self, counted: Account | None = None, epochs: int | None = None) -> str:
-        """The plan as text, beside what a run of so many epochs counted."""
+        """The plan as text; with what a run `counted` in so many `epochs`, if given."""
         return render(self, counted, epochs)
 
     def to_json(self) -> str:
-        """The plan as a JSON document."""
+        """The plan as a JSON document, with unrounded numbers."""
         return json.dumps(document(self), ensure_ascii=False, indent=2)
 
     def __str__(self) -> str:

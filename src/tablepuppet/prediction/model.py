@@ -86,7 +86,11 @@ class TableUse:
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A trained model over a query's result."""
+    """A trained model over a query's result: `result.model`, or what `tp.load` returns.
+
+    >>> model.kind, model.label, model.parts
+    ('logistic', 'returned', {'o': 'here', 'i': 'here'})
+    """
 
     kind: str  # linear, logistic, softmax …: what the sum of the blocks' contributions means
     query: str
@@ -142,10 +146,13 @@ class Model:
         return float(total[0]) if len(total) == 1 else total
 
     def coefficients(self) -> pd.DataFrame:
-        """Weights on the original scale: columns table, feature, class_, weight.
+        """Weights on the original scale: a data frame of table, feature, class_ and weight.
 
-        A block of a LEFT JOIN has one further row, `alias IS NOT NULL`: what finding a partner adds. Weights that
-        stay with their owner are NaN (`parts` says where they are).
+        A block of a LEFT JOIN has one more row, `alias IS NOT NULL`: what finding a partner adds. Weights that stay
+        with their owner are NaN (`parts` lists where they are).
+
+        >>> model.coefficients()["feature"].tolist()
+        ['o.quantity', 'i.price', 'i.kind=book', 'i.kind=shoe']
         """
         import pandas as pd  # here, not above: most runs never need it, and it takes 40 MB and a third of a second
 
@@ -160,8 +167,12 @@ class Model:
         return pd.concat(frames, ignore_index=True)
 
     def weights(self) -> dict[str, dict[str, list[float]]]:
-        """What another linear model begins with (`warm_start`): weights on the original scale, by feature and unit of
-        it: "" a number, "=toys" a category, " IS NULL" …"""
+        """Weights for `warm_start`, on the original scale, by feature and its unit: "" a number, "=toys" a category, "
+        IS NULL" …
+
+        >>> sorted(model.weights()["i.kind"])
+        ['=book', '=shoe']
+        """
         _need_linear(self, "weights to begin with")
         held = [block.name for block in self.blocks if block.is_held]
         if held:
@@ -172,11 +183,14 @@ class Model:
         return {name: units for features, own in pairs for name, units in zip(features, own, strict=True)}
 
     def importance(self) -> pd.DataFrame:
-        """How far each feature moves the score, the farthest first: columns table, feature, importance.
+        """How far each feature moves the score, the farthest first: a data frame of table, feature and importance.
 
-        Of a linear model: the standard deviation of the feature's contribution, its categories counted alike (with
-        standardize=False: what one unit of a number adds). NaN where the weights stay with their owner. Of boosted
-        trees: how much all splits of the feature gained, and in a further column how many splits there are.
+        Linear models: the standard deviation of the feature's contribution, with all categories counted alike (with
+        standardize=False: what one unit of a number adds). NaN if the weights stay with their owner. Boosted trees: the
+        gain of all splits of the feature, and in one more column their number.
+
+        >>> len(model.importance())
+        3
         """
         own = own_model(self.spec)
         if own is not None:
@@ -193,7 +207,11 @@ class Model:
         return frame.sort_values("importance", ascending=False, kind="stable", ignore_index=True)
 
     def save(self, path: str | Path) -> None:
-        """Writes the model to a folder: JSON and Arrow, each block's part in a folder of its own."""
+        """Writes the model to the folder `path`: JSON and Arrow, a folder for each block.
+
+        >>> import tempfile
+        >>> model.save(tempfile.mkdtemp())
+        """
         from tablepuppet.prediction.saved import save
 
         save(self, path)
@@ -207,19 +225,29 @@ class Model:
         columns: Sequence[str] = (),
         use: int = 0,
     ) -> str:
-        """A SELECT that the owner of a block runs: what the block adds to the score of each of its rows.
+        """A SELECT that a block's owner runs: what the block adds to the score of each of its rows.
 
-        For linear models and networks without modules of your own. `table` is what the owner calls its table,
-        `columns` are shown beside those that the query used, `use` says which of several uses of the table in the
-        query is meant. The score is the sum over the blocks and
-        `encoded_intercept`; a row that an outer join does not find adds 0.
+        It works for linear models and for networks without modules of your own. A row's score is the sum over the
+        blocks and `encoded_intercept`; a row that an outer join does not find adds 0.
+
+        - `block`: its alias or table; not needed for one block.
+        - `table`: the owner's own name of its table; `columns`: columns to show too.
+        - `dialect`: duckdb, postgres, sqlite, mysql, snowflake or bigquery.
+        - `use`: which of several uses of the table in the query.
+
+        >>> model.to_sql("i", columns=["item_id"]).startswith("SELECT")
+        True
         """
         from tablepuppet.prediction.export.sql import to_sql
 
         return to_sql(self, block, table=table, dialect=dialect, columns=columns, use=use)
 
     def to_onnx(self, path: str | Path, block: str | None = None) -> None:
-        """Writes what a block adds to the score as an ONNX graph; its inputs are the block's features, by name."""
+        """Writes what a block adds to the score as an ONNX graph to `path`; its inputs are the block's features, by
+        name.
+
+        `block`: its alias or table. It needs the extra `onnx`.
+        """
         from tablepuppet.prediction.export.onnx import to_onnx
 
         graph = to_onnx(self, block).SerializeToString()
@@ -227,16 +255,23 @@ class Model:
         write_whole(target, lambda file: file.write_bytes(graph), "an ONNX graph", ModelError)
 
     def tree_text(self, number: int, output: int = 0) -> str:
-        """One of a boosted model's trees in words, as far as its splits are known here; `output`: of which class."""
+        """One of a boosted model's trees in words, as far as its splits are known here; `number`: which tree; `output`:
+        of which class.
+
+        >>> trees = federation.train(query, label="returned", algorithm=tp.Boosting(trees=2))
+        >>> trees.model.tree_text(0).partition(" (gain")[0]
+        'o.quantity > 1.5?'
+        """
         from tablepuppet.algorithms.boosting.prediction import tree_text
 
         return tree_text(self, number, output)
 
     def save_lightgbm(self, path: str | Path) -> dict[str, dict[str, int] | None]:
-        """Writes boosted trees as LightGBM's text; what stands for the strings of each feature, None for numbers.
+        """Writes boosted trees as LightGBM's text to `path`; returns the codes of each feature's strings, None for
+        numbers.
 
-        Rows have the features in the order of the answer. A missing number is NaN, a missing string 0, and one that is
-        not named in the answer one more than the last.
+        Rows have the features in the order of the answer. A missing number is NaN, a missing string 0, and a string
+        without a code is one more than the last.
         """
         from tablepuppet.prediction.export.lightgbm import to_lightgbm
 
@@ -246,7 +281,11 @@ class Model:
         return codes
 
     def to_sklearn(self) -> PooledModel:
-        """An estimator of scikit-learn over rows that already lie together: a frame with the features by name."""
+        """A fitted scikit-learn estimator over a data frame with the features by name, for whoever has all rows.
+
+        >>> model.to_sklearn().classes_.tolist()
+        [False, True]
+        """
         from tablepuppet.prediction.export.pooled import pooled_model
 
         return pooled_model(self)

@@ -97,7 +97,14 @@ def check_target(target: Path) -> None:
 
 
 def load(path: str | Path) -> Model:
-    """A model that `save` wrote; blocks whose folders are not there are with their owners."""
+    """Loads the model in the folder `path`, which `save` wrote. Blocks whose folders are absent stay with their owners.
+
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> result.save(folder)
+    >>> load(folder).classes
+    (False, True)
+    """
     folder = as_path(path, "tp.load", ModelError)
     if not (folder / "model.json").exists() and any(any(folder.glob(f"{p}block.json")) for p in ("", "*/", "*/*/")):
         raise ModelError(f"{folder} holds an owner's part of a model, and no model.json; load the model it is part of")

@@ -35,9 +35,11 @@ def embed(
     to: str | None = None,
     cache: str | Path | None = None,
 ) -> pa.Table:
-    """The table with a vector for each text of a column, called `<column>_embedding` or `to`.
+    """Adds a vector for each text of a column; returns an Arrow table.
 
-    `using` is a function from texts to vectors, or the name of a sentence-transformers model (extra `text`).
+    - `table`: an Arrow table or a data frame; `column`: the text column.
+    - `using`: a function from texts to vectors, or the name of a sentence-transformers model (extra `text`).
+    - `to`: the new column's name, by default `<column>_embedding`; `cache`: a folder that keeps vectors for later.
 
     >>> import pyarrow as pa
     >>> table = embed(pa.table({"t": ["a", None]}), "t", using=lambda texts: [[1.0, 2.0] for _ in texts])

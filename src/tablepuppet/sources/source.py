@@ -72,9 +72,11 @@ class SourceSpec:
 
 
 def source(url: str | Path, table: str | None = None, *, query: str | None = None) -> SourceSpec:
-    """Names a source: a path, or a database URL with the table to read there, or a query in its own SQL.
+    """Names a source for `Federation`: a path, or a database (docs/sources.md).
 
-    A query is run when the federation is opened, by its owner's own rights, and its rows are kept in memory.
+    - `url`: a path or a database URL, which may hold placeholders such as `${PASSWORD}`.
+    - `table`: the table to read there; or `query`: a query in the database's own SQL. It runs when the federation is
+      opened, and its rows stay in memory.
 
     >>> source("postgresql://ann:secret@db.example.org/shop", table="items")
     postgresql://db.example.org/shop (table items)

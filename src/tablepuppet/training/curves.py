@@ -79,7 +79,11 @@ def count_numbers(predicted: Array, labels: Array, grids: tuple[Grid, Grid]) -> 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curves:
-    """The predictions of a model on one side of the split, counted."""
+    """The predictions of a model on one side of the split, counted: `result.curves["test"]`.
+
+    >>> result.curves["test"].classes
+    (False, True)
+    """
 
     confusion: Array  # rows of each class (down) that are predicted to be of each (across); of numbers: empty
     classes: tuple[Class, ...] = ()
@@ -90,7 +94,11 @@ class Curves:
     numbers: NumberCounts | None = None
 
     def plot(self) -> Drawing:
-        """The curves as charts, which a notebook shows; `.write("curves.html")` keeps them."""
+        """The curves as charts, which a notebook shows; `.write("curves.html")` keeps them.
+
+        >>> "<svg" in result.curves["test"].plot().html
+        True
+        """
         from tablepuppet.report import draw_curves  # not to be loaded with every run
 
         return draw_curves(self)
@@ -124,7 +132,12 @@ class Curves:
         return self.numbers
 
     def confusion_matrix(self, threshold: float | None = None) -> pd.DataFrame:
-        """Rows of each class (down) that are predicted to be of each (across); of two classes, at any threshold."""
+        """Rows of each class (down) that are predicted as each class (across): a data frame. `threshold`: of two
+        classes.
+
+        >>> int(result.curves["test"].confusion_matrix().to_numpy().sum())
+        19
+        """
         if self.numbers is not None:
             raise JobError("a confusion matrix needs classes; of a number there are predicted_actual() and residuals()")
         counts = self.confusion
@@ -138,9 +151,12 @@ class Curves:
         )
 
     def calibration_curve(self, bins: int = 10) -> pd.DataFrame:
-        """Probabilities in even bins: their mean, the share of rows that are positive, and how many rows there are.
+        """Calibration: a data frame of the mean probability, the share of positive rows and the rows of each bin.
 
-        As scikit-learn's `calibration_curve(…, n_bins=bins)`; empty bins are left out.
+        It equals scikit-learn's `calibration_curve(…, n_bins=bins)`; empty bins are left out. `bins`: a divisor of 100.
+
+        >>> list(result.curves["test"].calibration_curve(bins=10).columns)
+        ['predicted', 'observed', 'rows']
         """
         if self.calibration is None:
             raise JobError("a calibration curve needs a model of two classes that predicts probabilities")
@@ -151,7 +167,11 @@ class Curves:
         return _frame({"predicted": probability / rows, "observed": positive / rows, "rows": rows.astype(np.int64)})
 
     def precision_recall(self) -> pd.DataFrame:
-        """Precision, recall, F1 and the share of rows that are predicted positive, by threshold."""
+        """Precision, recall, F1 and the share of rows that are predicted positive, by threshold: a data frame.
+
+        >>> list(result.curves["test"].precision_recall().columns)
+        ['threshold', 'precision', 'recall', 'f1', 'predicted']
+        """
         thresholds, true, predicted = self._points()
         positives, rows = self.confusion[1].sum(), self.confusion.sum()
         return _frame(
@@ -165,7 +185,11 @@ class Curves:
         )
 
     def roc(self) -> pd.DataFrame:
-        """The shares of negative and of positive rows that are predicted positive, by threshold."""
+        """The shares of negative and of positive rows that are predicted positive, by threshold: a data frame.
+
+        >>> list(result.curves["test"].roc().columns)
+        ['threshold', 'false_positive_rate', 'true_positive_rate']
+        """
         thresholds, true, predicted = self._points()
         negatives, positives = self.confusion.sum(axis=1)
         wrong = (predicted - true) / max(1, negatives)
@@ -181,11 +205,17 @@ class Curves:
         recall: float | None = None,
         costs: tuple[float, float] | None = None,
     ) -> float:
-        """The probability from which on a row is predicted to be of the second class.
+        """The probability from which a row is predicted as the second class.
 
-        `best`: the highest "f1", "accuracy" or "youden" (recall of both classes). `precision`: at least so much, with
-        the highest recall; `recall`: at least so much, with the highest precision; `costs`: of a wrong positive and of
-        a wrong negative, the lowest sum. Where it is best to predict no row to be of the second class, it is 1.
+        - `best`: the highest "f1", "accuracy" or "youden" (recall of both classes).
+        - `precision`: at least so much, with the highest recall; `recall`: at least so much, with the highest
+          precision.
+        - `costs`: of a wrong positive and of a wrong negative; the lowest sum wins.
+
+        It is 1 if it is best to predict no row as the second class.
+
+        >>> 0.0 <= result.curves["train"].threshold(costs=(1, 5)) <= 1.0
+        True
         """
         if (precision is not None) + (recall is not None) + (costs is not None) > 1:
             raise JobError("give one of precision=, recall= and costs=(…, …)")

@@ -129,7 +129,16 @@ class RoundEvent:
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """A trained model, how good it is, and what it took."""
+    """A trained model, its quality, and its cost. `federation.train` returns it.
+
+    - `metrics`, `baseline`, `curves`: by side of the split ("train", "validation", "test"); of the best constant.
+    - `objective`, `history`, `converged`, `epoch`: the training objective, a record per epoch, whether more epochs
+      would change little, and the epoch of these parameters.
+    - `traffic`: rounds and bytes; `privacy`: the ledger of ε; `plan`: the plan with its job; `notes`: what to look at.
+
+    >>> sorted(result.metrics), result.converged
+    (['test', 'train'], True)
+    """
 
     plan: Plan
     objective: float
@@ -168,7 +177,7 @@ class Result:
         return tuple(block.name for block in self.blocks if block.is_held)
 
     def module(self, block: str) -> torch.nn.Module:
-        """A block's trained network, by the block's name: encoded features in, scores out, in evaluation mode."""
+        """A block's trained torch module: encoded features in, scores out, in evaluation mode. `block`: its name."""
         spec = self.plan.spec
         known = [b.name for b in self.blocks]
         if block not in known:
@@ -242,16 +251,25 @@ class Result:
         return result_html(title, self.sides, [record.objective for record in self.history])
 
     def explain(self) -> str:
-        """The plan again, with what the meter counted beside what was estimated."""
+        """The plan as text, with counted rounds and bytes next to the estimates.
+
+        >>> "Estimated and counted" in result.explain()
+        True
+        """
         if self.trees:
             return self.plan.explain(self.traffic, len(self.trees))
         plan = replace(self.plan, widths=tuple(block.width for block in self.blocks))
         return plan.explain(self.traffic, len(self.history))
 
     def threshold(self, best: str = "f1", *, side: str | None = None, **wanted: Any) -> float:
-        """From which probability on a row is best predicted to be of the second class: `Curves.threshold`.
+        """The best probability from which to predict the second class; chosen as `Curves.threshold` does.
 
-        Chosen on validation rows where there are any, else on training rows: test rows are for judging the choice.
+        - `best`: "f1", "accuracy" or "youden"; or give `precision`, `recall` or `costs` as `wanted`.
+        - `side`: whose rows decide; None: validation rows, or training rows if there are none. Test rows judge the
+          choice.
+
+        >>> 0.0 <= result.threshold("accuracy") <= 1.0
+        True
         """
         chosen = side or ("validation" if "validation" in self.curves else "train")
         if chosen not in self.curves:
@@ -261,15 +279,22 @@ class Result:
         return self.curves[chosen].threshold(best, **wanted)
 
     def coefficients(self) -> pd.DataFrame:
-        """Weights on the original scale: columns table, feature, class_, weight.
+        """Weights on the original scale: a data frame of table, feature, class_ and weight.
 
-        A block of a LEFT JOIN has one further row, `alias IS NOT NULL`: what finding a partner adds. Weights that
-        stay with their owner are NaN (`withheld` names the blocks).
+        A block of a LEFT JOIN has one more row, `alias IS NOT NULL`: what finding a partner adds. Weights that stay
+        with their owner are NaN (`withheld` names the blocks).
+
+        >>> result.coefficients()["feature"].tolist()
+        ['o.quantity', 'i.price', 'i.kind=book', 'i.kind=shoe']
         """
         return self.model.coefficients()
 
     def importance(self) -> pd.DataFrame:
-        """How far each feature moves the score, the farthest first: see `Model.importance`."""
+        """How far each feature moves the score, the farthest first: see `Model.importance`.
+
+        >>> list(result.importance().columns)
+        ['table', 'feature', 'importance']
+        """
         return self.model.importance()
 
     @property
@@ -323,11 +348,22 @@ class Result:
         )
 
     def save(self, path: str | Path) -> None:
-        """Writes the model to a folder: JSON and Arrow, each block's part in a folder of its own."""
+        """Writes the model to the folder `path`: JSON and Arrow, a folder for each block (docs/prediction.md).
+
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> result.save(folder)
+        >>> tp.load(folder).label
+        'returned'
+        """
         self.model.save(path)
 
     def predict(self, federation: Any, query: str | None = None, **options: Any) -> pa.Table:
-        """One prediction per joined row of a query, the trained one by default: `federation.predict`."""
+        """Predicts the joined rows of `query`, by default the trained one; `options` are those of `Federation.predict`.
+
+        >>> result.predict(federation).num_rows
+        120
+        """
         return federation.predict(self.model, query, **options)
 
     def report(
@@ -338,10 +374,15 @@ class Result:
         networks: Mapping[str, Network] | None = None,
         dependence: Mapping[str, pd.DataFrame] | None = None,
     ) -> Path:
-        """Writes one HTML file that shows this run, and others beside it where given.
+        """Writes one HTML file that shows this run; returns its path (docs/report.md).
 
-        `networks`: times are also shown on these, `{"office": tp.Network(latency=0.02, bandwidth=0.1)}`.
-        `dependence`: curves to draw, `{"i.price": federation.partial_dependence(result, feature="i.price")}`.
+        - `path`: the file; `beside`: other results to show too.
+        - `networks`: also show times on these, `{"office": tp.Network(latency=0.02, bandwidth=0.1)}`.
+        - `dependence`: curves to draw, `{"i.price": federation.partial_dependence(result, feature="i.price")}`.
+
+        >>> import os, tempfile
+        >>> result.report(os.path.join(tempfile.mkdtemp(), "report.html")).name
+        'report.html'
         """
         from msgspec.structs import replace
 
@@ -351,19 +392,32 @@ class Result:
         return write_report(path, [replace(first, dependence=dependence_of(dependence or {})), *others], networks)
 
     def to_json(self) -> str:
-        """The run as JSON text, from which `tablepuppet report` makes the same page."""
+        """The run's record as JSON text, which `tablepuppet report` reads.
+
+        >>> import json
+        >>> json.loads(result.to_json())["format"]
+        'tablepuppet-run/1'
+        """
         from tablepuppet.report import record_of, to_json
 
         return to_json(record_of(self))
 
     def card(self) -> str:
-        """A model card in Markdown: what was trained on what, how well, and what was told to whom."""
+        """A model card in Markdown: data, quality, and what each party learned.
+
+        >>> result.card().startswith("#")
+        True
+        """
         from tablepuppet.report import model_card, record_of
 
         return model_card(record_of(self))
 
     def write_history(self, path: str | Path) -> None:
-        """Writes the history, one row per epoch, as .csv or .json."""
+        """Writes the history to `path`, one row per epoch, as .csv or .json.
+
+        >>> import os, tempfile
+        >>> result.write_history(os.path.join(tempfile.mkdtemp(), "history.csv"))
+        """
         from tablepuppet.report import write_history
 
         write_history(self.history, path)

@@ -62,7 +62,12 @@ class Fit:
 
 @dataclass(frozen=True, eq=False)
 class SearchResult:
-    """How good settings are on rows that they were not trained on."""
+    """Metrics of settings on rows that they were not trained on. `tp.search` and `tp.cross_validate` return it.
+
+    >>> found = tp.search(federation, query, {"l2": [1e-3, 1.0]}, label="returned", folds=3)
+    >>> len(found.table), len(found.folds), list(found.best)
+    (2, 6, ['l2'])
+    """
 
     plan: Plan
     settings: tuple[dict[str, Any], ...]
@@ -110,7 +115,7 @@ class SearchResult:
         return self.settings[int(np.argmin(means))]
 
     def by(self, metric: str) -> SearchResult:
-        """The same, compared by another metric."""
+        """The same result, ranked by another `metric`."""
         known = list(self.fits[0].metrics)
         if metric not in known:
             raise JobError(f"metric must be one of {', '.join(known)}, not {metric!r}")

@@ -24,7 +24,7 @@ Receiver = Literal["server", "client"]
 
 
 class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A network between server and clients: seconds per round trip, and gigabits per second.
+    """A network between server and clients: `latency` in seconds per round trip, `bandwidth` in gigabits per second.
 
     >>> Network(latency=0.1, bandwidth=1.0).seconds(12_500_000)
     0.2

@@ -15,14 +15,18 @@ from tablepuppet.protocol.bounds import require
 
 
 class Admm(AlgorithmOptions, frozen=True, tag="admm"):
-    """Alternating direction method of multipliers (RFL-ADMM-V, RFL-ADMM).
+    """Alternating direction method of multipliers (RFL-ADMM-V, RFL-ADMM; docs/algorithms.md).
 
-    `rho` is in units of the loss curvature (None: 0.4, and 1 for neural models) and, for linear
-    models, tunes itself (`adapt`); `variant="published"`
-    is the paper's update, which may diverge. `union`: how the clients of one table agree.
-    `local_…`: how a client solves the θ-step of a neural model, with a learning rate that falls as
-    1/√round (None: two epochs and at least 32 steps, a rate of 0.01 in units of the
-    label's spread); linear models solve it exactly.
+    - `rho`: the penalty in units of the loss curvature; None: 0.4, and 1 for networks. `adapt`: tune it, for linear
+      models.
+    - `relax`: over-relaxation; `variant`: "sharing", or "published" for the paper's update, which may diverge.
+    - `union`: how the clients of one table agree; `inner_rounds`: rounds for it.
+    - `memory`: earlier iterates that the reported model combines; `tolerance`: the relative gain at which it ends.
+    - `local_epochs`, `local_batch_size`, `local_optimizer`, `local_learning_rate`: how a client solves the θ-step of a
+      network; None: two epochs and at least 32 steps, at 0.01 in units of the label's spread, falling as 1/√round.
+
+    >>> Admm(rho=0.5)
+    Admm(rho=0.5)
     """
 
     name: ClassVar[str] = "admm"

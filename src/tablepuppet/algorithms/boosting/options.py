@@ -21,25 +21,27 @@ _LIGHT_ROWS = 10.0  # of a node, that a category among many must be worth; four 
 
 
 class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
-    """Gradient-boosted trees over the join (docs/boosting.md).
+    """Gradient-boosted trees over the join, equal to the exact algorithm on the joined table (docs/boosting.md).
 
-    The trees are those of the exact algorithm on the joined table. A bin of a number has `min_bin_rows` joined rows or
-    more. A string has up to `categories` (8,000; or `bins`, if fewer than 255 are given). Those whose Σh in a node is
-    below `min_category_weight` go right unsorted; by default those of ten rows (forty where labels are classes) in
-    columns of many categories with few joined rows each. A tree grows where it gains most, to `leaves` (31) leaves and
-    15 levels at the most; l2 is 0 then, and leaves have `min_leaf_rows` (20) rows, by their Σh, as in LightGBM. With
-    `depth` alone it grows level by level, l2 and the least Σh of a leaf are 1, and rows are not counted, as in XGBoost.
-    `monotone` names features in which scores never fall (1) or never rise (−1). `forest` grows every tree on the first
-    derivatives and takes the mean of them all.
+    - `trees`, `learning_rate`: how many, and their weight; `forest`: the mean of trees on the first derivatives.
+    - `leaves` (31) and `depth` (15): trees grow where they gain most, as in LightGBM. With `depth` alone they grow
+      level by level, as in XGBoost.
+    - `min_leaf_rows` (20), `l2` (0), `min_child_weight` (0.001), `min_gain`: limits of a leaf and a split. Without
+      `leaves` the first three are 1.
+    - `bins`, `min_bin_rows`: bins of a number, and the joined rows of each.
+    - `categories` (8,000, or `bins` below 255): of a string; `min_category_weight`: lighter ones go right unsorted.
+    - `subsample`, `feature_fraction`: shares of rows and features per tree.
+    - `monotone`: features in which scores never fall (1) or never rise (−1).
+    - `bits`: the precision of derivatives.
+    - `splits`: "best", or "random": drawn from the seed, one round for any number of trees.
+    - `reveal`: "columns": an owner reveals a column's bins once a tree splits it; "splits": only the sides of splits in
+      use.
+    - `max_splits`: the most splits that one table's owner reveals; implies "splits".
 
-    With `reveal="columns"` an owner reveals to the server the bins of a column once a tree splits it, so that few trees
-    need asking; with "splits", or under `max_splits`, no more than the sides of the splits that are used. `max_splits`
-    caps the distinct splits that one table's owner reveals; later trees use those that are known. `bits` is the
-    precision of derivatives. `splits="random"` draws every split from the seed: all bits are revealed in one round,
-    whatever the number of trees.
+    `tells` is an earlier name of `reveal`. `checks`, `every` and fewer than 16 `bits` are accepted without effect.
 
-    `tells` is the old word for `reveal`. `checks="lazy"`, `every` and fewer than 16 `bits` had faster approximations
-    that are no longer needed: they are read, and mean exact trees of 16 bits.
+    >>> Boosting(trees=50, depth=6).trees
+    50
     """
 
     name: ClassVar[str] = "boosting"

@@ -25,7 +25,13 @@ from tablepuppet.privacy.options import FeaturePrivacy
 
 
 class Centralized(AlgorithmOptions, frozen=True, tag="centralized"):
-    """The baseline: pool all rows, materialise the join, minimise F on it. For comparison where pooling is allowed."""
+    """The baseline: pool all rows, materialise the join, minimise F on it. For comparison, if pooling is allowed.
+
+    - `tolerance`: the relative gain at which it ends; `learning_rate`: of networks and heads.
+
+    >>> Centralized(tolerance=1e-6)
+    Centralized(tolerance=1e-06)
+    """
 
     name: ClassVar[str] = "centralized"
     tolerance: float = 1e-10

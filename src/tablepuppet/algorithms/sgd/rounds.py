@@ -52,15 +52,16 @@ from tablepuppet.protocol.bounds import require
 class Sgd(AlgorithmOptions, frozen=True, tag="sgd"):
     """Mini-batch gradient descent (RFL-SGD-V, RFL-SGD; docs/algorithms.md).
 
-    A job that gives neither `optimizer` nor `learning_rate` is trained by Adam under a cosine
-    schedule, a linear model under feature privacy by plain descent; otherwise `optimizer` is plain
-    descent by default. Without `learning_rate` a run begins at the best constant, and Adam's steps
-    are in units of the label's spread (docs/algorithms.md). Plain descent then takes the reciprocal
-    of a bound on the objective's curvature, with which full-batch descent never diverges (for
-    neural models: of its estimate at the start).
-    Optimisers, momentum and weight decay are those of torch.optim; `schedule` sets the learning
-    rate anew for every batch, after `warmup_epochs` of linear increase; `clip_norm` bounds the
-    norm of each block's gradient, after its clients' shares were summed.
+    - `learning_rate`, `optimizer`: None for both is Adam under a cosine schedule (under feature privacy, plain descent
+      for linear models); otherwise plain descent. Without a rate, training starts at the best constant, and Adam's
+      steps are in units of the label's spread. Plain descent then takes the reciprocal of a bound on the curvature (for
+      networks, of its estimate at the start).
+    - `momentum`, `weight_decay`: as in torch.optim; `tolerance`: the relative gain at which it ends.
+    - `schedule`, `decay`: how the rate changes with every batch; `warmup_epochs`: of linear increase before.
+    - `clip_norm`: a bound on each block's gradient, after its clients' shares are summed.
+
+    >>> Sgd(learning_rate=0.1, momentum=0.9)
+    Sgd(learning_rate=0.1, momentum=0.9)
     """
 
     name: ClassVar[str] = "sgd"

@@ -61,11 +61,11 @@ def test_rows_of_the_hessian_are_those_of_the_joined_table(loss: Loss, is_weight
     rng, tracker = np.random.default_rng(1), Tracker(given, [4, 4, 4])
     tracker.begin(given.zeros(), [True, False, True])
     for _ in range(3):
-        answers = {i: BlockAnswer(rng.normal(size=(n, loss.outputs)), np.zeros(0)) for i, n in enumerate(given.rows)}
+        answers = [BlockAnswer(rng.normal(size=(n, loss.outputs)), np.zeros(0)) for n in given.rows]
         before, intercept = tracker.predictions, tracker.intercept
         tracker.search(answers)
     expected = hessian(tracker, before, intercept)
-    newest = [slots[0] for slots in tracker._orders]
+    newest = [slots[0] for slots in tracker._earlier]
     first = np.cumsum([0, *tracker._sizes])
     for block, slot in enumerate(newest):
         row = first[block] + slot
@@ -81,10 +81,10 @@ def test_a_sample_tells_what_blocks_have_in_common(is_weighted: bool) -> None:
     for shift in (0.0, 3.0):  # directions whose mean is far from 0, too
         values = [shift + rng.normal(size=(n, 1)) for n in given.rows]
         before, intercept = tracker.predictions, tracker.intercept
-        tracker.search({i: BlockAnswer(own, np.zeros(0)) for i, own in enumerate(values)})
+        tracker.search([BlockAnswer(own, np.zeros(0)) for own in values])
     assert tracker._sampled is not None
     expected = hessian(tracker, before, intercept)
-    place = np.add(np.cumsum([0, *tracker._sizes])[:-1], [slots[0] for slots in tracker._orders])
+    place = np.add(np.cumsum([0, *tracker._sizes])[:-1], [slots[0] for slots in tracker._earlier])
     found, there = tracker._hessian[place], expected[place]
     np.testing.assert_allclose(found[:, -1], there[:, -1], rtol=1e-9)  # with the intercept: of all joined rows
     np.testing.assert_allclose(np.diag(found[:, place]), np.diag(there[:, place]), rtol=1e-9)
@@ -104,7 +104,7 @@ def test_directions_that_are_nearly_the_same_are_looked_at_in_all_joined_rows() 
     same = rng.normal(size=(rows[0], 1))
     values = [same, same + 0.1 * rng.normal(size=same.shape), rng.normal(size=(rows[2], 1))]
     before, intercept = tracker.predictions, tracker.intercept
-    tracker.search({i: BlockAnswer(own, np.zeros(0)) for i, own in enumerate(values)})
+    tracker.search([BlockAnswer(own, np.zeros(0)) for own in values])
     assert tracker._sampled is None
     np.testing.assert_allclose(tracker._hessian, hessian(tracker, before, intercept), atol=1e-12)
 
@@ -237,11 +237,11 @@ def star(rows: int, *, is_identity: bool = True) -> Problem:
     return Problem(Logistic(), 1e-3, joined, (rows, 50), (1, 1), counts, epochs=9, batch_size=None, seed=0)
 
 
-def drawn(tracker: Tracker, rng: np.random.Generator) -> dict[int, BlockAnswer]:
+def drawn(tracker: Tracker, rng: np.random.Generator) -> list[BlockAnswer]:
     """A direction for every block, of parameters with length 1."""
     kept = [1 + len(earlier) for earlier in tracker._earlier]
     rows = tracker.problem.rows
-    return {i: BlockAnswer(rng.normal(size=(n, 1)), np.eye(1 + kept[i]).ravel()) for i, n in enumerate(rows)}
+    return [BlockAnswer(rng.normal(size=(n, 1)), np.eye(1 + own).ravel()) for own, n in zip(kept, rows, strict=True)]
 
 
 @pytest.mark.parametrize("in_place", [True, False])
@@ -265,7 +265,7 @@ def test_a_search_over_facts_makes_three_arrays_of_them_at_most() -> None:
     rng, tracker = np.random.default_rng(1), Tracker(given, [0, 4], in_place=True)
     tracker.begin(given.zeros(), [False, False])
     for _ in range(2):
-        tracker.expect(range(2))
+        tracker.expect()
         answers = drawn(tracker, rng)
         tracemalloc.start()
         try:
@@ -274,7 +274,7 @@ def test_a_search_over_facts_makes_three_arrays_of_them_at_most() -> None:
         finally:
             tracemalloc.stop()
         assert peak < 26 * rows, peak / rows  # 8 for the slopes, twice as much for what lanes sum, and what shards take
-    tracker.expect([0])
+    tracker.expect()
     assert not tracker._slots[0]  # the facts' one direction goes before the next comes
 
 

@@ -57,7 +57,6 @@ class Disclosure:
 
     predictions: int  # how often the server sees h of a row
     slopes: int  # how often an owner sees ∂ℓ/∂h of each of its rows
-    again: int = 0  # of both: in further rounds of an epoch
     sums: str = "the gradient"  # what the clients of a table send in every round to be summed
     features: bool = False  # whether the server sees every encoded feature
     curvature_follows: bool = False  # from slopes, so that nobody is told

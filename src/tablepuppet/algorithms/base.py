@@ -241,10 +241,6 @@ class Server(ABC):
     def absorb(self, answers: Sequence[BlockAnswer]) -> None:
         """The end of the outer round: new predictions of the blocks that were asked."""
 
-    def second_step(self) -> list[BlockUpdate | None] | None:
-        """What some blocks are sent at once, before the epoch is over; None: nothing."""
-        return None
-
     def settle(self) -> list[dict[str, Any] | None]:
         """What clients must still be told for θ to be what the server thinks it is."""
         return [None] * self.problem.blocks

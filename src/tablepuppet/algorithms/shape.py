@@ -272,15 +272,14 @@ class Exchanges:
         """After every epoch, and in the end."""
         return 0 if self.is_pooled else self.epochs + 1
 
-    def train_showings(self, again: int = 0) -> int:
-        """How often predictions of train rows leave; `again`: steps that are taken once more."""
-        return (
-            self.steps + again + self.has_opening + self.has_start + (self.evaluations if self.evaluates_train else 0)
-        )
+    @property
+    def train_showings(self) -> int:
+        """How often predictions of train rows leave."""
+        return self.steps + self.has_opening + self.has_start + (self.evaluations if self.evaluates_train else 0)
 
-    def row_showings(self, multiplicity: int, again: int = 0) -> int:
+    def row_showings(self, multiplicity: int) -> int:
         """How often a row of that multiplicity is predicted at most, as a train row."""
-        return self.train_showings(again) - self.steps + self.row_steps(multiplicity)
+        return self.train_showings - self.steps + self.row_steps(multiplicity)
 
     def row_steps(self, multiplicity: int) -> int:
         """How many steps a row of that multiplicity is in: no more batches of an epoch than it has joined rows."""
@@ -289,4 +288,4 @@ class Exchanges:
     @property
     def showings(self) -> int:
         """How often predictions leave, of train rows or of held-out rows."""
-        return self.train_showings() + self.evaluations
+        return self.train_showings + self.evaluations

@@ -60,7 +60,7 @@ def _enforce_step(job: JobUnderContract, request: Any) -> None:
     part = job.started(request.part)
     if not isinstance(request, part.requests):
         raise refused(f"{type(request).__name__} is of another algorithm")
-    part.count("step", part.allowed.steps + 1)  # an opening, or a small block's second step
+    part.count("step", part.allowed.steps + 1)  # an opening
 
 
 def _check_step_request(own: ClientState, request: Update) -> None:

@@ -171,8 +171,7 @@ def _of_part(account: Account, part: PartSummary, plan: Plan, asked: Exchanges, 
     outputs = block.outputs
     algorithm = algorithm_of(job.options)
     declared = algorithm.disclosure(shape, job.options, block, 1)
-    kind, again = algorithm.figures, declared.again
-    steps = asked.steps + again
+    kind, steps = algorithm.figures, asked.steps
     curvature = outputs * (outputs + 1) // 2 if asked.curvature_is_full else int(not declared.curvature_follows)
     inner = steps * asked.inner if block.is_split else 0
     figure = int(asked.sums_figure and block.is_masked)
@@ -189,7 +188,7 @@ def _of_part(account: Account, part: PartSummary, plan: Plan, asked: Exchanges, 
         subject,
         figure=int(bool(kind.__struct_fields__) and (kind.is_public or not block.is_masked)),
         sums=inner + figure + asked.power_rounds,
-        predictions=asked.train_showings(again) * outputs,
+        predictions=asked.train_showings * outputs,
         held_out_predictions=asked.evaluations * outputs,
         norms=steps + asked.has_opening + asked.evaluations,
         parameters=int(not is_held),

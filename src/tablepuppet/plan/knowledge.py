@@ -59,8 +59,7 @@ def exposures(shape: Shape, job: Job, loss: Loss) -> list[Exposure]:
         return [Exposure(block.name, block.width, block.width) for block in shape.blocks]
     found = []
     for block in shape.blocks:
-        again = algorithm_of(job.options).disclosure(shape, job.options, block, 1).again
-        in_training, held_out = asked.row_showings(block.most, again), asked.evaluations
+        in_training, held_out = asked.row_showings(block.most), asked.evaluations
         is_in_both = any(part.is_in_both for part in block.parts)
         showings = in_training + held_out if is_in_both else max(in_training, held_out)
         found.append(Exposure(block.name, block.outputs * showings, block.width))
@@ -131,10 +130,8 @@ def insights(mapping: MappingSummary, shape: Shape, job: Job, loss: Loss, ids: I
         server.append("every encoded feature of every row: the baseline pools them, in this process")
     else:
         noise = " (clipped and noised by its owner)" if job.privacy.predictions.mode == "local" else ""
-        twice = ", ".join(block.name for block, d in zip(shape.blocks, told, strict=True) if d.again)
-        once_more = f", once more of {twice}" if twice else ""
         rounds = plural(max(asked.row_showings(block.most) for block in shape.blocks), "time")
-        server.append(f"one prediction per train row and output{noise}, up to {rounds}{once_more}")
+        server.append(f"one prediction per train row and output{noise}, up to {rounds}")
         evaluated = plural(asked.evaluations, "time")
         server.append(f"one prediction per held-out row and output{noise}, up to {evaluated}")
         server += [
@@ -144,7 +141,7 @@ def insights(mapping: MappingSummary, shape: Shape, job: Job, loss: Loss, ids: I
         ]
     found = [Insight("server", tuple(server))]
     held = held_blocks(job, mapping, ids)
-    for block, is_held, disclosure in zip(shape.blocks, held, told, strict=True):
+    for block, is_held in zip(shape.blocks, held, strict=True):
         learns = [f"which of its rows take part, and in how many joined rows (up to {block.most:,})"]
         if block.is_split and block.features:
             agreed = _statistics(mapping, block, job, ids, has_counts=False)
@@ -152,7 +149,7 @@ def insights(mapping: MappingSummary, shape: Shape, job: Job, loss: Loss, ids: I
         if not is_pooled:
             if job.data.has_weights:
                 learns.append("the weights of those joined rows, summed for each of its rows")
-            slopes = plural(asked.row_steps(block.most) + disclosure.again, "time")
+            slopes = plural(asked.row_steps(block.most), "time")
             learns.append(
                 f"the slope of the loss at each of its rows, up to {slopes}{_first_slopes(mapping, block, job)}"
             )

@@ -285,9 +285,4 @@ class JoinOperator:
 
     def round(self) -> None:
         """Compute, scatter, (inner rounds,) gather."""
-        updates: Sequence[BlockUpdate | None] | None = self.server.join_step()
-        while updates is not None:
-            answers = self.union.run(updates, self.server.union_step)
-            del updates  # as large as the tables, and no longer needed
-            self.server.absorb(answers)
-            updates = self.server.second_step()
+        self.server.absorb(self.union.run(self.server.join_step(), self.server.union_step))

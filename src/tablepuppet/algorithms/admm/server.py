@@ -235,7 +235,7 @@ class AdmmServer(Server):
         if self._averages:
             # h of iterate − reported model came; their difference taken here would be mostly rounding
             self._iterates = [h + a.values for h, a in zip(self._tracker.predictions, answers, strict=True)]
-            found = self._tracker.search(dict(enumerate(answers)))
+            found = self._tracker.search(answers)
             if self._age == 1:  # the first step from a restart follows the gradient
                 self._figures["decrement"] = abs(found.decrement / found.value)
         self._adapt()

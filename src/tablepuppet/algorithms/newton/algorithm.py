@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure, FiguresBy, Merit, moments_seconds
@@ -18,7 +17,7 @@ from tablepuppet.algorithms.newton.client import (
 )
 from tablepuppet.algorithms.newton.full_curvature import MOST, is_full, pairs, summands
 from tablepuppet.algorithms.newton.multi_ridge import MultiRidgeServer
-from tablepuppet.algorithms.newton.server import NewtonServer, small_blocks
+from tablepuppet.algorithms.newton.server import NewtonServer
 from tablepuppet.algorithms.numerics.linear_systems import WIDE
 from tablepuppet.algorithms.numerics.subspace import kept_directions
 from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RoundTraffic, RunShape, Shape
@@ -69,13 +68,28 @@ class NewtonAlgorithm(Algorithm[Newton]):
     # -- what it costs ---------------------------------------------------------------------
 
     def traffic(self, shape: Shape, options: Newton, epoch: int, batch_size: int | None) -> list[RoundTraffic]:
-        """In the first epoch, small blocks are asked twice."""
-        small = _small(shape)
-        found = _round(shape, options, small, epoch).traffic(shape)
-        if epoch or not small:
-            return found
-        again = replace(shape, blocks=tuple(block for block in shape.blocks if block.name in small))
-        return [*found, *_round(shape, options, small, epoch, again=1).traffic(again)]
+        """Down Y and, where it varies, W; up the direction's predictions."""
+        c = shape.outputs
+        moments = shape.curvature_varies or epoch == 0
+
+        def update(block: BlockShape, part: PartShape) -> float:
+            return part.rows * (c + _curvatures(shape, block))  # coefficients have left by then, for the evaluation
+
+        def answer(block: BlockShape, part: PartShape) -> float:
+            constants = c if block.strings and c <= MOST_CONSTANTS else 0
+            kept = min(epoch, kept_directions(options.memory, block.width * c))
+            return part.rows * c + (2 + constants + kept) ** 2
+
+        def inner(block: BlockShape) -> list[tuple[float, float]]:
+            if _is_full(shape, block):
+                curvature = summands(c, block.width) + block.width * pairs(c)
+            elif block.width > WIDE:
+                curvature = block.width  # a diagonal, in every round
+            else:
+                curvature = moments * summands(1, block.width)
+            return [(block.parameters + curvature, block.parameters)]
+
+        return OuterRound(update, answer, inner).traffic(shape)
 
     def cpu(self, shape: Shape, options: Newton, epoch: int, batches: int = 1) -> float:
         """Second moments are formed anew where the curvature varies."""
@@ -108,12 +122,9 @@ class NewtonAlgorithm(Algorithm[Newton]):
     # -- what it discloses -----------------------------------------------------------------
 
     def disclosure(self, shape: Shape, options: Newton, block: BlockShape, batches: int) -> Disclosure:
-        again = int(block.name in _small(shape))
-        times = shape.epochs + again
         return Disclosure(
-            predictions=times,
-            slopes=times,
-            again=again,
+            predictions=shape.epochs,
+            slopes=shape.epochs,
             sums="the gradient and second moments",
             curvature_follows=_follows(shape, block),
         )
@@ -137,13 +148,6 @@ class NewtonAlgorithm(Algorithm[Newton]):
 
 
 ALGORITHM = NewtonAlgorithm()
-
-
-def _small(shape: Shape) -> set[str]:
-    """The blocks that take a second step in the first epoch."""
-    rows, widths = [block.rows for block in shape.blocks], [block.width for block in shape.blocks]
-    found = small_blocks(rows, widths, shape.epochs, shape.outputs, has_curvature=shape.curvature_varies)
-    return {shape.blocks[number].name for number in found}
 
 
 def _is_full(shape: Shape, block: BlockShape) -> bool:
@@ -170,32 +174,3 @@ def _curvatures(shape: Shape, block: BlockShape) -> int:
 def _follows(shape: Shape, block: BlockShape) -> bool:
     """Whether the curvature of a block's rows follows from their slopes: each is in one joined row."""
     return shape.slopes_tell_curvature and block.is_identity
-
-
-def _round(shape: Shape, options: Newton, small: Collection[str], epoch: int, again: int = 0) -> OuterRound:
-    """Down Y and, where it varies, W; up the direction's predictions."""
-    c = shape.outputs
-    moments = shape.curvature_varies or epoch + again == 0
-
-    def constants(block: BlockShape) -> int:
-        return c if block.strings and c <= MOST_CONSTANTS else 0
-
-    def update(block: BlockShape, part: PartShape) -> float:
-        # later epochs' coefficients have left by then, for the evaluation
-        return part.rows * (c + _curvatures(shape, block)) + again * (1 + constants(block))
-
-    def answer(block: BlockShape, part: PartShape) -> float:
-        earlier = epoch + max(again, block.name in small and epoch > 0)
-        kept = min(earlier, kept_directions(options.memory, block.width * c))
-        return part.rows * c + (2 + constants(block) + kept) ** 2
-
-    def inner(block: BlockShape) -> list[tuple[float, float]]:
-        if _is_full(shape, block):
-            curvature = summands(c, block.width) + block.width * pairs(c)
-        elif block.width > WIDE:
-            curvature = block.width  # a diagonal, in every round
-        else:
-            curvature = moments * summands(1, block.width)
-        return [(block.parameters + curvature, block.parameters)]
-
-    return OuterRound(update, answer, inner)

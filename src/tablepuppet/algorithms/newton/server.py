@@ -9,19 +9,16 @@ alone; each block that has such columns therefore adds the constant to the searc
 the server knows what it predicts. The search space has at most M(m+2) directions and the intercept;
 the server already holds all of them as per-row vectors, and knows the penalty from the clients'
 inner products. For squared loss W_i = G_i, and only Y_i travels; for softmax W_i is the curvature over
-all pairs of classes, or a constant bound of it (full_curvature.py). In the first epoch small blocks
-may take a second step (`small_blocks`). Here is the server's half; the client's is in client.py.
-
-Light blocks take a second step in the first epoch. In the first round no block knows of the others,
-and what two of them can both explain is counted twice. A block that is asked again mends that for its own part; if it
-holds next to none of the rows, this costs a latency and no bytes to speak of, and a full round is saved.
+all pairs of classes, or a constant bound of it (full_curvature.py). Here is the server's half; the client's is in
+client.py.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,39 +37,6 @@ from tablepuppet.algorithms.numerics.subspace import Tracker, kept_directions
 from tablepuppet.arrays import Array, Following
 from tablepuppet.models.metrics import Sums
 
-HEAVY = 1_000_000  # values of a full round: what US-UK (0.9 million) and US-US (1.2 million) carry within a latency
-SHARE = 1 / 32  # of all rows: what light blocks hold together
-
-
-def small_blocks(
-    rows: Sequence[int], widths: Sequence[int], epochs: int, outputs: int, *, has_curvature: bool
-) -> frozenset[int]:
-    """The smallest blocks, while they hold few of the rows; none where a full round is quick anyway.
-
-    >>> sorted(small_blocks([850_000, 6_200, 6_000], [6, 19, 30], 10, 1, has_curvature=False))
-    [1, 2]
-    """
-    total = sum(rows)
-    if total * (2 * outputs + has_curvature) < HEAVY:
-        return frozenset()
-    found, held = set(), 0
-    for block in sorted(range(len(rows)), key=rows.__getitem__):
-        held += rows[block]
-        if held > SHARE * total:
-            break
-        if rows[block] and _discloses_no_more(widths[block], epochs, outputs):
-            found.add(block)
-    return frozenset(found)
-
-
-def _discloses_no_more(width: int, epochs: int, outputs: int) -> bool:
-    """Whether one more prediction of a row leaves it as well hidden, or as little, as the planned ones do.
-
-    Counted without the predictions that evaluate each epoch and the end, as plans do, and with them, as owners do.
-    """
-    planned = (outputs * epochs, outputs * (2 * epochs + 1))
-    return all((shown >= width) == (shown + outputs >= width) for shown in planned)
-
 
 @dataclass
 class NewtonServer(Server):
@@ -85,11 +49,7 @@ class NewtonServer(Server):
         loss = self.problem.loss
         self._unions: list[Spectrum | None] = [None] * self.problem.blocks
         self._decrement = self._before = self._value = math.inf
-        varies = not loss.is_quadratic and loss.outputs == 1
         problem = self.problem
-        given = (problem.rows, problem.widths, problem.epochs, loss.outputs)
-        self._again = small_blocks(*given, has_curvature=varies)  # who takes a second step in the first epoch
-        self._asked: Collection[int] = range(problem.blocks)
         memory = [kept_directions(self.options.memory, width * loss.outputs) for width in problem.widths]
         self._tracker = Tracker(problem, memory, in_place=True)
         sizes = zip(problem.widths, problem.clients, strict=True)
@@ -113,25 +73,10 @@ class NewtonServer(Server):
 
     def join_step(self) -> list[BlockUpdate]:
         """The derivatives where the last search ended: no walk over joined rows is needed for them."""
-        self._asked = range(self.problem.blocks)
-        self._look_around()
-        self._tracker.expect(self._asked)
-        return [self._update(i, c) for i, c in enumerate(self._tracker.take_pending())]
-
-    def _look_around(self) -> None:
-        """The curvature over all pairs of outputs where the model stands, if a block wants it: one more walk."""
-        if any(self._is_full):
+        if any(self._is_full):  # one more walk
             self._curvatures = collapsed_curvature(self.problem, self.predictions, self.intercept)
-
-    def second_step(self) -> list[BlockUpdate | None] | None:
-        """Once the first round has shown the blocks to each other, the light ones mend what they explained twice."""
-        if not self._again:
-            return None
-        self._asked, self._again = sorted(self._again), frozenset()
-        pending = self._tracker.take_pending(self._asked)
-        self._look_around()
-        self._tracker.expect(self._asked)
-        return [self._update(i, c) if i in self._asked else None for i, c in enumerate(pending)]
+        self._tracker.expect()
+        return [self._update(i, c) for i, c in enumerate(self._tracker.take_pending())]
 
     def _update(self, block: int, coefficients: Array | None) -> BlockUpdate:
         at = self._tracker.derivatives()
@@ -158,15 +103,9 @@ class NewtonServer(Server):
         return [-spectrum.solve(1.0, ridge, total[0])]
 
     def absorb(self, answers: Sequence[BlockAnswer]) -> None:
-        tells_gap = len(self._asked) == self.problem.blocks  # some blocks alone cannot
-
-        def is_last(decrement: float, value: float) -> bool:
-            return tells_gap and self._is_over(self._decrement, decrement, value)
-
-        found = self._tracker.search(dict(zip(self._asked, answers, strict=True)), is_last)
+        found = self._tracker.search(answers, partial(self._is_over, self._decrement))
         self._value = found.value
-        if tells_gap:
-            self._before, self._decrement = self._decrement, abs(found.decrement)
+        self._before, self._decrement = self._decrement, abs(found.decrement)
 
     def finish(self) -> None:
         self._tracker.finish()

@@ -9,7 +9,7 @@ both halves apply them, and so neither sends what the other already knows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -108,8 +108,6 @@ class Tracker:
         self._own: list[int] = []  # how many slots a block's constants take
         self._constants: list[list[int]] = []  # slots of a block's constants; −1 − c: the same as intercept c
         self._earlier: list[list[int]] = [[] for _ in problem.rows]  # slots, newest first
-        self._orders: list[list[int]] = [[] for _ in problem.rows]  # slots of the last search, as clients count them
-        self._grams = [np.zeros((1, 1)) for _ in problem.rows]  # inner products of θ_i and those directions
         self._hessian: Array = np.zeros((0, 0))
         self._steps: Array = np.eye(problem.loss.outputs)  # of the intercept
         self._shares: Array = np.zeros(0)  # of very many classes
@@ -144,25 +142,24 @@ class Tracker:
         else:
             self.at = self._evaluate(predictions, self.intercept)
 
-    def search(
-        self, answers: Mapping[int, BlockAnswer], is_last: Callable[[float, float], bool] | None = None
-    ) -> Found:
-        """Moves all blocks at once to the least F in reach; those that have not answered, by their known directions.
+    def search(self, answers: Sequence[BlockAnswer], is_last: Callable[[float, float], bool] | None = None) -> Found:
+        """Moves all blocks at once to the least F in reach.
 
         `is_last`: whether, by the decrement and F, no search will follow. F is then looked at once, by the walk that
         measures the finished model.
         """
-        for i, answer in answers.items():
+        orders, products = [], []  # slots of each block, as its clients count them; inner products of θ_i and those
+        for i, answer in enumerate(answers):
             free = self._free_slot(i)
             self._slots[i][free] = answer.values
-            self._orders[i] = [free, *self._constants[i], *self._earlier[i]]
+            orders.append([free, *self._constants[i], *self._earlier[i]])
             self._earlier[i] = [free, *self._earlier[i]][: self.memory[i]]
-            size = 1 + len(self._orders[i])
-            self._grams[i] = answer.products.reshape(size, size) if len(answer.products) else np.zeros((size, size))
-        fresh = [[self._orders[i][0], *range(own)] if i in answers else [] for i, own in enumerate(self._own)]
+            size = 1 + len(orders[i])
+            products.append(answer.products.reshape(size, size) if len(answer.products) else np.zeros((size, size)))
+        fresh = [[order[0], *range(own)] for order, own in zip(orders, self._own, strict=True)]
         vectors = [
             [h, *(self._slots[i][s] if s >= 0 else self._constant(-1 - s, len(h)) for s in order)]
-            for i, (h, order) in enumerate(zip(self.predictions, self._orders, strict=True))
+            for i, (h, order) in enumerate(zip(self.predictions, orders, strict=True))
         ]
         if self.problem.loss.outputs > MOST_CONSTANTS:
             self._step_intercept()
@@ -172,25 +169,20 @@ class Tracker:
             self._compute_hessian()
         else:
             self._refresh(fresh)
-        found = self._minimise(vectors, self._orders, self._grams, along, is_last)
-        self._adopt(found)
-        for i, coefficients in enumerate(found.coefficients):
-            told = None if i in answers else self.pending[i]
-            self.pending[i] = coefficients if told is None else told + coefficients
-            self._grams[i] = _move_gram(self._grams[i], coefficients)
+        found = self._minimise(vectors, orders, products, along, is_last)
+        self.predictions, self.intercept, self.at = found.predictions, found.intercept, found.at
+        self.pending = list(found.coefficients)
         return found
 
-    def take_pending(self, blocks: Collection[int] | None = None) -> list[Array | None]:
-        """Coefficients that clients have not been told yet; of some blocks, or of all."""
-        taken = range(self.problem.blocks) if blocks is None else blocks
-        found = [c if i in taken else None for i, c in enumerate(self.pending)]
-        self.pending = [None if i in taken else c for i, c in enumerate(self.pending)]
+    def take_pending(self) -> list[Array | None]:
+        """Coefficients that clients have not been told yet."""
+        found, self.pending = self.pending, [None] * self.problem.blocks
         return found
 
-    def expect(self, blocks: Collection[int]) -> None:
-        """Some blocks are asked for directions: those whose place they take go before they come."""
-        for i in blocks:
-            self._slots[i].pop(self._free_slot(i), None)
+    def expect(self) -> None:
+        """Blocks are asked for directions: those whose place they take go before they come."""
+        for i, slots in enumerate(self._slots):
+            slots.pop(self._free_slot(i), None)
 
     def settle(self) -> list[dict[str, Any] | None]:
         return [None if c is None else {"coefficients": c} for c in self.take_pending()]
@@ -373,16 +365,6 @@ class Tracker:
     def _give_up_signals(self) -> None:
         if self.at is not None:
             self.at = replace(self.at, signals=[])
-
-    def _adopt(self, found: Found) -> None:
-        self.predictions, self.intercept, self.at = found.predictions, found.intercept, found.at
-
-
-def _move_gram(gram: Array, coefficients: Array) -> Array:
-    """Inner products after θ has moved along its directions."""
-    change = np.eye(len(gram))
-    change[0, 1:] = coefficients
-    return change @ gram @ change.T
 
 
 def _images(block: int, signals: Sequence[list[Array]]) -> Iterator[Array]:

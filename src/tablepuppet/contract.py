@@ -106,6 +106,7 @@ def job_contracts(
     names = models[0] if models else {}
     starts = {b.name: tuple(job.start.get(name, {}) for name in b.features) for b in bound.blocks if job.start}
     asked = {name: (masks[name], names.get(name, ""), starts.get(name, ())) for name in masks}
+    labelled = sum(len(bound.scans[p.scan].clients) for p in dict.fromkeys(b.label_place for b in bound.branches))
     for client, scans, own in _owners(bound, roles_of(bound), privacy.keys, asked):
         twins = [
             msgspec.structs.replace(block, model=other.get(block.name, "")) for other in models[1:] for block in own
@@ -142,6 +143,7 @@ def job_contracts(
             allow_reconstruction=privacy.allow_reconstruction,
             split=(job.split.test_fraction, job.split.validation_fraction),
             seed=job.seed,
+            holds_all_labels=labelled == 1,
             shuffles=shuffles,
             sides=_sides_of(client, bound, use.sides),
         )

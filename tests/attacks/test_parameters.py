@@ -16,6 +16,9 @@ from tests.attacks.meddler import QUERY, shop
 import tablepuppet as tp
 from tablepuppet.algorithms.noise import BlockFacts, RunFacts
 from tablepuppet.errors import PolicyError
+from tablepuppet.exchanges.keys import RowOrder, SendKeys
+from tablepuppet.exchanges.labels import SendLabels
+from tablepuppet.exchanges.registry import EXCHANGES
 from tablepuppet.exchanges.start import StartPart
 from tablepuppet.privacy.accounting import Mechanism, composed_epsilon
 from tablepuppet.privacy.gaussian import GradientPrivacy
@@ -66,9 +69,107 @@ def with_facts(change: Callable[[RunFacts], RunFacts]) -> Change:
     return changed
 
 
-def test_no_request_carries_noise_or_what_is_counted() -> None:
-    fields = {*StartPart.__struct_fields__, *RunFacts.__struct_fields__, *BlockFacts.__struct_fields__}
+# Every field of every request, by what keeps it from weakening a protection. A new field belongs in one of these.
+PLACES = "job scan part block name table domain place column columns model features"  # what a request is about
+AGREED = {  # refused unless the contract has it
+    "DescribeLabels": "wants_classes",
+    "OpenPart": "wants_moments wants_key ids finds_ids",
+    "OpenScan": "filter query is_outer missing_is_null cutoffs",  # the contract must name what was opened
+    "ProposeContract": "contract signature",
+    "ScoreRows": "shuffled fixed",
+    "ScoreOwnRows": "shuffled",
+    "SendKeys": "tokens order",
+    "SendLabels": "seed test_fraction validation_fraction test_column validation_column folds fold_by fold_column",
+    "SendSides": "seed test_fraction validation_fraction test_column validation_column is_keyed",
+    "StartPart": "algorithm l2 l1 signs l2_by_output peers starts continues weights",
+    "StartTrees": "algorithm bins before peers",
+    "SumStatistics": "peers",
+    "SumGroups": "peers",
+}
+COUNTED = {  # the client counts it itself, or how often it may come
+    "BlindKeys": "points",
+    "Evaluate": "train",
+    "HoldGroups": "sums extremes",
+    "OpenPart": "train_rows test_rows multiplicity has_absent wants_statistics",
+    "ScoreRows": "rows",
+    "ScoreOwnRows": "rows",
+    "AskRows": "rows",
+    "AskOwnRows": "rows",
+    "SendLabels": "offset",  # not 0 only where others have labels too
+    "SgdUpdate": "count next_rows",
+    "StartPart": "facts joined_rows multiplicity share",
+    "SumGroups": "holders rows commitments",
+    "SumStatistics": "is_second",
+}
+DATA = {  # what a model is trained or applied with; what it does to rows is clipped, noised or counted
+    "AdmmUpdate": "signal factor union_rho coefficients",
+    "AlsUpdate": "signal curvature ridge",
+    "AskRows": "rules",
+    "BasisUpdate": "signal points ridges bound",
+    "CheckTrees": "check",
+    "Combined": "values scales",
+    "DescribeTable": "query cutoffs",
+    "ElasticUpdate": "signal curvature bound total scale momentum coefficients",
+    "EncodeFeatures": "encoders",
+    "HoldCutoffs": "sealed",
+    "HoldPart": "readers",
+    "HoldSplits": "unions keys readers",
+    "Move": "coefficients",
+    "MultiplyGram": "vector",
+    "NewtonUpdate": "signal curvature bound coefficients follows",
+    "OpenPart": "id_salt",
+    "ReleaseSplits": "unions keys",
+    "RevealFeatures": "as_codes",
+    "RevealKeys": "keys",
+    "ScoreRows": "encoders theta outputs value",
+    "Seal": "scales",
+    "SendKeys": "domains",
+    "SendLabels": "classes",
+    "SendSides": "offset known_rows",  # places of rows, which no guarantee hides (docs/guard-rails.md)
+    "SgdUpdate": "signal learning_rate",
+    "StartPart": "outputs blocks clients seed spread",
+    "StartTrees": "outputs is_outer clients signs",
+    "SumGroups": "scales",
+    "SumTrees": "check",
+}
+
+
+def test_every_field_of_a_request_is_known_not_to_weaken_a_protection() -> None:
+    for kind in EXCHANGES:
+        listed = [by.get(kind.__name__, "").split() for by in (AGREED, COUNTED, DATA)]
+        known = [name for names in listed for name in names]
+        assert len(set(known)) == len(known), kind
+        fields = set(kind.__struct_fields__)
+        assert set(known) <= fields, kind
+        assert fields - set(known) <= set(PLACES.split()), kind
+    names = {kind.__name__ for kind in EXCHANGES}
+    assert names >= {*AGREED, *COUNTED, *DATA}
+
+
+def test_no_fact_of_a_run_carries_noise_or_what_is_counted() -> None:
+    fields = {*RunFacts.__struct_fields__, *BlockFacts.__struct_fields__}
     assert not fields & {"privacy", "noise", "clip", "rate", "spends", "limit", "summed_over", "epsilon", "delta"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "why"),
+    [
+        (SendKeys, {"order": RowOrder(1, 0, is_shared=False)}, "order by the seed"),
+        (SendKeys, {"order": RowOrder(0, 3, is_shared=False)}, "no order that others share"),
+        (SendKeys, {"order": RowOrder(0, 0, is_shared=True)}, "no order that others share"),
+        (SendLabels, {"offset": 3}, "numbered from 0"),
+        (SendLabels, {"seed": 1}, "split by the seed"),
+    ],
+)
+def test_rows_are_numbered_as_was_agreed_on(kind: type[Message], change: dict[str, Any], why: str) -> None:
+    with tp.Federation(shop()) as federation:
+        client = federation._clients["orders"]
+        inner = client.answer
+        client.answer = lambda message: inner(  # type: ignore[method-assign]
+            msgspec.structs.replace(message, **change) if isinstance(message, kind) else message
+        )
+        with pytest.raises(PolicyError, match=why):
+            federation.train(QUERY, label="y", algorithm="newton", epochs=1)
 
 
 @settings(max_examples=6, deadline=None)

@@ -203,8 +203,8 @@ def _enforce_part(job: JobUnderContract, request: OpenPart) -> None:
     used = sum(1 for part in job.parts.values() if part.block.place == block.place)
     if used >= sum(1 for other in contract.blocks if other.place == block.place):
         raise refused("its features are a part already")
-    if request.wants_key and not block.is_masked:  # fewer owners with rows than agreed is for policies to judge
-        raise refused("sums are not masked")
+    if request.wants_key != block.is_masked:
+        raise refused("sums leave under masks if that was agreed on, and not otherwise")
     if request.finds_ids != block.finds_ids or (not block.finds_ids and request.ids != block.ids):
         raise refused("which texts are ids that stay here was agreed on otherwise")
     if request.wants_moments and contract.feature_privacy is not None:
@@ -218,7 +218,7 @@ def _enforce_part(job: JobUnderContract, request: OpenPart) -> None:
     if given is not None and (bool((given < 1).any()) or (rows is not None and len(given) != len(rows))):
         raise refused("every row that takes part is joined at least once")
     count = -1 if rows is None else int(np.count_nonzero(rows >= 0))
-    job.parts[request.part] = PartUnderContract(block, count, job.needs_masks or job.agreed.feature_privacy is not None)
+    job.parts[request.part] = PartUnderContract(block, count)
 
 
 def _check_part_request(own: ClientState, request: OpenPart) -> None:

@@ -87,6 +87,11 @@ def _enforce_keys(job: JobUnderContract, request: SendKeys) -> None:
         raise refused("the key expressions are not those that were agreed on")
     if request.tokens != contract.keys:
         raise refused(f"keys leave as {contract.keys}, and were asked for as {request.tokens}")
+    order = request.order
+    if order is not None and order.seed != contract.seed:
+        raise refused("rows are put in an order by the seed that was agreed on")
+    if order is not None and scan.clients == 1 and (order.offset or order.is_shared):
+        raise refused("the table has one owner, and its rows are in no order that others share")
     job.count_once("keys", request.scan)
     job.domains.update(request.domains)
 

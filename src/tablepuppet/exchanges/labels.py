@@ -78,7 +78,6 @@ class SendLabels(ScanRequest, frozen=True):
     folds: Place = 0  # that rows are shared out in, for cross-validation; 0: none
     fold_by: FoldBy = "row"
     fold_column: int | None = None  # of groups that stay together, or of a time
-    is_alone: bool = False  # nobody else holds rows with labels: groups can be dealt out evenly
 
 
 class Labels(Message, frozen=True):
@@ -176,6 +175,8 @@ def _enforce_labels(job: JobUnderContract, request: SendLabels) -> None:
     job.check_split([contract.split], request)
     if request.seed != contract.seed:
         raise refused("rows are split by the seed that was agreed on")
+    if request.offset and contract.holds_all_labels:
+        raise refused("rows with labels are all here, and numbered from 0")
     folds = Folds(0) if contract.folds is None else contract.folds
     if (request.folds, request.fold_by) != (folds.count, folds.by):
         raise refused("rows are shared out in the agreed folds")
@@ -271,7 +272,8 @@ def _send_labels(own: ClientState, request: SendLabels) -> Labels:
     if not request.folds:
         return labels
     by = None if request.fold_column is None else own.column(request.job, request.scan, request.fold_column)
-    folds = fold_numbers(len(column), sides, request.folds, request.fold_by, by, order, request.is_alone)
+    is_alone = contract is not None and contract.holds_all_labels
+    folds = fold_numbers(len(column), sides, request.folds, request.fold_by, by, order, is_alone)
     row_rules.check_folds(own, request, folds)
     return replace(labels, folds=folds)
 

@@ -75,26 +75,37 @@ def block_span(
     return Span(tuple(member.relation for member in block.members), tuple(starts), total, tuple(absent)), places
 
 
-def parts_of_block(block: int, places: Sequence[Place], train: RowNumbers, test: RowNumbers, number: int) -> list[Part]:
-    """The clients' shares of a block; a client none of whose rows are used takes no part, unless it is the only one: a
-    LEFT JOIN may find nobody, and what the features are is known all the same."""
+def parts_of_block(
+    block: int,
+    places: Sequence[Place],
+    sides: tuple[RowNumbers, RowNumbers],
+    number: int,
+    masks: Callable[[int], bool] = lambda clients: False,
+) -> list[Part]:
+    """The clients' shares of a block. A client none of whose rows are used takes no part, unless it is the only one (a
+    LEFT JOIN may find nobody, and what the features are is known all the same), or without it too few are left for
+    masks: then its sums are zero."""
+    ends = np.array(
+        [0, *(place.end for place in places)], dtype=sides[0].dtype
+    )  # of another, NumPy would widen all rows
+    borders = [np.searchsorted(rows, ends).tolist() for rows in sides]
+    inside = [[slice(*own[i : i + 2]) for own in borders] for i in range(len(places))]
+    are_used = [any(s.stop > s.start for s in own) for own in inside]
+    used = {place.client for place, is_used in zip(places, are_used, strict=True) if is_used}
+    keeps_all = masks(len({place.client for place in places})) and not masks(len(used))
     parts: list[Part] = []
-    start = 0
-    for place in places:
-        stop = place.end
-        ends = np.array([start, stop], dtype=train.dtype)  # of another type, NumPy would make wide numbers of all rows
-        inside = [slice(*np.searchsorted(rows, ends).tolist()) for rows in (train, test)]
+    for i, place in enumerate(places):
         is_last = place is places[-1] and not parts
-        if is_last or any(s.stop > s.start for s in inside):
-            dtype = np.int32 if stop - start < 2**31 else np.int64
-            sides = zip((train, test), inside, strict=True)
-            only, held = (np.subtract(rows[own], start, dtype=dtype) for rows, own in sides)
-            if place.has_absent:
-                only, held = (np.where(rows == stop - start - 1, dtype(-1), rows) for rows in (only, held))
-            is_whole = len(only) == stop - start and not place.has_absent  # they ascend
-            given = (number + len(parts), block, place.client, place.scan, place.columns)
-            parts.append(Part(*given, None if is_whole else freeze(only), freeze(held), *inside))
-        start = stop
+        if not (keeps_all or is_last or are_used[i]):
+            continue
+        start, stop = (0 if i == 0 else places[i - 1].end), place.end
+        dtype = np.int32 if stop - start < 2**31 else np.int64
+        only, held = (np.subtract(rows[own], start, dtype=dtype) for rows, own in zip(sides, inside[i], strict=True))
+        if place.has_absent:
+            only, held = (np.where(rows == stop - start - 1, dtype(-1), rows) for rows in (only, held))
+        is_whole = len(only) == stop - start and not place.has_absent  # they ascend
+        given = (number + len(parts), block, place.client, place.scan, place.columns)
+        parts.append(Part(*given, None if is_whole else freeze(only), freeze(held), *inside[i]))
     return parts
 
 
@@ -191,7 +202,8 @@ def map_tables(
     trim_heap()
     parts: list[Part] = []
     for number, (_, places) in enumerate(spans):
-        parts += parts_of_block(number, places, occurring[0][number], occurring[1][number], len(parts))
+        own = (occurring[0][number], occurring[1][number])
+        parts += parts_of_block(number, places, own, len(parts), request.privacy.masks)
     trees = None if walk != "factorised" else tuple(Tree.of(join) for join in joins if isinstance(join, TreeJoin))
     writer = Writer(len(spans), columns, label, [join.sizes for join in joins], labels, cluster, trees, request.seed)
     joined = writer.write("train", train, occurring[0], multiplicity[label] if label < len(spans) else None)

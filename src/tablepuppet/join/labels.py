@@ -87,7 +87,7 @@ def read_labels(
     requests: dict[str, list[SendLabels | SendWeights]] = {}
     for (place, client), start in zip(owners, starts, strict=False):
         asked = requests.setdefault(client, [])
-        asked.append(_labels_request(place, request, classes, start, is_alone=len(owners) == 1))
+        asked.append(_labels_request(place, request, classes, start))
         if place.weight >= 0:
             asked.append(SendWeights(job=request.job, scan=place.scan, column=place.weight))
     offsets = {place: start for (place, _), start in reversed(list(zip(owners, starts, strict=False)))}
@@ -121,7 +121,7 @@ def _describe_labels(
 
 
 def _labels_request(
-    place: LabelPlace, request: MappingRequest, classes: list[str | float] | None, offset: int, *, is_alone: bool
+    place: LabelPlace, request: MappingRequest, classes: list[str | float] | None, offset: int
 ) -> SendLabels:
     folds = request.folds
     return SendLabels(
@@ -138,7 +138,6 @@ def _labels_request(
         folds=0 if folds is None else folds.count,
         fold_by="row" if folds is None else folds.by,
         fold_column=place.fold if place.fold >= 0 else None,
-        is_alone=folds is not None and is_alone,
     )
 
 

@@ -66,7 +66,7 @@ def map_new_rows(
         span, places = block_span(bound, block, client_rows, lenient)
         rows = span.occurring(counts)
         columns.append(Column.of(span, rows, sizes))
-        found = parts_of_block(number, places, np.empty(0, np.int32), rows, len(parts))
+        found = parts_of_block(number, places, (np.empty(0, np.int32), rows), len(parts))
         parts += [part for part in found if len(part.test_rows)]  # nobody is asked about nothing
         assumed.append(_mark_assumed(block, lenient, branches))
     numbers = JoinedSide(tuple(branches), tuple(columns), len(columns), len(columns)).numbers(0, total)

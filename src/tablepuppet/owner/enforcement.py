@@ -43,7 +43,6 @@ class PartUnderContract:
 
     block: BlockTerms
     rows: int  # distinct ones that exist
-    needs_masks: bool = True  # whether sums that are agreed to be masked may not leave otherwise
     exchanges: Exchanges | None = None  # once it is started
     training: Training | None = None  # that it was started for
     epochs: int | None = None  # of a training in batches
@@ -61,12 +60,11 @@ class PartUnderContract:
         """Sums are masked over the clients of the block that the contract names. Those without rows may be missing
         while enough others are there; nobody else may."""
         agreed, found = set(self.block.clients) if self.block.is_masked else set(), {peer.client for peer in peers}
-        are_enough = len(found) >= LEAST_MASKED or not (found or self.needs_masks)
-        if found != agreed and not (found <= agreed and are_enough):
+        if found != agreed and not (found <= agreed and len(found) >= LEAST_MASKED):
             missing = ", ".join(sorted(agreed - found)) or "none"
             raise refused(
                 f"sums of {self.block.name} are masked over {len(agreed)} clients, and these would be over "
-                f"{len(found)}; missing: {missing}. Where a client has no rows that take part, leave its table out"
+                f"{len(found)}; missing: {missing}"
             )
 
     def count(self, what: str, limit: int) -> None:
@@ -81,7 +79,6 @@ class JobUnderContract:
     """One job under way, and what was asked for it."""
 
     minimum_rows: int = 1
-    needs_masks: bool = True
     opened: dict[int, OpenScan] = field(default_factory=dict)
     contract: Contract | None = None
     is_excused: bool = False
@@ -162,7 +159,6 @@ class ContractEnforcer:
     """Holds the server to the contracts that this owner agreed to."""
 
     minimum_rows: int = 1
-    needs_masks: bool = True  # False: within the user's own process, where nothing has to be hidden
     jobs: dict[str, JobUnderContract] = field(default_factory=dict)
 
     def check(self, exchange: Exchange, request: Any) -> None:
@@ -171,7 +167,7 @@ class ContractEnforcer:
             return
         job = self.jobs.get(request.job)
         if job is None:
-            job = self.jobs[request.job] = JobUnderContract(self.minimum_rows, self.needs_masks)
+            job = self.jobs[request.job] = JobUnderContract(self.minimum_rows)
         if exchange.purposes and job.agreed.purpose not in exchange.purposes:
             raise refused(f"a contract to {job.agreed.purpose} has no {type(request).__name__}")
         exchange.enforce(job, request)

@@ -79,9 +79,7 @@ class ClientState:
     def __post_init__(self) -> None:
         self.tables.protect(self.policy.hides_values_of)
         self.releases = Releases(self.policy, self.log, is_in_process=self.may_reveal)
-        self.contracts = ContractEnforcer(
-            self.policy.minimum_rows, needs_masks=not self.may_reveal or self.policy != Policy()
-        )
+        self.contracts = ContractEnforcer(self.policy.minimum_rows)
         self.told: dict[str, Counter[str]] = {}  # by job: what left
         self.waiting: dict[tuple[str, str], tuple[str, ...]] = {}  # jobs and contracts that a person was told of
 

@@ -139,7 +139,7 @@ class _RelationalEstimator:
         return self
 
     def predict(self, federation: Federation, query: str | None = None) -> NDArray[Any]:
-        """One prediction per joined row of `query` (by default that of `fit`), in the order of the label table's rows.
+        """One prediction per joined row of `query` in `federation`, by default that of `fit`, in the labels' order.
 
         >>> estimator = tp.RelationalClassifier().fit(federation, query, label="returned")
         >>> estimator.predict(federation).shape
@@ -203,7 +203,7 @@ class RelationalClassifier(_RelationalEstimator):
     _loss = "cross_entropy"
 
     def predict_proba(self, federation: Federation, query: str | None = None) -> NDArray[np.float64]:
-        """The probability of each class, in the order of `classes_`, for each joined row of `query`.
+        """The probability of each class, in the order of `classes_`, for the rows of `query` in `federation`.
 
         >>> tp.RelationalClassifier().fit(federation, query, label="returned").predict_proba(federation).shape
         (120, 2)

@@ -359,7 +359,7 @@ class Result:
         self.model.save(path)
 
     def predict(self, federation: Any, query: str | None = None, **options: Any) -> pa.Table:
-        """Predicts the joined rows of `query`, by default the trained one; `options` are those of `Federation.predict`.
+        """Predicts the rows of `query` (the trained one) in `federation`; `options` are those of `Federation.predict`.
 
         >>> result.predict(federation).num_rows
         120

@@ -153,3 +153,16 @@ def test_the_advice_turns_to_sgd_where_matrices_are_too_wide() -> None:
     assert replace(plan, widths=(15_000, 4)).advice.algorithm == "newton"  # which sends a diagonal
     assert replace(plan, widths=(30_000, 4)).advice.algorithm == "sgd"
     assert isinstance(plan, tp.Plan)
+
+
+def test_a_network_of_very_many_rounds_is_warned_of_with_settings_that_take_fewer() -> None:
+    label, query = LABELS["logistic"]
+    with shop(1) as federation:
+        plan = federation.explain(query, label=label, model="mlp", batch_size=8, epochs=29)
+        many, trees = plan.remarks
+        size = int(many.split("batch_size=")[1].split(",")[0])
+        fewer = federation.explain(query, label=label, model="mlp", batch_size=size, epochs=29)
+    assert f"about {plan.cost('sgd', 29).rounds:,} rounds" in many
+    assert f"there are {fewer.cost('sgd', 29).rounds:,};" in many
+    assert 'model="boosted"' in trees
+    assert fewer.remarks == []

@@ -237,8 +237,11 @@ def _comparison(plan: Plan, counted: Account, epochs: int) -> list[str]:
 
 def _advice(plan: Plan) -> list[str]:
     advice = plan.advice
-    said = [text for text in (advice.why, plan.beside) if text is not None]
-    lines = [line for text in said for line in wrap(text, _LINE, initial_indent="  ", subsequent_indent="  ")]
+    lines = [
+        line
+        for text in (advice.why, *plan.remarks)
+        for line in wrap(text, _LINE, initial_indent="  ", subsequent_indent="  ")
+    ]
     return [f"Advice: {advice.algorithm}", *lines]
 
 

@@ -19,7 +19,17 @@ from tablepuppet.models.heads.base import HeadSpec
 from tablepuppet.models.heads.kinds import head_spec
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import ModelSpec
-from tablepuppet.plan.costs import RUN_EPOCHS, Advice, Cost, advise, client_memory, cost, server_memory, shape_of
+from tablepuppet.plan.costs import (
+    RUN_EPOCHS,
+    Advice,
+    Cost,
+    advise,
+    client_memory,
+    cost,
+    range_of,
+    server_memory,
+    shape_of,
+)
 from tablepuppet.plan.disclosure import Ids, training_disclosures
 from tablepuppet.plan.explain import document, plan_html, render
 from tablepuppet.plan.history import find_leaks, history_insights
@@ -27,6 +37,8 @@ from tablepuppet.plan.knowledge import Exposure, Insight, exposures, insights
 from tablepuppet.plan.private import PrivatePlan, plan_privacy
 from tablepuppet.privacy.ledger import Ledger
 from tablepuppet.transport.meter import Account, DisclosureKey
+
+_MANY_ROUNDS = 150  # of a run: on a slow network more of them take longer than 20 seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +149,19 @@ class Plan:
         return advise(self.shape, self.batch_size)
 
     @property
-    def beside(self) -> str | None:
-        """What a model that is no sum would cost, where the job could have it."""
-        is_plain = self.job.model.is_convex and not self.job.is_private
-        return trees_beside(self.shape) if is_plain and not self.algorithm.is_pooled else None
+    def remarks(self) -> list[str]:
+        """What a model that is no sum would cost, where there can be one; and that a network takes many rounds."""
+        if self.job.is_private or self.algorithm.is_pooled or own_model(self.job.model.spec) is not None:
+            return []
+        if self.job.model.is_convex:
+            return [trees_beside(self.shape)]
+        own, epochs = self.cost(self.job.algorithm, self.job.epochs), self.job.epochs
+        if not self.algorithm.uses_batches or own.rounds <= _MANY_ROUNDS:
+            return []
+        steps = max(1, (_MANY_ROUNDS - 1) // epochs)
+        fewer = f"epochs={epochs}, batch_size={-(-self.shape.joined // steps)}, optimizer='adam' and learning_rate=0.04"
+        many = f"this job takes {range_of(own)}: one for every batch. With {fewer} there are {steps * epochs + 1:,}"
+        return [f"{many}; compare the accuracy, which can fall", trees_beside(self.shape)]
 
     @property
     def insights(self) -> list[Insight]:

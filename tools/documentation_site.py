@@ -1,8 +1,8 @@
 """Hooks of the documentation site (mkdocs.yml): pages from the repository's root, notebooks as pages, and their links.
 
-Pages are written for whoever reads them in the repository: links are relative paths there. On the site README.md is the
-first page, and CONTRIBUTING.md and its like lie beside the chapters. A link to a file that the site does not have
-becomes its text.
+Pages are written for whoever reads them in the repository: links are relative paths there. On the site docs/README.md is
+the first page, for which the repository's README.md stands as well, and CONTRIBUTING.md and its like lie beside the chapters.
+A link to a file that the site does not have becomes its text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[1]
 # The repository's pages outside docs/, and what they are called on the site.
 OUTSIDE = {
-    "README.md": "index.md",
     "CHANGELOG.md": "CHANGELOG.md",
     "CONTRIBUTING.md": "CONTRIBUTING.md",
     "SECURITY.md": "SECURITY.md",
@@ -69,8 +68,6 @@ def _relinked(text: str, home: str, page: str, known: set[str]) -> str:
             return found.group()
         meant = posixpath.normpath(posixpath.join(posixpath.dirname(home), path))
         target = OUTSIDE.get(meant, meant.removeprefix("docs/"))
-        if target == "README.md":
-            target = "index.md"  # the list of chapters: here it is the navigation
         if target.endswith(".ipynb"):
             target = target.removesuffix(".ipynb") + ".md"
         if target in known:

@@ -1,8 +1,8 @@
 """Hooks of the documentation site (mkdocs.yml): pages from the repository's root, notebooks as pages, and their links.
 
 Pages are written for whoever reads them in the repository: links are relative paths there. On the site docs/README.md
-is the first page, and stands for the repository's README.md too. CONTRIBUTING.md and its like lie next to the chapters. A
-link to a file that the site does not have becomes its text.
+is the first page, and stands for the repository's README.md too. CONTRIBUTING.md and its like lie next to the chapters.
+A link to a file that the site does not have becomes its text.
 """
 
 from __future__ import annotations

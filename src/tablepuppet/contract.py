@@ -17,6 +17,7 @@ from tablepuppet.errors import ApprovalError, JobError
 from tablepuppet.exchanges.schema import Agreement, ProposeContract
 from tablepuppet.formatting import printable
 from tablepuppet.job import Job
+from tablepuppet.privacy.analyst import AnalystTerms
 from tablepuppet.privacy.options import KeyMode, Privacy, Rounding
 from tablepuppet.protocol.base import What
 from tablepuppet.protocol.contract import (
@@ -86,6 +87,7 @@ class ModelUse:
     sides: tuple[SideTerms, ...] = ()
     shuffles: int = 0  # of every feature
     fixed: tuple[str, int, int] | None = None  # a block, the place of a feature in it, how many values that is set to
+    analyst: AnalystTerms | None = None  # what the asker pays
 
 
 def job_contracts(
@@ -140,6 +142,7 @@ def job_contracts(
             label_privacy=privacy.label,
             feature_privacy=privacy.features,
             prediction_privacy=privacy.predictions,
+            analyst=use.analyst,
             allow_reconstruction=privacy.allow_reconstruction,
             split=(job.split.test_fraction, job.split.validation_fraction),
             seed=job.seed,
@@ -391,7 +394,7 @@ def _disclosures(contract: Contract) -> tuple[Disclosure, ...]:
 
 def agree(contracts: Mapping[str, Contract], link: Link, job: str) -> Rounding:
     """Proposes; a refusal is the owner's own sentence, and a job that waits says for whom. Out: how figures that the
-    asker is shown are rounded."""
+    asker is shown are rounded, and what it has left of an analyst budget."""
     signed = link.sign(contracts)
     asked = {c: [ProposeContract(job=job, contract=own, signature=signed.get(c))] for c, own in contracts.items()}
     answers = link.ask(asked)
@@ -408,4 +411,6 @@ def agree(contracts: Mapping[str, Contract], link: Link, job: str) -> Rounding:
     asking = sorted((a.least_rows, a.figures_key) for found in answers.values() for a in cast("list[Agreement]", found))
     keys = b"".join(key for least, key in asking if least > 1)
     own = tuple((c, a.least_rows) for c, found in answers.items() for a in cast("list[Agreement]", found))
-    return Rounding(max((least for least, _ in asking), default=1), keys, own)
+    left = [a.analyst_left for found in answers.values() for a in cast("list[Agreement]", found)]
+    least_left = min((each for each in left if each is not None), default=None)
+    return Rounding(max((least for least, _ in asking), default=1), keys, own, least_left)

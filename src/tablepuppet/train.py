@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from tablepuppet.algorithms.registry import own_model
 from tablepuppet.contract import ModelUse, agree, job_contracts, key_contracts
-from tablepuppet.errors import JobError, RunInterruptedError
+from tablepuppet.errors import JobError, MappingError, ModelError, PrivacyError, RunInterruptedError
 from tablepuppet.exchanges.schema import CloseJob
 from tablepuppet.job import Job
 from tablepuppet.job.make import probe_job
@@ -25,6 +25,7 @@ from tablepuppet.join.mapping import TableMapping, summarise
 from tablepuppet.join.negatives import with_negatives
 from tablepuppet.join.profile import Profile, check_meetings, profile_keys
 from tablepuppet.join.walk_choice import default_limit
+from tablepuppet.plan.analyst import AnalystNoise, analyst_job, analyst_terms
 from tablepuppet.plan.knowledge import check_exposure
 from tablepuppet.plan.plan import Gain, Plan
 from tablepuppet.plan.prepare import Prepared, has_sums, may_draw, prepare, task_of
@@ -33,7 +34,8 @@ from tablepuppet.prediction.missing_owners import reachable
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.predict import block_fingerprints, predict_rows
 from tablepuppet.prediction.split import RowSelection
-from tablepuppet.privacy.options import privacy_of
+from tablepuppet.privacy.analyst import AnalystTerms
+from tablepuppet.privacy.options import Rounding, privacy_of
 from tablepuppet.protocol.contract import Purpose
 from tablepuppet.sql import LabelColumns, bind
 from tablepuppet.sql.across_owners import read_query
@@ -54,6 +56,7 @@ from tablepuppet.training.inspection import (
 )
 from tablepuppet.training.inspection import partial_dependence as dependence
 from tablepuppet.training.interactions import gains_of
+from tablepuppet.training.noisy import NoisyMetrics
 from tablepuppet.training.pooled import run_pooled
 from tablepuppet.training.result import Result
 from tablepuppet.training.rounding import RoundedResults, check_label_rows
@@ -82,6 +85,10 @@ def train(job: Job, tables: Tables, link: Link, on_round: OnRound | None = None,
         raise JobError("probe belongs to explain: it says which model would gain; leave it out of train")
     with _session(tables, link, job_id) as session, at_work(job.engine) as cluster:
         prepared = prepare_job(job, session, "train", cluster)
+        if prepared.noise is not None:
+            with _hide_rows(prepared.noise):
+                found = _with_heads(_run(prepared, link, session.job_id, None), link)
+            return NoisyMetrics(prepared.noise).result(found)
         shown = RoundedResults.of(prepared.rounding, prepared.mapping, prepared.plan.loss)
         if shown is None:
             found = _with_heads(_run(prepared, link, session.job_id, on_round), link)
@@ -118,6 +125,8 @@ def explain(job: Job, tables: Tables, link: Link, job_id: str | None = None) -> 
     with _session(tables, link, job_id) as session, at_work(job.engine) as cluster:
         prepared = prepare_job(job, session, "explain", cluster)
         plan = prepared.plan
+        if prepared.noise is not None:
+            plan = replace(plan, notes=prepared.noise.lines())
         _ = plan.private  # what training would refuse is refused here
         own = own_model(job.model.spec)
         if own is not None:
@@ -198,6 +207,8 @@ def evaluate(model: Model, job: Job, tables: Tables, link: Link, *, rows: str = 
     measured = Measurement((model,), RowSelection.of(rows, (model,)))
     with _session(tables, link) as session:
         prepared = prepare_job(job, session, "evaluate", measured=measured)
+        if prepared.noise is not None:
+            return _evaluate_noisy(model, prepared, measured.rows, session)
         scored = score_labelled(model, prepared, link, session.job_id)
         found, shown = scored.measure(), _round_for(prepared, model)
         metrics = found.metrics if shown is None else shown.round_measured(found).metrics
@@ -206,12 +217,25 @@ def evaluate(model: Model, job: Job, tables: Tables, link: Link, *, rows: str = 
         return Evaluation(metrics, measured.rows.count(prepared.mapping), baseline)
 
 
+def _evaluate_noisy(model: Model, prepared: Prepared, rows: RowSelection, session: Session) -> Evaluation:
+    """The same for an analyst of a table with a budget."""
+    assert prepared.noise is not None
+    with _hide_rows(prepared.noise):
+        scored = score_labelled(model, prepared, session.link, session.job_id)
+        found = scored.measure(noisy=NoisyMetrics(prepared.noise))
+    assert found.on is not None
+    return Evaluation(found.metrics, replace(rows.count(prepared.mapping), joined=found.on.rows))
+
+
 def compare(model: Model, other: Model, job: Job, tables: Tables, link: Link, *, rows: str = "test") -> Comparison:
     """Two models on the same labelled rows, each asked for as an evaluation is."""
     measured = Measurement((model, other), RowSelection.of(rows, (model, other)))
     with _session(tables, link) as session, one_blas_thread:
         prepared = prepare_job(job, session, "evaluate", measured=measured)
-        first, second = (score_labelled(one, prepared, link, session.job_id) for one in (model, other))
+        with _hide_rows(prepared.noise):
+            first, second = (score_labelled(one, prepared, link, session.job_id) for one in (model, other))
+        if prepared.noise is not None:
+            return NoisyMetrics(prepared.noise).compare(first, second, measured.rows.count(prepared.mapping))
         found = compare_models(first, second, measured.rows.count(prepared.mapping))
         shown = _round_for(prepared, model)
         return found if shown is None else shown.comparison(found, first.measure(), second.measure())
@@ -223,6 +247,8 @@ def importance(
     """How much worse a model gets where a feature or a table is shuffled."""
     if by not in ("feature", "table") or not isinstance(repeats, int) or not 1 <= repeats <= 100:
         raise JobError('importance is by="feature" or by="table", repeated 1 to 100 times')
+    if job.privacy.analyst is not None:
+        raise PrivacyError("importance has no noisy form; train a model without the feature, and compare the two")
     shuffles = repeats if by == "feature" and own_model(model.spec) is None else 0
     measured = Measurement((model,), RowSelection.of(rows, (model,)), shuffles=shuffles)
     with _session(tables, link) as session, one_blas_thread:
@@ -321,8 +347,12 @@ def prepare_job(
     folds = None if job.search is None else job.search.folds
     beside = LabelColumns(job.data.weight, where, job.split.validation_where, None if folds is None else folds.column)
     bound = bind(ucq, label=job.data.label, tables=tables, link=link, job=job_id, beside=beside)
-    use = None if measured is None else measured.use(bound)
-    rounding = agree(job_contracts(bound, job, purpose, link.asker, use), link, job_id)
+    use = ModelUse() if measured is None else measured.use(bound)
+    terms = analyst_terms(bound, job, purpose)
+    if terms is not None and measured is None:
+        job = analyst_job(job, terms)
+    rounding = agree(job_contracts(bound, job, purpose, link.asker, replace(use, analyst=terms)), link, job_id)
+    noise = None if terms is None else _noise(job, terms, rounding)
     request = MappingRequest(
         job=job_id,
         task=task_of(job),
@@ -337,11 +367,36 @@ def prepare_job(
         has_sums=partial(has_sums, job) if measured is None else None,
     )
     choice = None if measured is None else measured.rows.choice(bound, link, job_id)
+    if noise is not None:
+        with _hide_rows(noise):
+            capped = replace(request, walk="materialised", may_draw=False, has_sums=None, analyst_cap=noise.terms.cap)
+            mapping = map_tables(bound, link, capped, choice=choice)
+            return replace(prepare(mapping, job, noise), rounding=rounding)
     mapping = map_tables(bound, link, request, cluster=cluster, choice=choice)
     if job.data.negatives:
         mapping = with_negatives(mapping, job.data.negatives, job.seed, job.data.max_joined_rows or default_limit())
     check_label_rows(mapping, job, rounding)
     return replace(prepare(mapping, job), rounding=rounding)
+
+
+def _noise(job: Job, terms: AnalystTerms, rounding: Rounding) -> AnalystNoise:
+    asked, label = job.privacy.analyst, job.data.label
+    bounds = None if asked is None else asked.bounds.get(label) or asked.bounds.get(label.rpartition(".")[2])
+    return AnalystNoise(terms, rounding.least, rounding.analyst_left, bounds)
+
+
+@contextmanager
+def _hide_rows(noise: AnalystNoise | None) -> Iterator[None]:
+    """What fails on rows of a table with an analyst budget fails alike, whatever it is that they have."""
+    try:
+        yield
+    except (MappingError, ModelError, JobError):
+        if noise is None:
+            raise
+        raise PrivacyError(
+            f"the job fails on its rows, and why would tell of {noise.terms.table}, which has an analyst budget; "
+            "try the job on tables of your own"
+        ) from None
 
 
 def map_features(job: Job, session: Session, purpose: Purpose, measured: Measurement) -> TableMapping:
@@ -356,6 +411,11 @@ def map_features(job: Job, session: Session, purpose: Purpose, measured: Measure
         beside=LabelColumns(None, selection.condition),
     )
     bound = bind_features(read_query(job.data.query, tables, link), wanted, tables=tables, link=link, job=job_id).bound
+    if any(scan.budgeted for scan in bound.scans):
+        raise PrivacyError(
+            "drift and partial dependence have no noisy form, and a table has an analyst budget; use evaluate, whose "
+            "metrics on new rows are noisy"
+        )
     agree(job_contracts(bound, job, purpose, link.asker, measured.use(bound)), link, job_id)
     request = MappingRequest(
         job=job_id,

@@ -166,12 +166,14 @@ class ModelVerbs(ABC):
         rows: RowsWanted = "test",
         module: Builder | None = None,
         head: Any = None,
+        privacy: Any = None,
     ) -> Evaluation:
         """A model's metrics on labelled rows; a mapping, whose `.rows` states which rows were measured.
 
         - `model`: a result or a model; `query`: one with the same features; None: the model's own.
         - `rows`: "test", rows that the model was not trained on; "train"; or "all" (docs/validation.md).
         - `module`, `head`: as in `predict`.
+        - `privacy`: {"analyst": {"epsilon": …}} where a table has an analyst budget (docs/analyst-budgets.md).
 
         >>> print(federation.evaluate(model).rows)
         19 rows that the model was not trained on
@@ -179,21 +181,28 @@ class ModelVerbs(ABC):
         chosen = model_of(model)
         builder = chosen.builder if module is None else module
         with self._offer_builder(chosen.spec.module, builder), own_head(chosen, head):
-            return cast(Evaluation, self._ask_about("evaluate", chosen, query, rows=rows))
+            given = {"model": chosen, "job": labelled_job(chosen, query, privacy), "options": {"rows": rows}}
+            return cast(Evaluation, self._ask("evaluate", **given))
 
     def compare(
-        self, first: Model | Result, second: Model | Result, query: str | None = None, *, rows: RowsWanted = "test"
+        self,
+        first: Model | Result,
+        second: Model | Result,
+        query: str | None = None,
+        *,
+        rows: RowsWanted = "test",
+        privacy: Any = None,
     ) -> Comparison:
         """Compares two models on the same labelled rows; has `.difference`, `.standard_error`, `.is_worse` and `.rows`.
 
         - `first`, `second`: results or models; `query`: None for the second one's.
-        - `rows`: as in `evaluate`; by default rows that neither was trained on.
+        - `rows`: as in `evaluate`; by default rows that neither was trained on. `privacy`: as there.
 
         >>> federation.compare(model, model).is_worse
         False
         """
         old, new = model_of(first), model_of(second)
-        given = {"model": old, "other": new, "job": labelled_job(new, query), "options": {"rows": rows}}
+        given = {"model": old, "other": new, "job": labelled_job(new, query, privacy), "options": {"rows": rows}}
         return cast(Comparison, self._ask("compare", **given))
 
     def importance(
@@ -266,14 +275,19 @@ def own_head(model: Model, head: Any) -> AbstractContextManager[None]:
     )
 
 
-def labelled_job(model: Model, query: str | None) -> Job:
-    """The labelled rows of a query, by default of the model's own, with its features as it was trained on them."""
+def labelled_job(model: Model, query: str | None, privacy: Any = None) -> Job:
+    """The labelled rows of a query, by default of the model's own, with its features as it was trained on them.
+
+    `privacy`: what is asked for besides the keys that the model was trained with.
+    """
     numbers = [e for block in model.blocks for e in block.encoders if isinstance(e, NumberEncoder)]
     is_plain = bool(numbers) and all((e.scale == 1.0).all() and not e.mean.any() for e in numbers)
     given: dict[str, Any] = {"test_fraction": 0.0, "loss": "cross_entropy" if model.classes else "squared"}
     given["standardize"] = not is_plain
     if "keys" in model.metadata:
         given["privacy"] = model.metadata["keys"]
+    if privacy is not None:
+        given["privacy"] = {**given.get("privacy", {}), **dict(privacy)}
     if query is None and model.metadata.get("weight") is not None:
         given["weight"] = model.metadata["weight"]  # an item of the query may be that, and no feature
     given["exposure"] = model.metadata.get("exposure")

@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from tablepuppet.errors import PolicyError
 from tablepuppet.exchanges.base import BEFORE_CONTRACT, WITH_LABELS, NoCheck, Rules
-from tablepuppet.owner import row_rules
+from tablepuppet.owner import analyst_budget, row_rules
 from tablepuppet.owner.enforcement import JobUnderContract, refused
 from tablepuppet.owner.policy import Policy, TableRules, Use, refused_by
 from tablepuppet.owner.releases import DisclosedValues, disclosed_values, reads, unknowns
@@ -77,6 +77,7 @@ class ScanSchema(Message, frozen=True):
     # Of a query: how many of its rows one row of each table may change; None: no bound.
     stability: dict[str, int | None] = msgspec.field(default_factory=dict)
     subject: Text = ""  # the column of whom a row is about; the bound is then on rows of one of them
+    budgeted: list[Text] = msgspec.field(default_factory=list)  # tables behind it that have an analyst budget
 
 
 class CountRows(ScanRequest, frozen=True):
@@ -156,7 +157,8 @@ def _open_scan(own: ClientState, request: OpenScan) -> ScanSchema:
     use = read.use()
     own.policy.check_scan(use)
     is_bounded = request.query is not None or read.subject is not None
-    return ScanSchema(columns=columns, stability=use.reach if is_bounded else {}, subject=read.subject or "")
+    reach, budgeted = use.reach if is_bounded else {}, analyst_budget.budgeted_tables(own.policy, use)
+    return ScanSchema(columns=columns, stability=reach, subject=read.subject or "", budgeted=budgeted)
 
 
 def _enforce_count(job: JobUnderContract, request: CountRows) -> None:
@@ -214,6 +216,7 @@ class Agreement(Message, frozen=True):
     waits_for: Annotated[str, Meta(max_length=1000)] = ""  # who decides, where a person does
     least_rows: int = 1  # fewer are not told apart by figures that whoever asks is shown
     figures_key: bytes = b""  # by which these are rounded, the same in all jobs
+    analyst_left: float | None = None  # ε that the asker has left of an analyst budget; None: there is none
     head: TreeHead | None = None  # of the owner's log on its disk: whoever keeps it notices a log that was cut
 
 
@@ -221,6 +224,7 @@ def _permit_contract(policy: Policy, request: ProposeContract, use: Use) -> None
     """All that a job will ask for is judged before anything is read."""
     contract = request.contract
     policy.check_asker(contract, request.signature)
+    analyst_budget.check_shown(policy, contract, partial(use, request.job))
     for scan in contract.scans:
         used = use(request.job, scan.scan)
         for role in ("key", "feature", "label", "weight", "split", "identifier"):
@@ -326,7 +330,7 @@ def _check_protected(contract: Contract, scan: ScanTerms, used: ScanUse, policy:
     budget = policy.budget.get(used.table)
     if budget is not None and budget.features is not None:  # whatever the job makes of its columns
         features = others["a filter"] | others["the split"] | others["a weight"] | grouped
-    elif contract.training is None or contract.feature_privacy is None:
+    elif contract.training is None or contract.feature_privacy is None or contract.analyst is not None:
         return
     public = {way: columns - keys for way, columns in others.items()}
     _refuse_ways(features, public | {"what rows are grouped by": grouped - granted}, "features", used.table)
@@ -415,7 +419,8 @@ def _propose(own: ClientState, request: ProposeContract) -> Agreement:
         own.log.write("proposed", request.job, name, _describe(request))
     own.releases.check_contract(contract, partial(own.tables.use, request.job))
     readable = _without_histories(contract)
-    sets, notes = row_rules.review(own, request.job, readable) if row_rules.is_on(own) else ([], [])
+    counted = _without_budgeted(own, request.job, readable)
+    sets, notes = row_rules.review(own, request.job, counted) if row_rules.is_on(own) else ([], [])
     if not own.may_reveal or own.policy != Policy():  # in one process, whoever says nothing lets everything pass
         row_rules.check_texts(own, request.job, readable)
         for scan in contract.scans:
@@ -435,11 +440,12 @@ def _propose(own: ClientState, request: ProposeContract) -> Agreement:
         own.waiting[request.job, name] = tuple(notes)
         return _wait(own, name)
     own.waiting.pop((request.job, name), None)
+    left = analyst_budget.charge(own.policy, own.log, contract, partial(own.tables.use, request.job))
     row_rules.keep(own, sets)
     own.contracts.agree(request.job, contract, is_excused=decision is not None and bool(decision.notes))
     rows = {f"{rows.kind} of {rows.table}": rows.sketch.name for rows in sets}
     own.log.write("agreed", request.job, name, {"tables": list(contract.tables), **({"rows": rows} if rows else {})})
-    return _agree(own, name)
+    return msgspec.structs.replace(_agree(own, name), analyst_left=left)
 
 
 def _describe(request: ProposeContract) -> dict[str, Any]:
@@ -472,6 +478,16 @@ def _without_histories(contract: Contract) -> Contract:
     """The contract over scans that can be read now: a history waits for its cutoffs (exchanges/history.py)."""
     kept = tuple(scan for scan in contract.scans if not any(moments.column < 0 for moments in scan.moments))
     return msgspec.structs.replace(contract, scans=kept)
+
+
+def _without_budgeted(own: ClientState, job: str, contract: Contract) -> Contract:
+    """The contract over scans whose rows may be counted: of a table with an analyst budget, a refusal by an exact count
+    would tell whether a row is there."""
+    if contract.analyst is None:
+        return contract
+    uses = {scan.scan: own.tables.use(job, scan.scan) for scan in contract.scans}
+    kept = [s for s in contract.scans if not analyst_budget.budgeted_tables(own.policy, uses[s.scan])]
+    return msgspec.structs.replace(contract, scans=tuple(kept))
 
 
 def _agree(own: ClientState, name: str) -> Agreement:

@@ -10,6 +10,7 @@ choice stays. Blocks are capped one after the other, and dropping a joined row n
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -165,7 +166,12 @@ def map_tables(
     is_trained, is_held = _mark_rows(bound, labels, choice, client_rows)
     walk = found.choose(request, labels.info)
     marks = (is_trained, is_held & ~labels.is_validation, is_held & labels.is_validation)
-    train, test, validation = (_side(joins, of_labels, own) for own in marks)
+    if request.analyst_cap is None:
+        train, test, validation = (_side(joins, of_labels, own) for own in marks)
+    else:
+        kept = _cap_analyst(bound, joins, _side(joins, of_labels, is_trained | is_held), request.analyst_cap)
+        rows = of_labels.numbers([kept])
+        train, test, validation = (list[BranchSide]([kept.only(np.flatnonzero(own[rows]))]) for own in marks)
     whole = SideSizes(_rows(train), _rows(test), _rows(validation))
     if walk == "drawn":
         draw = partial(
@@ -306,6 +312,14 @@ def _within_caps(
     ends = np.cumsum([0, *(side.rows for side in listed)])
     inside = np.split(kept, np.searchsorted(kept, ends[1:-1]))
     return [side.only(own - end) for side, own, end in zip(listed, inside, ends[:-1].tolist(), strict=True)]
+
+
+def _cap_analyst(bound: BoundQuery, joins: Sequence[BranchJoin], sides: Sequence[BranchSide], cap: int) -> ListedSide:
+    """The joined rows of the one branch that a cap on those of each row of a table with an analyst budget leaves. Which
+    of them is nobody's to know: each row's are drawn apart from all others."""
+    relation = next(n for n, own in enumerate(bound.branches[0].relations) if bound.scans[own.scan].budgeted)
+    listed = ListedSide.of(sides[0], joins[0].sizes)
+    return listed.only(within_cap([listed.numbers(relation)], [cap], secrets.randbits(128)))
 
 
 def _check_labels(bound: BoundQuery, labels: LabelSpace, counts: Sequence[Counts]) -> None:

@@ -59,6 +59,7 @@ class MappingRequest:
     max_joined_rows: int | None = None
     privacy: Privacy = field(default_factory=Privacy)
     folds: Folds | None = None
+    analyst_cap: int | None = None  # joined rows of each row of a table with an analyst budget, on all sides
     walk: Walk | None = None  # how joined rows are walked over; None: as it costs least
     may_draw: bool = False  # whether a tree may have any number of joined rows, and some may stand for all
     has_sums: Callable[[LabelInfo], bool] | None = None  # whether all that is asked of them are sums over a tree

@@ -109,6 +109,11 @@ class OwnerLog:
         self._keep_head(self.head)
 
     @property
+    def now(self) -> datetime:
+        """By the clock that its lines have."""
+        return self._clock()
+
+    @property
     def head(self) -> TreeHead:
         """What stands for all lines so far."""
         with self._lock:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import effective_rows
 from tablepuppet.errors import PolicyError
+from tablepuppet.owner.analyst_budget import budgeted_tables
 from tablepuppet.owner.labels import Split
 from tablepuppet.owner.policy import refused_by
 from tablepuppet.owner.row_sets import Keys, Kind, Sketch, joined_keys
@@ -54,6 +55,13 @@ def applies(own: ClientState) -> bool:
 def is_on(own: ClientState) -> bool:
     """Whether it is asked now; what a checkpoint lives again was judged before."""
     return applies(own) and not own.releases.is_restoring
+
+
+def _counts(own: ClientState, request: Any) -> bool:
+    """Whether rows of a scan are counted: of a table with an analyst budget, a refusal would tell that one is there."""
+    contract, use = own.contracts.contract(request.job), own.tables.use(request.job, request.scan)
+    is_noisy = contract is not None and contract.analyst is not None
+    return is_on(own) and not (is_noisy and budgeted_tables(own.policy, use))
 
 
 def review(own: ClientState, job: str, contract: Contract) -> tuple[list[RowSet], list[str]]:
@@ -129,7 +137,7 @@ def keep(own: ClientState, sets: list[RowSet]) -> None:
 
 def check_split(own: ClientState, request: SendLabels | SendSides, sides: Split) -> None:
     """Refuses test or validation rows that are few, or that differ by few from those of an earlier job."""
-    if not is_on(own):
+    if not _counts(own, request):
         return
     scan = own.tables.scan(request.job, request.scan)
     keys, order, least = scan.row_keys(), scan.order(), own.policy.minimum_rows
@@ -160,7 +168,7 @@ def check_folds(own: ClientState, request: SendLabels, folds: NDArray[np.int16])
 def _check_held_out(own: ClientState, request: SendLabels | SendSides, keys: Keys, why: str) -> None:
     if _count_subjects(own, own.tables.scan(request.job, request.scan).table, keys) < own.policy.minimum_rows:
         raise refused_by("minimum_rows", why)
-    _check_set(own, request.job, own.tables.scan(request.job, request.scan).table, "held out", keys)
+    _check_set(own, request, "held out", keys)
 
 
 def check_fold(own: ClientState, opened: OpenPart, multiplicity: NDArray[np.float64]) -> None:
@@ -173,8 +181,10 @@ def check_fold(own: ClientState, opened: OpenPart, multiplicity: NDArray[np.floa
 
 def check_part(own: ClientState, request: OpenPart) -> None:
     """Refuses rows that take part, each as often as it is joined, that differ by few from those of an earlier job; and
-    those of which one is most: whoever holds the other table may name its key a million times."""
-    if not is_on(own):
+    those of which one is most: whoever holds the other table may name its key a million times.
+    Not in a job for an analyst: how often a row is joined tells of tables with a budget."""
+    contract = own.contracts.contract(request.job)
+    if not is_on(own) or (contract is not None and contract.analyst is not None):
         return
     keys = own.tables.scan(request.job, request.scan).row_keys()
     rows = np.arange(len(keys)) if request.train_rows is None else request.train_rows
@@ -189,7 +199,7 @@ def check_part(own: ClientState, request: OpenPart) -> None:
     taken = np.flatnonzero(total)
     are_few = len(taken) and effective_rows(total[taken]) < own.policy.minimum_rows - 1e-9
     notes = [_few_of_all(table, own.policy.minimum_rows)] if are_few else []
-    _check_set(own, request.job, table, "part", joined_keys(keys[taken], total[taken]), notes)
+    _check_set(own, request, "part", joined_keys(keys[taken], total[taken]), notes)
 
 
 def _conditions(own: ClientState, table: TableConditions, contract: Contract, sets: list[RowSet]) -> list[str]:
@@ -278,7 +288,7 @@ def _has_classes(own: ClientState, job: str, scan: ScanTerms) -> bool:
 
 def check_classes(own: ClientState, request: DescribeLabels | SendLabels, column: pa.ChunkedArray) -> None:
     """Refuses a label of which some class has few rows: its name would leave, and a model would learn those rows."""
-    if not is_on(own) or own.policy.minimum_rows < 2:
+    if not _counts(own, request) or own.policy.minimum_rows < 2:
         return
     counts = np.asarray(pc.value_counts(column.drop_null()).field("counts"))
     scan = own.tables.scan(request.job, request.scan)
@@ -344,12 +354,12 @@ def _compared(own: ClientState, table: str, kind: Kind, keys: Keys, others: list
 
 
 def _check_set(
-    own: ClientState, job: str, table: str, kind: Kind, keys: NDArray[np.uint64], against: Sequence[str] = ()
+    own: ClientState, request: SendLabels | SendSides | OpenPart, kind: Kind, keys: Keys, against: Sequence[str] = ()
 ) -> None:
     """Keeps a set of rows of a job under way, or refuses it; a person who approves the contract excuses it."""
     notes = list(against)
-    found = _compared(own, table, kind, keys, [], notes)
-    _refuse(own, job, notes)
+    found = _compared(own, own.tables.scan(request.job, request.scan).table, kind, keys, [], notes)
+    _refuse(own, request.job, notes)
     keep(own, [found])
 
 

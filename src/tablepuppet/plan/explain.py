@@ -39,6 +39,9 @@ def render(plan: Plan, counted: Account | None = None, epochs: int | None = None
     sections += [_advice(plan), *([_gains(plan.gains)] if plan.gains else []), _knowledge(plan)]
     if plan.ledger.releases:
         sections.append(_privacy(plan))
+    if plan.notes:
+        wrapped = (wrap(note, _LINE, initial_indent="  ", subsequent_indent="    ") for note in plan.notes)
+        sections.append(["For an analyst, with noisy sizes", *(line for lines in wrapped for line in lines)])
     return "\n\n".join("\n".join(section) for section in sections)
 
 

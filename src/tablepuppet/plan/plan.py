@@ -81,6 +81,7 @@ class Plan:
     weight: float = 1.0  # the largest of any joined training row
     ids: Ids = ()  # which features are ids that stay with their owners, once statistics are known
     gains: tuple[Gain, ...] = ()  # what models that are no sum would add, where a probe was asked for
+    notes: tuple[str, ...] = ()  # what the job costs of an analyst budget
 
     @property
     def spec(self) -> ModelSpec:

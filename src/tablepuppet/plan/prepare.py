@@ -26,6 +26,7 @@ from tablepuppet.join.joined_rows import Joined, JoinedRows, RowIndex
 from tablepuppet.join.labels import Task
 from tablepuppet.join.mapping import LabelInfo, Part, TableMapping, rows_here, summarise
 from tablepuppet.models.losses import LabelFacts, Loss, Squared, usual_loss
+from tablepuppet.plan.analyst import AnalystNoise, NoisySizes
 from tablepuppet.plan.disclosure import check_custody
 from tablepuppet.plan.plan import Plan
 from tablepuppet.privacy.options import Rounding
@@ -42,28 +43,34 @@ class Prepared:
     mapping: TableMapping
     training: TableMapping  # the same, or expanded for the VFL baselines
     rounding: Rounding = field(default_factory=Rounding)  # of figures that are shown
+    noise: AnalystNoise | None = None  # on all of them, for an analyst
+    start: Array | None = None  # the constant that scores begin with; None: the best one
 
 
-def prepare(mapping: TableMapping, job: Job) -> Prepared:
-    """The plan of a job over a mapping, and the mapping as it is trained with."""
+def prepare(mapping: TableMapping, job: Job, noise: AnalystNoise | None = None) -> Prepared:
+    """The plan of a job over a mapping, and the mapping as it is trained with; `noise`: on all that is planned by."""
     if not mapping.train.rows:
         raise JobError("there are no training rows; lower test_fraction or validation_fraction, or bring more rows")
-    summary = summarise(mapping)
+    sizes = NoisySizes.of(mapping, noise) if noise is not None and "sizes" in noise.terms.shares else None
+    summary = summarise(mapping) if sizes is None else sizes.summary
     check_custody(job, summary)
     if job.model.name == "auto":
         kind = job.model.loss_class or usual_loss(len(mapping.label.classes))
         job = job.replace(model=kind.model, loss=None)
-    job = job.replace(options=job.options_for_run).over(mapping.train.rows).with_penalty(mapping.train.rows)
+    job = job.replace(options=job.options_for_run).over(summary.train_rows).with_penalty(summary.train_rows)
     mapping = mapping if job.data.exposure is None else _rates(mapping)
     loss = _loss(job, mapping)
     check_labels(loss, mapping)
     mapping = add_weights(_unbias_labels(mapping, loss), job)
     _check_stopping(job, mapping, loss)
     check_penalties(job, mapping.bound.blocks)
-    slope = typical_slope(mapping, loss) if job.is_private else 1.0
+    slope = typical_slope(mapping, loss) if job.is_private and sizes is None else 1.0
+    if sizes is not None and noise is not None and noise.bounds is not None:
+        slope = (noise.bounds[1] - noise.bounds[0]) / 4
     weight = 1.0 if mapping.train.weights is None else float(mapping.train.weights.max(initial=0.0))
     plan = Plan(job, summary, loss, unit=_unit(job, mapping, loss), slope=slope, weight=weight)
-    return Prepared(plan, mapping, expand_blocks(mapping) if job.is_expanded else mapping)
+    start = None if sizes is None else loss.best_constant(*sizes.labels)
+    return Prepared(plan, mapping, expand_blocks(mapping) if job.is_expanded else mapping, noise=noise, start=start)
 
 
 def _unit(job: Job, mapping: TableMapping, loss: Loss) -> float:

@@ -21,6 +21,7 @@ import msgspec
 
 from tablepuppet.errors import PolicyError, PrivacyError
 from tablepuppet.privacy.accounting import Mechanism, composed_epsilon, replacement_epsilon
+from tablepuppet.privacy.analyst import AnalystBudget, epsilon_left
 
 Observer = Literal["everyone", "outsider", "server", "other clients"]
 Scope = Literal["model", "own", "others", "leaves"]  # what a figure of features is about: all parameters, or less
@@ -190,6 +191,7 @@ class TableBudget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     label: float | None = None  # ε of labels, summed over different releases
     features: float | None = None  # ε of features towards outsiders, at delta
     delta: float = 1e-5
+    analyst: AnalystBudget | None = None  # ε of all that each asker sees of the table, at delta
 
 
 class Spending(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -197,7 +199,7 @@ class Spending(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     a model's scores, or a job's predictions in training."""
 
     table: str
-    what: Literal["label", "features", "noisy predictions", "scores", "predictions"]
+    what: Literal["label", "features", "noisy predictions", "scores", "predictions", "analyst"]
     name: str  # no value of any row can be told from it
     epsilon: float = 0.0
     noise: float = 0.0
@@ -207,6 +209,8 @@ class Spending(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     partners: float = 0.0
     numbers: int = 0
     columns: tuple[str, ...] = ()  # behind the numbers or the label; none: any
+    asker: str = ""  # who is shown what an analyst's job releases
+    period: str = ""  # of the analyst's budget
 
     @property
     def mechanism(self) -> Mechanism:
@@ -259,10 +263,32 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return composed_epsilon(tuple(s.mechanism for s in found), delta)
         return sum(s.epsilon if what == "label" else float(s.numbers) for s in found)
 
+    def left_for(self, spending: Spending, budget: TableBudget) -> float:
+        """ε of a job that its asker may still have in its period."""
+        asked = [s for s in self.spendings if (s.table, s.asker, s.period) == _payer(spending) and s.what == "analyst"]
+        if budget.analyst is None:
+            return 0.0
+        return epsilon_left(budget.analyst.epsilon, budget.delta, (s.noise for s in asked))
+
+    def _check_analyst(self, spending: Spending, budget: TableBudget) -> None:
+        left, rule = self.left_for(spending, budget), budget.analyst
+        asked = composed_epsilon((spending.mechanism,), budget.delta)
+        if rule is None or asked > left * (1 + 1e-9):
+            limit = 0.0 if rule is None else rule.epsilon
+            raise PolicyError(
+                f"its policy refuses the request: of the analyst budget of {spending.table}, ε = {limit:g} a "
+                f"{'month' if rule is None else rule.per}, {spending.asker} has ε = {left:.3g} left, and the job takes "
+                f'ε = {asked:.3g}; ask for less, privacy={{"analyst": {{"epsilon": …}}}}, or wait until the period '
+                f"{spending.period} is over (rule budget.{spending.table}.analyst)"
+            )
+
     def check(self, spendings: Sequence[Spending], budget: TableBudget) -> None:
         """Refuses releases of one kind that would go past the owner's budget."""
         spending = spendings[0]
         what = spending.what
+        if what == "analyst":
+            self._check_analyst(spending, budget)
+            return
         limit = budget.label if what == "label" else budget.features
         if limit is None or what == "noisy predictions" or all(self.knows(s) for s in spendings):
             return
@@ -274,6 +300,10 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"over all jobs, of which {before:.4g} is spent, and this job would bring it to {after:.4g} "
                 f"(rule budget.{spending.table}.{what})"
             )
+
+
+def _payer(spending: Spending) -> tuple[str, str, str]:
+    return spending.table, spending.asker, spending.period
 
 
 def _place(spending: Spending) -> tuple[str, str, str]:
@@ -294,4 +324,5 @@ _PLURAL = {
     "noisy predictions": "noisy predictions",
     "scores": "scores",
     "predictions": "predictions",
+    "analyst": "what analysts see",
 }

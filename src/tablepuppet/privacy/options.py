@@ -121,6 +121,26 @@ class PredictionPrivacy(_Part, frozen=True):
         self._check(self.bound is None or 0 < self.bound < 1e300, "predictions.bound must be above 0")
 
 
+class AnalystPrivacy(_Part, frozen=True):
+    """What a job spends of an owner's analyst budget (privacy/analyst.py).
+
+    `cap`: joined rows that a row of the table is in, at the most; others are left out. `bounds`: public (low, high) of
+    numeric features by name, and of a label that is a number.
+    """
+
+    epsilon: float
+    delta: float = 1e-5
+    cap: int = 1
+    bounds: dict[str, tuple[float, float]] = msgspec.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._check(0 < self.epsilon <= 100, "analyst.epsilon must lie in (0, 100]")
+        self._check(0 < self.delta < 1, "analyst.delta must lie in (0, 1); take less than one over the number of rows")
+        self._check(self.cap >= 1, "analyst.cap must be at least 1")
+        for name, (low, high) in self.bounds.items():
+            self._check(low < high, f"analyst.bounds of {name} must be two numbers, the lower one first")
+
+
 class Budget(_Part, frozen=True):
     """The most that a job may spend; more is refused before training, and stops it."""
 
@@ -139,6 +159,7 @@ class Privacy(_Part, frozen=True):
     label: LabelPrivacy | None = None
     features: FeaturePrivacy | None = None
     predictions: PredictionPrivacy = PredictionPrivacy()
+    analyst: AnalystPrivacy | None = None
     keys: KeyMode = "hmac"
     max_keys: int = 1_000_000  # of other owners, that an owner is asked to blind where keys = "dh"
     secure_aggregation: bool | None = None  # masked sums: None: where a table has three or more clients; True: or two
@@ -194,6 +215,7 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     ".label": LabelPrivacy,
     ".features": FeaturePrivacy,
     ".predictions": PredictionPrivacy,
+    ".analyst": AnalystPrivacy,
     ".budget": Budget,
 }
 
@@ -206,6 +228,7 @@ class Rounding:
     least: int = 1
     key: bytes = b""
     by_client: tuple[tuple[str, int], ...] = ()  # what each asks for
+    analyst_left: float | None = None  # ε that the asker has left of an analyst budget
 
     @property
     def is_on(self) -> bool:

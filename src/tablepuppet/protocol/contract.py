@@ -17,6 +17,7 @@ import numpy as np
 
 from tablepuppet.arrays import Array
 from tablepuppet.models.spec import ModelSpec
+from tablepuppet.privacy.analyst import AnalystTerms
 from tablepuppet.privacy.options import FeaturePrivacy, KeyMode, LabelPrivacy, PredictionPrivacy
 from tablepuppet.protocol.columns import Encoder, Merges
 
@@ -175,6 +176,7 @@ class Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     label_privacy: LabelPrivacy | None = None
     feature_privacy: FeaturePrivacy | None = None
     prediction_privacy: PredictionPrivacy = PredictionPrivacy()
+    analyst: AnalystTerms | None = None  # what the asker pays of a table with an analyst budget
     allow_reconstruction: bool = False  # whether exact predictions of a private job may be enough to tell its features
     split: tuple[float, float] = (0.0, 0.0)  # fractions of test and validation rows
     seed: int = 0  # that they are drawn by, with the clients' key
@@ -292,6 +294,8 @@ def _lines(contract: Contract) -> Iterator[str]:
     }
     for what, given in noise.items():
         yield f"{what}: no noise" if given is None else f"{what}: under noise, {given}"
+    if contract.analyst is not None:
+        yield from contract.analyst.lines()
     if contract.keys == "dh":
         yield f"at most {contract.most_keys:,} join keys of other owners are blinded with this owner's secret"
     for told in contract.disclosures:

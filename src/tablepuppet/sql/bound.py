@@ -67,6 +67,7 @@ class Scan:
     cutoffs: CutoffType = ""  # of a history: the type of the moments until which it is read
     stability: dict[str, int | None] = field(default_factory=dict)  # of a query: rows that a row of each table changes
     subject: str = ""  # the column of whom a row is about, where an owner names one: stability is then of their rows
+    budgeted: tuple[str, ...] = ()  # tables behind it that have an analyst budget
 
     @property
     def reached(self) -> list[str]:

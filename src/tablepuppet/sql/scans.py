@@ -135,6 +135,7 @@ class Scans:
         for draft in self._drafts:
             reported: dict[str, list[ColumnInfo]] = {}
             stability: dict[str, int | None] = {}
+            budgeted: dict[str, None] = {}
             subject = ""
             for client in draft.shape.clients:
                 answer = next(remaining[client])
@@ -147,9 +148,11 @@ class Scans:
                 for table, rows in answer.stability.items():  # of all clients, the one whose rows reach farthest
                     before = stability.get(table, 0)
                     stability[table] = None if rows is None or before is None else max(rows, before)
+                budgeted |= dict.fromkeys(answer.budgeted)
             if subject:  # each client may hold as many rows of one
                 stability = {table: len(draft.shape.clients) * (rows or 1) for table, rows in stability.items()}
-            scans.append(replace(_add_types(ucq, draft, reported), stability=stability, subject=subject))
+            scan = replace(_add_types(ucq, draft, reported), stability=stability, subject=subject)
+            scans.append(replace(scan, budgeted=tuple(budgeted)))
         return tuple(scans)
 
 

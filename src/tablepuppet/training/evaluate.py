@@ -30,7 +30,15 @@ from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.predict import keep_scores, score_request
 from tablepuppet.prediction.split import MeasuredRows
 from tablepuppet.training.convergence import seen_labels
-from tablepuppet.training.metrics import Criterion, Measured, Metrics, measure, measure_constant, measure_scores
+from tablepuppet.training.metrics import (
+    Criterion,
+    Measured,
+    Metrics,
+    NoisyMeasure,
+    measure,
+    measure_constant,
+    measure_scores,
+)
 from tablepuppet.training.server import UnionOperator
 from tablepuppet.transport.link import Link
 
@@ -47,11 +55,11 @@ class Scored:
     blocks: list[Array]  # by row of each block; of trees: bits, by split and row
     union: UnionOperator
 
-    def measure(self, blocks: Sequence[Array] | None = None) -> Measured:
-        """How good it is; `blocks`: with these in the place of its own."""
+    def measure(self, blocks: Sequence[Array] | None = None, noisy: NoisyMeasure | None = None) -> Measured:
+        """How good it is; `blocks`: with these in the place of its own; `noisy`: as an analyst is shown it."""
         model, given = self.model, self.blocks if blocks is None else blocks
-        criterion = Criterion(model.loss, Moment.FINISHED)
-        if own_model(model.spec) is not None:
+        criterion = Criterion(model.loss, Moment.FINISHED, noisy=noisy)
+        if own_model(model.spec) is not None or noisy is not None:
             return measure_scores(rows_here(self.rows).with_weights(None), self.scores(given), criterion)
         rows = apply_head(self.rows, trained_head(model.head))
         return measure(rows, given, model.encoded_intercept, criterion)

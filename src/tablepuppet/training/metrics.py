@@ -64,10 +64,14 @@ class Criterion:
     loss: Loss
     moment: Moment
     channel: Channel | None = None
+    noisy: NoisyMeasure | None = None  # for analysts (training/noisy.py)
 
     @property
     def is_ranked(self) -> bool:
         return any(metric.is_ranked and metric.since <= self.moment for metric in self.loss.metrics)
+
+
+NoisyMeasure = Callable[[Criterion, Array, Array], Measured]  # of all scores and labels
 
 
 def by_side(found: Mapping[str, Measured], classes: tuple[Class, ...]) -> tuple[dict[str, Metrics], dict[str, Curves]]:
@@ -161,6 +165,8 @@ def sum_metrics(joined: Walkable, per_row: Sequence[PerRow], intercept: Array, c
 
 def measure_scores(side: JoinedRows, scores: Array, criterion: Criterion) -> Measured:
     """The same from the score of every joined row, where an algorithm keeps them; `scores` is (rows, outputs)."""
+    if criterion.noisy is not None:
+        return criterion.noisy(criterion, scores, side.joined_labels())
     own = replace(side, indices=(RowIndex(side.rows, None, is_sorted=True),), state={}, lanes=None)
     return measure(own, [scores], np.zeros(scores.shape[1]), criterion)
 

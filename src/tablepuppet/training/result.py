@@ -164,7 +164,7 @@ class Result:
 
     def for_release(self) -> Result:
         """What leaves the server: of a private job, no figure that comes from exact predictions and has no ε."""
-        if not self.plan.job.is_private:
+        if not self.plan.job.is_private or self.plan.job.privacy.analyst is not None:
             return self
         history = tuple(record.without_figures() for record in self.history)
         notes = (_NO_FIGURES,)

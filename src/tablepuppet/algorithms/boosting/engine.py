@@ -54,6 +54,7 @@ from tablepuppet.training.metrics import (
     measure_scores,
     standard_errors,
 )
+from tablepuppet.training.noisy import NoisyMetrics
 from tablepuppet.training.result import EpochRecord, Result, RoundEvent
 from tablepuppet.training.run import OnRound
 from tablepuppet.training.server import UnionOperator, clients_of
@@ -95,7 +96,8 @@ def run_boosting(prepared: Prepared, link: Link, job_id: str, on_round: OnRound 
             known.learn(keys)
     if before is not None:
         _add_earlier(server, before, earlier)
-    training = _Training(plan, union, rounds, server, sides, start, on_round)
+    noisy = None if prepared.noise is None else NoisyMetrics(prepared.noise)
+    training = _Training(plan, union, rounds, server, sides, start, on_round, noisy)
     training.loop()
     found = training.finish()
     verdict = judge(prepared, [r.objective for r in found.history], found.metrics, [()] * len(names), is_settled=True)
@@ -124,7 +126,9 @@ def _server(
         seed=job.seed,
     )
     before = job.warm_start
-    start = best_intercept(problem, problem.zeros()) if before is None else np.array(before.start)
+    start = prepared.start
+    if start is None:
+        start = best_intercept(problem, problem.zeros()) if before is None else np.array(before.start)
     label_index = train.label_index
     held = [
         HeldRows([_index(p) for p in side.indices], np.asfortranarray(np.tile(start, (side.rows, 1))))
@@ -207,6 +211,7 @@ class _Training:
     sides: Sequence[JoinedRows]
     start: Array
     on_round: OnRound | None
+    noisy: NoisyMetrics | None = None  # for an analyst
     history: list[EpochRecord] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -269,7 +274,7 @@ class _Training:
             if name == "validation" and not side.rows:
                 continue
             moment = Moment.FINISHED if is_last else Moment.EPOCH if name == "train" else Moment.HELD_OUT
-            criterion = Criterion(loss, moment, channel)
+            criterion = Criterion(loss, moment, channel, self.noisy)
             found[name] = measure_scores(side, own, criterion)
             if is_last and whole is not None and getattr(whole, name) > side.rows:
                 errors = standard_errors(partial(_measure_rows, side, own, criterion), side.rows)

@@ -44,7 +44,8 @@ def plan_leaves(job: Job, mapping: MappingSummary, loss: Loss, slope: float, wei
     trees, bounds = job.options.trees, public_bounds(job, mapping)
     noise = leaf_noise(job, mapping, loss, slope, weight)
     spends = leaf_mechanisms(mapping, noise, trees)
-    return OwnNoise(trees, leaf_releases(job, mapping, spends), LeafPlan(noise, bounds))
+    is_for_analyst = job.privacy.analyst is not None  # whose terms say what it costs, and sizes are noisy
+    return OwnNoise(trees, [] if is_for_analyst else leaf_releases(job, mapping, spends), LeafPlan(noise, bounds))
 
 
 def leaf_noise(job: Job, mapping: MappingSummary, loss: Loss, slope: float, weight: float) -> LeafNoise:

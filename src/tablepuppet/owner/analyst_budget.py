@@ -1,0 +1,123 @@
+"""Tables with an analyst budget: all that whoever asks sees of them carries noise, and is charged to its account.
+
+In: a contract, and what its scans read. Out: nothing, or PolicyError where the job shows something that has no noise;
+then the charge in the owner's log, and what the asker has left. The server adds the noise: owners trust it with exact
+rows, as they do in every job, and this is about what it hands on (docs/guarantees.md).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+
+from tablepuppet.owner.owner_log import OwnerLog
+from tablepuppet.owner.policy import Policy, refused_by
+from tablepuppet.owner.store import ScanUse
+from tablepuppet.privacy.ledger import Spending, TableBudget
+from tablepuppet.protocol.contract import Contract, ScanTerms, Training
+
+_ASK = 'explain, train, evaluate and compare take privacy={"analyst": {"epsilon": …}}'
+
+
+def budgeted_tables(policy: Policy, use: ScanUse) -> list[str]:
+    """The tables behind a scan that have an analyst budget."""
+    return [base.table for base in use.bases if _budget_of(policy, base.table) is not None]
+
+
+def _budget_of(policy: Policy, table: str) -> TableBudget | None:
+    budget = policy.budget.get(table)
+    return None if budget is None or budget.analyst is None else budget
+
+
+def _reads(policy: Policy, contract: Contract, use: Callable[[int], ScanUse]) -> Iterator[tuple[ScanTerms, ScanUse]]:
+    for scan in contract.scans:
+        for base in use(scan.scan).bases:
+            if _budget_of(policy, base.table) is not None:
+                yield scan, base
+
+
+def check_shown(policy: Policy, contract: Contract, use: Callable[[int], ScanUse]) -> None:
+    """Refuses a contract by which an analyst would see something of a table with a budget that has no noise."""
+    found = list(_reads(policy, contract, use))
+    for scan, base in found:
+        rule = f"budget.{base.table}.analyst"
+        policy.rule(
+            base.table not in policy.subjects,
+            rule,
+            f"an analyst budget protects one row of {base.table}, and its subjects may have several; ask its owner for "
+            "a view with one row for each",
+        )
+        if contract.purpose == "predict":
+            policy.rule(
+                policy.predictions is True,
+                rule,
+                f"analysts see noisy figures of {base.table}, and scores are of single rows; its owner can allow them "
+                "with predictions = true",
+            )
+            continue
+        policy.rule(
+            contract.purpose != "profile",
+            rule,
+            f"how keys of {base.table} meet others is exact; explain shows noisy sizes",
+        )
+        terms = contract.analyst
+        if terms is None or terms.table != base.table or len(found) > 1:
+            why = "reads two such tables, or one twice" if terms is not None else f"does not say how much; {_ASK}"
+            raise refused_by(rule, f"what analysts see of {base.table} is noisy and counted, and the job {why}")
+        policy.rule(
+            base.stability is not None and terms.rows >= base.stability,
+            rule,
+            f"one row of {base.table} may change any number of the subquery's rows, and no noise covers that; use "
+            "columns, WHERE and GROUP BY, without windows, LIMIT, DISTINCT ON, and joins inside",
+        )
+        is_plain = not contract.shuffles and not any(block.values for block in contract.blocks)
+        is_plain = is_plain and contract.folds is None and not contract.others and not scan.numbers("weight")
+        policy.rule(
+            is_plain and not scan.merges and not scan.moments,
+            rule,
+            "importance, partial dependence, search, weights, histories and merged groups have no noisy form; train "
+            "one model with and one without, and compare them",
+        )
+        if contract.training is not None:
+            _check_training(contract, contract.training, policy, rule)
+
+
+def _check_training(contract: Contract, training: Training, policy: Policy, rule: str) -> None:
+    """The one model that hides whether a row is there at all: trees that are drawn, with noise on their leaves."""
+    options, noise = training.algorithm, contract.feature_privacy
+    policy.rule(
+        options.get("splits") == "random" and options.get("subsample") == 1.0 and not training.earlier_splits,
+        rule,
+        'a model hides whether a row is there if it is one of drawn trees; train with model="boosted", splits="random"',
+    )
+    due = (
+        0.0
+        if contract.analyst is None or contract.purpose != "train"
+        else contract.analyst.leaf_noise(options["trees"])
+    )
+    policy.rule(
+        noise is not None and noise.noise is not None and noise.noise >= due * (1 - 1e-9) and not training.has_weights,
+        rule,
+        "the contract has less noise on leaves than its ε needs",
+    )
+
+
+def charge(policy: Policy, log: OwnerLog, contract: Contract, use: Callable[[int], ScanUse]) -> float | None:
+    """Writes down what a contract costs its asker, or refuses it. Out: the ε that is left; None: nothing is counted."""
+    left = None
+    for _, base in _reads(policy, contract, use):
+        budget = _budget_of(policy, base.table)
+        if contract.analyst is None or budget is None or budget.analyst is None:
+            continue  # scores, which the owner allows
+        spending = Spending(
+            table=base.table,
+            what="analyst",
+            name=secrets.token_hex(16),
+            noise=contract.analyst.noise,
+            steps=1,
+            asker=contract.asker,
+            period=budget.analyst.period(log.now),
+        )
+        log.spend(spending, budget=budget)
+        left = log.account.left_for(spending, budget)
+    return left

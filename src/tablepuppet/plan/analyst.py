@@ -1,0 +1,230 @@
+"""A job over a table with an analyst budget: what it pays, and sizes as the analyst sees them.
+
+In: a bound query and a job. Out: its terms, or a refusal of what has no bound; the job as it is run under them; the
+figures of a mapping under noise. All that is planned and printed follows from noisy sizes, and tells nothing more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import msgspec
+import numpy as np
+
+from tablepuppet.algorithms.boosting.options import Boosting
+from tablepuppet.algorithms.shape import FanOutHistogram
+from tablepuppet.arrays import Array
+from tablepuppet.errors import PrivacyError
+from tablepuppet.job import Job
+from tablepuppet.join.joined_rows import Joined
+from tablepuppet.join.mapping import LabelRows, MappingSummary, TableMapping, summarise
+from tablepuppet.privacy.analyst import SHARES, AnalystTerms, Part
+from tablepuppet.privacy.gaussian import noised, secure_generator
+from tablepuppet.privacy.options import FeaturePrivacy
+from tablepuppet.protocol.contract import Purpose
+from tablepuppet.sql.bound import BoundQuery
+
+
+def analyst_terms(bound: BoundQuery, job: Job, purpose: Purpose) -> AnalystTerms | None:
+    """What a job pays; None: no table has such a budget, or the job does not say how much, which owners refuse."""
+    places = [number for number, scan in enumerate(bound.scans) if scan.budgeted]
+    asked = job.privacy.analyst
+    if asked is None:
+        return None
+    if not places:
+        raise PrivacyError("no owner of these tables keeps a budget for analysts; leave privacy.analyst out")
+    tables = sorted({table for place in places for table in bound.scans[place].budgeted})
+    for is_met, why in _conditions(bound, job, purpose, places):
+        if not is_met:
+            raise PrivacyError(f"{', '.join(tables)}: what an analyst sees of it is noisy, and {why}")
+    table = tables[0]
+    rows = bound.scans[places[0]].stability.get(table, 1)
+    if rows is None:
+        raise PrivacyError(
+            f"{table}: one of its rows may change any number of the subquery's rows; use the table itself"
+        )
+    return AnalystTerms(
+        table=table,
+        epsilon=asked.epsilon,
+        delta=asked.delta,
+        shares=SHARES[purpose],
+        rows=rows,
+        cap=asked.cap,
+    )
+
+
+def _conditions(bound: BoundQuery, job: Job, purpose: Purpose, places: list[int]) -> Iterator[tuple[bool, str]]:
+    """What bounds how far one row of the table reaches."""
+    relations = [relation.scan for branch in bound.branches for relation in branch.relations]
+    kinds = {join.kind for branch in bound.branches for join in branch.joins}
+    is_once = len(bound.branches) == 1 and sum(scan in places for scan in relations) == 1
+    yield (
+        is_once and len(bound.scans[places[0]].budgeted) == 1,
+        "a job reads one such table, once; leave the others out",
+    )
+    yield kinds <= {"inner"}, "a row of it may bring or take any number of rows without a partner; use inner JOIN"
+    yield not bound.moments, "histories have no noisy form; train without them"
+    privacy = job.privacy
+    yield (
+        privacy.label is None and not job.is_private,
+        "privacy.analyst brings all noise; leave the rest of privacy out",
+    )
+    yield (
+        not job.data.has_weights and not job.data.negatives,
+        "weights and negatives have no noisy form; leave them out",
+    )
+    yield job.search is None and not job.probe, "a search has no noisy form; train models one by one and compare them"
+    if purpose == "evaluate":
+        return
+    options, split = job.options, job.split
+    is_drawn = isinstance(options, Boosting) and options.is_random and options.subsample == 1.0
+    yield is_drawn, 'only trees that are drawn hide whether a row is there; use model="boosted", splits="random"'
+    yield job.warm_start is None and job.patience is None, "warm_start and patience look at exact rows; leave them out"
+    yield not split.validation_fraction and split.validation_where is None, "no rows validate; leave validation out"
+    clients = bound.scans[bound.branches[0].label_place.scan].clients
+    is_told = split.test_where is not None or not split.test_fraction or len(clients) == 1
+    yield is_told, "rows of several owners are split by their exact numbers; use test_where, or test_fraction=0"
+
+
+def analyst_job(job: Job, terms: AnalystTerms) -> Job:
+    """The job as it is run: with noise on the leaves of its trees, which the server adds."""
+    asked = job.privacy.analyst
+    assert asked is not None
+    assert isinstance(job.options, Boosting)
+    noise = terms.leaf_noise(job.options.trees) if "model" in terms.shares else 1.0
+    features = FeaturePrivacy(noise=noise, delta=terms.delta, bounds=asked.bounds)
+    privacy = msgspec.structs.replace(job.privacy, features=features, allow_reconstruction=True)
+    return job.replace(privacy=privacy)
+
+
+@dataclass(frozen=True)
+class AnalystNoise:
+    """Noise on what a job hands on to its analyst, by the terms that were agreed on."""
+
+    terms: AnalystTerms
+    least: int = 1  # rows that no figure tells apart, by the rules of other owners
+    left: float | None = None  # ε that the analyst has left
+    bounds: tuple[float, float] | None = None  # of a label that is a number
+    generator: np.random.Generator = field(default_factory=secure_generator, repr=False)
+
+    def add(self, part: Part, sums: Array, norm: float) -> Array:
+        """Sums to which each joined row contributes a vector of this length at the most."""
+        least = self.least if self.least > 1 else 0
+        return noised(sums, max(self.terms.deviation(part, norm), least), self.generator)
+
+    def within(self, labels: Array) -> tuple[Array, float]:
+        """Labels that are numbers, cut to their bounds and between −½ and ½; and how far the bounds are apart."""
+        if self.bounds is None:
+            raise PrivacyError(
+                "the label is a number, and figures of it need public bounds: "
+                'privacy={"analyst": {"bounds": {"<label>": (low, high)}, …}}'
+            )
+        low, high = self.bounds
+        inside = np.clip(np.nan_to_num(labels, nan=low), low, high)
+        return (inside - (low + high) / 2) / (high - low), high - low
+
+    def lines(self) -> tuple[str, ...]:
+        left = "" if self.left is None else f"; ε = {self.left:.3g} is left in this period"
+        return tuple(line + left for line in self.terms.lines())
+
+
+@dataclass(frozen=True, slots=True)
+class NoisySizes:
+    """A mapping in figures, under noise, and what its training labels are like."""
+
+    summary: MappingSummary
+    labels: tuple[Array, Array]  # values, and how many training rows have each
+
+    @classmethod
+    def of(cls, mapping: TableMapping, noise: AnalystNoise) -> NoisySizes:
+        """One joined row counts on its side, for its class, for a row of each relation and of each block."""
+        exact = summarise(mapping)
+        scan = next(n for n, own in enumerate(mapping.bound.scans) if own.budgeted)
+        values, sums = _label_sums(mapping.train, len(mapping.label.classes), noise)
+        own_rows = [exact.fits[_places(exact).index(scan)].rows]
+        matched = [fit.matched for fit in exact.fits]
+        parts = [count for part in exact.parts for count in (part.train_rows, part.test_rows)]
+        sides = [exact.train_rows, exact.test_rows]
+        every = np.array([*sides, *own_rows, *matched, *parts, *sums], np.float64)
+        norm = float(np.sqrt(3 + len(exact.fits) + len(exact.blocks)))
+        found = noise.add("sizes", every, norm)
+        counts = np.maximum(0, np.rint(found)).astype(np.int64).tolist()
+        sizes = _Sizes(counts[0], counts[1], counts[2], counts[3 : 3 + len(matched)], counts[3 + len(matched) :])
+        margin = int(4 * noise.terms.deviation("sizes", norm))
+        totals = found[len(every) - len(sums) :]
+        if not mapping.label.classes:
+            mean = np.clip(totals[:1] / max(1.0, found[0]), -0.5, 0.5)
+            values, totals = values[:1] + mean * (values[1] - values[0]), np.ones(1)
+        return cls(_noisy_summary(exact, scan, sizes, noise.terms, margin), (values, np.maximum(totals, 1.0)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    train: int
+    test: int
+    own: int  # rows of the table with the budget
+    matched: list[int]  # of each relation
+    parts: list[int]  # train and test rows of each, and what else was counted
+
+
+def _label_sums(train: Joined, classes: int, noise: AnalystNoise) -> tuple[Array, list[float]]:
+    """Training rows of each class; or the middle of a number's bounds, and the sum of its distances from that."""
+    counts = np.asarray(train.label_counts(), np.float64)
+    labels = np.where(counts > 0, train.labels, 0.0)
+    if classes:
+        return np.arange(classes, dtype=np.float64), np.bincount(labels.astype(np.intp), counts, classes).tolist()
+    inside, apart = noise.within(labels)
+    assert noise.bounds is not None
+    middle = sum(noise.bounds) / 2
+    return np.array([middle, middle + apart]), [float(counts @ inside)]
+
+
+def _noisy_summary(exact: MappingSummary, scan: int, sizes: _Sizes, terms: AnalystTerms, margin: int) -> MappingSummary:
+    """What follows from noisy sizes alone; tables without a budget have the rows that they have."""
+    joined = max(1, sizes.train + sizes.test)
+    fits = []
+    for (fit, place), matched in zip(zip(exact.fits, _places(exact), strict=True), sizes.matched, strict=True):
+        rows = sizes.own if place == scan else fit.rows
+        met = max(1, min(matched, rows))
+        most = terms.cap if place == scan else -(-joined // met)
+        fits.append(replace(fit, rows=rows, matched=min(matched, rows), max_fan_out=most, mean_fan_out=joined / met))
+    parts = []
+    for number, part in enumerate(exact.parts):
+        train, test = sizes.parts[2 * number : 2 * number + 2]
+        fan = FanOutHistogram((max(1, sizes.train // max(1, train)),), (train,))
+        parts.append(replace(part, train_rows=train, test_rows=test, fan=fan, is_in_both=False))
+    blocks = []
+    for number, block in enumerate(exact.blocks):
+        own = [part for part in parts if part.block == number]
+        rows = sum(part.train_rows for part in own)
+        most = terms.cap if any(part.scan == scan for part in own) else -(-sizes.train // max(1, rows))
+        blocks.append(
+            replace(block, rows=rows, joined=sizes.train, most=max(1, most), is_identity=False, is_outer=False)
+        )
+    label_rows = exact.label_rows
+    if exact.bound.branches[0].label_place.scan == scan:  # fewer than there are: rows behind them count as new
+        label_rows = tuple(
+            LabelRows(own.offset, _share_out(max(0, sizes.own - margin), own.rows)) for own in label_rows
+        )
+    return replace(
+        exact,
+        fits=tuple(fits),
+        parts=tuple(parts),
+        blocks=tuple(blocks),
+        train_rows=sizes.train,
+        test_rows=sizes.test,
+        dropped=0,
+        placement=None,
+        label_rows=label_rows,
+    )
+
+
+def _places(exact: MappingSummary) -> list[int]:
+    """The scan of each relation."""
+    return [relation.scan for branch in exact.bound.branches for relation in branch.relations]
+
+
+def _share_out(rows: int, clients: dict[str, int]) -> dict[str, int]:
+    """Alike: what each has is exact."""
+    return dict.fromkeys(clients, rows // max(1, len(clients)))

@@ -1,0 +1,93 @@
+"""What an analyst may learn of a table: an owner's budget for each asker and period, and the noise that a job pays for.
+
+Two tables are neighbours where one base row is there or is not, with all that it says: keys, features, label. A job
+releases sums over joined rows, of which a base row changes `rows` × `cap`. All of them carry Gaussian noise, and all
+together are one Gaussian mechanism of noise σ: a part with a share s of the job has σ/√s, for Σ s/σ² = 1/σ².
+
+In: an owner's budget, a job's ε. Out: the deviations of its noise, and what it costs. Nothing here draws.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Literal
+
+import msgspec
+
+from tablepuppet.privacy.accounting import Mechanism, composed_epsilon, gaussian_noise
+
+Part = Literal["sizes", "metrics", "model"]
+# What a job spends on which part; explaining it costs what its sizes do.
+SHARES: dict[str, dict[Part, float]] = {
+    "explain": {"sizes": 0.05},
+    "train": {"sizes": 0.05, "metrics": 0.15, "model": 0.8},
+    "evaluate": {"metrics": 1.0},
+}
+
+
+class AnalystBudget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The ε that each asker may spend of one table in a period; then it begins anew."""
+
+    epsilon: float
+    per: Literal["day", "week", "month"] = "month"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.epsilon <= 100:
+            raise ValueError("analyst.epsilon must lie in (0, 100]")
+
+    def period(self, now: datetime) -> str:
+        """The name of the period that a moment is in, in UTC.
+
+        >>> AnalystBudget(epsilon=1.0, per="week").period(datetime(2026, 1, 1))
+        '2026-W01'
+        """
+        return now.strftime({"day": "%Y-%m-%d", "week": "%G-W%V", "month": "%Y-%m"}[self.per])
+
+
+class AnalystTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What was agreed on for one job: which table pays how much, and what for."""
+
+    table: str
+    epsilon: float  # of training and all that it shows
+    delta: float
+    shares: dict[Part, float]  # what this job releases of it
+    rows: int = 1  # rows of the job's query that one base row changes
+    cap: int = 1  # joined rows that each of them is in, at the most: others are left out
+
+    @property
+    def noise(self) -> float:
+        """σ of all that this job releases, in units of what a base row changes."""
+        return self._noise(sum(self.shares.values()))
+
+    def _noise(self, share: float) -> float:
+        return gaussian_noise(self.epsilon, self.delta, 1, 1.0) / math.sqrt(share)
+
+    def deviation(self, part: Part, norm: float = 1.0) -> float:
+        """Of the noise on a part's sums, to which a joined row contributes a vector of this length at the most."""
+        return self._noise(self.shares[part]) * self.rows * self.cap * norm
+
+    def leaf_noise(self, trees: int) -> float:
+        """Of every tree, in units of what a joined row contributes."""
+        return self.deviation("model") * math.sqrt(trees)
+
+    def epsilon_of(self, *parts: Part) -> float:
+        """What some parts cost together; none: all of them."""
+        share = sum(self.shares[part] for part in parts or self.shares)
+        return composed_epsilon((Mechanism(self._noise(share), 1),), self.delta)
+
+    def lines(self) -> list[str]:
+        """What it costs, in words."""
+        each = ", ".join(f"{part} {self.epsilon_of(part):.3g}" for part in self.shares)
+        later = "" if sum(self.shares.values()) > 0.99 else f"; training costs ε = {self.epsilon:.3g}"
+        return [
+            f"analyst budget of {self.table}: this costs ε = {self.epsilon_of():.3g} at δ = {self.delta:g} ({each}), "
+            f"for a row of {self.table} that is there or is not, in at most {self.rows * self.cap:,} joined rows{later}"
+        ]
+
+
+def epsilon_left(limit: float, delta: float, noises: Iterable[float]) -> float:
+    """The ε of a job that spends what others, Gaussian mechanisms of such noise, have left of a limit."""
+    left = 1.0 / gaussian_noise(limit, delta, 1, 1.0) ** 2 - sum(1.0 / noise**2 for noise in noises)
+    return composed_epsilon((Mechanism(1.0 / math.sqrt(left), 1),), delta) if left > 1e-12 else 0.0

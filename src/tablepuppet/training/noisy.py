@@ -1,0 +1,170 @@
+"""Metrics for an analyst of a table with a budget: made of sums that carry noise, and of nothing else.
+
+    two classes    how many rows of each class have a score in each of 32 bins; the loss, cut at 6
+    more classes   how many rows of each class are predicted to be of each; the loss, cut at 6
+    a number       rows, |error|, error², label and label², with label and prediction cut to public bounds
+    two models     both of these, and the difference of their losses, cut at 6, and its square
+
+A joined row contributes a vector of bounded length, whatever the model says of it. Accuracy, AUC, RMSE and the others
+follow from the noisy sums, as the same metrics of exact sums do (models/metrics.py).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tablepuppet.arrays import Array
+from tablepuppet.join.mapping import rows_here
+from tablepuppet.models.losses import Loss
+from tablepuppet.models.metrics import Moment, Spread, Sums
+from tablepuppet.plan.analyst import AnalystNoise
+from tablepuppet.prediction.split import MeasuredRows
+from tablepuppet.training.evaluate import Comparison, Scored, likely_error
+from tablepuppet.training.metrics import Criterion, Measured, MeasuredOn, Metrics
+from tablepuppet.training.result import EpochRecord, Result
+from tablepuppet.transport.meter import Traffic
+
+_BINS, _FARTHEST = 32, 4.0  # of scores; the middle border is 0, where the predicted class changes
+_MOST_LOSS = 6.0
+_CHUNK = 1 << 18
+_NUMBER_NORM = math.sqrt(1 + 1 + 1 + 1 / 4 + 1 / 16)
+_PAIR_NORM = math.sqrt(2.0)  # of a difference of losses and its square, each at most 1
+_SHARES = ("accuracy", "precision", "recall", "f1", "auc")
+
+
+@dataclass(frozen=True, slots=True)
+class NoisyMetrics:
+    """Measures joined rows under an analyst's terms; one release, over however many sides a job measures once."""
+
+    noise: AnalystNoise
+
+    def __call__(self, criterion: Criterion, scores: Array, labels: Array) -> Measured:
+        """Of a finished model; while it is trained nothing is measured."""
+        if criterion.moment is not Moment.FINISHED:
+            return Measured(float("nan"), {})
+        sums = self._noisy(_contributions(criterion.loss, scores, labels, self.noise), _norm(criterion.loss))
+        return _summarise(criterion.loss, sums, self.noise)
+
+    def _noisy(self, sums: Array, norm: float) -> Array:
+        return self.noise.add("metrics", sums, norm)
+
+    def compare(self, first: Scored, second: Scored, wanted: MeasuredRows) -> Comparison:
+        """Two models on the same rows."""
+        loss, labels = first.model.loss, rows_here(first.rows).joined_labels()
+        scores = [one.scores() for one in (first, second)]
+        each = [_contributions(loss, own, labels, self.noise) for own in scores]
+        values = [np.nan_to_num(loss.value(own, labels), nan=_MOST_LOSS) for own in scores]
+        gained = np.clip((values[1] - values[0]) / _MOST_LOSS, -1.0, 1.0)
+        pair = np.array([gained.sum(), gained @ gained])
+        norm = math.hypot(*(2 * [_norm(loss)]), _PAIR_NORM)
+        found = self._noisy(np.concatenate([*each, pair]), norm)
+        size, deviation = len(each[0]), self.noise.terms.deviation("metrics", norm)
+        before, after = (_summarise(loss, own, self.noise) for own in (found[:size], found[size : 2 * size]))
+        assert before.on is not None
+        rows = max(1, before.on.rows)
+        difference, squares = _MOST_LOSS * found[-2] / rows, max(0.0, float(found[-1])) / rows
+        error = _MOST_LOSS * math.hypot(math.sqrt(squares / rows), deviation / rows)
+        margin = likely_error(error, rows)
+        shown = replace(wanted, joined=before.on.rows)
+        return Comparison(before.metrics, after.metrics, shown, difference, error, margin)
+
+    def result(self, found: Result) -> Result:
+        """A run's result without all that was counted exactly."""
+        last = found.history[-1]
+        record = EpochRecord(last.epoch, found.objective, found.metrics, rounds=0, bytes=0, seconds=0.0)
+        plain: dict[str, object] = {
+            "baseline": {},
+            "curves": {},
+            "measured": {},
+            "traffic": Traffic(),
+            "converged": True,
+        }
+        return replace(found, history=(record,), notes=self.noise.lines(), **plain)  # type: ignore[arg-type]
+
+
+def _norm(loss: Loss) -> float:
+    """The length of what a joined row contributes, at the most."""
+    return _NUMBER_NORM if loss.task == "number" else math.sqrt(2.0)
+
+
+def _contributions(loss: Loss, scores: Array, labels: Array, noise: AnalystNoise) -> Array:
+    """The sums of all rows' vectors."""
+    total: Array | None = None
+    for start in range(0, max(1, len(scores)), _CHUNK):
+        rows = slice(start, start + _CHUNK)
+        own = _sum_rows(loss, np.ascontiguousarray(scores[rows]), labels[rows], noise)
+        total = own if total is None else total + own
+    assert total is not None
+    return total
+
+
+def _sum_rows(loss: Loss, scores: Array, labels: Array, noise: AnalystNoise) -> Array:
+    if loss.task == "number":
+        label, predicted = noise.within(labels)[0], noise.within(loss.predict(scores))[0]
+        error = predicted - label
+        return np.array([len(labels), np.abs(error).sum(), error @ error, label.sum(), label @ label])
+    seen = labels.astype(np.intp)
+    if loss.outputs == 1:
+        width = 2 * _FARTHEST / _BINS
+        place = np.floor((np.nan_to_num(scores[:, 0]) + _FARTHEST) / width)
+        cells, count = np.clip(place, 0, _BINS - 1).astype(np.intp), _BINS
+        seen, classes = np.minimum(seen, 1), 2
+    else:
+        cells, count = loss.predict(scores).astype(np.intp), int(loss.outputs)
+        classes = count
+    counted = np.bincount(seen * count + cells, minlength=classes * count)
+    lost = np.clip(np.nan_to_num(loss.value(scores, labels), nan=_MOST_LOSS), 0.0, _MOST_LOSS)
+    return np.append(counted, lost.sum() / _MOST_LOSS)
+
+
+def _summarise(loss: Loss, found: Array, noise: AnalystNoise) -> Measured:
+    """Metrics that follow from noisy sums."""
+    if loss.task == "number":
+        return _summarise_number(loss, found, noise)
+    classes = 2 if loss.outputs == 1 else int(loss.outputs)
+    cells = found[:-1].reshape(classes, -1)
+    rows = max(1.0, float(cells.sum()))
+    sums: Sums = {"rows": rows, "loss": max(0.0, _MOST_LOSS * float(found[-1]))}
+    if loss.outputs == 1:
+        confusion = cells.reshape(2, 2, -1).sum(axis=2)
+        sums |= {"area": _area(cells), "share": max(0.0, float(cells[1].sum())) / rows}
+    else:
+        confusion = cells
+    sums |= {"correct": float(np.trace(confusion)), "confusion": np.maximum(confusion, 0.0)}
+    known = {m.name: m for m in loss.metrics}
+    names = [name for name in (*_SHARES, "log_loss") if name in known and (name != "auc" or "area" in sums)]
+    values = {name: known[name].value(sums, None) for name in names}
+    metrics = {n: min(max(v, 0.0), 1.0) if n in _SHARES else v for n, v in values.items() if v is not None}
+    deviation = noise.terms.deviation("metrics", _norm(loss))
+    errors = {"accuracy": deviation * math.sqrt(cells.size) / rows, "log_loss": deviation * _MOST_LOSS / rows}
+    return Measured(sums["loss"] / rows, metrics, on=MeasuredOn(round(rows), round(rows), errors))
+
+
+def _summarise_number(loss: Loss, found: Array, noise: AnalystNoise) -> Measured:
+    assert noise.bounds is not None
+    low, high = noise.bounds
+    apart, rows = high - low, max(1.0, float(found[0]))
+    absolute, squared, total, squares = found[1:].tolist()
+    spread = Spread(round(rows), (low + high) / 2, apart * total, apart**2 * max(squares, 0.0))
+    sums: Sums = {"rows": rows, "absolute": apart * max(absolute, 0.0), "squared": apart**2 * max(squared, 0.0)}
+    known = {m.name: m for m in loss.metrics}
+    values = {n: known[n].value(sums | {"spread": spread}, None) for n in ("rmse", "mae", "r2") if n in known}
+    metrics: Metrics = {name: value for name, value in values.items() if value is not None}
+    error = apart * noise.terms.deviation("metrics", _NUMBER_NORM) / rows
+    on = MeasuredOn(round(rows), round(rows), {"mae": error})
+    return Measured(0.5 * sums["squared"] / rows, metrics, on=on)
+
+
+def _area(cells: Array) -> float:
+    """Under the curve of two classes' scores in bins; rows of one bin count half. Cells below 0 stay: noise on two
+    classes is independent, and its products are 0 on average.
+
+    >>> _area(np.array([[2.0, 0.0], [0.0, 2.0]])), _area(np.array([[1.0, 1.0], [1.0, 1.0]]))
+    (1.0, 0.5)
+    """
+    below = np.cumsum(cells[0]) - cells[0] / 2
+    pairs = float(cells[0].sum() * cells[1].sum())
+    return float(cells[1] @ below) / pairs if pairs > 0 else 0.5

@@ -1,0 +1,333 @@
+"""Analyst budgets: accounts, refusals, and that what an analyst sees is noise enough for one row more or less."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import tablepuppet as tp
+from tablepuppet.algorithms.boosting.fixed_point import LeafNoise
+from tablepuppet.arrays import Array
+from tablepuppet.errors import PolicyError, PrivacyError
+from tablepuppet.models.losses import Logistic
+from tablepuppet.models.metrics import Moment
+from tablepuppet.owner.owner_log import OwnerLog, verify
+from tablepuppet.owner.policy import Policy, read_policy
+from tablepuppet.plan.analyst import AnalystNoise
+from tablepuppet.privacy.accounting import gaussian_noise
+from tablepuppet.privacy.analyst import SHARES, AnalystBudget, AnalystTerms, Part, epsilon_left
+from tablepuppet.privacy.ledger import Spending, TableBudget
+from tablepuppet.training.metrics import Criterion
+from tablepuppet.training.noisy import NoisyMetrics
+
+QUERY = "SELECT o.q, i.price, o.y FROM orders o JOIN items i ON o.item = i.item"
+BOUNDS = {"q": (-3, 3), "price": (-3, 3)}
+TREES: dict[str, Any] = {"model": "boosted", "splits": "random", "trees": 3, "depth": 2}
+
+
+def tables(rows: int = 300, seed: int = 0) -> dict[str, pa.Table]:
+    random = np.random.default_rng(seed)
+    price = random.normal(size=10)
+    item, q = random.integers(0, 10, rows), random.normal(size=rows)
+    y = (q + price[item] + random.normal(size=rows) > 0).astype(np.int64)
+    z = 2.0 * q + price[item]
+    orders = pa.table({"id": np.arange(rows), "item": item, "q": q, "y": y, "z": z})
+    return {"orders": orders, "items": pa.table({"item": np.arange(10), "price": price})}
+
+
+def asks(epsilon: float = 1.0, **given: Any) -> dict[str, Any]:
+    return {"analyst": {"epsilon": epsilon, "bounds": {**BOUNDS, "z": (-8, 8)}, **given}}
+
+
+def with_budget(epsilon: float = 50.0, table: str = "orders", **rules: Any) -> dict[str, Policy]:
+    return {table: Policy(budget={table: TableBudget(analyst=AnalystBudget(epsilon=epsilon))}, **rules)}
+
+
+def federation(given: dict[str, pa.Table] | None = None, **options: Any) -> tp.Federation:
+    return tp.Federation(given or tables(), policies=options.pop("policies", with_budget()), **options)
+
+
+# -- accounts --------------------------------------------------------------------------------------
+
+
+def test_a_policy_names_an_analysts_budget(tmp_path: Path) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text('[budget.orders]\nanalyst = { epsilon = 2, per = "month" }\n')
+    assert read_policy(path).budget["orders"].analyst == AnalystBudget(epsilon=2.0, per="month")
+    path.write_text("[budget.orders]\nanalyst = { epsilon = 0 }\n")
+    with pytest.raises(PolicyError, match="epsilon must lie in"):
+        read_policy(path)
+
+
+@pytest.mark.parametrize(("per", "period"), [("day", "2026-11-18"), ("week", "2026-W47"), ("month", "2026-11")])
+def test_a_period_has_a_name(per: Any, period: str) -> None:
+    assert AnalystBudget(epsilon=1.0, per=per).period(datetime(2026, 11, 18, tzinfo=UTC)) == period
+
+
+def test_what_is_left_is_what_one_more_job_may_take() -> None:
+    noises = [gaussian_noise(0.5, 1e-5, 1, 1.0)] * 3
+    left = epsilon_left(2.0, 1e-5, noises)
+    assert 1.0 < left < 2.0
+    assert epsilon_left(2.0, 1e-5, [*noises, gaussian_noise(left, 1e-5, 1, 1.0)]) < 0.05
+    assert epsilon_left(2.0, 1e-5, [gaussian_noise(2.0, 1e-5, 1, 1.0)] * 2) == 0.0
+
+
+def spend(log: OwnerLog, asker: str, table: str = "orders", epsilon: float = 1.0) -> None:
+    budget = TableBudget(analyst=AnalystBudget(epsilon=1.5))
+    assert budget.analyst is not None
+    spending = Spending(
+        table=table,
+        what="analyst",
+        name=f"{asker} {len(log.account.spendings)}",
+        noise=gaussian_noise(epsilon, budget.delta, 1, 1.0),
+        steps=1,
+        asker=asker,
+        period=budget.analyst.period(log.now),
+    )
+    log.spend(spending, budget=budget)
+
+
+def test_each_asker_table_and_period_has_an_account_that_outlives_the_process(tmp_path: Path) -> None:
+    path, now = tmp_path / "log.jsonl", datetime(2026, 11, 18, tzinfo=UTC)
+    spend(OwnerLog(path, lambda: now), "ann")
+    log = OwnerLog(path, lambda: now)
+    with pytest.raises(PolicyError, match=r"ann has ε = 1\.0\d left, and the job takes ε = 1\.2"):
+        spend(log, "ann", epsilon=1.2)
+    spend(log, "bob", epsilon=1.2)
+    spend(log, "ann", table="items", epsilon=1.2)
+    spend(OwnerLog(path, lambda: datetime(2026, 12, 1, tzinfo=UTC)), "ann", epsilon=1.2)
+    verify(path)
+
+
+def test_a_job_is_charged_and_one_that_exceeds_the_budget_is_refused() -> None:
+    with federation(policies=with_budget(2.0)) as owners:
+        result = owners.train(QUERY, label="y", **TREES, privacy=asks(1.5))
+        assert "this costs ε = 1.5" in result.notes[0]
+        with pytest.raises(PolicyError, match=r"ε = 2 a month, .* the job takes ε = 1\.5; ask for less"):
+            owners.evaluate(result, privacy=asks(1.5))
+        owners.evaluate(result, privacy=asks(0.5))
+        spent = [s for s in owners._clients["orders"].log.account.spendings if s.what == "analyst"]
+        assert [s.noise for s in spent] == [gaussian_noise(ε, 1e-5, 1, 1.0) for ε in (1.5, 0.5)]
+
+
+def test_explain_prints_what_training_costs_and_what_is_left_and_costs_its_sizes() -> None:
+    with federation(policies=with_budget(2.0)) as owners:
+        text = str(owners.explain(QUERY, label="y", **TREES, privacy=asks(1.0)))
+    flat = " ".join(text.split())
+    assert "this costs ε = 0.195 at δ = 1e-05 (sizes 0.195)" in flat
+    assert "training costs ε = 1" in flat
+    assert "ε = 1.98 is left in this period" in flat
+
+
+def test_a_contract_says_what_each_part_costs() -> None:
+    terms = AnalystTerms(table="orders", epsilon=1.0, delta=1e-5, shares=SHARES["train"], rows=2, cap=5)
+    assert "(sizes 0.195, metrics 0.355, model 0.885)" in terms.lines()[0]
+    assert "at most 10 joined rows" in terms.lines()[0]
+    assert 1.0 / terms.noise**2 == pytest.approx(sum((10 / terms.deviation(part)) ** 2 for part in terms.shares))
+
+
+# -- refusals --------------------------------------------------------------------------------------
+
+
+def test_what_has_no_noise_is_refused_and_leads_on() -> None:
+    with federation() as owners:
+        result = owners.train(QUERY, label="y", **TREES, privacy=asks())
+        refused: dict[Callable[[], object], str] = {
+            lambda: owners.train(QUERY, label="y", **TREES): "explain, train, evaluate and compare take privacy",
+            lambda: owners.train(QUERY, label="y", privacy=asks()): 'use model="boosted", splits="random"',
+            lambda: owners.train(
+                QUERY, label="y", **TREES, patience=2, validation_fraction=0.1, privacy=asks()
+            ): "leave",
+            lambda: owners.train(QUERY, label="y", **TREES, subsample=0.5, privacy=asks()): "only trees that are drawn",
+            lambda: owners.train(QUERY, label="y", **TREES, class_weight="balanced", privacy=asks()): "weights",
+            lambda: owners.evaluate(result): "explain, train, evaluate and compare take privacy",
+            lambda: owners.importance(result): "explain, train, evaluate and compare take privacy",
+            lambda: owners.drift(result): "use evaluate",
+            lambda: owners.partial_dependence(result, feature="q"): "use evaluate",
+            lambda: owners.predict(result): "scores are of single rows",
+            lambda: owners.profile(QUERY): "explain shows noisy sizes",
+        }
+        for ask, why in refused.items():
+            with pytest.raises((PolicyError, PrivacyError), match=why):
+                ask()
+
+
+@pytest.mark.parametrize(
+    ("query", "why"),
+    [
+        ("SELECT o.q, i.price, o.y FROM orders o JOIN items i ON o.item = i.item JOIN orders p ON p.id = o.id", "once"),
+        ("SELECT o.q, i.price, i.item AS y FROM items i LEFT JOIN orders o ON o.item = i.item", "use inner JOIN"),
+        (
+            "SELECT i.price, i.item AS y FROM items i WHERE NOT EXISTS (SELECT 1 FROM orders o WHERE o.item = i.item)",
+            "use inner JOIN",
+        ),
+        (
+            "SELECT o.r, i.price, o.y FROM (SELECT item, y, rank() OVER (ORDER BY q) AS r FROM orders) o "
+            "JOIN items i ON o.item = i.item",
+            "any number of the subquery's rows",
+        ),
+    ],
+)
+def test_a_query_whose_rows_one_row_reaches_without_a_bound_is_refused(query: str, why: str) -> None:
+    with federation() as owners, pytest.raises((PolicyError, PrivacyError), match=why):
+        owners.explain(query, label="y", **TREES, privacy=asks())
+
+
+def test_a_job_over_two_such_tables_or_none_is_refused() -> None:
+    both = with_budget() | with_budget(table="items")
+    with federation(policies=both) as owners, pytest.raises(PrivacyError, match="a job reads one such table"):
+        owners.explain(QUERY, label="y", **TREES, privacy=asks())
+    with federation(policies={}) as owners, pytest.raises(PrivacyError, match="no owner of these tables keeps"):
+        owners.explain(QUERY, label="y", **TREES, privacy=asks())
+
+
+def test_a_refusal_by_an_exact_count_is_none_that_an_analyst_meets() -> None:
+    jobs = [QUERY, QUERY + " WHERE o.id <> 7"]
+    with federation(policies=with_budget(minimum_rows=20)) as owners:
+        for query in jobs:
+            owners.explain(query, label="y", **TREES, privacy=asks())
+
+
+def test_what_fails_on_rows_fails_alike() -> None:
+    found = []
+    splits: list[dict[str, Any]] = [{}, {"test_where": "o.q < 1000"}]
+    for query, split in zip((QUERY + " WHERE o.q > 1000", QUERY), splits, strict=True):
+        with federation() as owners, pytest.raises(PrivacyError) as failure:
+            owners.explain(query, label="y", **TREES, **split, privacy=asks())
+        found.append(str(failure.value))
+    assert found[0] == found[1]
+
+
+# -- neighbours ------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Watched(AnalystNoise):
+    """Keeps what noise is added to."""
+
+    def add(self, part: Part, sums: Array, norm: float) -> Array:
+        SEEN.append((part, sums, self.terms.deviation(part, norm) * math.sqrt(self.terms.shares[part])))
+        return super().add(part, sums, norm)
+
+
+SEEN: list[tuple[str, Array, float]] = []
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tablepuppet.train.AnalystNoise", Watched)
+    SEEN.clear()
+
+
+GROUPED = (
+    "SELECT o.q, i.price, o.y FROM "
+    "(SELECT item, id % 50 AS g, avg(q) AS q, max(y) AS y FROM orders GROUP BY item, g) o "
+    "JOIN items i ON o.item = i.item"
+)
+
+
+@pytest.mark.parametrize(
+    ("query", "label", "table", "cap"),
+    [
+        (QUERY, "y", "orders", 1),
+        (QUERY + " WHERE o.q > -1", "y", "orders", 1),
+        (QUERY.replace("o.y", "o.z"), "z", "orders", 1),
+        (GROUPED, "y", "orders", 1),
+        (QUERY, "y", "items", 80),
+    ],
+)
+def test_one_row_moves_all_sums_together_by_less_than_the_noise_is_for(
+    watched: None, query: str, label: str, table: str, cap: int
+) -> None:
+    given = tables()
+    row = 7 if table == "orders" else 3
+    neighbour = {**given, table: pa.concat_tables([given[table][:row], given[table][row + 1 :]])}
+    sigma = gaussian_noise(1.0, 1e-5, 1, 1.0)
+    found: list[list[tuple[str, Array, float]]] = []
+    models: list[tp.Result] = []
+    for tables_ in (given, neighbour):
+        SEEN.clear()
+        with federation(tables_, policies=with_budget(table=table)) as owners:
+            options = TREES | {"test_where": "o.q > 0"} if query is not GROUPED else TREES | {"test_fraction": 0.0}
+            models.append(owners.train(query, label=label, **options, privacy=asks(cap=cap)))
+            owners.compare(models[0], models[0], rows="all", privacy=asks(cap=cap))
+        found.append(list(SEEN))
+    parts = [part for part, _, _ in found[0]]
+    assert parts == ["sizes", "metrics", "metrics", "metrics"]
+    moved = []
+    for (part, ours, deviation), (_, theirs, _) in zip(*found, strict=True):
+        if part == "sizes":
+            moved.append(float(np.linalg.norm(ours - theirs)) / (deviation / sigma))
+    compared = [own[-1] for own in found]  # the same model on both tables
+    moved.append(float(np.linalg.norm(compared[0][1] - compared[1][1])) / (compared[0][2] / sigma))
+    assert all(0.0 < distance <= 1.0 + 1e-9 for distance in moved)
+
+
+def test_no_row_is_in_more_joined_rows_than_the_cap() -> None:
+    with federation(policies=with_budget(table="items")) as owners:
+        result = owners.train(QUERY, label="y", **TREES, test_fraction=0.0, privacy=asks(20.0, cap=2))
+        assert result.plan.mapping.joined_rows < 60  # of 300: ten items, two rows of each, and noise
+
+
+def test_with_pure_noise_for_every_noisy_sum_nothing_depends_on_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def draw(shape: tuple[int, ...]) -> Array:
+        return np.random.default_rng(5).normal(50.0, 9.0, shape)
+
+    monkeypatch.setattr(AnalystNoise, "add", lambda self, part, sums, norm: draw(sums.shape))
+    monkeypatch.setattr(LeafNoise, "noisy", lambda self, sums, generator: draw(sums.shape))
+    seen = []
+    for given in (tables(), tables(rows=450, seed=3)):
+        given["items"] = tables()["items"]
+        with federation(given) as owners:
+            plan = owners.explain(QUERY, label="y", **TREES, privacy=asks())
+            result = owners.train(QUERY, label="y", **TREES, privacy=asks())
+            measured = owners.evaluate(result, privacy=asks())
+            compared = owners.compare(result, result, privacy=asks())
+        assert result.blocks[0].encoders == ()  # no mean, of which low digits would be a row's
+        shown = [str(plan), plan.to_json(), str(result), result.metrics, result.trees, result.notes, result.traffic]
+        shown += [result.history, result.blocks[0].splits, result.model.metadata, result.encoded_intercept]
+        seen.append([str(one) for one in (*shown, measured.to_dict(), compared.to_dict())])
+    assert seen[0] == seen[1]
+
+
+# -- attacks ---------------------------------------------------------------------------------------
+
+
+def test_two_evaluations_of_neighbouring_rows_tell_a_row_no_better_than_epsilon_allows() -> None:
+    terms = AnalystTerms(table="t", epsilon=1.0, delta=1e-5, shares=SHARES["evaluate"])
+    noisy, criterion = NoisyMetrics(AnalystNoise(terms)), Criterion(Logistic(), Moment.FINISHED)
+    random = np.random.default_rng(0)
+    scores, labels = random.normal(size=(200, 1)), (random.random(200) < 0.5).astype(np.float64)
+    scores[0], labels[0] = 3.9, 0.0  # a bin that nobody else is in
+    trials, told = 1500, []
+    for rows in (slice(0, None), slice(1, None)):
+        sums = [noisy(criterion, scores[rows], labels[rows]).on for _ in range(trials)]
+        told.append(np.array([on.rows for on in sums if on is not None]))
+    best = max(np.mean(told[0] > t) - np.mean(told[1] > t) for t in range(100, 300))
+    most = (math.e - 1) / (math.e + 1) + 1e-5
+    assert best <= most + 3 * math.sqrt(0.5 / trials)
+
+
+def test_metrics_are_those_of_exact_sums_where_noise_is_small() -> None:
+    given = tables(rows=1500)
+    with federation(given, policies=with_budget(100.0)) as owners, tp.Federation(given) as open_:
+        result = open_.train(QUERY, label="y", model="logistic")
+        noisy = owners.evaluate(result, rows="all", privacy=asks(80.0))
+        exact = open_.evaluate(result, rows="all")
+        assert noisy["accuracy"] == pytest.approx(exact["accuracy"], abs=0.02)
+        assert noisy["auc"] == pytest.approx(exact["auc"], abs=0.02)
+        assert noisy["log_loss"] == pytest.approx(exact["log_loss"], abs=0.02)
+        number = open_.train(QUERY.replace("o.y", "o.z"), label="z")
+        noisy = owners.evaluate(number, rows="all", privacy=asks(20.0))
+        exact = open_.evaluate(number, rows="all")
+        assert noisy["r2"] == pytest.approx(exact["r2"], abs=0.1)
+        with pytest.raises(PrivacyError, match="need public bounds"):
+            owners.evaluate(number, rows="all", privacy={"analyst": {"epsilon": 1.0}})

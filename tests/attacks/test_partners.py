@@ -60,7 +60,7 @@ def test_the_first_signal_is_every_label_of_rows_joined_once_and_both_owners_are
     ill = int(held["patients"]["ill"].to_numpy().sum())
     assert len(np.unique(np.round(signal, 9))) == 2  # one slope for each class: the partner knows who is ill
     assert (signal < signal.mean()).sum() == ill
-    assert "the first give it the label ill of each row that is joined once" in words
-    assert words.count("the first give it") == 1  # the other client owns the labels
-    assert "labels of patients to images: the first slopes of the loss give them the label" in owner.contracts()
+    assert "the first ones reveal the label ill of each row that is joined once" in words
+    assert words.count("the first ones reveal") == 1  # the other client owns the labels
+    assert "labels of patients to images: the first derivatives of the loss reveal the label" in owner.contracts()
     assert "labels of patients to images" not in partner.contracts()

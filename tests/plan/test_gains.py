@@ -39,10 +39,10 @@ def test_a_probe_finds_what_tables_say_together_and_what_it_costs(given: dict[st
     assert gains['head="factor"'].share > 0.2
     assert gains['head="factor"'].blocks == ("a", "b")
     assert gains['head="factor"'].rounds == 24
-    assert "What tables say together" in str(plan)
+    assert "Interactions between tables" in str(plan)
     assert '"share"' in plan.to_json()
-    assert "What tables say together" in plan._repr_html_()
-    assert (usual.gains, "What tables say together" in str(usual)) == ((), False)
+    assert "Interactions between tables" in plan._repr_html_()
+    assert (usual.gains, "Interactions between tables" in str(usual)) == ((), False)
 
 
 def test_where_tables_say_nothing_together_a_probe_finds_nothing() -> None:

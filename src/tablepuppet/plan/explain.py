@@ -173,7 +173,7 @@ def _rows(plan: Plan) -> list[str]:
         if fit.is_semi:
             fan = "none: rows with a match here are kept, once"
         table.append([*_fit_cells(fit), fan])
-    lines = ["Rows and how they meet", *columns(table)]
+    lines = ["Rows and how they match", *columns(table)]
     for block in plan.shape.blocks:
         if block.unmatched:
             rows = plural(block.unmatched, "training row")
@@ -284,11 +284,11 @@ def _verdict(exposure: Exposure) -> str:
 
 def _gains(gains: Sequence[Gain]) -> list[str]:
     """The section of explain's text."""
-    rows = [["model", "of what the sum leaves", "tables", "rounds", "bytes"]]
+    rows = [["model", "of the residual", "tables", "rounds", "bytes"]]
     for gain in gains:
         share = f"{gain.share:.0%}" if gain.share else "–" if gain.model == gains[0].model else "nothing found"
         rows.append([gain.model, share, " and ".join(gain.blocks), f"{gain.rounds:,}", size(gain.bytes)])
-    return ["What tables say together, by a sum that was trained for it and what it leaves", *columns(rows)]
+    return ["Interactions between tables, estimated from the residuals of a trained sum", *columns(rows)]
 
 
 def document(plan: Plan) -> dict[str, Any]:
@@ -368,7 +368,7 @@ def plan_html(plan: Plan) -> str:
 def _rows_html(plan: Plan) -> str:
     rows = [[*_fit_cells(fit), f"{fit.mean_fan_out:,.1f}", f"{fit.max_fan_out:,}"] for fit in plan.mapping.fits]
     head = [*_FIT, "joined rows per row", "at most"]
-    table = formatting.table(head, rows, text_columns=2, caption="Rows and how they meet")
+    table = formatting.table(head, rows, text_columns=2, caption="Rows and how they match")
     return table + items([*describe_histories(plan.mapping), *plan.leaks]) if plan.mapping.cutoffs else table
 
 

@@ -151,7 +151,7 @@ def insights(mapping: MappingSummary, shape: Shape, job: Job, loss: Loss, ids: I
                 learns.append("the weights of those joined rows, summed for each of its rows")
             slopes = plural(asked.row_steps(block.most), "time")
             learns.append(
-                f"the slope of the loss at each of its rows, up to {slopes}{_first_slopes(mapping, block, job)}"
+                f"the derivative of the loss at each of its rows, up to {slopes}{_first_slopes(mapping, block, job)}"
             )
             shared = ", shared by its clients" if block.is_split else ""
             learns.append(f"the weights of {block.name}{shared}" + (", which stay there" if is_held else ""))
@@ -169,7 +169,7 @@ def _first_slopes(mapping: MappingSummary, block: BlockShape, job: Job) -> str:
         return ""
     noisy = "" if job.privacy.label is None else "noisy "
     return (
-        f"; the first give it the {noisy}label {bound.label} of each row that is joined once, and sums of "
+        f"; the first ones reveal the {noisy}label {bound.label} of each row that is joined once, and sums of "
         f"{noisy}labels of the others"
     )
 
@@ -179,11 +179,11 @@ def _about_keys(mapping: MappingSummary, mode: KeyMode) -> str:
     if not keys:
         return "how many rows each table has"
     kept = {
-        "hmac": f"tokens of {keys} under a key that it does not have: which rows meet and how often, no value; "
-        "one client that leaks that key opens all of them that can be guessed",
-        "dh": f"tokens of {keys}, blinded by every client that has such keys: which rows meet and how often, no value; "
-        "one client that leaks its secrets opens its own keys and those of others that meet them, and no more",
-        "sha256": f"hashes of {keys}: which rows meet, and by enumeration the values of any key that can be guessed",
+        "hmac": f"tokens of {keys}: which rows match and how often, but no value; a client that leaks the "
+        "clients' key reveals every value that can be guessed",
+        "dh": f"tokens of {keys}, blinded by every client that has such keys: which rows match and how often, but no "
+        "value; a client that leaks its secrets reveals its own keys and those that match them, and no others",
+        "sha256": f"hashes of {keys}: which rows match, and by enumeration every value that can be guessed",
         "plain": f"the join keys {keys} as they are",
     }
     return kept[mode]
@@ -215,7 +215,7 @@ def _statistics(mapping: MappingSummary, block: BlockShape, job: Job, ids: Ids, 
     if here:
         found.append(f"how many ids there are in {here}, which stay with their owner")
     if tokens:
-        found.append(f"tokens of the ids in {tokens} under a key that it does not have, without counts")
+        found.append(f"tokens of the ids in {tokens}, without values or counts")
     return "; ".join(found)
 
 

@@ -302,8 +302,8 @@ def _lines(contract: Contract) -> Iterator[str]:
         if told.partners:
             noisy = "noisy " if contract.label_privacy is not None else ""
             yield (
-                f"{noisy}{told.what} of {told.table} to {', '.join(told.partners)}: the first slopes of the loss give "
-                f"them the {noisy}label of each of their rows that is joined once, and sums of labels of the others"
+                f"{noisy}{told.what} of {told.table} to {', '.join(told.partners)}: the first derivatives of the loss "
+                f"reveal the {noisy}label of each of their rows that is joined once, and sums of labels of the others"
             )
             continue
         how = (

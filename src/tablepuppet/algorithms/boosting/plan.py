@@ -189,7 +189,7 @@ def advise_trees(shape: Shape, given: AlgorithmOptions) -> Advice:
         options.name,
         f"the trees of the exact algorithm take {range_of(exact)}, for an owner reveals a column once: few if the "
         "first tree splits every column, and one for each tree that follows until another splits the last of them; "
-        f'reveal="splits" tells the server less, of the same trees, in {range_of(splits)} (docs/boosting.md)',
+        f'reveal="splits" discloses less for the same trees, in {range_of(splits)} (docs/boosting.md)',
     )
 
 
@@ -204,8 +204,8 @@ def trees_beside(shape: Shape) -> str:
     options = Boosting()
     strict = cost(shape, options.name, options, options.trees)
     return (
-        f'model="boosted" learns what tables say together: {options.trees} trees take {range_of(strict)}, '
-        "and tell the server the bin of every row in each column that they split "
+        f'model="boosted" learns interactions between tables: {options.trees} trees take {range_of(strict)}, '
+        "and reveal to the server the bin of every row in each column that they split "
         "(docs/boosting.md)"
     )
 

@@ -110,7 +110,8 @@ def test_other_ways_to_write_a_label_draw_it_no_more_often_than_its_owner_allows
     """1 − y, and y among more classes, are drawn anew: many of them would vote."""
     ways = ["o.y", "1 - o.y", "o.y + 2 * (o.item % 2)", "o.y + 2 * (o.item % 3)", "o.y + 2 * (o.item % 5)"]
     strict = {"orders": Policy(labels=LabelRules(epsilon=1.0))}
-    given: dict[str, Any] = {"label": "z", "epochs": 1, "privacy": {"label": {"epsilon": 1.0}}}
+    label = {"epsilon": 1.0, "classes": ["0", "1", "2", "3"]}
+    given: dict[str, Any] = {"label": "z", "epochs": 1, "privacy": {"label": label}}
     queries = [f"SELECT o.amount, CAST({way} AS VARCHAR) AS z FROM orders o" for way in ways]
     with tp.Federation(shop()) as federation:
         for query in queries:
@@ -200,3 +201,31 @@ def test_a_subquery_does_not_draw_labels_anew() -> None:
             assert federation.train(query, label="y", model="logistic", epochs=1).history
         spendings = federation._clients["orders"].log.account.spendings
     assert not [spending for spending in spendings if spending.what == "label"]
+
+
+SINGLE = "CASE WHEN o.id = 7 THEN o.y ELSE 0 END"
+
+
+@pytest.mark.parametrize(
+    ("label", "where"), [(SINGLE, ""), (f"CAST({SINGLE} AS VARCHAR)", ""), ("o.y", "WHERE o.id = 7 OR o.y0 = 0")]
+)
+@pytest.mark.parametrize("classes", [None, [0, 1], [0, 2]])
+def test_which_classes_a_label_has_does_not_tell_of_a_row(label: str, where: str, classes: list[float] | None) -> None:
+    """Without the rule the list of classes is the label of row 7, and so is an error where one is not in the list."""
+    query = f"SELECT o.amount, {label} AS z FROM orders o {where}"
+    told = []
+    for y in (0, 1):
+        orders = shop()["orders"].set_column(4, "y", pa.array(np.where(np.arange(200) == 7, y, np.arange(200) % 2)))
+        orders = orders.append_column("y0", pa.array(np.arange(200) % 2))
+        if classes is not None and "VARCHAR" in label:
+            classes = [str(int(float(c))) for c in classes]  # type: ignore[misc]
+        noise = {"epsilon": 1.0} | ({} if classes is None else {"classes": classes})
+        with tp.Federation({"orders": orders}) as federation:
+            try:
+                plan = federation.explain(query, label="z", model="logistic", privacy={"label": noise})
+                told.append(str(plan.mapping.label.classes))
+            except PolicyError as error:
+                told.append(str(error))
+    assert told[0] == told[1]
+    is_refused = classes is None and label != "o.y"
+    assert ("list them" in told[0]) == is_refused

@@ -17,9 +17,10 @@ from tablepuppet.owner import row_rules
 from tablepuppet.owner.enforcement import JobUnderContract, refused
 from tablepuppet.owner.labels import LabelNoise, Split, fold_numbers, read_labels, read_weights
 from tablepuppet.owner.labels import describe_labels as describe
-from tablepuppet.owner.policy import Policy, Use, permit_columns
+from tablepuppet.owner.policy import Policy, Use, permit_columns, refused_by
 from tablepuppet.owner.releases import reads
 from tablepuppet.owner.state import ClientState
+from tablepuppet.privacy.options import LabelPrivacy
 from tablepuppet.protocol.base import (
     Count,
     FieldDisclosure,
@@ -150,12 +151,34 @@ def _check_summary(request: DescribeLabels, answer: LabelSummary, known: Known) 
 @Rules(WITH_LABELS, permit=_permit_classes, enforce=_enforce_classes, check_answer=_check_summary, is_fixed=True)
 def _describe_labels(own: ClientState, request: DescribeLabels) -> LabelSummary:
     column, info = own.column(request.job, request.scan, request.column)
+    contract = own.contracts.contract(request.job)
+    if contract is not None and contract.label_privacy is not None:
+        return _describe_domain(own, request, contract.label_privacy)
     if info.kind in STRING_KINDS:
         row_rules.check_classes(own, request, column)
     found = describe(column, info, request.wants_classes)
-    contract = own.contracts.contract(request.job)
-    is_noisy = contract is not None and contract.label_privacy is not None
-    return LabelSummary(found.kind, found.classes, 0 if is_noisy else found.missing)  # who has none is drawn as well
+    return LabelSummary(found.kind, found.classes, found.missing)
+
+
+def _describe_domain(own: ClientState, request: DescribeLabels, privacy: LabelPrivacy) -> LabelSummary:
+    """The classes of a label under noise, which no row of the job's says: those of the contract, or of all rows of the
+    label's one column. Who has none is drawn as well."""
+    scan = own.tables.scan(request.job, request.scan)
+    column, info = scan.column(request.column)
+    if privacy.classes is not None and info.kind != "boolean":
+        return LabelSummary("class" if info.kind in STRING_KINDS else "number", list(privacy.classes))
+    if info.kind != "boolean" and (request.wants_classes or info.kind in STRING_KINDS):
+        if len(scan.use().columns[request.column]) != 1:
+            raise refused_by(
+                "labels",
+                "the label is computed from several columns, and which classes it has would tell of single rows; list "
+                'them, privacy={"label": {"epsilon": …, "classes": […]}}, or make it a boolean, as in (x > 0) AS y',
+            )
+        column = scan.everywhere([request.column]).column(0)
+        if info.kind in STRING_KINDS:
+            row_rules.check_classes(own, request, column)
+    found = describe(column, info, request.wants_classes)
+    return LabelSummary(found.kind, found.classes)
 
 
 def _permit_labels(policy: Policy, request: SendLabels, use: Use) -> None:

@@ -155,7 +155,8 @@ class LabelNoise:
         """Noisy labels, of classes in ascending order. The noise belongs to a row and to its label: asked for again,
         under whatever filter, it is the same; of another label, it is another. Other classes are another release. The
         number in a release's name is that of the function that draws."""
-        named = f"{self.name} {None if classes is None else list(classes)} {self.privacy}"
+        how = "LabelPrivacy(epsilon={0.epsilon}, mechanism={0.mechanism!r}, bounds={0.bounds}, bins={0.bins})"
+        named = f"{self.name} {None if classes is None else list(classes)} {how.format(self.privacy)}"
         release = f"{self.label} {self.identity} {named}"
         self.spend(hmac.digest(self.secret, b"tablepuppet release 3 " + release.encode(), "sha256").hex())
         rows = self.rows
@@ -220,19 +221,20 @@ def read_labels(
     `order`: the position that each row has at its owner, where rows are shown in another order. `noise`: what is done
     to the labels before they leave.
     """
-    asked = classes
+    asked, is_strict = classes, noise is None  # under noise, a label of no class is drawn as one that is missing
     if noise is not None and classes is not None:  # a class is known by its value, in whatever order it is asked for
         classes = sorted(classes)
     if classes is None:
         values = _label_numbers(column, info)
     elif info.kind in STRING_KINDS:
-        values = _string_classes(column, info, classes)
+        values = _string_classes(column, info, classes, is_strict)
     elif pa.types.is_integer(column.type) and len(column):
         encoded = in_one_piece(column.dictionary_encode())
-        distinct = _number_classes(_label_numbers(pa.chunked_array([encoded.dictionary]), info), info, classes)
+        different = _label_numbers(pa.chunked_array([encoded.dictionary]), info)
+        distinct = _number_classes(different, info, classes, is_strict)
         values = np.append(distinct, np.nan)[numpy_of(encoded.indices, missing=-1)]  # −1: the last
     else:
-        values = _number_classes(_label_numbers(column, info), info, classes)
+        values = _number_classes(_label_numbers(column, info), info, classes, is_strict)
     if noise is not None:
         values = noise.add_to(values, classes, order)
     if asked is not None and classes is not None and asked != classes:
@@ -270,25 +272,26 @@ def _label_numbers(column: pa.ChunkedArray, info: ColumnInfo) -> Array:
     return values
 
 
-def _string_classes(column: pa.ChunkedArray, info: ColumnInfo, classes: list[str | float]) -> Array:
+def _string_classes(column: pa.ChunkedArray, info: ColumnInfo, classes: list[str | float], is_strict: bool) -> Array:
     distinct, codes = strings(column)
     known = pc.index_in(distinct, value_set=pa.array(classes, pa.large_string()))
-    if known.null_count:
+    if known.null_count and is_strict:
         raise _unknown_class(info)
-    table = np.append(numpy_of(known).astype(np.float64), np.nan)  # the last entry is for −1: NULL
+    found = numpy_of(known, missing=-1).astype(np.float64)
+    table = np.append(np.where(found < 0, np.nan, found), np.nan)  # the last entry is for −1: NULL
     return cast("Array", table[codes])
 
 
-def _number_classes(values: Array, info: ColumnInfo, classes: list[str | float]) -> Array:
+def _number_classes(values: Array, info: ColumnInfo, classes: list[str | float], is_strict: bool) -> Array:
     # NaN sorts last, so a missing label finds the entry behind the classes, which is NaN.
     table = np.append(np.asarray(classes, np.float64), np.nan)
     order = np.argsort(table, kind="stable")
     position = np.searchsorted(table[order], values)
-    other = values[table[order][position] != values]
-    if not np.isnan(other).all():
+    is_other = table[order][position] != values
+    if is_strict and not np.isnan(values[is_other]).all():
         raise _unknown_class(info)
     numbered = np.append(np.arange(len(classes), dtype=np.float64), np.nan)
-    return numbered[order][position]
+    return np.where(is_other, np.nan, numbered[order][position])
 
 
 def _unknown_class(info: ColumnInfo) -> MappingError:

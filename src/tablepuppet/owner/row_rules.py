@@ -293,7 +293,7 @@ def check_classes(own: ClientState, request: DescribeLabels | SendLabels, column
     counts = np.asarray(pc.value_counts(column.drop_null()).field("counts"))
     scan = own.tables.scan(request.job, request.scan)
     table = scan.table
-    if scan.subject is not None:
+    if scan.subject is not None and len(column) == len(scan.row_keys()):  # of the job's rows, and not of all
         pairs = (
             pa.table({"class": decode(column), "subject": scan.row_keys()}).group_by(["class", "subject"]).aggregate([])
         )

@@ -43,8 +43,12 @@ class LabelPrivacy(_Part, frozen=True):
     mechanism: Literal["krr", "laplace", "bins"] = "krr"
     bounds: tuple[float, float] | None = None  # public; a number needs them
     bins: int = 16
+    classes: tuple[str | float, ...] | None = None  # public; None: those of the label's column, whatever rows are read
 
     def __post_init__(self) -> None:
+        known = self.classes
+        is_list = known is None or (1 < len(known) == len(set(known)) and len({isinstance(c, str) for c in known}) == 1)
+        self._check(is_list, "label.classes must be two or more different texts, or numbers")
         self._check(0 < self.epsilon <= 100, "label.epsilon must lie in (0, 100]")
         steps = self.epsilon / EPSILON_STEP
         self._check(

@@ -1,14 +1,19 @@
-"""Pages show the messages, errors, commands, options and limits that the code has."""
+"""Pages show the messages, errors, commands, options, rules and limits that the code has."""
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
+import msgspec
 import pytest
 from tools.reference_in_pages import WRITERS, with_reference
 
+from tablepuppet.job.job import ARGUMENTS, PARTS, Job
+from tablepuppet.owner.policy import LabelRules, Policy, TableRules
+from tablepuppet.privacy.ledger import TableBudget
 from tablepuppet.protocol.base import What
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -38,3 +43,52 @@ def test_another_table_in_the_code_is_another_page(monkeypatch: pytest.MonkeyPat
     page = "<!-- reference: limits -->\n| old |\n<!-- end of reference -->\n"
     monkeypatch.setitem(WRITERS, "limits", lambda: ["| new |"])
     assert with_reference(page) == page.replace("old", "new")
+
+
+def _read_defaults(page: str) -> dict[str, str]:
+    """The cell of defaults of each name in a page's tables: `a`, `b` | `1`, `2` | …"""
+    found: dict[str, str] = {}
+    for names, defaults in re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| ([^|]*) \|", page, re.MULTILINE):
+        listed = re.findall(r"`(\w+)`", names)
+        cells = [defaults] if len(listed) == 1 else defaults.split(", ")
+        found |= dict(zip(listed, cells, strict=False)) if len(cells) == len(listed) else {}
+    return found
+
+
+@pytest.mark.parametrize("kind", [Policy, LabelRules, TableRules, TableBudget], ids=lambda kind: kind.__name__)
+def test_every_rule_of_a_policy_is_in_its_page(kind: type[msgspec.Struct]) -> None:
+    page = (DOCS / "policy.md").read_text(encoding="utf-8")
+    named = {*re.findall(r"`(?:\[)?([a-z_]+)[^`]*`", page)}
+    assert [name for name in kind.__struct_fields__ if name not in named] == []
+
+
+def test_defaults_of_a_policy_are_those_of_its_page() -> None:
+    shown = _read_defaults((DOCS / "policy.md").read_text(encoding="utf-8"))
+    plain = {f.name: f.default for f in msgspec.structs.fields(Policy) if isinstance(f.default, bool | int)}
+    assert len(plain) > 8
+    assert {name: shown[name].strip("`") for name in plain} == {name: f"{v}".lower() for name, v in plain.items()}
+
+
+def test_defaults_of_a_job_are_those_of_its_page() -> None:
+    shown = _read_defaults((DOCS / "options.md").read_text(encoding="utf-8"))
+    fields: dict[str, dict[str, Any]] = {
+        part: {f.name: f.default for f in msgspec.structs.fields(kind)} for part, kind in (*PARTS.items(), ("", Job))
+    }
+    by_job = {
+        "l2",
+        "epochs",
+        "batch_size",
+        "model",
+        "engine",
+        "ids",
+        "rank",
+        "widths",
+        "shrinkage",
+    }  # which depend on the rest of the job
+    compared = []
+    for name, (part, field) in ARGUMENTS.items():
+        default = fields[part][field]
+        if name not in by_job and re.fullmatch(r"`[^`]+`", shown.get(name, "")) and default is not msgspec.NODEFAULT:
+            compared.append(name)
+            assert ast.literal_eval(shown[name].strip("`")) == default, name
+    assert {"test_fraction", "seed", "standardize", "hidden", "monitor", "wire"} <= set(compared)

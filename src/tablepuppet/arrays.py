@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -52,44 +52,6 @@ def effective_by_code(codes: NDArray[Any], weights: NDArray[Any], size: int) -> 
 def pieces(size: int, step: int = ROWS_IN_CACHE) -> Iterator[slice]:
     """Views of a long array that stay in the cache: what NumPy makes of one on the way is as short."""
     return (slice(start, min(start + step, size)) for start in range(0, size, step))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Moved:
-    """Values per row after a step along some directions, v + Σ c d: some rows at a time, as they are asked for."""
-
-    values: Array  # (n, k)
-    directions: Sequence[Array]
-    coefficients: Array
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.values.shape
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def __getitem__(self, some: slice) -> Array:
-        own = self.values[some]
-        out = np.empty_like(own)
-        start = some.indices(len(self))[0]
-        for here in pieces(len(own), max(1, ROWS_IN_CACHE // own.shape[1])):
-            np.add(self.step(slice(start + here.start, start + here.stop)), own[here], out=out[here])
-        return out
-
-    def step(self, some: slice) -> Array:
-        """Σ c d; a constant, which is one row over and over, is not written out."""
-        step = np.zeros_like(self.values[some])
-        for c, d in zip(self.coefficients, self.directions, strict=True):
-            step += c * (d[some] if d.strides[0] else d[:1])
-        return step
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        """All rows at once, for whoever does not go over them in order."""
-        return self[:]
-
-
-PerRow = Array | Moved
 
 
 @dataclass(frozen=True, slots=True, eq=False)

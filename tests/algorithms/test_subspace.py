@@ -244,25 +244,22 @@ def drawn(tracker: Tracker, rng: np.random.Generator) -> list[BlockAnswer]:
     return [BlockAnswer(rng.normal(size=(n, 1)), np.eye(1 + own).ravel()) for own, n in zip(kept, rows, strict=True)]
 
 
-@pytest.mark.parametrize("in_place", [True, False])
-def test_facts_that_walks_move_as_they_come_to_them_are_those_moved_at_once(in_place: bool) -> None:
+def test_facts_in_order_are_moved_as_facts_in_any_order_are() -> None:
     found = []
     for given in (star(50_000), star(50_000, is_identity=False)):
-        rng, tracker = np.random.default_rng(1), Tracker(given, [1, 1], in_place=in_place)
+        rng, tracker = np.random.default_rng(1), Tracker(given, [1, 1])
         tracker.begin(given.zeros(), [False, False])
         for _ in range(3):
-            before = tracker.predictions[0]
             tracker.search(drawn(tracker, rng))
-            assert in_place == (tracker.predictions[0] is before) or not given.joined.indices[0].is_identity
         found.append([*tracker.predictions, *tracker.derivatives().signals])
     for one, same in zip(*found, strict=True):
         np.testing.assert_allclose(one, same, atol=1e-13)
 
 
-def test_a_search_over_facts_makes_three_arrays_of_them_at_most() -> None:
+def test_a_search_over_facts_makes_four_arrays_of_them_at_most() -> None:
     rows = 1 << 20
     given = star(rows)
-    rng, tracker = np.random.default_rng(1), Tracker(given, [0, 4], in_place=True)
+    rng, tracker = np.random.default_rng(1), Tracker(given, [0, 4])
     tracker.begin(given.zeros(), [False, False])
     for _ in range(2):
         tracker.expect()
@@ -273,7 +270,9 @@ def test_a_search_over_facts_makes_three_arrays_of_them_at_most() -> None:
             _, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-        assert peak < 26 * rows, peak / rows  # 8 for the slopes, twice as much for what lanes sum, and what shards take
+        assert peak < 34 * rows, (
+            peak / rows
+        )  # 8 for h, 8 for the slopes, twice as much for what lanes sum, and what shards take
     tracker.expect()
     assert not tracker._slots[0]  # the facts' one direction goes before the next comes
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.private import PrivateGradient
-from tablepuppet.arrays import Array, PerRow, RowNumbers
+from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.models.heads.base import TrainedHead
 from tablepuppet.models.linear import Model
 from tablepuppet.models.losses import Loss
@@ -47,7 +47,7 @@ class Walkable(Protocol):
     def run(
         self,
         step: Callable[..., Any],
-        per_row: Sequence[PerRow],
+        per_row: Sequence[Array],
         *,
         columns: Sequence[Array] = ...,
         signals: int = ...,
@@ -87,7 +87,7 @@ class Summable(Protocol):
     def sample(self) -> Any:
         """Some of them that were drawn, or all, where there are few: a step can be run over those."""
 
-    def differentiate(self, loss: Loss, per_row: Sequence[PerRow], intercept: float) -> LossSums: ...
+    def differentiate(self, loss: Loss, per_row: Sequence[Array], intercept: float) -> LossSums: ...
 
     def multiply(self, block: int, direction: Array) -> list[Array]:
         """collapse_i of one block's expanded direction, weights included."""
@@ -130,7 +130,7 @@ class Problem:
     sum_l2: float | None = None  # of the outputs that a head sums beside what it makes of all; None: as of the others
     l1: float = 0.0
     signs: tuple[tuple[int, ...], ...] = ()  # of each block's encoded columns; empty: any
-    last_look: Callable[[Sequence[PerRow], Array], dict[str, Any]] | None = None  # all sums of a finished model
+    last_look: Callable[[Sequence[Array], Array], dict[str, Any]] | None = None  # all sums of a finished model
 
     @property
     def blocks(self) -> int:

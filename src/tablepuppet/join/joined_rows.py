@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Walkable
-from tablepuppet.arrays import Array, Moved, PerRow, RowNumbers, floats, pieces
+from tablepuppet.arrays import Array, RowNumbers, floats, pieces
 from tablepuppet.join.row_index import RowIndex, count_rows, distinct, gather, rises
 from tablepuppet.join.walk import (
     BlockValues,
@@ -114,7 +114,7 @@ class JoinedRows:
     def run(
         self,
         step: JoinStep,
-        per_row: Sequence[PerRow],
+        per_row: Sequence[Array],
         *,
         columns: Sequence[Array] = (),
         signals: int = 0,
@@ -140,12 +140,12 @@ class JoinedRows:
     def walk(
         self,
         work: Work,
-        per_row: Sequence[PerRow],
+        per_row: Sequence[Array],
         columns: Sequence[Array],
         each: Callable[[Callable[[Lane], LaneResult], Sequence[Lane]], Iterable[LaneResult]] = map,
     ) -> Iterator[LaneResult]:
         """What every lane gives, in order, as it comes."""
-        given = BlockValues([_in_memory(p, v) for p, v in zip(self.indices, per_row, strict=True)], columns)
+        given = BlockValues([np.ascontiguousarray(values) for values in per_row], columns)
 
         def one(lane: Lane) -> LaneResult:
             with np.errstate(over="ignore", invalid="ignore"):  # divergence is the engine's to notice
@@ -218,11 +218,6 @@ class JoinedRows:
         if self.lanes is not None:
             return self.lanes
         return lanes_of(self.rows, sum(p.rows for p in self.indices if not p.is_sorted))
-
-
-def _in_memory(p: RowIndex, values: PerRow) -> PerRow:
-    """Values that are computed as they are asked for stay so where joined rows have them in order."""
-    return values if p.is_identity and isinstance(values, Moved) else np.ascontiguousarray(values)
 
 
 def lanes_of(rows: int, scattered: int) -> list[Lane]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array, PerRow, RowNumbers, pieces
+from tablepuppet.arrays import Array, RowNumbers, pieces
 from tablepuppet.sizes import ROWS_IN_CACHE
 
 _SPARSE_ROWS = 1 << 18  # rows of a block, from which a shard's values are added one by one: few rows have any
@@ -85,7 +85,7 @@ def is_sparse(rows: int, *, is_sorted: bool) -> bool:
     return rows >= _SPARSE_ROWS and not is_sorted
 
 
-def gather(values: PerRow, place: Place | slice) -> Array:
+def gather(values: Array, place: Place | slice) -> Array:
     """v[p(j)] of the joined rows at a place, 0 where there is no row: (n, k) → (joined rows, k)."""
     if isinstance(place, slice):
         return values[place]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array, Moved, PerRow, Triangles, floats
+from tablepuppet.arrays import Array, Triangles, floats
 from tablepuppet.join.row_index import Place, gather, scatter_add
 from tablepuppet.models.losses import Weighted
 from tablepuppet.sizes import NUMBERS_PER_TRIANGLES
@@ -66,7 +66,7 @@ class Work:
 class BlockValues:
     """What a walk expands, of each block: values are summed over blocks, columns are not."""
 
-    values: Sequence[PerRow]
+    values: Sequence[Array]
     columns: Sequence[Array] = ()
 
 
@@ -114,8 +114,7 @@ def _shard(rows: JoinedRows, given: BlockValues, places: Places, borders: tuple[
     for name, kept in state.items():
         kept.flags.writeable = name in work.writes
     first = gather(given.values[0], places[0])
-    is_view = isinstance(places[0], slice) and not isinstance(given.values[0], Moved)
-    scores = first.copy() if is_view else first  # the step's to overwrite
+    scores = first.copy() if isinstance(places[0], slice) else first  # the step's to overwrite
     for values, place in zip(given.values[1:], places[1:], strict=True):
         scores += gather(values, place)
     columns = [gather(values, place) for values, place in zip(given.columns, places, strict=bool(given.columns))]

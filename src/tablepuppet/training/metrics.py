@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Summable, Walkable
-from tablepuppet.arrays import Array, PerRow
+from tablepuppet.arrays import Array
 from tablepuppet.formatting import format_count
 from tablepuppet.join.factorised.rows import FactorisedRows
 from tablepuppet.join.joined_rows import JoinedRows
@@ -152,7 +152,7 @@ def measure_constant(joined: Walkable, constant: Array, criterion: Criterion) ->
     return measure(joined.sample if isinstance(joined, Summable) else joined, nothing, constant, criterion).metrics
 
 
-def sum_metrics(joined: Walkable, per_row: Sequence[PerRow], intercept: Array, criterion: Criterion) -> Sums:
+def sum_metrics(joined: Walkable, per_row: Sequence[Array], intercept: Array, criterion: Criterion) -> Sums:
     """A walk for all sums of the moment; scores are kept where they are to be ranked."""
     loss, moment = criterion.loss, criterion.moment
     writes = ("scores",) if criterion.is_ranked and loss.outputs == 1 else ()

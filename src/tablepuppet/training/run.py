@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 
 from tablepuppet.algorithms.base import Problem, Server, Summable
-from tablepuppet.arrays import Array, PerRow
+from tablepuppet.arrays import Array
 from tablepuppet.errors import TrainingError
 from tablepuppet.exchanges.evaluation import Evaluate, Evaluation, HoldPart, Keep, Parameters, Release, Restore
 from tablepuppet.join.joined_rows import JoinedRows
@@ -67,7 +67,7 @@ def _train(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | None
     is_last_epoch = job.patience is None and problem.head is None and problem.channel is None  # the model's
     if is_last_epoch and not isinstance(problem.joined, Summable):
 
-        def last_look(per_row: Sequence[PerRow], intercept: Array) -> Sums:
+        def last_look(per_row: Sequence[Array], intercept: Array) -> Sums:
             return sum_metrics(mapping.train, per_row, intercept, Criterion(problem.loss, Moment.FINISHED))
 
         problem = replace(problem, last_look=last_look)

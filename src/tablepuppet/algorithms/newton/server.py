@@ -51,7 +51,7 @@ class NewtonServer(Server):
         self._decrement = self._before = self._value = math.inf
         problem = self.problem
         memory = [kept_directions(self.options.memory, width * loss.outputs) for width in problem.widths]
-        self._tracker = Tracker(problem, memory, in_place=True)
+        self._tracker = Tracker(problem, memory)
         sizes = zip(problem.widths, problem.clients, strict=True)
         self._is_full = [is_full(loss.outputs, width, clients) for width, clients in sizes]
         self._curvatures: list[Array] | None = None  # over all pairs of outputs, where a block gets them

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Problem, Summable
 from tablepuppet.algorithms.numerics.linear_systems import eigenvalues
-from tablepuppet.arrays import Array, Following, Moved, PerRow, freeze
+from tablepuppet.arrays import Array, Following, freeze
 from tablepuppet.errors import ScoreRangeError
 from tablepuppet.models.linear import MOST_CONSTANTS
 from tablepuppet.models.losses import Loss, Weighted
@@ -101,7 +101,7 @@ def derivative_step(
 
 
 def derivatives(
-    problem: Problem, predictions: Sequence[PerRow], intercept: Array, *, wants_curvature: bool
+    problem: Problem, predictions: Sequence[Array], intercept: Array, *, wants_curvature: bool
 ) -> Derivatives:
     """One walk over all joined rows."""
     joined, loss = problem.joined, problem.loss
@@ -177,11 +177,11 @@ def _labels(shard: Any, loss: Loss) -> Array:
 class Objective:
     """F: the mean loss over joined rows, and a ridge for each block."""
 
-    evaluate: Callable[[Sequence[PerRow], Array], Derivatives]
+    evaluate: Callable[[Sequence[Array], Array], Derivatives]
     ridges: Sequence[float]
     rows: int  # N
     is_quadratic: bool
-    look: Callable[[Sequence[PerRow], Array], Derivatives] | None = None  # the loss without derivatives
+    look: Callable[[Sequence[Array], Array], Derivatives] | None = None  # the loss without derivatives
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -193,7 +193,6 @@ class Subspace:
     intercept: Array
     steps: Array  # (outputs, steps) of the intercept: one for each output, or some that are good
     hessian: Array  # of the mean loss
-    in_walks: Sequence[bool] = ()  # blocks that are moved as walks come to their rows
 
 
 def minimise(
@@ -202,13 +201,11 @@ def minimise(
     start: Callable[[], tuple[Derivatives, Array]],
     *,
     is_last: Callable[[float, float], bool] | None = None,
-    in_place: bool = False,
 ) -> Found:
     """min over α of F(θ + Σ α s), one α for every direction of every block, and the intercept.
 
     `start` gives up the derivatives at h and their slopes, so that they go as soon as others are known. Where the
     decrement and F say that no search will follow (`is_last`), it is one step, and `objective.look` finds F there.
-    `in_place`: what blocks end with is written over h.
     """
     vectors, products, intercept = space.vectors, space.products, space.intercept
     evaluate, look, ridges = objective.evaluate, objective.look, objective.ridges
@@ -238,8 +235,7 @@ def minimise(
     alive = np.concatenate([*(_alive(gram) for gram in products), np.ones(space.steps.shape[1], np.bool_)])
     enough = _ENOUGH if len(intercept) == 1 else _ENOUGH_OUTPUTS
     point = np.zeros(borders[-1] + space.steps.shape[1])
-    moved: list[PerRow] = []  # h at the point, once it is known
-    in_walks = space.in_walks or [False] * len(vectors)
+    moved: list[Array] = []  # h at the point, once it is known
     value, slope = total(point, here.loss, along)
     at: Derivatives | None = here
     del here
@@ -256,8 +252,7 @@ def minimise(
         for halving in range(_HALVINGS):  # the full Newton step, halved until F falls
             new = point + step / 2**halving
             at, moved = None, []  # as large as the tables, and rarely wanted again
-            steps = [Moved(block[0], block[1:], c) for block, c in zip(vectors, split(new), strict=True)]
-            moved = [step if later else _write_out(step) for step, later in zip(steps, in_walks, strict=True)]
+            moved = [_move(block, c) for block, c in zip(vectors, split(new), strict=True)]
             there = intercept + space.steps @ new[borders[-1] :]
             try:
                 at = (look if look is not None and ends else evaluate)(moved, there)
@@ -276,21 +271,24 @@ def minimise(
             break
     chosen, found = intercept + space.steps @ point[borders[-1] :], split(point)
     if not moved:
-        moved = [
-            Moved(block[0], block[1:], c) if c.any() else block[0] for block, c in zip(vectors, found, strict=True)
-        ]
-    h = [_write_out(step, in_place=in_place) if isinstance(step, Moved) else step for step in moved]
-    return Found(found, chosen, h, at or evaluate(h, chosen), value, decrement)
+        moved = [_move(block, c) if c.any() else block[0] for block, c in zip(vectors, found, strict=True)]
+    return Found(found, chosen, moved, at or evaluate(moved, chosen), value, decrement)
 
 
-def _write_out(moved: Moved, *, in_place: bool = False) -> Array:
-    """h of a block after a step, over what it was before or beside it."""
-    out = moved.values if in_place else np.empty_like(moved.values)
+def _move(vectors: Sequence[Array], coefficients: Array) -> Array:
+    """h of a block after a step along its directions, h + Σ c d."""
+    h, *directions = vectors
+    if not directions:
+        return h
+    out = np.empty_like(h)
 
     def write(here: slice) -> None:
         for start in range(here.start, here.stop, ROWS_IN_CACHE):  # what is summed stays in the cache
             some = slice(start, min(start + ROWS_IN_CACHE, here.stop))
-            np.add(moved.step(some), moved.values[some], out=out[some])
+            step = directions[0][some] * coefficients[0]
+            for c, direction in zip(coefficients[1:], directions[1:], strict=True):
+                step += c * direction[some]
+            np.add(step, h[some], out=out[some])
 
     parallel_for(write, len(out), 4 * ROWS_IN_CACHE)
     return out

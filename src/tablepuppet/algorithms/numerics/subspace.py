@@ -39,7 +39,7 @@ from tablepuppet.algorithms.numerics.search import (
     outputs_hessian_step,
     slopes,
 )
-from tablepuppet.arrays import Array, Following, PerRow
+from tablepuppet.arrays import Array, Following
 from tablepuppet.models.linear import MOST_CONSTANTS
 from tablepuppet.models.metrics import Sums
 from tablepuppet.threads import submit
@@ -93,10 +93,9 @@ class Tracker:
     steps of its own, as blocks do.
     """
 
-    def __init__(self, problem: Problem, memory: Sequence[int], *, in_place: bool = False) -> None:
+    def __init__(self, problem: Problem, memory: Sequence[int]) -> None:
         self.problem = problem
         self.memory = memory  # of each block
-        self._in_place = in_place  # whether nobody else keeps the predictions of an earlier model
         self._varies = problem.loss.outputs == 1 and not problem.loss.is_quadratic
         # collapse_i(∂²ℓ/∂a²), where it is the same everywhere
         self._constant_curvatures: list[Array | Following] | None = None
@@ -220,7 +219,7 @@ class Tracker:
         unit = np.eye(self.problem.loss.outputs)[output]
         return np.broadcast_to(unit, (rows, len(unit)))
 
-    def _evaluate(self, predictions: Sequence[PerRow], intercept: Array) -> Derivatives:
+    def _evaluate(self, predictions: Sequence[Array], intercept: Array) -> Derivatives:
         return derivatives(self.problem, predictions, intercept, wants_curvature=self._varies)
 
     def _compute_hessian(self) -> None:
@@ -345,11 +344,10 @@ class Tracker:
             look=None if problem.last_look is None else self._look,
         )
         hessian = self._hessian[np.ix_(place, place)]
-        in_walks = [index.is_identity for index in problem.joined.indices]
-        space = Subspace(vectors, products, self.intercept, self._steps, hessian, in_walks)
-        return minimise(objective, space, partial(self._give_up, along), is_last=is_last, in_place=self._in_place)
+        space = Subspace(vectors, products, self.intercept, self._steps, hessian)
+        return minimise(objective, space, partial(self._give_up, along), is_last=is_last)
 
-    def _look(self, predictions: Sequence[PerRow], intercept: Array) -> Derivatives:
+    def _look(self, predictions: Sequence[Array], intercept: Array) -> Derivatives:
         """F of the finished model, and all that is measured of it."""
         assert self.problem.last_look is not None
         sums = self.problem.last_look(predictions, intercept)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array, PerRow, RowNumbers
+from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.join.cluster.cluster import Cluster
 from tablepuppet.join.cluster.partitions import IndexFacts, Partition, write_labels
 from tablepuppet.join.cluster.worker import Kept, Source, Walk
@@ -47,7 +47,7 @@ class ClusterRows:
     def run(
         self,
         step: JoinStep,
-        per_row: Sequence[PerRow],
+        per_row: Sequence[Array],
         *,
         columns: Sequence[Array] = (),
         signals: int = 0,
@@ -66,7 +66,7 @@ class ClusterRows:
             self.state[name] = Kept(self.state[name].outputs, self.state[name].dtype, walk.number)
         return done
 
-    def _calls(self, walk: Walk, per_row: Sequence[PerRow], columns: Sequence[Array]) -> list[tuple[Any, ...]]:
+    def _calls(self, walk: Walk, per_row: Sequence[Array], columns: Sequence[Array]) -> list[tuple[Any, ...]]:
         """For each partition: its path, the walk, and the values of the rows that it uses."""
         given = [(i % len(per_row), np.ascontiguousarray(v)) for i, v in enumerate((*per_row, *columns))]
         shared: dict[int, Any] = {}

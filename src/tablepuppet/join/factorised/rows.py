@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import LossSums
-from tablepuppet.arrays import Array, PerRow, RowNumbers
+from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import MappingError
 from tablepuppet.join.factorised.draw import RowLookup, draw_numbers
 from tablepuppet.join.factorised.tree import Tree
@@ -90,7 +90,7 @@ class FactorisedRows:
         """The different labels, each as heavy as all joined rows that have it."""
         return by_label(self.labels, self.label_counts(), self.weights)
 
-    def differentiate(self, loss: Loss, per_row: Sequence[PerRow], intercept: float) -> LossSums:
+    def differentiate(self, loss: Loss, per_row: Sequence[Array], intercept: float) -> LossSums:
         """The loss and its derivatives at scores Σ h_i + intercept."""
         if loss not in self._losses:
             self._losses.clear()
@@ -147,7 +147,7 @@ class FactorisedRows:
         assert isinstance(branch, TreeSide)
         return branch
 
-    def _expand(self, branch: int, per_row: Sequence[PerRow], intercept: float) -> list[Array]:
+    def _expand(self, branch: int, per_row: Sequence[Array], intercept: float) -> list[Array]:
         """h of a branch's relations; the intercept goes with the root's."""
         join = self._branch(branch).join
         scores = [np.zeros(size + 1) for size in join.sizes]
@@ -176,7 +176,7 @@ class FactorisedRows:
 
     # -- what only rows have that are written down --------------------------------------------------
 
-    def run(self, step: JoinStep, per_row: Sequence[PerRow], **given: Any) -> Pass:
+    def run(self, step: JoinStep, per_row: Sequence[Array], **given: Any) -> Pass:
         raise MappingError(_NO_WALK)
 
     def allocate(self, name: str, outputs: int, dtype: type[np.floating[Any]] = np.float64) -> None:

@@ -81,3 +81,14 @@ def test_defaults_of_a_job_are_those_of_its_page() -> None:
             compared.append(name)
             assert ast.literal_eval(shown[name].strip("`")) == default, name
     assert {"test_fraction", "seed", "standardize", "hidden", "monitor", "wire", "model"} <= set(compared)
+
+
+def test_messages_on_the_page_of_errors_are_those_of_the_code() -> None:
+    table = (DOCS / "errors.md").read_text(encoding="utf-8").partition("## Common refusals")[2].partition("## ")[0]
+    messages = [
+        text for cell in re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE) for text in re.findall(r"`(.*?)`", cell)
+    ]
+    source = "".join(path.read_text(encoding="utf-8") for path in (DOCS.parent / "src" / "tablepuppet").rglob("*.py"))
+    joined = re.sub(r'"\s*\n\s*f?"', "", source)  # of texts that go over lines
+    assert len(messages) > 12
+    assert [text for text in messages if text not in joined] == []

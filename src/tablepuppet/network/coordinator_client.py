@@ -71,8 +71,7 @@ class CoordinatorClient:
         for contract in drafts:
             is_so = contract.asker == self._party.name and contract.purpose in (wanted, "explain")
             if isinstance(job, Job):
-                noise = (job.privacy.label, job.privacy.features, job.privacy.predictions)
-                is_so &= noise == (contract.label_privacy, contract.feature_privacy, contract.prediction_privacy)
+                is_so &= _has_noise(contract, job)
             if not is_so:
                 raise TransportError(
                     "the server wants another contract signed than this job's: its asker, purpose or noise differ; ask "
@@ -201,3 +200,13 @@ def _log_waiting(news: c.Waiting) -> None:
 
 def _error(failed: c.Failed) -> TablePuppetError:
     return error_class(failed.error, TransportError)(printable(failed.message, keep="\n", most=_LONGEST))
+
+
+def _has_noise(contract: Contract, job: Job) -> bool:
+    """Whether a contract has the noise that a job asks for; an analyst's budget brings that on features."""
+    asked, terms = job.privacy, contract.analyst
+    is_so = (contract.label_privacy, contract.prediction_privacy) == (asked.label, asked.predictions)
+    if terms is None or asked.analyst is None:
+        return is_so and contract.feature_privacy == asked.features and terms is None and asked.analyst is None
+    paid = (asked.analyst.epsilon, asked.analyst.delta, asked.analyst.cap)
+    return is_so and paid == (terms.epsilon, terms.delta, terms.cap)

@@ -1,0 +1,111 @@
+"""What an analyst gets for a month's budget: boosted trees on three joins, ε = 1, 2, 4, 8 a month, and without noise.
+
+    python -m evaluation.analysts --data FOLDER [--only flights]
+
+The table with the label has the budget. A month goes into one training with its metrics. Of each line: the test metric
+that the analyst is shown, what the same model has on the same rows without noise, and how far the noisy number of
+joined rows is off. Means over the runs; what is exact is computed beside, by whoever has all tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import duckdb
+import pyarrow.parquet as parquet
+
+import tablepuppet as tp
+from evaluation import flights, movielens, walmart
+from evaluation.workload import Workload
+from tablepuppet.owner.policy import Policy
+from tablepuppet.privacy.analyst import AnalystBudget
+from tablepuppet.privacy.ledger import TableBudget
+
+EPSILONS = (1.0, 2.0, 4.0, 8.0)
+RUNS = 3
+TREES: dict[str, Any] = {"model": "boosted", "splits": "random", "trees": 60, "depth": 6, "learning_rate": 0.3}
+SEARCHED = {"model": "boosted", "trees": 60}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A join, the table with the budget, and what is public of it."""
+
+    workload: Workload
+    table: str
+    metric: str
+    bounds: dict[str, tuple[float, float]]
+    cap: int = 1
+
+
+CASES = (
+    Case(flights.FLIGHTS, "flights", "auc", flights.BOUNDS),
+    Case(
+        movielens.LINEAR,
+        "ratings",
+        "rmse",
+        {
+            "days": (11_000.0, 12_200.0),
+            "hour": (0.0, 23.0),
+            "is_weekend": (0.0, 1.0),
+            "released": (1919.0, 2000.0),
+            "rating": (1.0, 5.0),
+        },
+        cap=2,
+    ),
+    Case(walmart.WALMART, "sales", "rmse", walmart.BOUNDS | {"sales": (-5.0, 250.0)}),
+)
+
+
+def measure(case: Case, data: Path) -> list[list[str]]:
+    """A line without noise, then one for each ε."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = case.workload.prepare(duckdb.connect(), data / case.workload.folder, Path(folder))
+        tables: Any = {name: parquet.read_table(path) for name, path in files.items()}
+    given: dict[str, Any] = {"label": case.workload.label, **TREES}
+    budget = TableBudget(analyst=AnalystBudget(epsilon=100.0))
+    policies: Any = {case.table: Policy(budget={case.table: budget})}
+    with tp.Federation(tables) as open_, tp.Federation(tables, policies=policies) as owners:
+        lines = []
+        for name, options in (("no budget, splits searched", SEARCHED), ("no budget, splits drawn", TREES)):
+            plain = open_.train(case.workload.query, label=case.workload.label, **options)
+            rows, value = plain.plan.mapping.joined_rows, plain.metrics["test"][case.metric]
+            lines.append([name, f"{value:.4f}", f"{value:.4f}", "0"])
+            print(case.workload.name, *lines[-1], flush=True)
+        lines.append(["a constant", "", f"{plain.baseline.get(case.metric, 0.5):.4f}", ""])
+        for epsilon in EPSILONS:
+            shown, exact, off = [], [], []
+            for seed in range(RUNS):
+                asked = {"epsilon": epsilon, "cap": case.cap, "bounds": case.bounds}
+                result = owners.train(case.workload.query, **given, seed=seed, privacy={"analyst": asked})
+                shown.append(result.metrics["test"][case.metric])
+                exact.append(open_.evaluate(result, rows="all")[case.metric])
+                off.append(abs(result.plan.mapping.joined_rows - rows))
+            figures = (f"{fmean(shown):.4f}", f"{fmean(exact):.4f}", f"{fmean(off):,.0f}")
+            lines.append([f"ε = {epsilon:g}", *figures])
+            print(case.workload.name, *lines[-1], flush=True)
+        return lines
+
+
+def main() -> None:
+    """Prints a table for each join."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--only", choices=[case.workload.name for case in CASES])
+    asked = parser.parse_args()
+    for case in CASES:
+        if asked.only in (None, case.workload.name):
+            lines = measure(case, asked.data)
+            print(f"\n| {case.workload.name}, {case.metric} | shown | exact | joined rows off by |")
+            print("|---|---:|---:|---:|")
+            for line in lines:
+                print("| " + " | ".join(line) + " |")
+
+
+if __name__ == "__main__":
+    main()

@@ -52,6 +52,8 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
     """Makes links of the repository links of the site; code is left alone."""
     home = {name: source for source, name in OUTSIDE.items()}.get(page.file.src_uri, f"docs/{page.file.src_uri}")
     known = {file.src_uri for file in files}
+    if home == "docs/README.md":
+        page.meta["hide"] = ["navigation"]  # its tabs and tables are enough
     parts, last = [], 0
     for fence in _FENCE.finditer(markdown):
         parts += [_relinked(markdown[last : fence.start()], home, page.file.src_uri, known), fence.group()]

@@ -132,11 +132,16 @@ _SHOWN = 12
 # What other libraries call options that we have under another name.
 _ELSEWHERE = {
     "alpha": "l2",
+    "c": "l2",
     "eta": "learning_rate",
-    "gradient_boosting": "boosted",
+    "gradientboosting": "boosted",
+    "grid": "search",
+    "histgradientboosting": "boosted",
     "hidden_layer_sizes": "hidden",
+    "lgbm": "boosted",
     "lightgbm": "boosted",
-    "logistic_regression": "logistic",
+    "linearregression": "linear",
+    "logisticregression": "logistic",
     "lr": "learning_rate",
     "max_depth": "depth",
     "max_epochs": "epochs",
@@ -146,7 +151,10 @@ _ELSEWHERE = {
     "n_iter_no_change": "patience",
     "num_epochs": "epochs",
     "num_leaves": "leaves",
-    "random_forest": "boosted",
+    "modle": "model",
+    "mse": "squared",
+    "penalty": "l2",
+    "randomforest": "boosted",
     "random_state": "seed",
     "reg": "l2",
     "sample_weight": "weight",
@@ -155,6 +163,7 @@ _ELSEWHERE = {
     "test_size": "test_fraction",
     "tol": "tolerance",
     "validation_split": "validation_fraction",
+    "xgb": "boosted",
     "xgboost": "boosted",
     "y": "label",
 }
@@ -166,7 +175,9 @@ def nearest(name: str, known: Sequence[str], cutoff: float = 0.6) -> str | None:
     >>> nearest("lr", ["decay", "learning_rate"])
     'learning_rate'
     """
-    elsewhere = _ELSEWHERE.get(name.lower())
+    plain = name.lower()
+    kind = plain.removesuffix("classifier").removesuffix("regressor").replace("_", "")  # of a scikit-learn estimator
+    elsewhere = _ELSEWHERE.get(plain, _ELSEWHERE.get(kind))
     if elsewhere in known:
         return elsewhere
     by_lower = {k.lower(): k for k in known}

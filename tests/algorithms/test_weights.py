@@ -24,7 +24,7 @@ EXACT = {
     "centralized": "centralized",
 }
 GIVEN: dict[str, Any] = {"label": "y", "l2": L2, "test_fraction": 0.0}
-EXACT = {"algorithm": "newton", "tolerance": 1e-10}
+TIGHT: dict[str, Any] = {"algorithm": "newton", "tolerance": 1e-10}
 
 
 def weights_of(scenario: Scenario) -> Any:
@@ -72,7 +72,7 @@ def test_class_weights_give_what_scikit_learn_gives(model: str, given: str) -> N
     classes: Any = "balanced" if given == "balanced" else {int(c): 0.5 + c for c in np.unique(y)}
     expected = best(scenario, model, compute_sample_weight(classes, y))
     with split(scenario, 2) as federation:
-        result = federation.train(scenario.query, model=model, class_weight=classes, **GIVEN, **EXACT)
+        result = federation.train(scenario.query, model=model, class_weight=classes, **GIVEN, **TIGHT)
     np.testing.assert_allclose(parameters(result)[0], expected, atol=2e-5)
 
 
@@ -81,7 +81,7 @@ def test_both_weights_multiply_and_balanced_classes_weigh_the_same() -> None:
     weights, y = weights_of(scenario), scenario.encoded()[1]
     totals = np.bincount(y.astype(int), weights)
     with split(scenario, 2) as federation:
-        given = {"weight": WEIGHT, "class_weight": "balanced"} | GIVEN | EXACT
+        given = GIVEN | TIGHT | {"weight": WEIGHT, "class_weight": "balanced"}
         result = federation.train(scenario.query, model="softmax", **given)
     expected = best(scenario, "softmax", weights / totals[y.astype(int)])
     np.testing.assert_allclose(parameters(result)[0], expected, atol=2e-5)

@@ -99,7 +99,7 @@ def explain_error(error: msgspec.ValidationError, kind: Any, given: dict[str, An
     if choices:
         found = given.get(where)
         return f"{where} must be one of {', '.join(choices)}, not {found!r}"
-    for json_name, name in (("object", "dict"), ("null", "None")):
+    for json_name, name in (("object", "dict"), ("array", "list"), ("null", "None")):
         what = re.sub(rf"\b{json_name}\b", name, what)
     return f"{where or 'the job'}: {what[0].lower()}{what[1:]}"
 

@@ -45,7 +45,9 @@ class ConnectedFederation(Federation):
         """Goes on with an interrupted run, by its name; `wait` gives its result."""
         self._coordinator.resume(run)
 
-    def submit(self, query: str, *, label: str, share: Sequence[str] = (), resume: bool = False, **options: Any) -> str:
+    def submit(
+        self, query: str, label: str = "", *, share: Sequence[str] = (), resume: bool = False, **options: Any
+    ) -> str:
         """Hands in a job as `train` would and does not wait for it; the run's name.
 
         `share`: other users who may wait for the result too.

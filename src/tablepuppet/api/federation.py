@@ -129,8 +129,8 @@ class Federation(ModelVerbs):
     def explain(
         self,
         query: str,
+        label: str = "",
         *,
-        label: str,
         model: Any = "auto",
         algorithm: Any = None,
         progress: bool | None = None,
@@ -178,8 +178,8 @@ class Federation(ModelVerbs):
     def train(
         self,
         query: str,
+        label: str = "",
         *,
-        label: str,
         model: Any = "auto",
         algorithm: Any = None,
         l2: float | Mapping[str, float] | Literal["auto"] | None = None,
@@ -279,8 +279,8 @@ class Federation(ModelVerbs):
     def search(
         self,
         query: str,
+        label: str = "",
         *,
-        label: str,
         settings: Sequence[Mapping[str, Any]],
         folds: int = 5,
         group: str | None = None,
@@ -353,8 +353,8 @@ class Federation(ModelVerbs):
     def suggest_history(
         self,
         query: str,
+        label: str = "",
         *,
-        label: str,
         at: str | None = None,
         tables: Sequence[str] | None = None,
         windows: Windows = WINDOWS,

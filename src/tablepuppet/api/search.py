@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 PATH = tuple(10.0 ** (-k / 2) for k in range(9))  # from 1 to 1e-4
 
 
-def cross_validate(federation: Federation, query: str, *, label: str, folds: int = 5, **options: Any) -> SearchResult:
+def cross_validate(
+    federation: Federation, query: str, label: str = "", *, folds: int = 5, **options: Any
+) -> SearchResult:
     """Measures one setting: trains `folds` times without a fold, and measures each model on its fold (docs/search.md).
 
     - `federation`, `query`, `label` and `options`: as in `Federation.train`.
@@ -45,7 +47,7 @@ def search(
     query: str,
     grid: Mapping[str, Any] | Sequence[Mapping[str, Any]],
     *,
-    label: str,
+    label: str = "",
     folds: int = 5,
     samples: int | None = None,
     seed: int = 0,
@@ -107,7 +109,9 @@ class PathResult:
         return f"PathResult({len(self.results)} models, with {counts[0]} to {counts[-1]} weights)"
 
 
-def path(federation: Federation, query: str, *, label: str, l1: Sequence[float] = PATH, **options: Any) -> PathResult:
+def path(
+    federation: Federation, query: str, label: str = "", *, l1: Sequence[float] = PATH, **options: Any
+) -> PathResult:
     """An elastic-net path: a model for each `l1`, the largest first, each started from the one before.
 
     `federation`, `query`, `label` and `options`: as in `Federation.train`; with `l2=0` it is the lasso's path.

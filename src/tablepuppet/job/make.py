@@ -78,7 +78,10 @@ def _check_names(query: Any, label: Any, model: Any) -> None:
     if not isinstance(query, str):
         raise JobError(f"query must be SQL text, not {type(query).__name__}")
     if not isinstance(label, str) or not label:
-        raise JobError("label must be the name of a column in the SELECT list")
+        found = "" if label in ("", None) else f", not {type(label).__name__}"
+        raise JobError(
+            f'label must be the name of a column in the SELECT list{found}; name what to predict: label="returned"'
+        )
     if not isinstance(model, str) or model not in (*models(), "module"):
         raise JobError(
             f"unknown model {model!r}; choose one of {', '.join(models())}, or give a callable (width, outputs) → "
@@ -215,11 +218,12 @@ def _algorithm(algorithm: Any, extra: dict[str, Any]) -> tuple[str, AlgorithmOpt
         known = _OPTIONS | set(BY_NAME[algorithm].options.__struct_fields__)
         for name in extra:
             if name not in known:
-                near = hint(name, known) or "."
+                near = hint(name, known | {"label", "model"}) or "."
                 raise JobError(f"algorithm {algorithm} has no option {name!r}{near} {_options(algorithm)}")
         return algorithm, options_of(algorithm, extra)
     kinds = ", ".join(f"tp.{a.options.__name__}(…)" for a in FEDERATED)
-    raise JobError(f"algorithm must be a name or {kinds}, not {type(algorithm).__name__}")
+    found = f"the class {algorithm.__name__}" if isinstance(algorithm, type) else type(algorithm).__name__
+    raise JobError(f"algorithm must be a name or {kinds}, not {found}")
 
 
 def _epochs(job: Job, algorithm: Algorithm[Any]) -> int:

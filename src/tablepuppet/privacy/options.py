@@ -210,7 +210,7 @@ def _explained(error: msgspec.ValidationError) -> str:
     what, _, where = str(error).replace("`", "").partition(" - at $")
     name = what.rpartition(" unknown field ")[2]
     if name == what:
-        return f"privacy{where}: {what[0].lower()}{what[1:]}"
+        return f"privacy{where}: {what[0].lower()}{what[1:]}".replace("expected object", "expected dict")
     known = _SECTIONS.get(where, Privacy).__struct_fields__
     return f"privacy{where} has no option {name!r}; {hint(name, known)}"
 

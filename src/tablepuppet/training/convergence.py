@@ -37,7 +37,10 @@ _PERFECT, _FEW_ROWS = 0.9995, 30  # R² or accuracy that only a copy of the labe
 _MANY_ORPHANS = 0.05  # of the rows of the label's table
 _MOSTLY = 0.8  # of a text column's values, which are numbers
 _FEW_NAMES = 20  # that a text column may have in any table
-_CONSTANT = "the label is the same in all training rows, and so is what the model predicts; choose another label"
+_CONSTANT = (
+    "the label is the same in all training rows, and so is what the model predicts; choose another label, or, where "
+    "test or validation rows have others, another split (test_where, test_fraction, validation_where)"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ class BoostingAlgorithm(Algorithm[Boosting]):
 
     def server_memory(self, shape: Shape, options: Boosting) -> int:
         """Scores, the order of rows and room to part them, derivatives, rows by block; then the bins that are known."""
-        per_row = 8 * shape.outputs + 4 + shape.outputs * (4 + 8) + 4 * len(shape.blocks)
+        per_row = 8 * shape.outputs + 4 + shape.outputs * (8 + 8) + 4 * len(shape.blocks)
         return shape.joined * per_row + sum(block.rows * block.width for block in shape.blocks)
 
     def client_memory(self, shape: Shape, options: Boosting, block: BlockShape, part: PartShape) -> float:

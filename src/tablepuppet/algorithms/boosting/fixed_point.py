@@ -64,25 +64,19 @@ class Labels:
 class Derivatives:
     """g and h of every joined row for one output, and what one unit of them is worth.
 
-    They lie side by side, as the upper and the lower half of one number: who sums them up reads one place, not two.
-    It has 32 bits where both have 16 at the most, else 64.
+    They lie side by side, as the upper and the lower 32 bits of one number: who sums them up reads one place, not two.
     """
 
-    both: Integers
+    both: NDArray[np.int64]
     unit: tuple[float, float]
 
     @property
-    def g(self) -> Integers:
-        return self.both >> half_bits(self.both)
+    def g(self) -> NDArray[np.int64]:
+        return self.both >> 32
 
     @property
-    def h(self) -> Integers:
-        return self.both & ((1 << half_bits(self.both)) - 1)
-
-
-def half_bits(both: Integers) -> int:
-    """The bits of g and of h."""
-    return 4 * both.itemsize
+    def h(self) -> NDArray[np.int64]:
+        return self.both & 0xFFFFFFFF
 
 
 def derivatives(
@@ -90,8 +84,7 @@ def derivatives(
 ) -> list[Derivatives]:
     """In fixed point, for each output. `scores` is (joined rows, outputs). `last` are those of the tree before: their
     memory is used again, and their scales are tried first, for most often they stay."""
-    dtype = np.int32 if bits <= 16 else np.int64
-    both: list[Integers] = [own.both for own in last] or [np.empty(len(scores), dtype) for _ in range(loss.outputs)]
+    both = [own.both for own in last] or [np.empty(len(scores), np.int64) for _ in range(loss.outputs)]
     scales = [(1 / g, 1 / h) for g, h in (own.unit for own in last)] or [(1.0, 1.0)] * loss.outputs
     is_constant = loss.is_quadratic and labels.weights is None
     while True:
@@ -109,7 +102,7 @@ def _write(
     scores: Array,
     labels: Labels,
     scales: Sequence[tuple[float, float]],
-    both: Sequence[Integers],
+    both: Sequence[NDArray[np.int64]],
 ) -> Array:
     """Writes g and h by these scales; the largest |g| and h of each output."""
     extents, has_units = np.zeros((loss.outputs, 2)), loss.is_quadratic and labels.weights is None
@@ -120,7 +113,7 @@ def _write(
         extents = np.maximum(extents, np.stack([most_g, h.max(axis=0)], axis=1))
         for k, (out, (by_g, by_h)) in enumerate(zip(both, scales, strict=True)):
             fixed = _to_fixed(g[:, k], by_g).astype(np.int64)
-            fixed <<= half_bits(out)
+            fixed <<= 32
             fixed += 1 if has_units else np.maximum(_to_fixed(h[:, k], by_h), 1.0).astype(np.int64)
             out[start:stop] = fixed
     return extents

@@ -1,7 +1,7 @@
 """The loops of boosted trees over rows, compiled once per machine.
 
 What is summed is whole numbers, so no order of summation can change a bit. g and h of a joined row lie in one number of
-32 or 64 bits, as its upper and its lower half.
+64 bits, as its upper and its lower half.
 
 Numbers of rows and places are unsigned: with signed ones every access would check whether they count from the end.
 A signed and an unsigned number together would become a floating-point one, so they are never mixed.
@@ -28,7 +28,6 @@ Codes = NDArray[np.uint8]
 Integers = NDArray[np.signedinteger[Any]]
 Sums = NDArray[np.int64]
 LOW = 0xFFFFFFFF
-FOLDED_ROWS = 1 << 16  # joined rows whose 16-bit numbers add up to less than half of 32 bits
 log = logging.getLogger(__name__)
 
 
@@ -76,13 +75,6 @@ def _row_of(block: BlockRows, j: Any) -> Any:
 
 
 @compile_loop
-def _halves_of(both: Integers, j: Any) -> Any:
-    """g and h of a joined row as the halves of 64 bits."""
-    x = np.int64(both[j])
-    return ((x >> 16) << 32) + (x & 0xFFFF) if both.itemsize == 4 else x
-
-
-@compile_loop
 def part_nodes(
     order: Integers, segments: Sums, block: BlockRows, splits: NodeSplits, spare: Integers, borders: Sums
 ) -> None:
@@ -116,19 +108,18 @@ def sum_nodes(order: Integers, segments: Sums, both: Integers, out: Sums) -> Non
     for k in range(len(segments)):
         total_g, total_h = np.int64(0), np.int64(0)
         for t in range(np.uint64(segments[k, 0]), np.uint64(segments[k, 1])):
-            x = _halves_of(both, np.uint64(order[t]))
+            x = both[np.uint64(order[t])]
             total_g += x >> 32
             total_h += x & LOW
         out[k, 0], out[k, 1] = total_g, total_h
 
 
 class NodeSums(NamedTuple):
-    """Room for sums: per node and bin, per row of the block, and per bin with g and h in one number. The last two are
-    zero before and after; they are empty where they are of no use."""
+    """Room for sums: per node and bin, and per row of the block. The last are zero before and after; empty: of no
+    use."""
 
     out: Sums
     per_row: Sums
-    folded: Sums
 
 
 @compile_loop
@@ -142,35 +133,21 @@ def count_nodes(
     for k in range(len(segments)):
         rows = order[segments[k, 0] : segments[k, 1]]
         if size == 0 or np.uint64(len(rows)) * (columns - np.uint64(1)) <= size:
-            _count_joined(rows, block, offsets, both, sums.folded, sums.out[k])
+            _count_joined(rows, block, offsets, both, sums.out[k])
         else:
             _count_rows(rows, block, offsets, both, sums.per_row, sums.out[k])
 
 
 @compile_loop
-def _count_joined(rows: Integers, block: BlockRows, starts: Any, both: Integers, folded: Sums, out: Sums) -> None:
+def _count_joined(rows: Integers, block: BlockRows, starts: Any, both: Integers, out: Sums) -> None:
     columns = np.uint64(len(starts) - 1)
-    if both.itemsize == 8:
-        for t in range(np.uint64(len(rows))):
-            j = np.uint64(rows[t])
-            r, x = _row_of(block, j), both[j]
-            for f in range(columns):
-                place = starts[f] + block.codes[r, f]
-                out[place, 0] += x >> 32
-                out[place, 1] += x & LOW
-        return
-    for begin in range(0, len(rows), FOLDED_ROWS):
-        some = rows[begin : begin + FOLDED_ROWS]
-        for t in range(np.uint64(len(some))):
-            j = np.uint64(some[t])
-            r, x = _row_of(block, j), _halves_of(both, j)
-            for f in range(columns):
-                folded[starts[f] + block.codes[r, f]] += x
-        for b in range(len(folded)):
-            low = folded[b] & LOW
-            out[b, 0] += (folded[b] - low) >> 32
-            out[b, 1] += low
-            folded[b] = 0
+    for t in range(np.uint64(len(rows))):
+        j = np.uint64(rows[t])
+        r, x = _row_of(block, j), both[j]
+        for f in range(columns):
+            place = starts[f] + block.codes[r, f]
+            out[place, 0] += x >> 32
+            out[place, 1] += x & LOW
 
 
 @compile_loop
@@ -178,7 +155,7 @@ def _count_rows(rows: Integers, block: BlockRows, starts: Any, both: Integers, p
     columns = np.uint64(len(starts) - 1)
     for t in range(np.uint64(len(rows))):
         j = np.uint64(rows[t])
-        r, x = _row_of(block, j), _halves_of(both, j)
+        r, x = _row_of(block, j), both[j]
         per_row[r, 0] += x >> 32
         per_row[r, 1] += x & LOW
     for r in range(np.uint64(len(per_row))):
@@ -236,7 +213,7 @@ def sum_pairs(rows: RowOrder, cell: Cells, both: Integers, here: Sums, out: Pair
             j = np.uint64(rows.joined[t]) if len(rows.joined) else t
             c = np.int64(cell[j])
             if c >= 0:
-                x = _halves_of(both, j)
+                x = both[j]
                 here[np.uint64(c), 0] += x >> 32
                 here[np.uint64(c), 1] += x & LOW
                 low, high = min(low, c), max(high, c)

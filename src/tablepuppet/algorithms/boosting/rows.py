@@ -73,10 +73,7 @@ class BlockIndex:
         most = min(int(np.count_nonzero(cell >= 0)), (self.rows + 1) * most_cells)
         counts = np.empty(self.rows + 1, np.int32)
         rows = self._by_row(spare)
-        most_joined = int(np.diff(rows.starts).max()) if len(self.index) else 1
-        is_short = given.both.itemsize == 4 and most_joined <= kernels.FOLDED_ROWS
-        g, h = np.empty((2, most), np.int32 if is_short else np.int64)
-        found = PairArrays(counts, np.empty(most, np.int16), g, h)
+        found = PairArrays(counts, np.empty(most, np.int16), *np.empty((2, most), np.int64))
         kernels.sum_pairs(rows, cell, given.both, np.zeros((most_cells, 2), np.int64), found)
         parts, end = [], 0
         for start, stop in pairwise([*starts, self.rows + 1]):

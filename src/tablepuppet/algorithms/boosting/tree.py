@@ -282,7 +282,7 @@ class GrowingTree:
             if block.layout.bins:
                 rows = BlockRows(index.index, 0, index.rows, block.codes)
                 per_row = index.zeros if len(index.index) else index.zeros[:0]
-                sums = NodeSums(out, per_row, np.zeros(block.layout.bins, np.int64))
+                sums = NodeSums(out, per_row)
                 offsets = block.layout.offsets.astype(np.uint64)
                 kernels.count_nodes(self.order, segments, rows, offsets, self.given.both, sums)
             for place, number in enumerate(own):

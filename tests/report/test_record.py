@@ -84,4 +84,4 @@ def test_the_ledger_of_a_private_run_is_in_its_record_and_on_its_page() -> None:
     record = record_of(result)
     assert [(r.what, r.table, r.observer, r.epsilon) for r in record.ledger] == [("label", "orders", "everyone", 3.0)]
     assert record.ledger[0].claim in html.unescape(render([record]))
-    assert "No differential privacy was asked for" in render([record_of(trained()[0])])
+    assert "did not ask for differential privacy" in render([record_of(trained()[0])])

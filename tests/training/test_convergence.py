@@ -88,7 +88,7 @@ def test_figures_without_a_test_row_are_said_to_be_of_training_rows() -> None:
     with federation(linear, rows=3) as owner:
         result = owner.train(QUERY, label="y", algorithm="newton", seed=1)
         assert not result.metrics["test"]
-        assert "no joined row fell on the test side" in str(result)
+        assert "no joined row is a test row" in str(result)
         asked = owner.train(QUERY, label="y", algorithm="newton", test_fraction=0.0)
     assert "test side" not in str(asked)
 

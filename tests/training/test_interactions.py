@@ -1,4 +1,4 @@
-"""A sum's result says where tables would say more together, and nowhere else."""
+"""A sum's result names tables that interact, and no others."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def test_what_the_sum_leaves_is_found_where_it_is(kind: str, least: int, query: 
         result = owner.train(query, label="y")
         messages = result.traffic.total_bytes
         again = owner.train(query, label="y", seed=0)
-    notes = [note for note in result.notes if "together" in note]
+    notes = [note for note in result.notes if "interact" in note]
     assert again.notes == result.notes
     assert again.traffic.total_bytes == messages
     assert bool(notes) == bool(least)
     for note in notes:
-        assert note.startswith("u and i say more together")
+        assert note.startswith("u and i interact")
         share = int(note.split("about ")[1].split("%")[0])
         assert least <= share <= 50
         assert 'head="factor" would take about 24 rounds' in note
@@ -54,7 +54,7 @@ def test_private_jobs_heads_and_few_rows_are_not_looked_at() -> None:
         private = owner.train(NUMBERS, label="y", privacy={"label": {"epsilon": 9.0, "bounds": (-9.0, 9.0)}})
         headed = owner.train(NUMBERS, label="y", head="factor", rank=1)
     for result in (few, private, headed):
-        assert not [note for note in result.notes if "together" in note]
+        assert not [note for note in result.notes if "interact" in note]
 
 
 def test_rows_that_an_outer_join_does_not_find_are_left_out() -> None:
@@ -62,7 +62,7 @@ def test_rows_that_an_outer_join_does_not_find_are_left_out() -> None:
     held["items"] = held["items"].slice(0, 40)
     with tp.Federation(held) as owner:
         result = owner.train(NUMBERS.replace("JOIN items", "LEFT JOIN items"), label="y")
-    assert any("u and i say more together" in note for note in result.notes)
+    assert any("u and i interact" in note for note in result.notes)
 
 
 def repeated_noise(seed: int) -> tuple[dict[str, Any], str]:
@@ -88,4 +88,4 @@ def test_noise_that_is_joined_often_explains_nothing(seed: int) -> None:
     held, query = repeated_noise(seed)
     with tp.Federation(held) as owner:
         result = owner.train(query, label="y", seed=seed)
-    assert not [note for note in result.notes if "together" in note]
+    assert not [note for note in result.notes if "interact" in note]

@@ -74,7 +74,7 @@ def judge(
     if metrics.get("test"):
         notes += _worse(prepared, constant, metrics)
     elif plan.job.split.test_fraction:
-        notes.append("no joined row fell on the test side, and figures are of training rows; raise test_fraction")
+        notes.append("no joined row is a test row, so metrics are those of training rows; raise test_fraction")
     notes += [*_rows_without_partner(prepared), *_keys_as_features(prepared), *_names_of_rows(prepared, encoders)]
     return Verdict(converged, tuple(notes), baseline)
 
@@ -165,7 +165,7 @@ def _worse(prepared: Prepared, constant: Array, metrics: dict[str, Metrics]) -> 
         ways.append(f'{plan.algorithm.untuned}, or train by algorithm="{DEFAULT}"')
     if plan.job.privacy.features is not None:
         ways.append("more noise than signal may have come through: allow a larger ε, or bring more rows")
-    what = "; ".join(ways) if ways else "the features may say nothing about the label"
+    what = "; ".join(ways) if ways else "the features may be unrelated to the label"
     shown = "" if prepared.rounding.is_on else f" ({figures})"
     return [f"the model predicts test rows worse than a constant would{shown}; {what}"]
 
@@ -201,7 +201,7 @@ def _keys_as_features(prepared: Prepared) -> list[str]:
     if not names:
         return []
     return [
-        f"SELECT * makes features of the keys {', '.join(names)}, which say nothing of other rows; leave them out, as "
+        f"SELECT * makes features of the keys {', '.join(names)}, which do not generalise; leave them out, as "
         f"in * EXCLUDE ({names[0].split('.')[-1]})"
     ]
 
@@ -228,7 +228,7 @@ def _names_of_rows(prepared: Prepared, encoders: Sequence[Sequence[Encoder]]) ->
                 continue
             if count > _FEW_NAMES and 2 * count > joined:
                 notes.append(
-                    f"{name} has {count:,} different texts in {joined:,} joined rows, which say nothing of other rows; "
+                    f"{name} has {count:,} different texts in {joined:,} joined rows, which do not generalise; "
                     "if they are dates or numbers, write CAST(… AS DATE) or CAST(… AS DOUBLE), else leave them out or "
                     "set max_categories"
                 )

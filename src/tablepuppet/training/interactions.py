@@ -150,8 +150,7 @@ def compare_with_sum(
     if not found < (1.0 - _WORSE) * both:
         return []
     return [
-        f"the sum of tables that stands beside the network predicts {side} rows better than both together do; "
-        "compare the sum of tables, which is what is trained where head is left out"
+        f"a plain sum of tables predicts {side} rows better than it does with the network; leave head out, and compare"
     ]
 
 
@@ -161,8 +160,8 @@ def advise_head(plan: Plan, found: Interaction) -> str:
     cost = headed_cost(plan, head)
     names = " and ".join(plan.mapping.bound.blocks[block].name for block in found.blocks)
     return (
-        f"{names} say more together than apart: pairs of their rows explain about {found.share:.0%} of what the sum of "
-        f'tables leaves; head="{head}" would take about {cost.rounds:,.0f} rounds and {size(cost.bytes)}, and '
+        f"{names} interact: pairs of their rows explain about {found.share:.0%} of the residual of the sum of tables; "
+        f'head="{head}" would take about {cost.rounds:,.0f} rounds and {size(cost.bytes)}, and '
         'head="mlp" or model="boosted" learn it too (docs/heads.md)'
     )
 

@@ -60,7 +60,7 @@ def test_heads_are_no_worse_than_a_sum_where_there_is_nothing_but_a_sum(case: st
 
 
 def test_where_the_sum_beside_a_network_does_better_alone_it_is_said() -> None:
-    said = "the sum of tables that stands beside the network predicts test rows better than both together do"
+    said = "a plain sum of tables predicts test rows better than it does with the network"
     few = star(500, (20, 10), 3, has_ids=False, label="class")
     notes = []
     for tables, query in (few, CASES["few rows"][0]):

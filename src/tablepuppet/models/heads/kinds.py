@@ -67,8 +67,8 @@ def known_head(options: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 _WIDTH, _HIDDEN = 16, (64, 32)
-SUM_BY_ROWS = 1.0  # what l2 gets besides, as in HeadTraits, of the outputs that a perceptron's head also sums
-_SUM_WEIGHT = 2.0  # they learn twice as fast as what the perceptron sees
+_SUM_WEIGHT = 2.0  # outputs that a perceptron's head also sums: they learn twice as fast as what the perceptron sees
+SUM_BY_ROWS = _SUM_WEIGHT**2  # what their l2 gets besides, as in HeadTraits: 1/N of what they add to scores
 
 
 def _network_widths(model: Any, blocks: int, outputs: int) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ from tablepuppet.join.mapping import TableMapping, summarise
 from tablepuppet.join.negatives import with_negatives
 from tablepuppet.join.profile import Profile, check_meetings, profile_keys
 from tablepuppet.join.walk_choice import default_limit
-from tablepuppet.plan.analyst import AnalystNoise, analyst_job, analyst_terms
+from tablepuppet.plan.analyst import AnalystNoise, analyst_job, analyst_terms, label_bounds
 from tablepuppet.plan.knowledge import check_exposure
 from tablepuppet.plan.plan import Gain, Plan
 from tablepuppet.plan.prepare import Prepared, has_sums, may_draw, prepare, task_of
@@ -380,9 +380,7 @@ def prepare_job(
 
 
 def _noise(job: Job, terms: AnalystTerms, rounding: Rounding) -> AnalystNoise:
-    asked, label = job.privacy.analyst, job.data.label
-    bounds = None if asked is None else asked.bounds.get(label) or asked.bounds.get(label.rpartition(".")[2])
-    return AnalystNoise(terms, rounding.least, rounding.analyst_left, bounds)
+    return AnalystNoise(terms, rounding.least, rounding.analyst_left, label_bounds(job))
 
 
 @contextmanager

@@ -39,7 +39,8 @@ def tables(rows: int = 300, seed: int = 0) -> dict[str, pa.Table]:
     item, q = random.integers(0, 10, rows), random.normal(size=rows)
     y = (q + price[item] + random.normal(size=rows) > 0).astype(np.int64)
     z = 2.0 * q + price[item]
-    orders = pa.table({"id": np.arange(rows), "item": item, "q": q, "y": y, "z": z})
+    name = [f"name {n % 3}" for n in range(rows)]
+    orders = pa.table({"id": np.arange(rows), "item": item, "q": q, "y": y, "z": z, "name": name})
     return {"orders": orders, "items": pa.table({"item": np.arange(10), "price": price})}
 
 
@@ -148,6 +149,13 @@ def test_what_has_no_noise_is_refused_and_leads_on() -> None:
             ): "leave",
             lambda: owners.train(QUERY, label="y", **TREES, subsample=0.5, privacy=asks()): "only trees that are drawn",
             lambda: owners.train(QUERY, label="y", **TREES, class_weight="balanced", privacy=asks()): "weights",
+            lambda: owners.train(
+                QUERY.replace("o.q", "o.name"), label="y", **TREES, privacy=asks()
+            ): "o.name would leave",
+            lambda: owners.train(
+                QUERY.replace("o.y", "o.name"), label="name", **TREES, privacy=asks()
+            ): "as a condition",
+            lambda: owners.train(QUERY, label="y", **TREES, loss="squared", privacy=asks()): "its loss is logistic",
             lambda: owners.evaluate(result): "explain, train, evaluate and compare take privacy",
             lambda: owners.importance(result): "explain, train, evaluate and compare take privacy",
             lambda: owners.drift(result): "use evaluate",
@@ -198,12 +206,13 @@ def test_a_refusal_by_an_exact_count_is_none_that_an_analyst_meets() -> None:
 
 def test_what_fails_on_rows_fails_alike() -> None:
     found = []
-    splits: list[dict[str, Any]] = [{}, {"test_where": "o.q < 1000"}]
-    for query, split in zip((QUERY + " WHERE o.q > 1000", QUERY), splits, strict=True):
+    splits: list[dict[str, Any]] = [{}, {"test_where": "o.q < 1000"}, {}]
+    few = QUERY.replace("o.y", "o.id AS y") + " WHERE o.id IN (7, 8)"  # whose classes would be two rows' values
+    for query, split in zip((QUERY + " WHERE o.q > 1000", QUERY, few), splits, strict=True):
         with federation() as owners, pytest.raises(PrivacyError) as failure:
             owners.explain(query, label="y", **TREES, **split, privacy=asks())
         found.append(str(failure.value))
-    assert found[0] == found[1]
+    assert len(set(found)) == 1
 
 
 # -- neighbours ------------------------------------------------------------------------------------
@@ -269,6 +278,27 @@ def test_one_row_moves_all_sums_together_by_less_than_the_noise_is_for(
     compared = [own[-1] for own in found]  # the same model on both tables
     moved.append(float(np.linalg.norm(compared[0][1] - compared[1][1])) / (compared[0][2] / sigma))
     assert all(0.0 < distance <= 1.0 + 1e-9 for distance in moved)
+
+
+def test_one_row_moves_the_sums_of_leaves_by_less_than_their_noise_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Array, LeafNoise]] = []
+
+    def watch(self: LeafNoise, sums: Any, generator: Any) -> Array:
+        seen.append((sums * self.unit, self))
+        return np.zeros(sums.shape) + 1.0
+
+    monkeypatch.setattr(AnalystNoise, "add", lambda self, part, sums, norm: np.full(sums.shape, 40.0))
+    monkeypatch.setattr(LeafNoise, "noisy", watch)
+    given = tables()
+    neighbour = given | {"orders": pa.concat_tables([given["orders"][:7], given["orders"][8:]])}
+    for tables_ in (given, neighbour):
+        with federation(tables_) as owners:
+            owners.train(GROUPED, label="y", **TREES, test_fraction=0.0, privacy=asks())
+    sums, noise = seen[0]
+    moved = float(np.linalg.norm(sums - seen[TREES["trees"]][0]))
+    assert 0.0 < moved <= 2 * noise.clip  # a group before and after
+    due = 2 * noise.clip * gaussian_noise(1.0, 1e-5, 1, 1.0) * math.sqrt(TREES["trees"] / SHARES["train"]["model"])
+    assert noise.deviation == pytest.approx(due)
 
 
 def test_no_row_is_in_more_joined_rows_than_the_cap() -> None:

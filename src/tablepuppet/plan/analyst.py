@@ -15,7 +15,7 @@ import numpy as np
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.shape import FanOutHistogram
 from tablepuppet.arrays import Array
-from tablepuppet.errors import PrivacyError
+from tablepuppet.errors import JobError, PrivacyError
 from tablepuppet.job import Job
 from tablepuppet.join.joined_rows import Joined
 from tablepuppet.join.mapping import LabelRows, MappingSummary, TableMapping, summarise
@@ -23,6 +23,7 @@ from tablepuppet.privacy.analyst import SHARES, AnalystTerms, Part
 from tablepuppet.privacy.gaussian import noised, secure_generator
 from tablepuppet.privacy.options import FeaturePrivacy
 from tablepuppet.protocol.contract import Purpose
+from tablepuppet.sources.columns import STRING_KINDS
 from tablepuppet.sql.bound import BoundQuery
 
 
@@ -78,6 +79,20 @@ def _conditions(bound: BoundQuery, job: Job, purpose: Purpose, places: list[int]
     if purpose == "evaluate":
         return
     options, split = job.options, job.split
+    texts = [
+        name for b in bound.blocks for name, c in zip(b.features, b.columns, strict=True) if c.kind in STRING_KINDS
+    ]
+    yield (
+        not texts,
+        f"names of {', '.join(texts)} would leave as they are; write CASE WHEN … THEN 1 ELSE 0 END for each",
+    )
+    place = bound.branches[0].label_place
+    is_text = bound.scans[place.scan].columns[place.label].kind in STRING_KINDS
+    yield not is_text, "so are names of classes; write the label as a condition, such as kind = 'a' AS y"
+    yield (
+        job.model.loss_name in ("auto", _loss(job)),
+        f"its loss is {_loss(job)}, by privacy.analyst.bounds of the label",
+    )
     is_drawn = isinstance(options, Boosting) and options.is_random and options.subsample == 1.0
     yield is_drawn, 'only trees that are drawn hide whether a row is there; use model="boosted", splits="random"'
     yield job.warm_start is None and job.patience is None, "warm_start and patience look at exact rows; leave them out"
@@ -85,6 +100,17 @@ def _conditions(bound: BoundQuery, job: Job, purpose: Purpose, places: list[int]
     clients = bound.scans[bound.branches[0].label_place.scan].clients
     is_told = split.test_where is not None or not split.test_fraction or len(clients) == 1
     yield is_told, "rows of several owners are split by their exact numbers; use test_where, or test_fraction=0"
+
+
+def label_bounds(job: Job) -> tuple[float, float] | None:
+    """Of a label that is a number; None: it is a condition, or 0 and 1."""
+    asked, label = job.privacy.analyst, job.data.label
+    return None if asked is None else asked.bounds.get(label) or asked.bounds.get(label.rpartition(".")[2])
+
+
+def _loss(job: Job) -> str:
+    """What the label is must not follow from its values."""
+    return "logistic" if label_bounds(job) is None else "squared"
 
 
 def analyst_job(job: Job, terms: AnalystTerms) -> Job:
@@ -95,7 +121,7 @@ def analyst_job(job: Job, terms: AnalystTerms) -> Job:
     noise = terms.leaf_noise(job.options.trees) if "model" in terms.shares else 1.0
     features = FeaturePrivacy(noise=noise, delta=terms.delta, bounds=asked.bounds)
     privacy = msgspec.structs.replace(job.privacy, features=features, allow_reconstruction=True)
-    return job.replace(privacy=privacy)
+    return job.replace(privacy=privacy, loss=_loss(job))
 
 
 @dataclass(frozen=True)
@@ -139,6 +165,8 @@ class NoisySizes:
     @classmethod
     def of(cls, mapping: TableMapping, noise: AnalystNoise) -> NoisySizes:
         """One joined row counts on its side, for its class, for a row of each relation and of each block."""
+        if not {float(c) for c in mapping.label.classes} <= {0.0, 1.0}:
+            raise JobError("the label's classes are other numbers than 0 and 1")
         exact = summarise(mapping)
         scan = next(n for n, own in enumerate(mapping.bound.scans) if own.budgeted)
         values, sums = _label_sums(mapping.train, len(mapping.label.classes), noise)

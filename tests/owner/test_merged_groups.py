@@ -159,8 +159,8 @@ def test_spreads_survive_means_that_are_far_from_zero() -> None:
 
 
 SHAPES = [
-    "WITH big AS (SELECT * FROM t WHERE x > 0), s AS (SELECT k, sum(x) AS s FROM big GROUP BY k) "
-    "SELECT k, s * 2 AS twice FROM s WHERE s > 1",
+    "SELECT k, s * 2 AS twice FROM (SELECT k, sum(x) AS s FROM (SELECT * FROM t WHERE x > 0) AS big GROUP BY k) AS s "
+    "WHERE s > 1",
     "SELECT * FROM (SELECT t.k, count(*) AS n, avg(x) AS a FROM t GROUP BY t.k) AS q WHERE q.n > 2",
     "SELECT k % 3 AS k3, sum(x) AS s FROM t GROUP BY k3",
     "SELECT k % 3 AS k3, upper(c) AS kc, sum(x) / count(*) AS s, s * 2 AS z FROM t GROUP BY ALL HAVING z < 100",

@@ -132,3 +132,28 @@ def test_sources_keep_their_joins() -> None:
     assert [name.name for name in sources[2].using] == ["k", "l"]
     assert len(sources[3].on) == 2
     assert len(branch.where) == 2
+
+
+def test_a_name_of_with_stands_for_its_query() -> None:
+    query = parse("WITH w(i) AS (SELECT k FROM b), v AS (SELECT i FROM w) SELECT c.x, c.y FROM c JOIN v ON v.i = c.k")
+    derived = query.branches[0].sources[1].derived
+    assert derived is not None
+    assert derived.sql("duckdb") == "SELECT i FROM (SELECT * FROM (SELECT k FROM b) AS w(i)) AS w"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "WITH a0 AS (SELECT k FROM t), "
+            + ", ".join(f"a{i} AS (SELECT p.k FROM a{i - 1} p JOIN a{i - 1} q ON p.k = q.k)" for i in range(1, 41))
+            + " SELECT a40.k, c.y FROM c JOIN a40 ON a40.k = c.k",
+            "so often",
+        ),
+        ("WITH w AS (SELECT k FROM b) SELECT w.k, c.y FROM c JOIN w TABLESAMPLE 10% ON w.k = c.k", "sample"),
+    ],
+    ids=["names that double", "a sample of a name"],
+)
+def test_names_of_with_that_mean_too_much_are_refused(text: str, words: str) -> None:
+    with pytest.raises(QueryError, match=words):
+        parse(text)

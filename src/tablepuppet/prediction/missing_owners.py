@@ -30,7 +30,6 @@ from tablepuppet.owner.tokens import tokens
 from tablepuppet.prediction.model import Model, TableUse
 from tablepuppet.protocol.base import Failure, Message
 from tablepuppet.protocol.columns import ColumnInfo
-from tablepuppet.sources.syntax import all_ctes
 from tablepuppet.sql.parsing import syntax_tree
 from tablepuppet.transport.link import Link
 from tablepuppet.transport.meter import Phase
@@ -71,15 +70,8 @@ def reachable(model: Model, tables: Mapping[str, tuple[str, ...]], link: Link) -
 
 def _grouped_tables(model: Model, tables: Mapping[str, tuple[str, ...]]) -> list[str]:
     """The tables that the model's query reads in groups."""
-    tree = syntax_tree(model.query)
-    ctes = all_ctes(tree)
-    waiting: list[exp.Expr] = [select for select in tree.find_all(exp.Select) if select.args.get("group") is not None]
-    names: set[str] = set()
-    while waiting:
-        for table in waiting.pop().find_all(exp.Table):
-            name = table.name.lower()
-            waiting += [ctes.pop(name).this] if name in ctes else []
-            names.add(name)
+    selects = [s for s in syntax_tree(model.query).find_all(exp.Select) if s.args.get("group") is not None]
+    names = {table.name.lower() for select in selects for table in select.find_all(exp.Table)}
     return [table for table in tables if table.lower() in names]
 
 

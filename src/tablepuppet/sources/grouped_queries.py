@@ -20,7 +20,6 @@ from typing import Literal, NamedTuple
 from sqlglot import exp, parse_one
 
 from tablepuppet.sources.guard import AGGREGATES
-from tablepuppet.sources.syntax import ctes_of
 
 GROUPS = "tablepuppet groups"  # what the final query reads
 _KINDS = tuple(AGGREGATES)
@@ -30,6 +29,7 @@ _NOT_BY_ROW = {
     "offset": "OFFSET",
     "qualify": "QUALIFY",
     "windows": "a window",
+    "with_": "WITH",
 }
 
 
@@ -62,16 +62,14 @@ class GroupedQuery:
         return any(state.kind in ("least", "greatest") for state in self.states)
 
 
-def grouped_select(query: exp.Expr) -> tuple[exp.Select, dict[str, exp.Expr], list[exp.Select]]:
-    """The SELECT that groups, the queries of WITH that it may name, and the SELECTs around it, which go row by row."""
+def grouped_select(query: exp.Expr) -> tuple[exp.Select, list[exp.Select]]:
+    """The SELECT that groups, and the SELECTs around it, which go row by row."""
     around: list[exp.Select] = []
-    ctes: dict[str, exp.Expr] = {}
     node = query
     while True:
         if not isinstance(node, exp.Select) or node.args.get("from_") is None:
             raise UnmergeableError("a UNION, or what has no FROM")
         node = _as_groups(node)
-        ctes |= {name: cte.this for name, cte in ctes_of(node).items()}
         for name, shown in _NOT_BY_ROW.items():
             if node.args.get(name) and (name != "joins" or node.args.get("group") is None):
                 raise UnmergeableError(shown)
@@ -79,17 +77,12 @@ def grouped_select(query: exp.Expr) -> tuple[exp.Select, dict[str, exp.Expr], li
         if any(item.find(exp.Query, exp.Window) for item in own):
             raise UnmergeableError("a window or a further query")
         if node.args.get("group") is not None or any(item.find(*_KINDS) for item in node.expressions):
-            return node, ctes, around
+            return node, around
         around.append(node)
         source = node.args["from_"].this
-        if isinstance(source, exp.Subquery):
-            node = source.this
-        elif isinstance(source, exp.Table) and source.name.lower() in ctes:
-            names = list(ctes)
-            node = ctes[source.name.lower()]
-            ctes = {name: ctes[name] for name in names[: names.index(source.name.lower())]}
-        else:
+        if not isinstance(source, exp.Subquery):
             raise UnmergeableError("a query without groups")
+        node = source.this
 
 
 def _as_groups(select: exp.Select) -> exp.Select:
@@ -130,11 +123,11 @@ def _passed_on(layer: exp.Select, names: Mapping[str, int]) -> dict[str, int]:
 
 def source_of(query: str) -> str:
     """The rows that are grouped, as a query."""
-    select, ctes, _ = grouped_select(parse_one(query, dialect="duckdb"))
+    select, _ = grouped_select(parse_one(query, dialect="duckdb"))
     rows = exp.select("*")
     for name in ("from_", "joins"):
         rows.set(name, _copy(select.args.get(name)))
-    return _with(rows, ctes).sql("duckdb")
+    return rows.sql("duckdb")
 
 
 def split_groups(query: str | exp.Expr, columns: Callable[[], Collection[str]] = tuple) -> GroupedQuery:
@@ -144,7 +137,7 @@ def split_groups(query: str | exp.Expr, columns: Callable[[], Collection[str]] =
     'SELECT g0 AS k, (CASE WHEN s1 > 0 THEN s2 END) / (s0) AS m FROM "tablepuppet groups"'
     """
     tree = parse_one(query, dialect="duckdb") if isinstance(query, str) else query
-    select, ctes, around = grouped_select(tree)
+    select, around = grouped_select(tree)
     group = select.args.get("group")
     if group is None:
         raise UnmergeableError("one group of all rows")
@@ -168,13 +161,13 @@ def split_groups(query: str | exp.Expr, columns: Callable[[], Collection[str]] =
         name = exp.to_identifier(layer.args["from_"].this.alias_or_name or "t", quoted=True)
         inner, outer = exp.Subquery(this=final, alias=exp.TableAlias(this=name)), layer.copy()
         outer.set("from_", exp.From(this=inner))
-        final = _without(outer, "with_", "order", "distinct")
-    partial = _without(select.copy(), "with_", "order", "having")
+        final = _without(outer, "order", "distinct")
+    partial = _without(select.copy(), "order", "having")
     named = [exp.alias_(g.copy(), f"g{i}") for i, g in enumerate(by)]
     named += [exp.alias_(parse_one(s.text, dialect="duckdb"), f"s{i}") for i, s in enumerate(merging.states)]
     partial.set("expressions", named)
     partial.set("group", exp.Group(expressions=[g.copy() for g in by]))
-    return GroupedQuery(_with(partial, ctes).sql("duckdb"), final.sql("duckdb"), len(by), tuple(merging.states))
+    return GroupedQuery(partial.sql("duckdb"), final.sql("duckdb"), len(by), tuple(merging.states))
 
 
 @dataclass
@@ -306,12 +299,6 @@ def _plain(node: exp.Expr) -> str:
         return exp.column(part.name.lower(), quoted=True) if isinstance(part, exp.Column) else part
 
     return node.copy().transform(bare).sql("duckdb")
-
-
-def _with(query: exp.Select, ctes: Mapping[str, exp.Expr]) -> exp.Select:
-    for name, cte in ctes.items():
-        query = query.with_(exp.to_identifier(name, quoted=True), cte.copy(), copy=False)
-    return query
 
 
 def _without(query: exp.Select, *clauses: str) -> exp.Select:

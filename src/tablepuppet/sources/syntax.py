@@ -1,4 +1,4 @@
-"""What several readers ask of sqlglot's trees: conditions that AND joins, relations of FROM, queries of WITH, names."""
+"""What several readers ask of sqlglot's trees: conditions that AND joins, relations of FROM, free names."""
 
 from __future__ import annotations
 
@@ -29,17 +29,6 @@ def relations_of(select: exp.Expr) -> list[exp.Expr]:
     """The tables and subqueries of FROM and its joins, in the order of the text."""
     first = select.args.get("from_")
     return [*([] if first is None else [first.this]), *(join.this for join in select.args.get("joins") or ())]
-
-
-def ctes_of(query: exp.Expr) -> dict[str, exp.CTE]:
-    """The queries that a query's own WITH names, by name in lower case."""
-    clause = query.args.get("with_")
-    return {} if clause is None else {cte.alias.lower(): cte for cte in clause.expressions}
-
-
-def all_ctes(tree: exp.Expr) -> dict[str, exp.CTE]:
-    """The queries that any WITH in a tree names; names are unique there (sql/parsing.py)."""
-    return {cte.alias.lower(): cte for cte in tree.find_all(exp.CTE)}
 
 
 def unused_name(name: str, taken: Iterable[str], between: str = "_") -> str:

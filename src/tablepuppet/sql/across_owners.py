@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from sqlglot import exp
 
 from tablepuppet.errors import QueryError
-from tablepuppet.sources.syntax import conditions_of, ctes_of, unused_name
+from tablepuppet.sources.syntax import conditions_of, unused_name
 from tablepuppet.sql.bound import refuse
 from tablepuppet.sql.groups import has_aggregate
 from tablepuppet.sql.inlining import inline_source, inner_join
@@ -36,7 +36,6 @@ from tablepuppet.sql.ucq import (
     derive,
     has_subquery,
     matches,
-    needed_ctes,
 )
 from tablepuppet.transport.link import Link
 
@@ -76,7 +75,7 @@ def at_one_owner(text: str, tables: Tables) -> Ucq | None:
     """SELECT * FROM (text), where one client has all tables that the text reads: groups, windows, LIMIT and all."""
     try:
         query = syntax_tree(text)
-        derived = derive(text, query, {})
+        derived = derive(text, query)
     except QueryError:
         return None
     known = {name.lower(): clients for name, clients in tables.items()}
@@ -120,30 +119,30 @@ class _Branch:
     def _owners(self, table: exp.Table) -> tuple[str, ...]:
         return self.tables[find_table(self.ucq, table.this, self.tables)]
 
-    def _abroad(self, node: exp.Expr, own: tuple[str, ...], ctes: Mapping[str, exp.CTE]) -> list[exp.Table]:
-        """The tables of other owners that an expression looks rows up in, whatever WITH calls them."""
-        return [base for base in base_tables(_whole(node, ctes)) if self._owners(base) != own]
+    def _abroad(self, node: exp.Expr, own: tuple[str, ...]) -> list[exp.Table]:
+        """The tables of other owners that an expression looks rows up in."""
+        return [base for base in base_tables(node) if self._owners(base) != own]
 
     def _with_keys(self, branch: Conjunctive, at: int) -> Conjunctive | None:
         """A table read under conditions on other owners' keys, joined to those keys instead."""
-        table, conditions, ctes = _read_under(branch.sources[at])
+        table, conditions = _read_under(branch.sources[at])
         own = self._owners(exp.Table(this=table.table))
-        abroad = [condition for condition in conditions if self._abroad(condition, own, ctes)]
+        abroad = [condition for condition in conditions if self._abroad(condition, own)]
         if not abroad:
             return None
         kept = [table]
         for condition in conditions:
             if condition not in abroad:
-                kept = [*add_condition(self.ucq.text, kept, condition, ctes)]
+                kept = [*add_condition(self.ucq.text, kept, condition)]
         sources = [*branch.sources[:at], *kept, *branch.sources[at + 1 :]]
         where = list(branch.where)
         for condition in abroad:
             kind, test = _test(condition)
             found = self._keys(test)
             if found is None or (kind == "not in" and len(found[0]) > 1):
-                raise self._refusal(table, condition, self._abroad(condition, own, ctes)[0])
+                raise self._refusal(table, condition, self._abroad(condition, own)[0])
             outer, keys = found
-            derived = derive(self.ucq.text, keys, ctes)
+            derived = derive(self.ucq.text, keys)
             if any(len(self._owners(base)) > 1 for base in base_tables(derived)):
                 kind = "semi" if kind == "inner" else kind
                 derived.set("distinct", None)  # a key that two clients have keeps, or leaves out, the same rows
@@ -208,12 +207,11 @@ class _Branch:
         """An item that looks another owner's rows up is refused with the join that says the same, called `name`."""
         own = self._owners(exp.Table(this=source.table))
         assert source.derived is not None
-        ctes = ctes_of(source.derived)
         for item in source.derived.selects:
             for test in item.find_all(exp.Exists, exp.In):
-                self._check_test(test, own, name, ctes)
+                self._check_test(test, own, name)
             scalar = item.find(exp.Subquery)
-            abroad = [] if scalar is None else self._abroad(scalar, own, ctes)
+            abroad = [] if scalar is None else self._abroad(scalar, own)
             if abroad and isinstance(scalar, exp.Subquery):
                 raise refuse(
                     self.ucq,
@@ -222,13 +220,13 @@ class _Branch:
                     abroad[0],
                 )
 
-    def _check_test(self, test: exp.Expr, own: tuple[str, ...], name: str, ctes: Mapping[str, exp.CTE]) -> None:
+    def _check_test(self, test: exp.Expr, own: tuple[str, ...], name: str) -> None:
         """Whether a row has a match with another owner is joined as 1 or NULL."""
         inner = test.this if isinstance(test, exp.Exists) else test.args.get("query")
-        abroad = [] if inner is None else self._abroad(inner, own, ctes)
+        abroad = [] if inner is None else self._abroad(inner, own)
         if inner is None or not abroad:
             return
-        if self._spans(_whole(inner, ctes)):
+        if self._spans(inner):
             raise refuse(
                 self.ucq,
                 f"this item looks rows up in tables of several owners ({', '.join(b.name for b in abroad)}). Join "
@@ -295,40 +293,29 @@ def _of_one(branch: Conjunctive) -> Conjunctive:
     return replace(branch, items=items, where=tuple(qualify(condition.copy()) for condition in branch.where))
 
 
-def _read_under(source: Source) -> tuple[Source, list[exp.Expr], dict[str, exp.CTE]]:
+def _read_under(source: Source) -> tuple[Source, list[exp.Expr]]:
     """The table below SELECT * FROM table WHERE condition, as sql/ucq.py nests them; and all the conditions."""
     conditions: list[exp.Expr] = []
-    ctes: dict[str, exp.CTE] = {}
     while isinstance(source.derived, exp.Select) and _is_narrowing(source.derived):
         query = source.derived
-        ctes |= ctes_of(query)
         below = query.args["from_"].this
         inner = below.this if isinstance(below, exp.Subquery) else None
         table = base_tables(inner)[0].this if inner is not None else below.this
         conditions.insert(0, query.args["where"].this)
         source = replace(source, table=table, derived=inner)
-    return source, conditions, ctes
+    return source, conditions
 
 
 def _is_narrowing(query: exp.Select) -> bool:
     given = {key for key, value in query.args.items() if value}
     is_star = len(query.expressions) == 1 and type(query.expressions[0]) is exp.Star
-    return is_star and given <= {"kind", "expressions", "from_", "where", "with_"} and _looks_up(query)
+    return is_star and given <= {"kind", "expressions", "from_", "where"} and _looks_up(query)
 
 
 def _looks_up(query: exp.Select) -> bool:
     """Whether WHERE looks rows up in a subquery."""
     where = query.args.get("where")
     return where is not None and has_subquery(where.this)
-
-
-def _whole(condition: exp.Expr, ctes: Mapping[str, exp.CTE]) -> exp.Expr:
-    """A condition with the queries of WITH that it uses, so that base_tables sees through them."""
-    query = exp.select("1").where(condition.copy())
-    used = [ctes[name].copy() for name in needed_ctes(query, ctes)]
-    if used:
-        query.set("with_", exp.With(expressions=used))
-    return query
 
 
 def _split_exists(query: exp.Select) -> tuple[list[exp.Expr], exp.Select] | None:

@@ -7,7 +7,7 @@ clients compute, put together, is the query over all rows. Each such column come
 column's values before anything that looks at several rows can drop one (HAVING, QUALIFY, an outer WHERE). Clients send
 the witness's values as key tokens, and join/keys.py sees whether two of them have the same.
 
-Names of WITH are unique here (sql/parsing.py renames those that are not).
+What WITH names stands in the place of the names (sql/parsing.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tablepuppet.protocol.columns import Merges
 from tablepuppet.sources.cutoffs import CUTOFFS, is_cutoffs, reads_cutoffs
 from tablepuppet.sources.grouped_queries import UnmergeableError, grouped_by, grouped_select, named_items, split_groups
 from tablepuppet.sources.guard import AGGREGATES
-from tablepuppet.sources.syntax import all_ctes, conjuncts_of, relations_of
+from tablepuppet.sources.syntax import conjuncts_of, relations_of
 
 Partitions = Mapping[str, Sequence[str]]  # table → the columns that it is partitioned by, both in lower case
 Witnesses = tuple[exp.Select, ...]  # each a query of one column
@@ -41,20 +41,20 @@ class GroupColumn(NamedTuple):
 def group_columns(query: exp.Query, partitions: Partitions | None = None) -> tuple[GroupColumn, ...] | None:
     """What must hold for a query over a shared table; None: it looks at one row at a time, and nothing must hold."""
     query = _without_cutoffs(query)
-    divided = _reader(query, partitions or {}).read_query(query)
+    divided = _Reader(partitions or {}).read_query(query)
     if divided is None:
         return None
-    return tuple(GroupColumn(name, _text(query, witnesses)) for name, witnesses in sorted(divided.items()))
+    return tuple(GroupColumn(name, _text(witnesses)) for name, witnesses in sorted(divided.items()))
 
 
 def mergeable(query: exp.Query, partitions: Partitions) -> tuple[Merges, str]:
     """What of a query's groups must be merged where they lie with several clients; or what in it is in the way."""
     try:
         split = split_groups(query)
-        select, _, _ = grouped_select(_without_cutoffs(query))
+        select, _ = grouped_select(_without_cutoffs(query))
     except UnmergeableError as error:
         return "", str(error)
-    reader = _reader(query, partitions)
+    reader = _Reader(partitions)
     sources = relations_of(select)
     is_by_row = all(reader.read_source(source) is None for source in sources)
     if not is_by_row or (len(sources) > 1 and not reader.read_join(select)):
@@ -91,42 +91,19 @@ def _sides(join: exp.Join) -> list[tuple[exp.Column, exp.Column]]:
     return [(a, b) for a, b in sides if isinstance(a, exp.Column) and isinstance(b, exp.Column)]
 
 
-def _reader(query: exp.Query, partitions: Partitions) -> _Reader:
-    return _Reader(all_ctes(query), partitions)
-
-
-def _text(query: exp.Query, witnesses: Witnesses) -> str:
-    """The distinct values of all witnesses; they may read what WITH names in the query."""
+def _text(witnesses: Witnesses) -> str:
+    """The distinct values of all witnesses."""
     rows: exp.Query = witnesses[0]
     for witness in dict.fromkeys(witnesses[1:]):
         rows = exp.union(rows, witness, distinct=False)
     whole = exp.select(exp.to_identifier(WITNESS, quoted=True)).distinct().from_(rows.subquery("witnesses"))
-    for cte in _in_order(query, rows):
-        whole = whole.with_(cte.args["alias"].copy(), cte.this.copy(), copy=False)
     return whole.sql("duckdb", identify=True, comments=False)
-
-
-def _in_order(query: exp.Query, rows: exp.Expr) -> list[exp.CTE]:
-    """The queries of WITH that rows come from, each after those that it reads."""
-    ctes = all_ctes(query)
-    found: dict[str, exp.CTE] = {}
-
-    def add(node: exp.Expr) -> None:
-        for table in node.find_all(exp.Table):
-            name = table.name.lower()
-            if name in ctes and name not in found:
-                add(ctes[name].this)
-                found[name] = ctes[name]
-
-    add(rows)
-    return list(found.values())
 
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
     """Reads queries from the inside out."""
 
-    ctes: Mapping[str, exp.CTE]
     partitions: Partitions
 
     def read_query(self, query: exp.Expr) -> Divided | None:
@@ -161,12 +138,8 @@ class _Reader:
             return {}
         query, renamed = source.this, source.args.get("alias")
         if isinstance(source, exp.Table):
-            cte = self.ctes.get(source.name.lower())
-            if cte is None:
-                return None
-            query = cte.this
-            renamed = renamed if renamed is not None and renamed.columns else cte.args["alias"]
-        elif not isinstance(source, exp.Subquery):
+            return None
+        if not isinstance(source, exp.Subquery):
             return {}
         divided = self.read_query(query)
         if divided is None or renamed is None or not renamed.columns:
@@ -219,15 +192,11 @@ class _Reader:
         alias = source.args.get("alias")
         if alias is not None and alias.columns:
             return []
-        cte = self.ctes.get(source.name.lower()) if isinstance(source, exp.Table) else None
-        if isinstance(source, exp.Table) and cte is None:
+        if isinstance(source, exp.Table):
             return list(self.partitions.get(source.name.lower(), ()))
-        if cte is not None and cte.args["alias"].columns:
-            return []
-        query = source.this if cte is None else cte.this
-        below = query.args["from_"].this
+        below = source.this.args["from_"].this
         names = {(below.alias_or_name.lower(), name): () for name in self._partitioned_by(below)}
-        return list(_outputs(query, names))
+        return list(_outputs(source.this, names))
 
 
 def inner_queries(query: exp.Expr) -> Iterator[exp.Query]:

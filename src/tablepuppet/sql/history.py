@@ -27,7 +27,7 @@ from sqlglot import exp
 from tablepuppet.errors import QueryError
 from tablepuppet.sources.cutoffs import AT, AT_ONCE, FOUND, KEY
 from tablepuppet.sources.grouped_queries import grouped_by, named_items
-from tablepuppet.sources.syntax import all_ctes, conditions_of, conjuncts_of, relations_of, unused_name
+from tablepuppet.sources.syntax import conditions_of, conjuncts_of, relations_of, unused_name
 from tablepuppet.sql.correlation import (
     ORDER,
     Correlation,
@@ -49,10 +49,9 @@ Tables = Mapping[str, tuple[str, ...]]
 def join_histories(text: str, tree: exp.Expr, tables: Tables) -> None:
     """Writes every history of a query as a join, in place."""
     known = {name.lower(): clients for name, clients in tables.items()}
-    ctes = all_ctes(tree)
     for select in list(_branches(tree)):
         if select.args.get("from_") is not None:
-            _Branch(text, select, known, ctes).rewrite()
+            _Branch(text, select, known).rewrite()
 
 
 def _branches(tree: exp.Expr) -> Iterator[exp.Select]:
@@ -81,7 +80,6 @@ class _Branch:
     text: str
     select: exp.Select
     tables: Tables
-    ctes: Mapping[str, exp.CTE]
     scalars: list[_Scalar] = field(default_factory=list)
 
     def rewrite(self) -> None:
@@ -105,14 +103,8 @@ class _Branch:
 
     def _holders(self, node: exp.Expr) -> frozenset[tuple[str, ...]]:
         """The groups of clients that hold the tables below a node."""
-        found: set[tuple[str, ...]] = set()
-        for table in node.find_all(exp.Table):
-            name = table.name.lower()
-            if name in self.ctes:
-                found |= self._holders(self.ctes[name].this)
-            elif name in self.tables:
-                found.add(self.tables[name])
-        return frozenset(found)
+        names = (table.name.lower() for table in node.find_all(exp.Table))
+        return frozenset(self.tables[name] for name in names if name in self.tables)
 
     def _refuse(self, message: str, at: At) -> QueryError:
         return refusal(self.text, message, at)
@@ -223,7 +215,7 @@ class _Branch:
         items = name_items(found.query.expressions)
         moments = {item.alias_or_name.lower() for item in items if item.unalias() == cutoff_column()}
         derived = found.groups(items)
-        at = AT_ONCE if isinstance(guest, exp.Table) else AT
+        at = AT_ONCE if self._is_named_outside(guest) else AT
         derived.set("expressions", [*items, exp.alias_(cutoff_column(), at, quoted=True)])
         on = []
         for condition in conjuncts_of(join.args.get("on")):
@@ -236,12 +228,20 @@ class _Branch:
 
     def _is_outer(self, node: exp.Expr) -> bool:
         """Whether the outer FROM names the same table, or this is SELECT DISTINCT of its columns."""
+        if self._is_named_outside(node):
+            return True
         if not isinstance(node, exp.Subquery):
-            return isinstance(node, exp.Table) and node.name.lower() in self._outer_tables()
+            return False
         given = {key for key, value in node.this.args.items() if value}
         table = _plain_table(node.this) if given == {"expressions", "distinct", "from_"} else ""
         filtered = {_plain_table(n.this) for n in self._sources().values() if isinstance(n, exp.Subquery)}
         return table != "" and table in self._outer_tables() | filtered
+
+    def _is_named_outside(self, node: exp.Expr) -> bool:
+        """Whether the outer FROM names the same table, or the same query of WITH."""
+        if isinstance(node, exp.Table):
+            return node.name.lower() in self._outer_tables()
+        return any(isinstance(own, exp.Subquery) and own.this == node.this for own in self._sources().values())
 
     def _outer_tables(self) -> set[str]:
         return {n.name.lower() for n in self._sources().values() if isinstance(n, exp.Table)}

@@ -7,13 +7,12 @@ subquery does more than join.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from sqlglot import exp
 
 from tablepuppet.errors import QueryError
-from tablepuppet.sources.syntax import ctes_of
 from tablepuppet.sql.select import read_select
 from tablepuppet.sql.ucq import Conjunctive, Item, Source, Star, is_resolved, matches
 
@@ -21,11 +20,10 @@ from tablepuppet.sql.ucq import Conjunctive, Item, Source, Star, is_resolved, ma
 def inner_join(text: str, branch: Conjunctive, at: int) -> Conjunctive | None:
     """The subquery as a query of its own, if it can stand in the one around it."""
     source = branch.sources[at]
-    select, ctes = _plain(source)
-    if select is None or source.join != "inner" or not _names_all(branch):
+    if not isinstance(source.derived, exp.Select) or source.join != "inner" or not _names_all(branch):
         return None
     try:
-        inner = read_select(text, select, ctes)
+        inner = read_select(text, source.derived.copy())
     except QueryError:
         return None
     return inner if all(map(is_resolved, _expressions(inner))) else None
@@ -122,30 +120,6 @@ class _NotThereError(Exception):
 
 def _name(item: Item) -> str:
     return "" if item.shown is None else item.shown.name
-
-
-def _plain(source: Source) -> tuple[exp.Select | None, dict[str, exp.CTE]]:
-    """The SELECT behind a subquery or a name of WITH, and what WITH names for it."""
-    query = source.derived
-    if not isinstance(query, exp.Select):
-        return None, {}
-    ctes = ctes_of(query)
-    select = query.copy()
-    select.set("with_", None)
-    while _is_star_of(select, ctes):
-        behind = ctes[select.args["from_"].this.name.lower()].this
-        if not isinstance(behind, exp.Select):
-            return None, {}
-        select = behind.copy()
-    return select, ctes
-
-
-def _is_star_of(select: exp.Select, ctes: Mapping[str, exp.CTE]) -> bool:
-    """SELECT * FROM name, and nothing else."""
-    only = [key for key, value in select.args.items() if value and key not in ("expressions", "from_", "kind")]
-    source = select.args["from_"].this
-    star = len(select.expressions) == 1 and type(select.expressions[0]) is exp.Star
-    return not only and star and isinstance(source, exp.Table) and source.name.lower() in ctes
 
 
 def _names_all(branch: Conjunctive) -> bool:

@@ -13,7 +13,7 @@ from sqlglot import Token, TokenType, exp
 from sqlglot.errors import ParseError
 
 from tablepuppet.errors import QueryError
-from tablepuppet.sources.syntax import all_ctes, conditions_of, relations_of
+from tablepuppet.sources.syntax import conditions_of, relations_of
 from tablepuppet.sql.grammar import (
     DIALECT,
     INVALID,
@@ -28,10 +28,11 @@ from tablepuppet.sql.grammar import (
 )
 from tablepuppet.sql.history import Tables, join_histories
 from tablepuppet.sql.select import read_select
-from tablepuppet.sql.ucq import Ucq, has_subquery, read_with
+from tablepuppet.sql.ucq import Ucq, has_subquery
 
 Columns = Mapping[str, Sequence[str]]  # by the name of a table in lower case
 MAX_CHARACTERS = 100_000
+MAX_NODES = 50_000  # of queries that WITH names, once they stand in the place of their names
 MAX_DEPTH = 100  # sqlglot recurses, and the Python stack must hold our caller too
 _EMPTY = "the query is empty; write SELECT features, label FROM tables"
 _OPENING = (TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE, TokenType.CASE)
@@ -54,7 +55,7 @@ def syntax_tree(text: str) -> exp.Expr:
         raise QueryError("the query holds characters that are not text; check how it was read or typed")
     check_grammar(text, _words(text))
     tree = _without_schemas(_tree(text))
-    _rename_ctes(tree)
+    _Inliner(text).inline(tree, {})
     return tree
 
 
@@ -122,7 +123,7 @@ def _tree(text: str) -> exp.Expr:
     return tree
 
 
-_UNION = frozenset({"this", "expression", "distinct", "with_"})
+_UNION = frozenset({"this", "expression", "distinct"})
 
 
 def parse(text: str, columns: Columns | None = None, tables: Tables | None = None) -> Ucq:
@@ -139,9 +140,8 @@ def parse(text: str, columns: Columns | None = None, tables: Tables | None = Non
             qualify(tree, columns)
         if tables is not None:
             join_histories(text, tree, tables)
-        ctes = read_with(text, tree)
         selects = list(_selects(text, tree))
-        return Ucq(text, tuple(read_select(text, s, ctes, is_branch=len(selects) > 1) for s in selects))
+        return Ucq(text, tuple(read_select(text, s, is_branch=len(selects) > 1) for s in selects))
     except RecursionError:
         raise QueryError(TOO_DEEP) from None
 
@@ -158,39 +158,51 @@ def _without_schemas(tree: exp.Expr) -> exp.Expr:
     return tree
 
 
-def _rename_ctes(tree: exp.Expr) -> None:
-    """Gives a name of WITH that hides a table or another name one of its own, in place: WITH b AS (SELECT … FROM b)."""
-    tables = [(table, _cte_of(table)) for table in tree.find_all(exp.Table)]
-    ctes = list(tree.find_all(exp.CTE))
-    names = [cte.alias.lower() for cte in ctes]
-    outside = {table.name.lower() for table, cte in tables if cte is None}
-    for number, cte in enumerate(ctes):
-        if names[number] not in outside and names.count(names[number]) == 1:
-            continue
-        own = exp.Identifier(this=f"{cte.alias} (WITH {number + 1})", quoted=True)
-        own.meta.update(cte.args["alias"].this.meta)
-        cte.args["alias"].set("this", own)
-        for table in (table for table, found in tables if found is cte):
-            if table.args.get("alias") is None:
-                table.set("alias", exp.TableAlias(this=table.this.copy()))
-            table.set("this", own.copy())
+class _Inliner:
+    """Writes the query that WITH names in the place of each use of the name: a subquery like any other."""
+
+    def __init__(self, text: str) -> None:
+        self._text, self._left = text, MAX_NODES
+
+    def inline(self, node: exp.Expr, around: Mapping[str, exp.CTE]) -> None:
+        """In place; `around`: what the queries around this one name. A query of WITH sees those before it, and a table
+        that it hides."""
+        known, clause = dict(around), node.args.get("with_")
+        if clause is not None:
+            _check_with(self._text, clause)
+            for cte in clause.expressions:
+                self.inline(cte.this, known)
+                known[cte.alias.lower()] = cte
+            node.set("with_", None)
+        for child in list(node.iter_expressions()):
+            self.inline(child, known)
+            if isinstance(child, exp.Table) and child.name.lower() in known and child.args.get("db") is None:
+                child.replace(self._as_subquery(child, known[child.name.lower()]))
+
+    def _as_subquery(self, table: exp.Table, cte: exp.CTE) -> exp.Subquery:
+        """A use of a name, whose columns have the names that WITH gives them."""
+        self._left -= sum(1 for _ in cte.this.walk())
+        if self._left < 0:
+            raise refusal(self._text, "names of WITH are used so often that the query is too long; use fewer", table)
+        query, renamed = cte.this.copy(), cte.args["alias"]
+        if renamed.columns:
+            query = exp.select("*").from_(exp.Subquery(this=query, alias=renamed.copy()))
+        alias = table.args.get("alias") or exp.TableAlias(this=table.this.copy())
+        others = {key: value for key, value in table.args.items() if key not in ("this", "alias")}
+        return exp.Subquery(**others | {"this": query, "alias": alias.copy()})
 
 
-def _cte_of(table: exp.Table) -> exp.CTE | None:
-    """The query of WITH that a name in FROM means: of the nearest WITH around it, and written before it."""
-    inside: exp.Expr | None = None
-    node: exp.Expr | None = table
-    while node is not None:
-        clause = node.args.get("with_")
-        known: list[exp.CTE] = clause.expressions if clause is not None else []
-        if inside in known:
-            known = known[: known.index(inside)]  # type: ignore[arg-type]
-        found = [cte for cte in known if cte.alias.lower() == table.name.lower()]
-        if found:
-            return found[-1]
-        inside = node if isinstance(node, exp.CTE) else inside
-        node = node.parent
-    return None
+def _check_with(text: str, clause: exp.Expr) -> None:
+    """WITH names queries that do not read themselves."""
+    if clause.args.get("recursive"):
+        at = word_before(text, clause, TokenType.WITH)
+        raise refusal(text, "WITH RECURSIVE is not supported; let the table's owner offer the result as a view", at)
+    for cte in clause.expressions:
+        if not isinstance(cte.this, exp.Query):
+            message = "WITH names queries; write WITH name AS (SELECT …)"
+            if isinstance(cte.this, exp.Pivot | exp.Table):
+                message += ", and for PIVOT an aggregate for each value: sum(x) FILTER (WHERE kind = 'a') AS a"
+            raise refusal(text, message, cte)
 
 
 def _selects(text: str, tree: exp.Expr) -> Iterator[exp.Select]:
@@ -248,11 +260,10 @@ def qualify(tree: exp.Expr, columns: Columns) -> None:
     A column is looked up as SQL does: in the FROM clause around it, then in the one around that. What two tables have,
     or may have, stays as it was written.
     """
-    ctes = all_ctes(tree)
     for column in unqualified_columns(tree):
         scope = column.find_ancestor(exp.Select)
         while scope is not None:
-            sources = [(alias, _names(source, columns, ctes)) for alias, source in _sources(scope)]
+            sources = [(alias, _names(source, columns)) for alias, source in _sources(scope)]
             holders = [alias for alias, names in sources if names is not None and column.name.lower() in names]
             if len(holders) == 1:
                 column.set("table", holders[0].copy())
@@ -272,15 +283,13 @@ def _sources(select: exp.Select) -> Iterator[tuple[exp.Identifier, exp.Expr]]:
         yield named if isinstance(named, exp.Identifier) else exp.to_identifier(""), node
 
 
-def _names(source: exp.Expr, columns: Columns, ctes: Mapping[str, exp.CTE]) -> set[str] | None:
+def _names(source: exp.Expr, columns: Columns) -> set[str] | None:
     """The columns of a source in lower case; None: they cannot be told."""
     if isinstance(source, exp.Table) and not source.args.get("joins"):
-        cte = ctes.get(source.name.lower())
-        if cte is None:
-            known = columns.get(source.name.lower())
-            return None if known is None else {name.lower() for name in known}
-        renamed = cte.args["alias"].columns
-        return {c.name.lower() for c in renamed} if renamed else _selected_names(cte.this)
+        known = columns.get(source.name.lower())
+        return None if known is None else {name.lower() for name in known}
+    if isinstance(source, exp.Subquery) and source.args["alias"] is not None and source.args["alias"].columns:
+        return {column.name.lower() for column in source.args["alias"].columns}
     return _selected_names(source.this) if isinstance(source, exp.Subquery) else None
 
 
@@ -288,4 +297,6 @@ def _selected_names(query: exp.Expr) -> set[str] | None:
     if not isinstance(query, exp.Query):
         return None
     names = query.named_selects
+    if names == ["*"] and isinstance(query, exp.Select) and len(relations_of(query)) == 1:
+        return _names(relations_of(query)[0], {})  # as WITH t(a, b) is written
     return None if "*" in names else {name.lower() for name in names}

@@ -27,7 +27,7 @@ from tablepuppet.sources.guard import AGGREGATES
 from tablepuppet.sql.bound import partitions_of, refuse
 from tablepuppet.sql.groups import GroupColumn, group_columns, inner_queries, mergeable
 from tablepuppet.sql.types import merged_column, type_name
-from tablepuppet.sql.ucq import Conjunctive, Source, Ucq, base_tables, matches
+from tablepuppet.sql.ucq import Conjunctive, Source, Ucq, as_table, base_tables, matches
 from tablepuppet.transport.link import Link
 
 _SHOWN = 12  # differences that an error lists
@@ -264,9 +264,7 @@ def _cutoff_types(ucq: Ucq, tables: Mapping[str, tuple[str, ...]], link: Link) -
             if source.derived is None or not reads_cutoffs(source.derived):
                 continue
             moment, giver = _moment_of(ucq, branch, source)
-            table = exp.Table(this=giver.table.copy()) if giver.derived is None else exp.Subquery(this=giver.derived)
-            table.set("alias", exp.TableAlias(this=giver.alias.copy()))
-            query = exp.select(exp.alias_(moment.copy(), CUTOFF, quoted=True)).from_(table)
+            query = exp.select(exp.alias_(moment.copy(), CUTOFF, quoted=True)).from_(as_table(giver))
             read = owned_query(ucq, query, tables)
             for client in tables[read.table]:
                 request = DescribeTable(table=read.table, query=read.query)

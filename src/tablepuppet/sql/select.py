@@ -17,7 +17,6 @@ from tablepuppet.sql.joins import join_tree
 from tablepuppet.sql.scalar import check_scalar
 from tablepuppet.sql.ucq import (
     Conjunctive,
-    Ctes,
     Item,
     Scope,
     Source,
@@ -56,11 +55,11 @@ _KINDS: Final = {
 _JOIN_WORDS = frozenset({*(kind.lower() for kind in _KINDS), "left", "outer", "inner", "cross", "join", "lateral"})
 
 
-def read_from(text: str, select: exp.Select, ctes: Ctes) -> list[Source]:
+def read_from(text: str, select: exp.Select) -> list[Source]:
     """The tables, and how each is joined to those before it."""
     first, inner = _open_parentheses(select.args["from_"].this)
     joins = [*inner, *(select.args.get("joins") or ())]
-    found = [Source(*_table(text, first, ctes))]
+    found = [Source(*_table(text, first))]
     tree = 0
     for join in joins:
         before = _join_words(text, start_of(join.this))
@@ -68,7 +67,7 @@ def read_from(text: str, select: exp.Select, ctes: Ctes) -> list[Source]:
         if join.side == "RIGHT" and len(found) == 1 and not any(map(_is_bare_star, select.expressions)):
             join.set("side", "LEFT")
             _check_kind(text, join, at)
-            kept = _source(text, join, tree, ctes)
+            kept = _source(text, join, tree)
             found = [
                 replace(kept, join="inner", on=(), using=()),
                 replace(found[0], join="left", on=kept.on, using=kept.using),
@@ -77,7 +76,7 @@ def read_from(text: str, select: exp.Select, ctes: Ctes) -> list[Source]:
         _check_kind(text, join, at)
         if before and before[-1].token_type == TokenType.COMMA:
             tree += 1
-        found += _inside(text, join, tree, ctes) or [_source(text, join, tree, ctes)]
+        found += _inside(text, join, tree) or [_source(text, join, tree)]
     return found
 
 
@@ -89,7 +88,7 @@ def _is_bare_star(node: exp.Expr) -> bool:
 def _open_parentheses(node: exp.Expr) -> tuple[exp.Expr, list[exp.Join]]:
     """The first table of (b JOIN c ON …), and the joins that follow it there; anything else as it is."""
     table = node.this if isinstance(node, exp.Subquery) and not node.alias else node
-    inner = table.args.get("joins") if isinstance(table, exp.Table) else None
+    inner = table.args.get("joins") if isinstance(table, exp.Table | exp.Subquery) else None
     if not inner:
         return node, []
     bare = table.copy()
@@ -97,25 +96,25 @@ def _open_parentheses(node: exp.Expr) -> tuple[exp.Expr, list[exp.Join]]:
     return bare, list(inner)
 
 
-def _inside(text: str, join: exp.Join, tree: int, ctes: Ctes) -> list[Source]:
+def _inside(text: str, join: exp.Join, tree: int) -> list[Source]:
     """The tables of JOIN (b JOIN c ON …) ON …, whose last condition holds once all of them are there."""
     table, inner = _open_parentheses(join.this)
     if not inner or any(j.side or j.args.get("using") for j in (join, *inner)):
         return []
-    found = [Source(*_table(text, table, ctes), tree=tree)]
+    found = [Source(*_table(text, table), tree=tree)]
     for each in inner:
         _check_kind(text, each, each)
-        found.append(_source(text, each, tree, ctes))
-    outer = _source(text, exp.Join(this=table, on=join.args.get("on")), tree, ctes)
+        found.append(_source(text, each, tree))
+    outer = _source(text, exp.Join(this=table, on=join.args.get("on")), tree)
     return [*found[:-1], replace(found[-1], on=(*found[-1].on, *outer.on))]
 
 
-def _source(text: str, join: exp.Join, tree: int, ctes: Ctes) -> Source:
+def _source(text: str, join: exp.Join, tree: int) -> Source:
     on = tuple(conjuncts_of(join.args.get("on")))
     for condition in on:
         check_scalar(text, condition)
     using = tuple(_using(text, node) for node in join.args.get("using") or ())
-    table, alias, derived = _table(text, join.this, ctes)
+    table, alias, derived = _table(text, join.this)
     return Source(table, alias, derived, "left" if join.side == "LEFT" else "inner", on, using, tree)
 
 
@@ -150,10 +149,10 @@ def _join_words(text: str, table_start: int | None) -> list[Token]:
     return found
 
 
-def _table(text: str, node: exp.Expr, ctes: Ctes) -> tuple[exp.Identifier, exp.Identifier, exp.Query | None]:
+def _table(text: str, node: exp.Expr) -> tuple[exp.Identifier, exp.Identifier, exp.Query | None]:
     """A table's name, its alias, and the query that stands for it, if it is one."""
     if isinstance(node, exp.Subquery) and isinstance(node.this, exp.Query):
-        return _subquery(text, node, ctes)
+        return _subquery(text, node)
     if not isinstance(node, exp.Table) or not isinstance(node.this, exp.Identifier):
         raise _not_a_table(text, node)
     if node.args.get("db") is not None:
@@ -172,30 +171,22 @@ def _table(text: str, node: exp.Expr, ctes: Ctes) -> tuple[exp.Identifier, exp.I
         raise refusal(text, "only an alias may follow the name of a table in FROM; remove the rest", node)
     alias = node.args.get("alias")
     if alias is None:
-        return _read_name(text, node.this, node.this, ctes)
+        return node.this, node.this, None
     if alias.args.get("columns") or not isinstance(alias.this, exp.Identifier):
         raise refusal(text, "an alias cannot rename columns; rename them with AS in the SELECT list", alias)
-    return _read_name(text, node.this, alias.this, ctes)
+    return node.this, alias.this, None
 
 
-def _read_name(
-    text: str, name: exp.Identifier, alias: exp.Identifier, ctes: Ctes
-) -> tuple[exp.Identifier, exp.Identifier, exp.Query | None]:
-    """A table of the federation, or a query that WITH names."""
-    if name.name.lower() not in ctes:
-        return name, alias, None
-    query = derive(text, exp.select("*").from_(exp.Table(this=name.copy())), ctes)
-    return base_tables(query)[0].this, alias, query
-
-
-def _subquery(text: str, node: exp.Subquery, ctes: Ctes) -> tuple[exp.Identifier, exp.Identifier, exp.Query]:
+def _subquery(text: str, node: exp.Subquery) -> tuple[exp.Identifier, exp.Identifier, exp.Query]:
     alias = node.args.get("alias")
     at = word_before(text, node, TokenType.SELECT)
     if alias is None or not isinstance(alias.this, exp.Identifier):
         raise refusal(text, "a subquery in FROM needs a name; write (SELECT …) AS t", at)
     if alias.args.get("columns"):
         raise refusal(text, "an alias cannot rename columns; rename them with AS inside the subquery", alias)
-    query = derive(text, node.this, ctes)
+    if node.args.get("sample"):
+        raise refusal(text, SAMPLE, at)
+    query = derive(text, node.this)
     return base_tables(query)[0].this, alias.this, query
 
 
@@ -227,10 +218,10 @@ def _not_a_table(text: str, node: exp.Expr) -> QueryError:
     return refusal(text, message, at)
 
 
-_READ = frozenset({"expressions", "from_", "joins", "where", "with_"})
+_READ = frozenset({"expressions", "from_", "joins", "where"})
 
 
-def read_select(text: str, select: exp.Select, ctes: Ctes | None = None, *, is_branch: bool = False) -> Conjunctive:
+def read_select(text: str, select: exp.Select, *, is_branch: bool = False) -> Conjunctive:
     """A SELECT as a conjunctive query; all that can be checked without a schema is checked.
 
     `is_branch`: of a UNION ALL, in which a constant may say which branch a row comes from.
@@ -240,21 +231,20 @@ def read_select(text: str, select: exp.Select, ctes: Ctes | None = None, *, is_b
         raise refusal(text, "this SELECT has no FROM clause; name the tables that hold the columns", select)
     if not select.expressions:
         raise refusal(text, "the SELECT list is empty; name the feature columns and the label", select)
-    ctes = ctes or {}
     select = _without_semi_joins(select)
     items = [_item(node, text) for node in select.expressions]
-    sources = tuple(read_from(text, select, ctes))
+    sources = tuple(read_from(text, select))
     kept = []
     for conjunct in conditions_of(select):
         if has_subquery(conjunct):
-            sources = add_condition(text, sources, conjunct, ctes)
+            sources = add_condition(text, sources, conjunct)
         else:
             check_scalar(text, conjunct)
             kept.append(conjunct)
     for k, item in enumerate(items):
         if isinstance(item, Item):
             if has_subquery(item.expression):
-                sources, items[k] = add_item(text, sources, item, k + 1, ctes)
+                sources, items[k] = add_item(text, sources, item, k + 1)
             else:
                 check_scalar(text, item.expression)
     query = Conjunctive(tuple(items), sources, tuple(kept))

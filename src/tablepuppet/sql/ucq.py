@@ -17,7 +17,7 @@ into the table that it is about:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -26,7 +26,6 @@ from sqlglot import TokenType, exp
 from tablepuppet.errors import did_you_mean
 from tablepuppet.sources.cutoffs import is_cutoffs
 from tablepuppet.sources.guard import QUERY_NODES
-from tablepuppet.sources.syntax import ctes_of
 from tablepuppet.sql.grammar import refusal, word_before
 from tablepuppet.sql.scalar import check_nodes
 
@@ -155,69 +154,28 @@ def is_resolved(expression: exp.Expr) -> bool:
     return all(c.args.get("table") for c in expression.find_all(exp.Column))
 
 
-Ctes = Mapping[str, exp.CTE]  # by name in lower case
-
-
-def read_with(text: str, tree: exp.Expr) -> Ctes:
-    """The queries that WITH names."""
-    clause = tree.args.get("with_")
-    if clause is None:
-        return {}
-    at = word_before(text, clause, TokenType.WITH)
-    if clause.args.get("recursive"):
-        raise refusal(text, "WITH RECURSIVE is not supported; let the table's owner offer the result as a view", at)
-    for cte in clause.expressions:
-        if not isinstance(cte.this, exp.Query):
-            message = "WITH names queries; write WITH name AS (SELECT …)"
-            if isinstance(cte.this, exp.Pivot | exp.Table):
-                message += ", and for PIVOT an aggregate for each value: sum(x) FILTER (WHERE kind = 'a') AS a"
-            raise refusal(text, message, cte)
-    return ctes_of(tree)
-
-
-def derive(text: str, query: exp.Expr, ctes: Ctes) -> exp.Query:
-    """A query that stands by itself: checked, and with all of WITH that it needs."""
+def derive(text: str, query: exp.Expr) -> exp.Query:
+    """A query for one owner: checked."""
     assert isinstance(query, exp.Query)
     for node in query.find_all(exp.Star):  # COLUMNS(*) and the like are refused by the list of nodes
         if node.args.get("replace") or node.args.get("rename"):
             raise refusal(text, "REPLACE and RENAME are not supported after *; list the columns", query)
     check_nodes(text, query, QUERY_NODES)
-    used = needed_ctes(query, ctes)
-    whole = query.copy()
-    if used:
-        own = whole.args.get("with_")
-        whole.set("with_", exp.With(expressions=[*(ctes[n].copy() for n in used), *(own.expressions if own else ())]))
-        for name in used:
-            check_nodes(text, ctes[name].this, QUERY_NODES)
-    if not base_tables(whole):
+    if not base_tables(query):
         raise refusal(text, "this subquery reads no table; name one of the federation's in its FROM", query)
-    return whole
-
-
-def needed_ctes(query: exp.Expr, ctes: Ctes) -> list[str]:
-    """The names of WITH that a query uses, directly or not, in the order of the text."""
-    found: set[str] = set()
-    waiting: list[exp.Expr] = [query]
-    while waiting:
-        for table in waiting.pop().find_all(exp.Table):
-            name = table.name.lower()
-            if name in ctes and name not in found:
-                found.add(name)
-                waiting.append(ctes[name].this)
-    return [name for name in ctes if name in found]
+    return query.copy()
 
 
 def base_tables(query: exp.Expr) -> list[exp.Table]:
     """The tables of the federation that a derived query names, outermost first."""
-    local = {cte.alias.lower() for cte in query.find_all(exp.CTE)}
-    return [t for t in query.find_all(exp.Table) if t.name.lower() not in local and not is_cutoffs(t)]
+    return [table for table in query.find_all(exp.Table) if not is_cutoffs(table)]
 
 
 def has_subquery(node: exp.Expr) -> bool:
     return node.find(exp.Query, exp.Exists) is not None
 
 
-def add_condition(text: str, sources: Sequence[Source], condition: exp.Expr, ctes: Ctes) -> tuple[Source, ...]:
+def add_condition(text: str, sources: Sequence[Source], condition: exp.Expr) -> tuple[Source, ...]:
     """The tables of FROM, the one that a condition with a subquery is about read under that condition."""
     at = _subject(text, sources, condition)
     if sources[at].join == "left":
@@ -227,13 +185,11 @@ def add_condition(text: str, sources: Sequence[Source], condition: exp.Expr, cte
             f"Write LEFT JOIN (SELECT * FROM {sources[at].table.name} WHERE …) {sources[at].alias.name} ON … instead",
             condition,
         )
-    query = exp.select("*").from_(_as_table(sources[at])).where(condition.copy())
-    return _replace_query(sources, at, derive(text, query, ctes))
+    query = exp.select("*").from_(as_table(sources[at])).where(condition.copy())
+    return _replace_query(sources, at, derive(text, query))
 
 
-def add_item(
-    text: str, sources: Sequence[Source], item: Item, number: int, ctes: Ctes
-) -> tuple[tuple[Source, ...], Item]:
+def add_item(text: str, sources: Sequence[Source], item: Item, number: int) -> tuple[tuple[Source, ...], Item]:
     """The tables of FROM, the one that an item with a subquery is about with that item as a further column."""
     at = _subject(text, sources, item.expression)
     name = f"subquery {number}" if item.name is None else item.name.name
@@ -241,17 +197,17 @@ def add_item(
     value = item.expression.copy()
     if isinstance(value, exp.Query):
         value = exp.Subquery(this=value)
-    query = exp.select("*", exp.Alias(this=value, alias=column)).from_(_as_table(sources[at]))
+    query = exp.select("*", exp.Alias(this=value, alias=column)).from_(as_table(sources[at]))
     shown = item.name or exp.Identifier(this=name, quoted=True)
     moved = exp.Column(this=column.copy(), table=sources[at].alias.copy())
-    return _replace_query(sources, at, derive(text, query, ctes)), Item(moved, shown)
+    return _replace_query(sources, at, derive(text, query)), Item(moved, shown)
 
 
 def _replace_query(sources: Sequence[Source], at: int, query: exp.Query) -> tuple[Source, ...]:
     return (*sources[:at], replace(sources[at], derived=query), *sources[at + 1 :])
 
 
-def _as_table(source: Source) -> exp.Expr:
+def as_table(source: Source) -> exp.Expr:
     """The table as a FROM clause names it."""
     alias = exp.TableAlias(this=source.alias.copy())
     if source.derived is not None:

@@ -70,9 +70,10 @@ def review(own: ClientState, job: str, contract: Contract) -> tuple[list[RowSet]
     notes: list[str] = []
     for scan in contract.scans:
         try:
-            tables = own.tables.scan(job, scan.scan).conditions(_predicates(own, job, scan, contract))
+            noisy = _noisy_columns(scan, contract)
+            tables = own.tables.scan(job, scan.scan).conditions(_predicates(own, job, scan, contract), noisy)
             if contract.purpose != "predict":
-                notes += _reach(own, job, scan)
+                notes += _reach(own, job, scan, contract)
         except PolicyError as error:  # of a query whose conditions cannot be placed
             notes.append(str(error).partition("refuses the request: ")[2])
             tables = []
@@ -82,7 +83,7 @@ def review(own: ClientState, job: str, contract: Contract) -> tuple[list[RowSet]
         if not notes:  # what is said against conditions is said whatever rows they pick
             _enough_rows(own, job, scan)
             if contract.purpose != "predict":
-                notes += [*_near_constant(own, job, scan), *_models_of_few(own, job, scan, contract)]
+                notes += [*_near_constant(own, job, scan, contract), *_models_of_few(own, job, scan, contract)]
         if contract.purpose != "predict":  # scores of single rows are what it is for; others limit those
             sets.append(_compared(own, scan.table, "rows", own.tables.scan(job, scan.scan).row_keys(), sets, notes))
     return sets, list(dict.fromkeys(notes))
@@ -224,23 +225,39 @@ def _conditions(own: ClientState, table: TableConditions, contract: Contract, se
     return notes
 
 
-def _reach(own: ClientState, job: str, scan: ScanTerms) -> list[str]:
+def _noisy_columns(scan: ScanTerms, contract: Contract) -> set[int]:
+    """The expressions that leave under noise, and by no other way."""
+    known = {*_exact(scan, contract), "split", "identifier", "cutoff"}
+    return {n for n, column in enumerate(scan.columns) if column.roles and not known & set(column.roles)}
+
+
+def _exact(scan: ScanTerms, contract: Contract) -> list[Role]:
+    """The roles in which values count as they are. Of what leaves under noise no rule reads values: its refusal would
+    tell of them, and noise covers few rows as well as many."""
+    is_noisy = contract.training is not None and contract.feature_privacy is not None
+    noisy = {"feature"} if is_noisy else set()
+    noisy |= set() if contract.label_privacy is None else {"label"}
+    return [role for role in _VALUES if role not in noisy and scan.numbers(role)]
+
+
+def _reach(own: ClientState, job: str, scan: ScanTerms, contract: Contract) -> list[str]:
     """What is to be said against expressions that are about few rows, whatever they are written with."""
-    numbers = [number for role in _VALUES for number in scan.numbers(role)]
+    roles = _exact(scan, contract)
+    numbers = [number for role in roles for number in scan.numbers(role)]
     least = own.policy.minimum_rows
     return [
         f"an expression on {table} tells of fewer than {least:,} rows: it is the same for all others, or nearly, and a "
         "sum over all rows would be one over those; use columns as they are, or functions in which many rows differ "
         "(rule minimum_rows)"
-        for table in own.tables.scan(job, scan.scan).singles_out(numbers, least)
+        for table in (own.tables.scan(job, scan.scan).singles_out(numbers, least) if roles else ())
     ]
 
 
-def _near_constant(own: ClientState, job: str, scan: ScanTerms) -> list[str]:
+def _near_constant(own: ClientState, job: str, scan: ScanTerms, contract: Contract) -> list[str]:
     """What is to be said against numbers that are the same in all rows but few: their mean, and their weight, are of
     these."""
     notes, least = [], own.policy.minimum_rows
-    for number in {*scan.numbers("feature"), *scan.numbers("weight")}:
+    for number in {n for role in _exact(scan, contract) if role in ("feature", "weight") for n in scan.numbers(role)}:
         column, info = own.column(job, scan.scan, number)
         if info.kind not in NUMBER_KINDS or info.kind == "vector" or not len(column):
             continue

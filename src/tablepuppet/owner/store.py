@@ -240,15 +240,16 @@ class Scan:
                 self._fingerprint = _checksum(self.rows())
             return self._fingerprint
 
-    def conditions(self, predicates: Collection[int]) -> list[TableConditions]:
-        """What is compared, table by table; `predicates`: which expressions are conditions as a whole."""
-        texts = [(text, number in predicates) for number, text in enumerate(self.expressions)]
+    def conditions(self, predicates: Collection[int], noisy: Collection[int] = ()) -> list[TableConditions]:
+        """What is compared, table by table; `predicates`: which expressions are conditions as a whole; `noisy`: which
+        leave under noise, and may compare what they like."""
+        texts = [(text, number in predicates) for number, text in enumerate(self.expressions) if number not in noisy]
         texts += [] if self.filter is None else [(self.filter, True)]
         own = [c for text, whole in texts for c in conditions_of(text, is_predicate=whole)]
         found = [
             TableConditions(self.table, self.source, tuple(dict.fromkeys(own)), self.filter, self.row_key, self.subject)
         ]
-        if self.query is not None:
+        if self.query is not None and not noisy:
             for table, inner in conditions_of_query(self.query.text, self.query.reads).items():
                 found.append(TableConditions(table, self.base[table], tuple(inner), None, self.row_keys_of.get(table)))
         return found

@@ -27,7 +27,16 @@ DOCS = Path(__file__).parents[1] / "docs"
 TUTORIALS = sorted((DOCS / "tutorials").glob("[a-z]*.md"))
 HOW_TO = sorted((DOCS / "how-to").glob("[a-z]*.md"))
 PROCESSES = {"one-machine", "three-organisations", "data-owner"}
-HEAVY = {"choose-a-model", "compare-models", "export-a-model", "hide-join-keys", "join-any-size", "tune", "use-history"}
+HEAVY = {
+    "choose-a-model",
+    "compare-models",
+    "export-a-model",
+    "hide-join-keys",
+    "join-any-size",
+    "recommend-items",
+    "tune",
+    "use-history",
+}
 _FENCE = re.compile(r'^```(?P<language>\w+)(?: title="(?P<title>[^"]+)")?\n(?P<code>.*?)^```', re.DOTALL | re.MULTILINE)
 
 

@@ -135,7 +135,7 @@ def test_local_steps_without_noise_find_the_solution_of_the_theta_step() -> None
 @pytest.mark.parametrize("bound", [0.5, 2.0])
 def test_shown_predictions_are_within_the_bound_before_their_noise(bound: float) -> None:
     privacy = GradientPrivacy(clip=0.0, noise=0.0, prediction_bound=bound, prediction_noise=0.0, prediction_limit=9)
-    shown = PrivateGradient(privacy, secure_generator()).shown(np.array([[3.0, -4.0], [0.1, 0.1]]))
+    shown = PrivateGradient(privacy, secure_generator()).disclose(np.array([[3.0, -4.0], [0.1, 0.1]]))
     assert np.linalg.norm(shown[0]) == pytest.approx(bound)
     assert shown[1].tolist() == [0.1, 0.1]
 
@@ -143,9 +143,9 @@ def test_shown_predictions_are_within_the_bound_before_their_noise(bound: float)
 def test_predictions_carry_the_noise_that_was_planned_each_time_anew() -> None:
     privacy = GradientPrivacy(clip=0.0, noise=0.0, prediction_bound=1.0, prediction_noise=2.5, prediction_limit=2)
     private = PrivateGradient(privacy, secure_generator())
-    first, second = private.shown(np.zeros((4000, 1))), private.shown(np.zeros((4000, 1)))
+    first, second = private.disclose(np.zeros((4000, 1))), private.disclose(np.zeros((4000, 1)))
     for drawn in (first, second, (first - second) / np.sqrt(2)):
         tails = scipy.stats.chi2(drawn.size).ppf([ALARM / 2, 1 - ALARM / 2]) / drawn.size
         assert tails[0] < float((drawn**2).mean()) / 2.5**2 < tails[1]
     with pytest.raises(PrivacyError, match="covers 2 noisy predictions"):
-        private.shown(np.zeros((4000, 1)))
+        private.disclose(np.zeros((4000, 1)))

@@ -65,7 +65,7 @@ class PrivateGradient:
     def counts(self, counts: tuple[int, int]) -> None:
         self.taken, self.showings = counts
 
-    def shown(self, predictions: Array) -> Array:
+    def disclose(self, predictions: Array) -> Array:
         """Predictions as the server may see them."""
         self.showings += self.privacy.hides_predictions
         if self.showings > self.privacy.prediction_limit and self.privacy.hides_predictions:

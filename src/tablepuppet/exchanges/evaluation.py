@@ -105,7 +105,7 @@ def _evaluate(own: ClientState, request: Evaluate) -> Evaluation:
     count_predictions(own, part, 1 + request.train)
     test, train = model.predict_test(theta), model.predict(theta) if request.train else None
     if private is not None:  # a row may be among both, in different joined rows
-        test, train = private.shown(test), None if train is None else private.shown(train)
+        test, train = private.disclose(test), None if train is None else private.disclose(train)
     absolute = float(np.abs(theta).sum()) if part.setup.l1 else None
     ridged = None if part.setup.l2_by_output is None else float(np.vdot(theta, part.setup.l2_by_output * theta))
     norm = float(np.vdot(theta, theta))

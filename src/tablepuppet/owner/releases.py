@@ -292,7 +292,7 @@ def release_predictions(own: ClientState, part: Part, predictions: Array) -> Arr
     """Predictions of train rows as they may leave."""
     assert part.setup is not None
     count_predictions(own, part)
-    return predictions if part.setup.private is None else part.setup.private.shown(predictions)
+    return predictions if part.setup.private is None else part.setup.private.disclose(predictions)
 
 
 def count_predictions(own: ClientState, part: Part, times: int = 1) -> None:

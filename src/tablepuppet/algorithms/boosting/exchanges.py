@@ -331,7 +331,7 @@ def _without_rare_names(
     return rules_without_rare(rules, columns, least)
 
 
-def _started(part: Part) -> TreesPart:
+def _require_trees(part: Part) -> TreesPart:
     started: TreesPart | None = part.trees
     if started is None:
         raise TransportError("a part's trees must be started before they are grown")
@@ -345,7 +345,7 @@ def _half(part: Part) -> ClientHalf:
 
     announce_compilation()
 
-    own = _started(part)
+    own = _require_trees(part)
     state = part.state
     if own.halves:
         left, half = own.halves.pop()  # it comes back with what the request leaves
@@ -492,7 +492,7 @@ def _enforce_checks(job: JobUnderContract, request: Any) -> None:
 
 def _check_trees_request(own: ClientState, request: trees.CheckTrees | trees.SumTrees) -> None:
     part, check = own.part(request), request.check
-    grown = _started(part)
+    grown = _require_trees(part)
     check_array(check.columns, "check.columns", (len(grown.bins),), kinds=frozenset("b"))
     most = grown.request.outputs
     require(len(check.trees) <= most, "check.trees", f"are {len(check.trees)} where there are {most} outputs")
@@ -535,7 +535,7 @@ def _check_outline(outline: Outline, most: int, rows: int) -> None:
 
 
 def _check_keys_request(own: ClientState, request: trees.RevealKeys) -> None:
-    grown = _started(own.part(request))
+    grown = _require_trees(own.part(request))
     require(len(request.keys) <= sum(b.size for b in grown.bins), "keys", "are more than there can be")
     for key in request.keys:
         require(0 <= key.column < len(grown.bins), "keys.column", "is none of the part's")

@@ -25,7 +25,7 @@ from tablepuppet.transport.meter import DisclosureKey
 
 def tree_insights(mapping: MappingSummary, shape: Shape, job: Job) -> list[Insight]:
     """Who learns what, party by party."""
-    options = _own(job.options)
+    options = _as_boosting(job.options)
     server = common_insights(mapping, job)
     for block in shape.blocks:
         if block.is_split:
@@ -88,9 +88,9 @@ def _of_rows(options: Boosting) -> str:
 
 def tree_disclosures(mapping: MappingSummary, shape: Shape, job: Job) -> dict[DisclosureKey, int]:
     """What a run tells whom, from its first key to the last split; of checks and splits, at most so many."""
-    account, options, held = Account(), _own(job.options), held_blocks(job, mapping)
+    account, options, held = Account(), _as_boosting(job.options), held_blocks(job, mapping)
     account.told = setup_disclosures(mapping, job.privacy.keys)
-    told = _drawn(shape, job)
+    told = _count_drawn_splits(shape, job)
     for part in mapping.parts:
         block, subject = shape.blocks[part.block], f"part {part.number}"
         shared = int(block.is_split)
@@ -108,10 +108,10 @@ def tree_disclosures(mapping: MappingSummary, shape: Shape, job: Job) -> dict[Di
     return account.told
 
 
-def _drawn(shape: Shape, job: Job) -> list[int] | None:
+def _count_drawn_splits(shape: Shape, job: Job) -> list[int] | None:
     """By block: how many splits are told, where borders are public and no column is text; else None: it depends on the
     data, or on names."""
-    options = _own(job.options)
+    options = _as_boosting(job.options)
     if job.privacy.features is None or any(block.strings for block in shape.blocks):
         return None
     from tablepuppet.algorithms.boosting.drawn import Drawable, Draws  # here: they load the compiler
@@ -130,7 +130,7 @@ def earlier_splits(job: Job, block: int) -> int:
 
 def tree_exposures(shape: Shape, given: AlgorithmOptions) -> list[Exposure]:
     """Per block: the bits of a row that the server may be told, against those that its bins have."""
-    options = _own(given)
+    options = _as_boosting(given)
     found = []
     for block in shape.blocks:
         columns = block.numbers + block.strings
@@ -168,7 +168,7 @@ def most_told(block: BlockShape, options: Boosting) -> int:
 
 def advise_trees(shape: Shape, given: AlgorithmOptions) -> Advice:
     """What the trees cost: they have no other algorithm."""
-    options = _own(given)
+    options = _as_boosting(given)
     if options.is_random:
         drawn = cost(shape, options.name, options, options.trees)
         return Advice(
@@ -210,6 +210,6 @@ def trees_beside(shape: Shape) -> str:
     )
 
 
-def _own(options: AlgorithmOptions) -> Boosting:
+def _as_boosting(options: AlgorithmOptions) -> Boosting:
     assert isinstance(options, Boosting)
     return options

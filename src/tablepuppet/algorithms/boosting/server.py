@@ -104,7 +104,7 @@ class BoostingServer:
         """Until nobody objects."""
         roots: list[list[int]] = [[0] for _ in growing]
         while True:
-            plans = [tree.outline(own) for tree, own in zip(growing, roots, strict=True)]
+            plans = [tree.make_outline(own) for tree, own in zip(growing, roots, strict=True)]
             if not any(numbers for _, numbers in plans):
                 return
             checks = self._checks(growing, plans, columns)
@@ -233,6 +233,6 @@ def _mend_nodes(tree: GrowingTree, better: dict[int, _Better]) -> list[int]:
             forced[number] = best
     tree.grow(list(forced), forced)
     if tree.growth.leaves is not None:
-        return tree.unchecked(again)
+        return tree.find_unchecked(again)
     split = [tree.nodes[v].left for v in forced if v not in again]
     return [*again, *(n for left in split for n in (left, left + 1))]

@@ -124,7 +124,7 @@ def _rounds(shape: Shape, options: Boosting, tree: int) -> list[_Round]:
         return []
     asked = [a / is_asked for a in asked] if options.reveals_columns else asked
     new = [
-        _told(block, options, shape.outputs, tree + 1) - _told(block, options, shape.outputs, tree)
+        _count_told(block, options, shape.outputs, tree + 1) - _count_told(block, options, shape.outputs, tree)
         for block in shape.blocks
     ]
     cells, together = max(1, options.searched_leaves // 2), _together(tree)
@@ -146,7 +146,7 @@ def _first_tree(shape: Shape, options: Boosting) -> list[_Round]:
         columns = max(1, sum(b.numbers + b.strings for b in shape.blocks))
         cells = [1, *[most] * (min(levels, round(1.3 + math.log2(columns) / 2)) - 1)]
         again = [float(_things(block, options) > 1) for block in shape.blocks]
-    new = [_told(block, options, shape.outputs, 1) / len(cells) for block in shape.blocks]
+    new = [_count_told(block, options, shape.outputs, 1) / len(cells) for block in shape.blocks]
     asked = [[1.0] * len(new), *[again] * (len(cells) - 1)]
     return [_Round(a, k, _together(0), _OF_FIRST, new, is_first=True) for a, k in zip(asked, cells, strict=True)]
 
@@ -201,7 +201,7 @@ def _wishes(options: Boosting, outputs: int, checked: int) -> float:
     return nodes * (_FIRST + later * (checked - 1)) if checked else 0.0
 
 
-def _told(block: BlockShape, options: Boosting, outputs: int, checked: int) -> float:
+def _count_told(block: BlockShape, options: Boosting, outputs: int, checked: int) -> float:
     things = _things(block, options)
     told = things * (1 - math.exp(-_wishes(options, outputs, checked) / things))
     return told if options.max_splits is None else min(told, options.max_splits)

@@ -301,7 +301,7 @@ class GrowingTree:
         for number in numbers:
             self.nodes[number].is_checked = True
 
-    def unchecked(self, again: Sequence[int]) -> list[int]:
+    def find_unchecked(self, again: Sequence[int]) -> list[int]:
         """The topmost nodes that clients were not asked about as they are now."""
         for number in again:
             self.nodes[number].is_checked = False
@@ -315,7 +315,7 @@ class GrowingTree:
                 below += [node.left, node.left + 1]
         return sorted(found)
 
-    def outline(self, roots: Sequence[int]) -> tuple[Outline, list[int]]:
+    def make_outline(self, roots: Sequence[int]) -> tuple[Outline, list[int]]:
         """These nodes and what is below them, as far as it may be split; and their numbers here."""
         numbers = [n for n in roots if self.is_open(n)]
         left = []

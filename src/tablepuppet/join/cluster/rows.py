@@ -105,7 +105,7 @@ class ClusterRows:
         )
         borders = np.unique(sampled[len(sampled) // chunks :: max(1, len(sampled) // chunks)][: chunks - 1])
         for low, high in itertools.pairwise([None, *borders.tolist(), None]):
-            found = np.concatenate(list(self.cluster.ask("between", [(*source, low, high) for source in sources])))
+            found = np.concatenate(list(self.cluster.ask("list_between", [(*source, low, high) for source in sources])))
             found.sort()
             yield found
 

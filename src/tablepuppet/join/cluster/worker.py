@@ -134,7 +134,7 @@ class Worker:
         values = self._in_order(source, name, state)
         return values[:: max(1, len(values) // count)]
 
-    def between(
+    def list_between(
         self, source: Source, name: str, state: dict[str, Kept], low: float | None, high: float | None
     ) -> Array:
         """A state's values low < v ≤ high, in order; None: from the first, to the last."""

@@ -51,11 +51,11 @@ def _compile(function: F) -> F:
     return cast(F, njit(function, nogil=True, cache=True, error_model="numpy", fastmath=fast))
 
 
-def _inline(function: F) -> F:
+def _compile_inline(function: F) -> F:
     return cast(F, njit(function, nogil=True, cache=True, error_model="numpy", inline="always"))
 
 
-@_inline
+@_compile_inline
 def _fill(e: Array, phases: Phases, row: int) -> tuple[float, float]:
     """e^{iωh} at a tile's frequencies; returned: the turn to the next tile."""
     zr, zi = phases.turn[row, 0], phases.turn[row, 1]
@@ -70,7 +70,7 @@ def _fill(e: Array, phases: Phases, row: int) -> tuple[float, float]:
     return zr, zi
 
 
-@_inline
+@_compile_inline
 def _multiply(e: Array, messages: Array, group: int, first: int) -> None:
     """e times a message, the one up (at 0) or down."""
     for b in range(TILE):

@@ -58,13 +58,13 @@ class TreeLoss:
         return self._sum(self._root(self.weights))
 
     @cached_property
-    def _scaled(self) -> Array:
+    def _scaled_weights(self) -> Array:
         """w·u of the root's rows, in their order here."""
         return self._root(self.weights if self.loss.scale is None else self.weights * self.loss.scale)
 
     @cached_property
     def _scaled_counts(self) -> list[Array]:
-        return self._sum(self._scaled)
+        return self._sum(self._scaled_weights)
 
     @cached_property
     def _linear_counts(self) -> list[Array] | None:
@@ -94,8 +94,8 @@ class TreeLoss:
     def _square(self, scores: Sequence[Array]) -> Derivatives:
         rows: list[Element] = [(np.ones_like(h), h, np.zeros_like(h)) for h in scores]
         up = pass_up(self.tree, Moments(), rows)
-        none = np.zeros_like(self._scaled)
-        sums = pass_down(self.tree, Moments(), rows, up, (self._scaled, none, none))
+        none = np.zeros_like(self._scaled_weights)
+        sums = pass_down(self.tree, Moments(), rows, up, (self._scaled_weights, none, none))
         count, mean, spread = sums[self.tree.root]
         loss = 0.5 * float((spread + count * mean * mean).sum())
         return Derivatives(loss, self._spread([s[0] * s[1] for s in sums]), self._spread([s[0] for s in sums]))
@@ -103,7 +103,7 @@ class TreeLoss:
     def _exponential(self, scores: Sequence[Array], rate: float) -> Derivatives:
         rows: list[Element] = [(rate * h, np.ones_like(h)) for h in scores]
         up = pass_up(self.tree, Exponentials(), rows)
-        given = np.zeros_like(self._scaled), self._scaled
+        given = np.zeros_like(self._scaled_weights), self._scaled_weights
         sums = pass_down(self.tree, Exponentials(), rows, up, given)
         with np.errstate(over="ignore"):  # infinite where it overflows, which a line search steps back from
             total = self._spread([np.where(v != 0.0, v * np.exp(m), 0.0) for m, v in sums])
@@ -116,7 +116,7 @@ class TreeLoss:
 
     def _range(self, shifted: Sequence[Array]) -> tuple[float, float]:
         low, high = pass_up(self.tree, Ranges(), [(h, h) for h in shifted])[self.tree.root]
-        counted = self._scaled != 0.0
+        counted = self._scaled_weights != 0.0
         return float(low[counted].min(initial=np.inf)), float(high[counted].max(initial=-np.inf))
 
     def _analytic(self, ordered: Sequence[Array], core: Analytic) -> Derivatives:
@@ -127,7 +127,7 @@ class TreeLoss:
         from tablepuppet.join.factorised.tiles import walk_series  # here: it loads the compiler
 
         series = fit_series(core, low, high, self.tolerance)
-        sums = walk_series(self.tree, series, self._shift(ordered, series.centre), self._scaled)
+        sums = walk_series(self.tree, series, self._shift(ordered, series.centre), self._scaled_weights)
         constant = series.cosines[2, 0] * self._scaled_counts[self.tree.root].sum()
         loss = float(sums[self.tree.root][:, 2].sum() + constant)
         spread = self._spread(sums)

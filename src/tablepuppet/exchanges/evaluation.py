@@ -85,16 +85,14 @@ def _enforce_evaluation(job: JobUnderContract, request: Evaluate) -> None:
 
 def _check_evaluation(request: Evaluate, answer: Evaluation, known: Known) -> None:
     part = known.part(request)
-    if part is not None:
-        check_predictions(answer.test, "test", part.test, part.outputs)
+    check_predictions(answer.test, "test", part.test, part.outputs)
     require((answer.train is not None) == request.train, "train", "is not what was asked for")
-    if part is not None and answer.train is not None:
+    if answer.train is not None:
         check_predictions(answer.train, "train", part.train, part.outputs)
     if not np.isfinite(answer.norm):
         raise WrongError("norm", "is not finite", diverged=True)
     require(answer.norm >= 0, "norm", "is negative")
-    if part is not None:
-        part.norm = answer.norm
+    part.norm = answer.norm
 
 
 @Rules(TRAINING, permit=STARTED, enforce=_enforce_evaluation, check_answer=_check_evaluation)
@@ -150,11 +148,11 @@ def enforce_release(job: JobUnderContract, request: Any) -> None:
 def _check_parameters(request: Release, answer: Parameters, known: Known) -> None:
     part = known.part(request)
     check_finite(answer.values, "values")
-    if part is not None and part.is_linear and part.width is not None:
+    if part.is_linear and part.width is not None:
         check_array(answer.values, "values", (part.width, part.outputs))
-    elif part is not None and part.theta is not None:
+    elif part.theta is not None:
         require(answer.values.size == part.theta, "values", f"are {answer.values.size:,} where {part.theta:,} are due")
-    if part is not None and part.norm is not None:
+    if part.norm is not None:
         square = float(np.vdot(answer.values, answer.values))
         is_same = abs(square - part.norm) <= 1e-3 * max(square, part.norm)  # float32 on the wire rounds them
         require(is_same, "values", "have another norm than at the last evaluation")

@@ -439,9 +439,7 @@ def check_encoders(encoders: Sequence[Encoder], due: int) -> None:
 def _check_encoded(request: EncodeFeatures, answer: Encoded, known: Known) -> None:
     due = sum(_width_of(encoder) for encoder in request.encoders)
     require(answer.width == due, "width", f"is {answer.width:,} where these encoders make {due:,} columns")
-    part = known.part(request)
-    if part is not None:
-        part.width = due
+    known.part(request).width = due
 
 
 def _width_of(encoder: Encoder) -> int:
@@ -496,8 +494,8 @@ def _enforce_pooling(job: JobUnderContract, request: RevealFeatures) -> None:
 
 def _check_revealed(request: RevealFeatures, answer: RevealedFeatures, known: Known) -> None:
     part = known.part(request)
-    width = None if part is None or request.as_codes else part.width
-    for name, rows in (("train", None if part is None else part.train), ("test", None if part is None else part.test)):
+    width = None if request.as_codes else part.width
+    for name, rows in (("train", part.train), ("test", part.test)):
         check_array(getattr(answer, name), name, (rows, width))
         check_finite(getattr(answer, name), name)
 

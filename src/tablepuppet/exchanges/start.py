@@ -219,8 +219,6 @@ def _check_start_request(own: ClientState, request: StartPart[Any]) -> None:
 
 def _check_started(request: StartPart[Any], answer: Started, known: Known) -> None:
     part = known.part(request)
-    if part is None:
-        return
     part.outputs, part.is_linear, part.theta = request.outputs, request.model.is_linear, answer.width
     part.figures, part.vectors, part.products = answer.figures, None, None
     if part.is_linear and part.width is not None:

@@ -99,7 +99,7 @@ def _check_coefficients(part: Part, given: Any) -> None:
 def _check_step(request: Any, answer: Any, known: Known) -> None:
     """An algorithm's step: predictions of the rows that it asked for, or a summand."""
     part = known.part(request)
-    if part is not None and isinstance(request, Update):
+    if isinstance(request, Update):
         wanted = getattr(request, "next_rows", None)
         part.wanted = part.train if wanted is None else len(wanted)
         part.has_trail = type(request).keeps_trail
@@ -111,9 +111,8 @@ def _check_step(request: Any, answer: Any, known: Known) -> None:
         _check_own(answer)
 
 
-def _check_predictions(answer: Predictions, part: KnownPart | None) -> None:
-    rows, outputs = (None, None) if part is None else (part.wanted, part.outputs)
-    check_predictions(answer.values, "values", rows, outputs)
+def _check_predictions(answer: Predictions, part: KnownPart) -> None:
+    check_predictions(answer.values, "values", part.wanted, part.outputs)
     products = answer.products
     check_array(products, "products", (None,), kinds=_FLOATS)
     if not 0 < products.size <= 100_000:
@@ -123,9 +122,9 @@ def _check_predictions(answer: Predictions, part: KnownPart | None) -> None:
         check_finite(products, "products", diverged=True)
     if first < 0:
         raise WrongError("products", "begin with a negative square")
-    if part is not None and part.has_trail:
+    if part.has_trail:
         _check_vectors(products.size, part)
-    elif part is not None:
+    else:
         due = part.products = part.products or products.size
         if products.size != due:
             raise WrongError("products", f"are {products.size:,} numbers where they were {due:,} before")
@@ -158,10 +157,9 @@ def _check_own(answer: Message) -> None:
                 require(values.dtype.kind in "fiub", name, f"hold elements of type {values.dtype}")
 
 
-def check_summands(answer: Any, part: KnownPart | None, kind: str, due: Shapes | None = None) -> None:
+def check_summands(answer: Any, part: KnownPart, kind: str, due: Shapes | None = None) -> None:
     """One client's share of a sum, in plain numbers or under masks."""
-    if part is not None:
-        part.summed, part.shapes = kind, due
+    part.summed, part.shapes = kind, due
     if isinstance(answer, Masked):
         _check_masked(answer, part)
         return
@@ -170,7 +168,7 @@ def check_summands(answer: Any, part: KnownPart | None, kind: str, due: Shapes |
         check_finite(values, "values", diverged=True)
 
 
-def _check_shapes(values: Any, part: KnownPart | None, due: Shapes | None) -> None:
+def _check_shapes(values: Any, part: KnownPart, due: Shapes | None) -> None:
     """As many arrays as were asked for, each of its shape; of an algorithm's step, those that can be."""
     if due is not None:
         require(len(values) == len(due), "values", f"are {len(values)} arrays where {len(due)} are due")
@@ -178,7 +176,7 @@ def _check_shapes(values: Any, part: KnownPart | None, due: Shapes | None) -> No
             check_array(one, "values", shape)
         return
     require(1 <= len(values) <= 3, "values", f"are {len(values)} arrays where one to three are due")
-    theta = None if part is None else part.shape
+    theta = part.shape
     if theta is None:
         return
     check_array(values[0], "values", theta)
@@ -190,18 +188,18 @@ def _check_shapes(values: Any, part: KnownPart | None, due: Shapes | None) -> No
         require(fits, "values", f"has shape {'×'.join(map(str, more.shape))}, which is no curvature of the part's")
 
 
-def _check_masked(answer: Masked, part: KnownPart | None) -> None:
+def _check_masked(answer: Masked, part: KnownPart) -> None:
     count = len(answer.kinds)
     require(len(answer.exponents) == count, "exponents", "are not as many as there are arrays")
     require(len(answer.scales) in (0, count), "scales", "are not as many as there are arrays")
     require(len(answer.values) == len(answer.scales), "values", "are not as many as there are scales")
     for values in answer.values:
         require(values.dtype == np.int64, "values", f"hold elements of type {values.dtype}")
-    due = None if part is None else part.shapes
+    due = part.shapes
     require(
         due is None or count == len(due), "kinds", f"are {count} arrays where {0 if due is None else len(due)} are due"
     )
-    if part is not None and answer.scales:
+    if answer.scales:
         named = part.scales.get(part.summed, [])[:count]
         require(answer.scales == named, "scales", "are not those that were named")
         _check_shapes(answer.values, part, due)
@@ -275,9 +273,8 @@ def _check_combined_request(own: ClientState, request: Combined) -> None:
 
 
 def _check_combined(request: Combined, answer: Any, known: Known) -> None:
-    part = known.part(request)
-    if part is not None and request.scales:
-        part.scales["training"] = list(request.scales)
+    if request.scales:
+        known.part(request).scales["training"] = list(request.scales)
     _check_step(request, answer, known)
 
 
@@ -299,8 +296,7 @@ def _enforce_seal(job: JobUnderContract, request: Seal) -> None:
 
 def _check_sealed(request: Seal, answer: Masked, known: Known) -> None:
     part = known.part(request)
-    if part is not None:
-        part.scales[part.summed] = list(request.scales)
+    part.scales[part.summed] = list(request.scales)
     _check_masked(answer, part)
 
 

@@ -47,10 +47,10 @@ class KnownScan:
 class KnownPart:
     """What is known of one part: how many rows, columns and parameters it has."""
 
-    scan: KnownScan | None
-    train: int | None
-    test: int
-    total: float  # Σ G of the train rows
+    scan: KnownScan | None = None
+    train: int | None = None
+    test: int | None = None
+    total: float = 0.0  # Σ G of the train rows
     columns: list[ColumnInfo] = field(default_factory=list)  # of its features, where the scan told
     width: int | None = None
     outputs: int = 1
@@ -91,8 +91,8 @@ class Known:
     def scan(self, request: Any) -> KnownScan:
         return self.scans.setdefault((request.job, request.scan), KnownScan(asked=-1))
 
-    def part(self, request: Any) -> KnownPart | None:
-        return self.parts.get((request.job, request.part))
+    def part(self, request: Any) -> KnownPart:
+        return self.parts.setdefault((request.job, request.part), KnownPart())
 
     def close(self, job: str) -> None:
         self.scans = {key: scan for key, scan in self.scans.items() if key[0] != job}

@@ -38,7 +38,7 @@ _CODES = 256  # of a column in bins
 def check_sketches(request: trees.SketchFeatures, answer: trees.FeatureSketches, known: Known) -> None:
     require(len(answer.columns) <= MOST_COLUMNS, "columns", f"are more than {MOST_COLUMNS:,}")
     part = known.part(request)
-    if part is not None and part.columns and all(info.kind != "vector" for info in part.columns):
+    if part.columns and all(info.kind != "vector" for info in part.columns):
         numbers = [isinstance(column, trees.NumberSketch) for column in answer.columns]
         require(numbers == [is_number(info) for info in part.columns], "columns", "are of other types than before")
     for column in answer.columns:
@@ -70,16 +70,14 @@ def check_started(request: trees.StartTrees, answer: trees.TreesStarted, known: 
     sent = None if request.bins is None else [bins.size for bins in request.bins]
     require(not is_random or sent in (None, answer.sizes.tolist()), "sizes", "are not those of the bins that were sent")
     require(sent is None or len(answer.kinds) == len(sent), "kinds", "are not those of the bins that were sent")
-    known_rows = known.part(request)
+    part = known.part(request)
     count = len(answer.right) if isinstance(request.before, str) else len(request.before)
     require(len(answer.right) == count, "right", "is not of the splits that were sent")
     for right in answer.right:
-        check_array(right, "right", (_bytes(known_rows),), kinds=_BYTES)
-    part = known.part(request)
-    if part is not None:
-        part.width, part.kinds, part.keys = len(answer.kinds), answer.kinds, []
-        part.splits, part.has_missing = Counter(), set()
-        part.bins = None if request.bins is None else sum(bins.size for bins in request.bins)
+        check_array(right, "right", (_bytes(part),), kinds=_BYTES)
+    part.width, part.kinds, part.keys = len(answer.kinds), answer.kinds, []
+    part.splits, part.has_missing = Counter(), set()
+    part.bins = None if request.bins is None else sum(bins.size for bins in request.bins)
 
 
 def check_objections(request: trees.CheckTrees, answer: trees.TreeObjections, known: Known) -> None:
@@ -98,7 +96,7 @@ def check_objections(request: trees.CheckTrees, answer: trees.TreeObjections, kn
     _against(found, request.check, part)
 
 
-def _against(found: Objections, check: Check, part: KnownPart | None) -> None:
+def _against(found: Objections, check: Check, part: KnownPart) -> None:
     """Each objection is to a node that was asked about, once, and by a split that comes before the one it has."""
     if not len(found.tree):
         return
@@ -111,10 +109,9 @@ def _against(found: Objections, check: Check, part: KnownPart | None) -> None:
     require(bool(asks.all()), "found.node", "is none that was asked about")
     has_split = found.key >= 0
     require(bool((found.key >= -1).all()), "found.key", "is none of the part's")
-    if part is not None:
-        require(bool((found.key < len(part.keys)).all()), "found.key", "is none of the part's")
-        columns = [part.keys[key] for key in found.key[has_split].tolist()]
-        require(bool(check.columns[columns].all()), "found.key", "is of a column that this tree may not use")
+    require(bool((found.key < len(part.keys)).all()), "found.key", "is none of the part's")
+    columns = [part.keys[key] for key in found.key[has_split].tolist()]
+    require(bool(check.columns[columns].all()), "found.key", "is of a column that this tree may not use")
     require(bool((has_split | found.is_void).all()), "found.key", "is missing, and there is nothing else to object")
     require(bool((own[found.is_void] >= 0).all()), "found.is_void", "is said of a split that is not the part's own")
     better = found.gain[~found.is_void] >= gain[~found.is_void]
@@ -122,11 +119,9 @@ def _against(found: Objections, check: Check, part: KnownPart | None) -> None:
     require(bool((found.gain[has_split] > 0).all()), "found.gain", "is not positive")
 
 
-def _learn(keys: list[Any], name: str, check: Check | None, part: KnownPart | None) -> None:
+def _learn(keys: list[Any], name: str, check: Check | None, part: KnownPart) -> None:
     """Keys become known in the order in which both ends number them: the server's unions, then the client's own."""
     _bits_of(keys, name, part)
-    if part is None:
-        return
     if check is not None:
         _number([union.column for union in check.unions], part)
     for key in keys:
@@ -156,9 +151,8 @@ def check_sums(request: trees.SumTrees, answer: trees.TreeSums, known: Known) ->
     asked = request.check.trees
     require(len(answer.values) == len(asked), "values", f"are of {len(answer.values)} trees where {len(asked)} are due")
     part = known.part(request)
-    bins = None if part is None else part.bins
     for values, tree in zip(answer.values, asked, strict=True):
-        check_array(values, "values", (int(np.count_nonzero(tree.left < 0)), bins, 2), kinds=_WHOLE)
+        check_array(values, "values", (int(np.count_nonzero(tree.left < 0)), part.bins, 2), kinds=_WHOLE)
 
 
 def check_revealed(request: trees.RevealKeys, answer: trees.RevealedKeys, known: Known) -> None:
@@ -189,15 +183,15 @@ def check_own_bits(request: trees.AskOwnRows, answer: trees.RowBits, known: Know
     require(answer.right.shape[1] in (0, (len(request.rows) + 7) // 8), "right", "does not have a bit for every row")
 
 
-def _bytes(part: KnownPart | None) -> int | None:
+def _bytes(part: KnownPart) -> int | None:
     """Bytes that hold a bit for every row of a part, the one that does not exist, and held-out rows."""
-    return None if part is None or part.train is None else (part.train + 1 + part.test + 7) // 8
+    return None if part.train is None or part.test is None else (part.train + 1 + part.test + 7) // 8
 
 
-def _bits_of(keys: list[Any], name: str, part: KnownPart | None) -> None:
+def _bits_of(keys: list[Any], name: str, part: KnownPart) -> None:
     """A bit for every row of the part, the one that does not exist, and held-out rows."""
     rows = _bytes(part)
-    width = MOST_COLUMNS if part is None or part.width is None else part.width
+    width = MOST_COLUMNS if part.width is None else part.width
     for key in keys:
         require(0 <= key.column < width, f"{name}.column", "is none of the part's")
         if isinstance(key, NewColumn):

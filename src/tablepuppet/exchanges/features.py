@@ -83,7 +83,7 @@ class FoundIds(Message, frozen=True):
 
 
 class OpenPart(PartRequest, frozen=True):
-    """These columns of a scan are a share of block `part`; these of its rows take part.
+    """Take these columns and rows of a scan as your part of a block; send statistics of its features.
 
     → FeatureStatistics | FeatureNames. Row −1 stands for a row that does not exist (an outer join found none):
     zeros, or what features are for such a row.
@@ -120,7 +120,7 @@ class FeatureNames(Message, frozen=True):
 
 
 class SumStatistics(PartRequest, frozen=True):
-    """Counts and sums over the block's categories and numbers, as summands (sources/statistics.py). → Masked"""
+    """Send your summands of counts and sums over the block's features (sources/statistics.py). → Masked"""
 
     discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("columns", "category names"),)
     columns: list[Statistics]  # agreed categories and lengths; the second time also means

@@ -62,7 +62,7 @@ class Groups(Message, frozen=True):
 
 
 class SumGroups(ScanRequest, frozen=True):
-    """Send figures of the groups that other clients have too, under masks. → GroupSums
+    """Send counts and sums of the groups that other clients have too, under masks. → GroupSums
 
     Masks are drawn from all of it: clients that were told different things share none.
     """
@@ -88,7 +88,7 @@ class GroupSums(Message, frozen=True):
 
 
 class HoldGroups(ScanRequest, frozen=True):
-    """Hold the groups that are yours, with what the others sent of them; let go of those that others hold. → Done"""
+    """Hold your groups with the sums of the others; drop the groups that others hold. → Done"""
 
     discloses: ClassVar[FieldDisclosures] = (
         FieldDisclosure("sums", "group sums"),

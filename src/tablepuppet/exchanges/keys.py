@@ -61,7 +61,7 @@ class Keys(Message, frozen=True):
 
 
 class BlindKeys(Message, frozen=True):
-    """Blind keys that another owner of the same domain has blinded, in the order they come in. → BlindedKeys"""
+    """Blind keys of another owner, which that owner has blinded already; keep their order. → BlindedKeys"""
 
     discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("points", "blinded keys"),)
     job: str

@@ -94,7 +94,7 @@ class Labels(Message, frozen=True):
 
 
 class SendSides(ScanRequest, frozen=True):
-    """Say which side of the split each row is on, as `SendLabels` draws it, and nothing of its label. → Sides"""
+    """Send each row's side of the split, as `SendLabels` draws it, without its label. → Sides"""
 
     offset: Count  # this client's first row number in the label table
     seed: Seed

@@ -111,11 +111,11 @@ class Started(Message, frozen=True):
 
 
 class SendFigures(PartRequest, frozen=True):
-    """The figures that Started held back, as a summand. → Masked"""
+    """Send the numbers that Started held back, as a summand. → Masked"""
 
 
 class MultiplyGram(PartRequest, frozen=True):
-    """Tᵀ diag(G) T v, to bound the objective's curvature. → Partial | Masked"""
+    """Send Tᵀ diag(G) T v, to bound the objective's curvature. → Partial | Masked"""
 
     vector: Array
 

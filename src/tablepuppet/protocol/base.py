@@ -185,7 +185,7 @@ class Masked(Message, frozen=True):
 
 
 class Combined(PartRequest, frozen=True):
-    """What the union step made of the sum. → Predictions | Partial | Masked"""
+    """Continue with the combined sum of all clients of the block. → Predictions | Partial | Masked"""
 
     discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("values", "agreed values"),)
     values: Annotated[list[Array], Meta(min_length=1, max_length=2)]
@@ -193,7 +193,7 @@ class Combined(PartRequest, frozen=True):
 
 
 class Move(PartRequest, frozen=True):
-    """The step coefficients chosen for the last directions. → Done"""
+    """Move by these step coefficients along the last directions. → Done"""
 
     coefficients: Array
 

@@ -97,7 +97,7 @@ class VflAdmm(Admm, frozen=True, tag="vfl-admm"):
 
 
 class AdmmUpdate(Update, frozen=True):
-    """Y of all train rows, and the weight of G‖h‖²/2. → Predictions | Partial | Masked"""
+    """Solve your part of ADMM from the derivatives Y of all training rows. → Predictions | Partial | Masked"""
 
     keeps_trail: ClassVar[bool] = True
     discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("signal", "signals", is_per_row=True),)

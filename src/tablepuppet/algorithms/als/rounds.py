@@ -71,7 +71,7 @@ class Als(AlgorithmOptions, frozen=True, tag="als"):
 
 
 class AlsUpdate(Update, frozen=True):
-    """The gradient and the curvature of the loss by h of each row, given the other tables. → Predictions | Partial"""
+    """Solve your table from the gradient and curvature of each row, given the others. → Predictions | Partial"""
 
     discloses: ClassVar[FieldDisclosures] = (
         FieldDisclosure("signal", "signals", is_per_row=True),

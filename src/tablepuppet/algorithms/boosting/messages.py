@@ -107,7 +107,7 @@ class TreesStarted(Message, frozen=True):
 
 
 class CheckTrees(_OfTrees, frozen=True):
-    """Which of your splits come before those of these trees? → TreeObjections"""
+    """Verify these trees: which of your splits are better? → TreeObjections"""
 
 
 class TreeObjections(Message, frozen=True):
@@ -125,7 +125,7 @@ class TreeSums(Message, frozen=True):
 
 
 class RevealKeys(_OfPart, frozen=True):
-    """Tell of these keys, or columns, where rows go; the block's clients chose them together. → RevealedKeys"""
+    """Reveal where rows go at these splits, or the bins of these columns. → RevealedKeys"""
 
     keys: list[Key]
 
@@ -182,7 +182,7 @@ class GrownTrees(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReleaseSplits(_OfPart, frozen=True):
-    """What do these keys mean? → Splits"""
+    """Send the columns and thresholds of these splits. → Splits"""
 
     unions: list[Union]  # keys that were made after the last check
     keys: list[int]
@@ -194,7 +194,7 @@ class Splits(Message, frozen=True):
 
 
 class HoldSplits(_OfPart, frozen=True):
-    """Keep what these keys mean, as a part of a model. → Done"""
+    """Keep the columns and thresholds of these splits, as your part of a model. → Done"""
 
     unions: list[Union]
     keys: list[int]

@@ -56,7 +56,7 @@ class Elastic(AlgorithmOptions, frozen=True, tag="elastic"):
 
 
 class ElasticUpdate(Update, frozen=True):
-    """Y and the collapsed curvature (None where the client can know it) at θ + momentum (θ − θ before).
+    """Take a proximal step from derivatives Y and curvatures at θ + momentum (θ − θ before).
 
     → Predictions | Partial | Masked
     """

@@ -73,9 +73,9 @@ class Newton(AlgorithmOptions, frozen=True, tag="newton"):
 
 
 class NewtonUpdate(Update, frozen=True):
-    """Y and the collapsed curvature (None where the client can know it). → Predictions | Partial | Masked
+    """Take a Newton step from the derivatives Y and curvatures of your rows. → Predictions | Partial | Masked
 
-    The curvature is `bound` times a row's weight, or, of rows that are in one joined row each, follows from Y.
+    `curvature` None: it is `bound` times a row's weight, or, of rows that are in one joined row each, follows from Y.
     """
 
     keeps_trail: ClassVar[bool] = True
@@ -95,7 +95,7 @@ class NewtonUpdate(Update, frozen=True):
 
 
 class BasisUpdate(Update, frozen=True):
-    """Y of several models, and where each stands among the directions so far. → Predictions | Partial | Masked"""
+    """Take Newton steps of several models from their derivatives Y. → Predictions | Partial | Masked"""
 
     discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("signal", "signals", is_per_row=True),)
     signal: Array  # a column for each model

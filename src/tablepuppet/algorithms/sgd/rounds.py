@@ -108,7 +108,7 @@ class VflSgd(Sgd, frozen=True, tag="vfl-sgd"):
 
 
 class SgdUpdate(Update, frozen=True):
-    """Step by the derivatives Y of the last batch, and predict the rows of the next. → Predictions | Partial | Masked"""
+    """Step by the derivatives Y of the last batch; predict the rows of the next. → Predictions | Partial | Masked"""
 
     discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("signal", "signals", is_per_row=True),)
     signal: Array | None  # None: nothing to learn yet

@@ -25,6 +25,7 @@
     label = 6.0                  # ε of labels
     features = 4.0               # ε of features towards outsiders
     delta = 1e-5
+    analyst = {epsilon = 2, per = "month"}   # ε of all that each asker sees of it, under noise, in a period
 
     [tables.orders]              # a table that is named here may be used for this and nothing else
     features = ["quantity", "hour"]

@@ -59,6 +59,10 @@ class TestEveryAlgorithm:
         assert all(isinstance(value, float) for value in msgspec.structs.astuple(algorithm.figures()))
         assert isinstance(algorithm.public_figures(3), algorithm.figures)
 
+    def test_has_its_halves_if_it_trains_in_rounds(self, algorithm: Algorithm[Any]) -> None:
+        has = [getattr(type(algorithm), half) is not getattr(Algorithm, half) for half in ("server", "start", "step")]
+        assert has == [not algorithm.is_pooled and not algorithm.own_model] * 3
+
     @pytest.mark.parametrize("clients", [1, 3])
     def test_says_what_it_costs(self, algorithm: Algorithm[Any], clients: int) -> None:
         for is_linear in models(algorithm):

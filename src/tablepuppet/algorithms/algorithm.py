@@ -9,7 +9,6 @@ per row down and one prediction per row up in a round, for any model. docs/exten
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar
@@ -17,6 +16,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 from tablepuppet.algorithms.base import Answer, Figures, MultiModelServer, PartSetup, Problem, Server, Walkable
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RoundTraffic, RunShape, Shape
+from tablepuppet.errors import TransportError
 from tablepuppet.models.heads.base import HeadKind
 from tablepuppet.models.heads.kinds import traits_of
 from tablepuppet.models.losses import Loss
@@ -97,7 +97,7 @@ def tree_seconds(shape: Shape) -> float:
     return sum(block.rows for block in shape.blocks) * (_PASSED + _FREQUENCY * (shape.frequencies or 0))
 
 
-class Algorithm(ABC, Generic[_Options]):
+class Algorithm(Generic[_Options]):
     """One algorithm, declared."""
 
     # -- what it is ------------------------------------------------------------------------
@@ -183,19 +183,22 @@ class Algorithm(ABC, Generic[_Options]):
         """How many epochs a run has where costs are compared."""
         return usual
 
-    # -- the halves ------------------------------------------------------------------------
+    # -- the halves, of all that train in these rounds ---------------------------------------
 
-    @abstractmethod
     def server(self, problem: Problem, options: _Options) -> Server:
         """The server's half."""
+        raise self._without_halves()
 
-    @abstractmethod
     def start(self, setup: PartSetup, options: _Options) -> tuple[Any, Figures]:
         """The client half's first state, a frozen msgspec.Struct with `theta`, and what the server wants to know."""
+        raise self._without_halves()
 
-    @abstractmethod
     def step(self, setup: PartSetup, options: _Options, state: Any, message: Any) -> tuple[Any, Answer | Done]:
         """The client half's next state and its answer to a message: one of `requests`, `Combined` or `Move`."""
+        raise self._without_halves()
+
+    def _without_halves(self) -> TransportError:
+        return TransportError(f"{self.name} has no halves: it pools features, or has rounds of its own")
 
     def can_continue(self, problem: Problem) -> bool:
         """Whether it may begin with another model's parameters: it ends where it would from anywhere."""

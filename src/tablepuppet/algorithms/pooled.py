@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure
-from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem, Server
 from tablepuppet.algorithms.numerics.optimizers import NoiseEdge
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RoundTraffic, RunShape, Shape
@@ -21,7 +20,6 @@ from tablepuppet.models.features import Features
 from tablepuppet.models.heads.base import Head
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import ModelSpec
-from tablepuppet.protocol.base import Done
 
 _Options = TypeVar("_Options", bound=AlgorithmOptions)
 
@@ -77,7 +75,7 @@ class Trained:
     steps: int
 
 
-class PooledAlgorithm(Algorithm[_Options]):
+class PooledAlgorithm(Algorithm[_Options], ABC):
     """A baseline that fits pooled features at the server, in one process: it has no halves."""
 
     is_pooled = True
@@ -90,15 +88,6 @@ class PooledAlgorithm(Algorithm[_Options]):
     def train(self, pooled: Pooled, options: _Options) -> Trained:
         """A network or a head on the joined rows."""
         raise TransportError(f"{self.name} trains linear models only")
-
-    def server(self, problem: Problem, options: _Options) -> Server:
-        raise TransportError(f"{self.name} has no server half")
-
-    def start(self, setup: PartSetup, options: _Options) -> tuple[Any, Figures]:
-        raise TransportError(f"{self.name} has no client half")
-
-    def step(self, setup: PartSetup, options: _Options, state: Any, message: Any) -> tuple[Any, Answer | Done]:
-        raise TransportError(f"{self.name} has no client half")
 
     def traffic(self, shape: Shape, options: _Options, epoch: int, batch_size: int | None) -> list[RoundTraffic]:
         """Every encoded feature of every row, once."""

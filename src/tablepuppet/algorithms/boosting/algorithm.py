@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tablepuppet.algorithms.algorithm import Algorithm, Disclosure
-from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem, Server
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.traffic import tree_round_range, tree_seconds, tree_waves
 from tablepuppet.algorithms.shape import BlockShape, PartShape, RoundTraffic, Shape
-from tablepuppet.errors import TransportError
 from tablepuppet.models.spec import ModelSpec
-from tablepuppet.protocol.base import Done
 
 
 class BoostingAlgorithm(Algorithm[Boosting]):
@@ -41,15 +36,6 @@ class BoostingAlgorithm(Algorithm[Boosting]):
 
     def can_stop_early(self, options: Boosting) -> bool:
         return not options.forest
-
-    def server(self, problem: Problem, options: Boosting) -> Server:
-        raise TransportError("boosting has rounds of its own")
-
-    def start(self, setup: PartSetup, options: Boosting) -> tuple[Any, Figures]:
-        raise TransportError("boosting has rounds of its own")
-
-    def step(self, setup: PartSetup, options: Boosting, state: Any, message: Any) -> tuple[Any, Answer | Done]:
-        raise TransportError("boosting has rounds of its own")
 
     def traffic(self, shape: Shape, options: Boosting, epoch: int, batch_size: int | None) -> list[RoundTraffic]:
         """The rounds of one tree; `epoch` is its number."""

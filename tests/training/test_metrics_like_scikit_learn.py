@@ -52,6 +52,46 @@ def trained(
     return result, federation.predict(result, key="number").to_pandas().sort_values("number")
 
 
+UNSEEN: dict[str, tuple[str, Callable[[Any, Any], dict[str, float]]]] = {
+    "late": (
+        "auto",
+        lambda y, found: {
+            "accuracy": sk.accuracy_score(y, found["prediction"]),
+            "log_loss": sk.log_loss(y, found["probability"]),
+            "auc": sk.roc_auc_score(y, found["probability"]),
+            "f1": sk.f1_score(y, found["prediction"]),
+        },
+    ),
+    "grade": (
+        "softmax",
+        lambda y, found: {
+            "accuracy": sk.accuracy_score(y, found["prediction"]),
+            "log_loss": sk.log_loss(y, found[[f"probability_{c}" for c in "abcd"]]),
+            "f1": sk.f1_score(y, found["prediction"], average="macro"),
+        },
+    ),
+    "price": ("linear", lambda y, found: {"rmse": sk.root_mean_squared_error(y, found["prediction"])}),
+    "visits": ("poisson", lambda y, found: {"deviance": sk.mean_poisson_deviance(y, found["prediction"])}),
+}
+
+
+@pytest.mark.parametrize("label", UNSEEN)
+def test_every_verb_measures_the_rows_that_no_model_was_trained_on(
+    federation: tp.Federation, orders: pd.DataFrame, label: str
+) -> None:
+    model, measure = UNSEEN[label]
+    result = federation.train(query(label), label=label, model=model, test_where="o.number % 4 = 0")
+    found = federation.predict(result, key="number").to_pandas().sort_values("number")
+    is_test = orders["number"].to_numpy() % 4 == 0
+    expected = measure(orders[label][is_test], found[is_test])
+    compared = federation.compare(result, result)
+    for measured in (result.metrics["test"], federation.evaluate(result), compared.first, compared.second):
+        assert {name: measured[name] for name in expected} == pytest.approx(expected, rel=EXACT)
+    if label in ("late", "grade"):
+        matrix = result.curves["test"].confusion_matrix().to_numpy()
+        np.testing.assert_array_equal(matrix, sk.confusion_matrix(orders[label][is_test], found["prediction"][is_test]))
+
+
 @pytest.mark.parametrize("model", ["logistic", "boosted", "mlp"])
 def test_metrics_of_two_classes_are_scikit_learns(federation: tp.Federation, orders: pd.DataFrame, model: str) -> None:
     options: dict[str, Any] = (

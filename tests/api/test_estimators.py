@@ -121,7 +121,7 @@ def test_a_notebook_shows_metrics_and_convergence() -> None:
     shown = model._repr_html_()
     assert "<table>" in shown
     assert "rmse" in shown
-    assert "<polyline" in shown
+    assert "Objective by epoch" in shown
     assert "RelationalRegressor(" in shown
 
 

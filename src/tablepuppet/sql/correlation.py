@@ -14,7 +14,7 @@ from typing import cast
 from sqlglot import exp
 
 from tablepuppet.errors import QueryError
-from tablepuppet.sources.cutoffs import AT, CUTOFF, CUTOFFS, KEY
+from tablepuppet.sources.cutoffs import AT, CUTOFF, CUTOFFS, FOUND, KEY
 from tablepuppet.sources.guard import AGGREGATES
 from tablepuppet.sources.syntax import conditions_of
 from tablepuppet.sql.grammar import At
@@ -214,6 +214,10 @@ def cutoff_table() -> exp.Table:
     return exp.Table(this=exp.to_identifier(CUTOFFS, quoted=True))
 
 
+def mark_found() -> exp.Expr:
+    return exp.alias_(exp.true(), FOUND, quoted=True)
+
+
 def column_of(name: str, table: exp.Identifier) -> exp.Column:
     return exp.Column(this=exp.to_identifier(name, quoted=True), table=table.copy())
 
@@ -225,12 +229,12 @@ def derived_table(query: exp.Select, name: exp.Identifier) -> exp.Subquery:
 def name_items(items: Sequence[exp.Expr]) -> list[exp.Expr]:
     """SELECT items, each with the name that a query gives it."""
 
-    def named(item: exp.Expr) -> exp.Expr:
+    def add_name(item: exp.Expr) -> exp.Expr:
         if item.is_star or isinstance(item, exp.Alias):
             return item.copy()
         return exp.alias_(item.copy(), item.alias_or_name or item.sql("duckdb"), quoted=True)
 
-    return [named(item) for item in items]
+    return [add_name(item) for item in items]
 
 
 def filter_aggregates(value: exp.Expr, conditions: Sequence[exp.Expr]) -> exp.Expr:

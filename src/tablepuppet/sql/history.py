@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from sqlglot import exp
 
 from tablepuppet.errors import QueryError
-from tablepuppet.sources.cutoffs import AT, AT_ONCE, FOUND, KEY
+from tablepuppet.sources.cutoffs import AT, AT_ONCE, KEY
 from tablepuppet.sources.grouped_queries import grouped_by, named_items
 from tablepuppet.sources.syntax import conditions_of, conjuncts_of, relations_of, unused_name
 from tablepuppet.sql.correlation import (
@@ -37,6 +37,7 @@ from tablepuppet.sql.correlation import (
     cutoff_table,
     derived_table,
     filter_aggregates,
+    mark_found,
     name_items,
     value_without_rows,
 )
@@ -131,7 +132,7 @@ class _Branch:
         name = alias.this
         items = name_items(found.query.expressions)
         if has_aggregate(found.query):
-            derived = found.groups([*items, _mark_found()])
+            derived = found.groups([*items, mark_found()])
             self._fill_missing(
                 name, {item.alias_or_name: value_without_rows(item, self._refuse) for item in items}, found
             )
@@ -228,23 +229,19 @@ class _Branch:
 
     def _is_outer(self, node: exp.Expr) -> bool:
         """Whether the outer FROM names the same table, or this is SELECT DISTINCT of its columns."""
-        if self._is_named_outside(node):
-            return True
-        if not isinstance(node, exp.Subquery):
-            return False
+        if not isinstance(node, exp.Subquery) or self._is_named_outside(node):
+            return self._is_named_outside(node)
         given = {key for key, value in node.this.args.items() if value}
         table = _plain_table(node.this) if given == {"expressions", "distinct", "from_"} else ""
-        filtered = {_plain_table(n.this) for n in self._sources().values() if isinstance(n, exp.Subquery)}
-        return table != "" and table in self._outer_tables() | filtered
+        outer = [n for n in self._sources().values() if isinstance(n, exp.Table | exp.Subquery)]
+        named = {n.name.lower() if isinstance(n, exp.Table) else _plain_table(n.this) for n in outer}
+        return table != "" and table in named
 
     def _is_named_outside(self, node: exp.Expr) -> bool:
         """Whether the outer FROM names the same table, or the same query of WITH."""
         if isinstance(node, exp.Table):
-            return node.name.lower() in self._outer_tables()
-        return any(isinstance(own, exp.Subquery) and own.this == node.this for own in self._sources().values())
-
-    def _outer_tables(self) -> set[str]:
-        return {n.name.lower() for n in self._sources().values() if isinstance(n, exp.Table)}
+            return node.name.lower() in {own.name.lower() for own in self._sources().values() if type(own) is exp.Table}
+        return any(type(own) is exp.Subquery and own.this == node.this for own in self._sources().values())
 
     def _join_rows(self, join: exp.Join) -> None:
         """JOIN r ON r.k = t.k AND r.day < t.ts: the rows themselves, once for each cutoff."""
@@ -319,7 +316,7 @@ class _Branch:
         if limit != exp.Literal.number(1):
             raise self._refuse("a subquery in the SELECT list gives one value; write LIMIT 1", scalar.node)
         item = exp.alias_(found.query.expressions[0].unalias().copy(), "value", quoted=True)
-        self._add(found.latest([item, _mark_found()], limit, found.query.args.get("order")), found, name)
+        self._add(found.latest([item, mark_found()], limit, found.query.args.get("order")), found, name)
         self._show(scalar, column_of("value", name))
 
     def _join_values(self, scalars: Sequence[_Scalar]) -> None:
@@ -336,7 +333,7 @@ class _Branch:
             missing = value_without_rows(items[-1], self._refuse)
             shown.append(first.fill(missing, column_of(column, name), name))
         shared = [c for c in conditions[0] if c.sql() in common]
-        self._add(first.groups([*items, _mark_found()], shared), first, name)
+        self._add(first.groups([*items, mark_found()], shared), first, name)
         for scalar, value in zip(scalars, shown, strict=True):
             self._show(scalar, value)
 
@@ -385,10 +382,6 @@ class _Branch:
                 raise self._refuse(f"a history cannot have {word}; aggregate its rows, or take the latest", at)
         if query.args.get("order") is not None and has_aggregate(query):
             query.set("order", None)
-
-
-def _mark_found() -> exp.Expr:
-    return exp.alias_(exp.true(), FOUND, quoted=True)
 
 
 def _plain_table(query: exp.Expr) -> str:

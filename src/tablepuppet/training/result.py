@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     import torch
 
 
-_WIDTH, _HEIGHT, _MARGIN = 320, 120, 8
-
-
 def metric_rows(sides: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
     """A table of metrics: the names, and a row for each side of the split that has some."""
     names = list(dict.fromkeys(name for values in sides.values() for name in values))
@@ -48,28 +45,20 @@ def metric_rows(sides: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
 def result_html(title: str, sides: Mapping[str, Mapping[str, float]], objectives: Sequence[float]) -> str:
     """One self-contained fragment."""
     head, *rows = metric_rows(sides)
-    return fragment(title, table(head, rows), _drawing(objectives))
+    return fragment(title, table(head, rows), _draw_objective(objectives))
 
 
-def _drawing(objectives: Sequence[float]) -> str:
-    """The objective by epoch, on a logarithmic scale where it can be."""
-    finite = [v for v in objectives if math.isfinite(v)]
+def _draw_objective(objectives: Sequence[float]) -> str:
+    """The objective by epoch; nothing where there are fewer than two."""
+    from tablepuppet.report.charts import Chart, Point, Series, is_wide  # not to be loaded with every run
+
+    finite = [(epoch, value) for epoch, value in enumerate(objectives, 1) if math.isfinite(value)]
     if len(finite) < 2:
         return ""
-    scaled = [math.log(v) for v in finite] if min(finite) > 0 else finite
-    low, high = min(scaled), max(scaled)
-    span = high - low or 1.0
-    across = (_WIDTH - 2 * _MARGIN) / (len(scaled) - 1)
-    points = " ".join(
-        f"{_MARGIN + i * across:.1f},{_MARGIN + (high - v) / span * (_HEIGHT - 2 * _MARGIN):.1f}"
-        for i, v in enumerate(scaled)
-    )
-    label = f"objective by epoch: {finite[0]:.5g} to {finite[-1]:.5g}"
-    return (
-        f'<figure><svg width="{_WIDTH}" height="{_HEIGHT}" role="img" aria-label="{label}">'
-        f'<polyline points="{points}" fill="none" stroke="currentColor" stroke-width="1.5"/></svg>'
-        f"<figcaption>{label}</figcaption></figure>"
-    )
+    points = tuple(Point(epoch, value, f"epoch {epoch}\nobjective {value:.5g}") for epoch, value in finite)
+    line, is_log = Series("objective", 0, points), is_wide([value for _, value in finite])
+    chart = Chart("Objective by epoch", "epoch", "objective", (line,), is_log=is_log, x_from_zero=False)
+    return f'<figure style="max-width: 30rem">{chart.svg()}</figure>'
 
 
 _CONSTANTS = {"squared": "mean", "poisson": "mean"}

@@ -235,36 +235,12 @@ def _number_tokens(
     for domain in sorted(set(domains.values())):
         members = [place for place in places if domains[place] == domain]
         chunks = [chunk for place in members for chunk in _tokens_of(received, wanted, place)]
-        unified: Iterator[pa.Array] = iter(_indices(chunks))
+        unified = iter(pa.chunked_array(chunks).unify_dictionaries().chunks)
         for scan, column in members:
-            numbered[scan, column] = pa.chunked_array([next(unified) for _ in received[scan]])
+            numbered[scan, column] = pa.chunked_array([next(unified).indices for _ in received[scan]])
     return [
         pa.table({f"k{column}": numbered[scan, column] for column in columns}) for scan, columns in enumerate(wanted)
     ]
-
-
-def _indices(chunks: Sequence[pa.DictionaryArray]) -> list[pa.Array]:
-    """For each row a number that is equal where tokens are, in all chunks. Dictionaries are compared, and hashed once
-    where they are not the same: a key and what refers to it often have the same tokens, and need no other numbers."""
-    different: list[pa.Array] = []
-    places: dict[int, int] = {}
-    for i in sorted(range(len(chunks)), key=lambda i: -len(chunks[i].dictionary)):
-        tokens = chunks[i].dictionary
-        places[i] = next((k for k, known in enumerate(different) if known.equals(tokens)), len(different))
-        different += [tokens] if places[i] == len(different) else []
-    if len(different) == 1 and _ascends(different[0]):
-        return [chunk.indices for chunk in chunks]
-    shown = [pa.DictionaryArray.from_arrays(pa.array(np.arange(len(d), dtype=np.int32)), d) for d in different]
-    numbers = [chunk.indices for chunk in pa.chunked_array(shown).unify_dictionaries().chunks]
-    return [numbers[places[i]].take(chunk.indices) for i, chunk in enumerate(chunks)]
-
-
-def _ascends(tokens: pa.Array) -> bool:
-    """Whether no token is there twice, by the first bytes of each; False: there is no telling."""
-    if not len(tokens) or tokens.null_count:
-        return not len(tokens)
-    words = to_points(tokens)[:, :8].copy().view(">u8")[:, 0]
-    return bool((words[1:] > words[:-1]).all())
 
 
 def _tokens_of(
@@ -278,7 +254,7 @@ def _tokens_of(
         given = in_one_piece(keys.columns.column(list(wanted[scan]).index(column)))
         if not pa.types.is_dictionary(given.type) or given.type.value_type != pa.binary(16) or len(given) != keys.rows:
             raise TransportError("a client sent keys that are not tokens; install the same version everywhere")
-        yield given
+        yield pa.DictionaryArray.from_arrays(given.indices.cast(pa.int32()), given.dictionary)
 
 
 def _plain(received: Sequence[Sequence[Keys]], wanted: Sequence[Sequence[int]]) -> list[pa.Table]:

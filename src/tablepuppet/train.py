@@ -13,7 +13,14 @@ import pyarrow as pa
 
 from tablepuppet.algorithms.registry import own_model
 from tablepuppet.contract import ModelUse, agree, job_contracts, key_contracts
-from tablepuppet.errors import JobError, MappingError, ModelError, PrivacyError, RunInterruptedError
+from tablepuppet.errors import (
+    JobError,
+    MappingError,
+    ModelError,
+    PolicyError,
+    PrivacyError,
+    RunInterruptedError,
+)
 from tablepuppet.exchanges.schema import CloseJob
 from tablepuppet.job import Job
 from tablepuppet.job.make import probe_job
@@ -388,12 +395,12 @@ def _hide_rows(noise: AnalystNoise | None) -> Iterator[None]:
     """What fails on rows of a table with an analyst budget fails alike, whatever it is that they have."""
     try:
         yield
-    except (MappingError, ModelError, JobError):
+    except (MappingError, ModelError, JobError, PolicyError):
         if noise is None:
             raise
         raise PrivacyError(
             f"the job fails on its rows, and why would tell of {noise.terms.table}, which has an analyst budget; "
-            "try the job on tables of your own"
+            "try the job on tables of your own, or ask the owner, whose log has every refusal"
         ) from None
 
 

@@ -46,6 +46,12 @@ class JobFile:
     tables: dict[str, Any] | None  # [tables], with [owners] and [partitioned_by]
     rows: Any = "test"  # that models are measured on
 
+    @property
+    def analyst(self) -> dict[str, Any] | None:
+        """What models are measured under where a table has an analyst budget."""
+        asked = self.arguments.get("privacy")
+        return {"analyst": asked["analyst"]} if isinstance(asked, dict) and "analyst" in asked else None
+
     def open_federation(self, instead: Path | None = None) -> Federation:
         """The federation that the job runs on."""
         if instead is not None:

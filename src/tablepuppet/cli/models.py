@@ -110,7 +110,7 @@ def evaluate(
     [bold]Example:[/bold] tablepuppet evaluate model/ this_month.toml --json
     """
     with _open(screen, "measuring", model, job, federation) as (loaded, asked, tables):
-        found = tables.evaluate(loaded, asked.query, rows=rows or asked.rows)
+        found = tables.evaluate(loaded, asked.query, rows=rows or asked.rows, privacy=asked.analyst)
     rows_of = ((name, value, found.baseline.get(name, "")) for name, value in found.items())
     screen.show(table("metric", "value", "baseline", title=f"{model} on {found.rows}", rows=rows_of), _BASELINE)
     screen.show_json(found.to_dict)
@@ -262,7 +262,7 @@ def compare(
     [bold]Example:[/bold] tablepuppet compare model/ new/ returns.toml --better && mv new model
     """
     with _open(screen, "comparing", model, job, federation) as (first, asked, tables):
-        found = tables.compare(first, load(new), asked.query, rows=rows or asked.rows)
+        found = tables.compare(first, load(new), asked.query, rows=rows or asked.rows, privacy=asked.analyst)
     compared = found.table.itertuples(index=False)
     screen.show(table(*found.table.columns, title=str(found.rows), rows=compared), _BASELINE, str(found))
     screen.show_json(found.to_dict)

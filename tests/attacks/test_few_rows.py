@@ -11,6 +11,7 @@ import pytest
 import tablepuppet as tp
 from tablepuppet.errors import PolicyError
 from tablepuppet.owner.policy import Policy
+from tablepuppet.privacy.ledger import TableBudget
 
 ROWS, LEAST = 600, 20
 
@@ -168,3 +169,38 @@ def test_a_profile_compares_keys_that_every_owner_has_blinded() -> None:
         with pytest.raises(PolicyError, match=r'use privacy=.*"keys": "dh"'):
             owners.profile(query, label="cost")
         assert owners.profile(query, label="cost", privacy={"keys": "dh"}) == plain
+
+
+def test_a_label_that_a_partner_repeats_is_not_learned_by_itself() -> None:
+    """The labels' table has no features, so that its owner has no part to count: without the rule, the model's constant
+    is one person's label."""
+    random = np.random.default_rng(0)
+    labels = pa.table({"k": np.arange(200), "y": random.normal(size=200)})
+    keys = np.concatenate([np.arange(200), np.full(20_000, 7)])  # the analyst's own table
+    tables = {"t": labels, "own": pa.table({"k": keys, "x": random.normal(size=len(keys))})}
+    query = "SELECT own.x, t.y FROM t JOIN own ON t.k = own.k"
+    given: dict[str, Any] = {"label": "y", "algorithm": "newton", "epochs": 2, "test_fraction": 0.0}
+    with tp.Federation(tables) as federation:
+        constant = float(federation.train(query, **given).encoded_intercept[0])
+        assert constant == pytest.approx(labels["y"][7].as_py(), abs=0.02)
+    strict = {"t": Policy(minimum_rows=20)}
+    refusal = pytest.raises(PolicyError, match="joined count as fewer than 20")
+    with tp.Federation(tables, policies=strict) as federation, refusal:
+        federation.train(query, **given)
+
+
+def test_leaves_of_two_trainings_with_other_bins_differ_by_a_row_unless_features_have_a_budget() -> None:
+    """A guard rail does not stop it (docs/guard-rails.md); noise does."""
+    random = np.random.default_rng(1)
+    x = np.sort(random.uniform(0, 1, 120))
+    tables = {"t": pa.table({"x": x, "y": random.normal(size=120)})}
+    trees: dict[str, Any] = {"label": "y", "model": "boosted", "trees": 1, "depth": 1, "test_fraction": 0.0}
+    for policy, is_refused in ((Policy(), False), (Policy(budget={"t": TableBudget(features=2.0)}), True)):
+        with tp.Federation(tables, policies={"t": policy}) as federation:
+            if is_refused:
+                with pytest.raises(PolicyError, match="features of t have a budget"):
+                    federation.train("SELECT t.x, t.y FROM t", bins=7, **trees)
+            else:
+                found = [federation.train("SELECT t.x, t.y FROM t", bins=bins, **trees) for bins in (5, 6, 7, 8)]
+                leaves = {tuple(tree.value) for result in found for output in result.trees for tree in output}
+                assert len(leaves) > 1

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -73,7 +74,7 @@ def outcome(changed: dict[str, float | None], rng: Random, privacy: dict[str, An
                 [block.theta.tolist() for block in told.blocks],
                 told.encoded_intercept.tolist(),
                 told.classes,
-                told.trees,
+                msgspec.json.encode(told.trees),
                 told.notes,
                 told.epoch,
             ]

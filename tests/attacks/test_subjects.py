@@ -11,6 +11,7 @@ from tests.privacy.white_box import gaussian_epsilon, run_both
 
 import tablepuppet as tp
 from tablepuppet.errors import PolicyError
+from tablepuppet.exchanges.features import OpenPart
 from tablepuppet.exchanges.schema import OpenScan, ProposeContract, ScanSchema
 from tablepuppet.owner.policy import Policy, TableRules
 from tablepuppet.privacy.accounting import composed_epsilon, replacement_epsilon
@@ -85,8 +86,8 @@ def test_noise_for_rows_is_refused_where_patients_have_several_and_so_are_rows_o
 
 BOUNDS = {"a": (-4, 4), "b": (-4, 4), "c": (-4, 4)}
 ALGORITHMS: dict[str, dict[str, Any]] = {
-    "sgd": {"algorithm": "sgd", "epochs": 2, "batch_size": None},
     "admm": {"algorithm": "admm", "epochs": 2},
+    "sgd": {"algorithm": "sgd", "epochs": 2, "batch_size": None},
     "trees": {"algorithm": tp.Boosting(trees=3, depth=2, splits="random")},
 }
 JOINED = "SELECT v.a, v.b, p.c, v.y FROM visits v JOIN patients p ON v.patient = p.patient"
@@ -143,7 +144,30 @@ def test_noise_covers_all_rows_of_a_patient_that_train(name: str) -> None:
     assert found > rows
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_so_many_rows_of_a_patient_train_with_their_features_and_no_more(most: int) -> None:
+    """Without a cap, nine rows count where noise is for one."""
+    policy = Policy(tables={"visits": TableRules(subject="patient", rows_per_subject=most)})
+    privacy: dict[str, Any] = {"features": {"epsilon": 2.0, "bounds": BOUNDS}, "allow_reconstruction": True}
+    with tp.Federation(seen(True, 1, extra=6), policies={"visits": policy}) as federation:
+        client, counts = federation._clients["visits"], list[list[int]]()
+        inner = client.answer
+
+        def answer(message: Any) -> Any:
+            told = inner(message)
+            if isinstance(message, OpenPart):
+                rows = client.parts[message.job, message.part].request.train_rows
+                assert rows is not None
+                keys = client.tables.scan(message.job, message.scan).row_keys()
+                counts.append(np.unique(keys[rows[rows >= 0]], return_counts=True)[1].tolist())
+            return told
+
+        client.answer = answer  # type: ignore[method-assign]
+        federation.train(QUERY, **(JOB | {"algorithm": "sgd", "model": "logistic"}), privacy=privacy)
+    assert counts == [[most] * 60]
+
+
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", list(ALGORITHMS))
 @pytest.mark.parametrize("most", [3, 5])
 def test_noise_covers_rows_of_a_patient_that_lie_with_several_clients(name: str, most: int) -> None:

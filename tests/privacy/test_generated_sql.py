@@ -59,14 +59,14 @@ def outcome(changed: dict[str, float | None], rng: Random, privacy: dict[str, An
     if "features" in privacy:
         bounds = {f"f{number}": (-2.0, 2.0) for number in range(6)}
         privacy = {**privacy, "features": {**privacy["features"], "bounds": bounds, "cap": 20}}
-    model = {} if "model" in given else {"model": "logistic"}
+    given = given if "model" in given else given | {"model": "logistic"}
 
     def run() -> tuple[str, float]:
         with tp.Federation(tables(changed), policies={"orders": policy}) as federation:
             for client in federation._clients.values():
                 client.secret = bytes(32)  # by which figures are rounded
             try:
-                result = federation.train(query, label="z", test_fraction=0.0, privacy=privacy, **given, **model)
+                result = federation.train(query, label="z", test_fraction=0.0, privacy=privacy, **given)
             except tp.TablePuppetError as error:
                 return f"{type(error).__name__} {error}", 0.0
             told = result.for_release()

@@ -28,6 +28,7 @@ TUTORIALS = sorted((DOCS / "tutorials").glob("[a-z]*.md"))
 HOW_TO = sorted((DOCS / "how-to").glob("[a-z]*.md"))
 PROCESSES = {"one-machine", "three-organisations", "data-owner"}
 HEAVY = {
+    "analyst-budget",
     "choose-a-model",
     "compare-models",
     "export-a-model",

@@ -100,5 +100,6 @@ def test_the_document_leads_to_a_trained_model(tmp_path: Path, shell: dict[str, 
     rules = dict.fromkeys(given, tmp_path / "supplier" / "policy.toml")
     with tp.Federation(given, key=key, policies=rules) as local:
         expected = local.train(QUERY, label="y", algorithm="admm").model
-    for ours, theirs in zip(tp.load(tmp_path / "analyst" / "model").blocks, expected.blocks, strict=True):
-        assert np.array_equal(ours.theta, theirs.theta)
+    # Not bit for bit: under minimum_rows each owner rounds means and spreads by a secret of its own.
+    ours = tp.load(tmp_path / "analyst" / "model").coefficients()
+    assert np.allclose(ours["weight"], expected.coefficients()["weight"], rtol=0.02, atol=0.01)

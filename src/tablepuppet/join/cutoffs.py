@@ -6,8 +6,6 @@ rounds, and none where no query asks for a history. The server sees counts and s
 
 from __future__ import annotations
 
-from typing import cast
-
 from tablepuppet.exchanges.history import Cutoffs, HoldCutoffs, SendCutoffs
 from tablepuppet.sql.bound import BoundQuery
 from tablepuppet.transport.link import Link
@@ -18,21 +16,20 @@ def send_cutoffs(bound: BoundQuery, link: Link, job: str) -> dict[int, int]:
     moments = bound.moments
     if not moments:
         return {}
-    asked: dict[str, list[SendCutoffs]] = {}
-    for giver, uses in bound.moment_uses.items():
-        for client in bound.scans[giver].clients:
-            own = [SendCutoffs(job=job, scan=giver, place=place) for place in range(len(uses))]
-            asked.setdefault(client, []).extend(own)
-    answers = {client: iter(found) for client, found in link.ask(asked).items()}
+    uses = [
+        (client, giver, place, (history, (giver, column)))
+        for giver, used in bound.moment_uses.items()
+        for client in bound.scans[giver].clients
+        for place, (history, column) in enumerate(used)
+    ]
+    asked = [(client, SendCutoffs(job=job, scan=giver, place=place)) for client, giver, place, _ in uses]
     sealed: dict[tuple[int, tuple[int, int]], list[Cutoffs]] = {}
-    for giver, uses in bound.moment_uses.items():
-        for client in bound.scans[giver].clients:
-            for history, column in uses:
-                sealed.setdefault((history, (giver, column)), []).append(cast("Cutoffs", next(answers[client])))
-    held: dict[str, list[HoldCutoffs]] = {}
+    for (*_, use), answer in zip(uses, link.ask_each(asked), strict=True):
+        sealed.setdefault(use, []).append(answer)
+    held = []
     for history, places in moments.items():
         given = [[answer.sealed for answer in sealed[history, place]] for place in places]
-        for client in bound.scans[history].clients:
-            held.setdefault(client, []).append(HoldCutoffs(job=job, scan=history, sealed=given))
-    link.ask(held)
+        hold = HoldCutoffs(job=job, scan=history, sealed=given)
+        held += [(client, hold) for client in bound.scans[history].clients]
+    link.ask_each(held)
     return {h: sum(a.count for place in places for a in sealed[h, place]) for h, places in moments.items()}

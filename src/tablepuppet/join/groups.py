@@ -122,12 +122,9 @@ def merge_groups(bound: BoundQuery, link: Link, job: str, keys: KeyMode) -> dict
 
 def _ask(link: Link, scans: dict[int, Scan], asked: Mapping[int, Sequence[Message]]) -> dict[int, list[Message]]:
     """One round to the clients of some scans, a request each."""
-    requests: dict[str, list[Message]] = {}
-    for number, given in asked.items():
-        for client, request in zip(scans[number].clients, given, strict=True):
-            requests.setdefault(client, []).append(request)
-    answers = {client: iter(found) for client, found in link.ask(requests).items()}
-    return {number: [next(answers[client]) for client in scans[number].clients] for number in asked}
+    requests = [pair for number, given in asked.items() for pair in zip(scans[number].clients, given, strict=True)]
+    answers = iter(link.ask_each(requests))
+    return {number: [next(answers) for _ in given] for number, given in asked.items()}
 
 
 def _check_kinds(scan: Scan, given: Sequence[Groups]) -> None:

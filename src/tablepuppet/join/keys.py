@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -24,13 +23,14 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import RowNumbers
 from tablepuppet.errors import MappingError, TransportError
-from tablepuppet.exchanges.keys import BlindedKeys, BlindKeys, Keys, RowOrder, SendKeys
-from tablepuppet.exchanges.schema import CountRows, RowCount
+from tablepuppet.exchanges.keys import BlindKeys, Keys, RowOrder, SendKeys
+from tablepuppet.exchanges.schema import CountRows
 from tablepuppet.join.cutoffs import send_cutoffs
 from tablepuppet.join.groups import MergedGroups, merge_groups
 from tablepuppet.owner.blinding import POINT_SIZE, Points, to_array, to_points
 from tablepuppet.owner.tokens import SIZE
 from tablepuppet.privacy.options import KeyMode, Privacy
+from tablepuppet.protocol.base import Message
 from tablepuppet.sources.columns import in_one_piece, numpy_of
 from tablepuppet.sources.cutoffs import name_for_people
 from tablepuppet.sql.bound import CUTOFF_OUTPUTS, BoundQuery
@@ -71,18 +71,17 @@ def gather_keys(
     cutoffs = send_cutoffs(bound, link, job)
     merged = merge_groups(bound, link, job, tokens)
     offsets = None if seed is None else _offsets(bound, link, job)
-    requests: dict[str, list[SendKeys]] = {}
+    requests: list[tuple[str, Message]] = []
     for number, scan in enumerate(bound.scans):
         names = [str(domains[number, column]) for column in wanted[number]]
         for client in scan.clients:
             order = None
             if seed is not None and offsets is not None:
                 order = RowOrder(seed, offsets[number][client], is_shared=len(scan.clients) > 1)
-            requests.setdefault(client, []).append(
-                SendKeys(job=job, scan=number, columns=wanted[number], tokens=tokens, domains=names, order=order)
-            )
-    answers = {client: iter(messages) for client, messages in link.ask(requests).items()}
-    received = [[cast("Keys", next(answers[client])) for client in scan.clients] for scan in bound.scans]
+            asked = SendKeys(job=job, scan=number, columns=wanted[number], tokens=tokens, domains=names, order=order)
+            requests.append((client, asked))
+    answers = iter(link.ask_each(requests))
+    received: list[list[Keys]] = [[next(answers) for _ in scan.clients] for scan in bound.scans]
     _check_keys(bound, received)
     if tokens == "dh":
         by_client = [
@@ -180,14 +179,12 @@ def _lies_apart(keys: pa.ChunkedArray, holder: NDArray[np.int64]) -> bool:
 
 def _offsets(bound: BoundQuery, link: Link, job: str) -> list[dict[str, int]]:
     """Where each client's rows begin in the tables: one round."""
-    requests: dict[str, list[CountRows]] = {}
-    for number, scan in enumerate(bound.scans):
-        for client in scan.clients:
-            requests.setdefault(client, []).append(CountRows(job=job, scan=number))
-    answers = {client: iter(messages) for client, messages in link.ask(requests).items()}
+    scans = enumerate(bound.scans)
+    requests = [(client, CountRows(job=job, scan=number)) for number, scan in scans for client in scan.clients]
+    answers = iter(link.ask_each(requests))
     offsets = []
     for scan in bound.scans:
-        rows = [cast("RowCount", next(answers[client])).rows for client in scan.clients]
+        rows = [next(answers).rows for _ in scan.clients]
         starts = np.cumsum([0, *rows[:-1]]).tolist()
         offsets.append(dict(zip(scan.clients, starts, strict=True)))
     return offsets
@@ -315,18 +312,16 @@ def _round_trip(points: dict[Owned, Points], link: Link, job: str, most: int) ->
     orders = {owned: pc.sort_indices(to_array(p)) for owned, p in points.items()}  # which tells a blinder nothing
     going = {owned: p[orders[owned]] for owned, p in points.items()}
     for step in range(1, max(map(len, owners.values()), default=1)):
-        requests: dict[str, list[BlindKeys]] = {}
-        sent: dict[str, list[Owned]] = {}
+        requests: list[tuple[str, Message]] = []
+        sent: list[Owned] = []
         for (client, domain), own in going.items():
             others = owners.get(domain, [])
             if step < len(others) and len(own):
                 other = others[(others.index(client) + step) % len(others)]
-                requests.setdefault(other, []).append(BlindKeys(job=job, domain=str(domain), points=own))
-                sent.setdefault(other, []).append((client, domain))
-        answers = link.ask(requests) if requests else {}
-        for other, places in sent.items():
-            for place, answer in zip(places, answers[other], strict=True):
-                going[place] = cast("BlindedKeys", answer).points
+                requests.append((other, BlindKeys(job=job, domain=str(domain), points=own)))
+                sent.append((client, domain))
+        for place, answer in zip(sent, link.ask_each(requests) if requests else (), strict=True):
+            going[place] = answer.points
     found = {}
     for owned, order in orders.items():
         found[owned] = np.empty((len(order), POINT_SIZE), np.uint8)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, cast
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from tablepuppet.job.job import Walk
 from tablepuppet.join.mapping import LabelInfo, in_label_type
 from tablepuppet.privacy.labels import channel_of
 from tablepuppet.privacy.options import Privacy
+from tablepuppet.protocol.base import Message
 from tablepuppet.protocol.contract import Folds
 from tablepuppet.sql.bound import BoundQuery, LabelPlace
 from tablepuppet.transport.link import Link
@@ -85,19 +86,17 @@ def read_labels(
     if privacy is not None:
         info = replace(info, channel=channel_of(privacy, None if classes is None else len(classes)))
     starts = np.cumsum([0, *(client_rows[place.scan][client] for place, client in owners)]).tolist()
-    requests: dict[str, list[SendLabels | SendWeights]] = {}
+    requests: list[tuple[str, Message]] = []
     for (place, client), start in zip(owners, starts, strict=False):
-        asked = requests.setdefault(client, [])
-        asked.append(_labels_request(place, request, classes, start))
+        requests.append((client, _labels_request(place, request, classes, start)))
         if place.weight >= 0:
-            asked.append(SendWeights(job=request.job, scan=place.scan, column=place.weight))
+            requests.append((client, SendWeights(job=request.job, scan=place.scan, column=place.weight)))
     offsets = {place: start for (place, _), start in reversed(list(zip(owners, starts, strict=False)))}
     has_weights = any(place.weight >= 0 for place in places)
     received = _Received.room_for(starts[-1], has_weights=has_weights, has_folds=folds is not None)
-    answers = {client: iter(messages) for client, messages in link.ask(requests).items()}
-    for (_, client), start in zip(owners, starts, strict=False):
-        labels = cast("Labels", next(answers[client]))
-        received.add(labels, cast("Weights", next(answers[client])) if has_weights else None, start)
+    answers = iter(link.ask_each(requests))
+    for _, start in zip(owners, starts, strict=False):
+        received.add(next(answers), next(answers) if has_weights else None, start)
     values = received.values
     if privacy is None:
         _check_classes(info, values, bound.label)
@@ -113,12 +112,11 @@ def _describe_labels(
     chosen by them."""
     task, is_exact = request.task, request.privacy.label is None
     wants_classes = task not in ("number", "seen") and (task != "any" or is_exact)
-    ask: dict[str, list[DescribeLabels]] = {}
-    for place, client in owners:
-        ask.setdefault(client, []).append(
-            DescribeLabels(job=request.job, scan=place.scan, column=place.label, wants_classes=wants_classes)
-        )
-    return [cast("LabelSummary", m) for ms in link.ask(ask).values() for m in ms]
+    asked = [
+        (client, DescribeLabels(job=request.job, scan=place.scan, column=place.label, wants_classes=wants_classes))
+        for place, client in owners
+    ]
+    return link.ask_each(asked)
 
 
 def _labels_request(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -150,13 +150,11 @@ def _scores(model: Model, rows: NewRows, link: Link, job: str) -> Array:
         indices, count = rows.joined.indices, rows.joined.rows
         told = own.ask_rows(model, parts, [index.rows for index in indices], link, job)
         return own.scores(model, told, [index.numbers(count) for index in indices], count)
-    requests: dict[str, list[Message]] = {}
-    for part in rows.parts:
-        requests.setdefault(part.client, []).append(score_request(model, part, part.test_rows, job))
-    answers = {client: iter(messages) for client, messages in link.ask(requests, "evaluation").items()}
+    requests = [(part.client, score_request(model, part, part.test_rows, job)) for part in rows.parts]
+    answers: list[Scores] = link.ask_each(requests, "evaluation")
     per_row = [np.zeros((index.rows, k)) for index, k in zip(rows.joined.indices, model.widths, strict=True)]
-    for part in rows.parts:
-        values = cast("Scores", next(answers[part.client])).values
+    for part, answer in zip(rows.parts, answers, strict=True):
+        values = answer.values
         if values.shape != per_row[part.block][part.test].shape:
             raise ModelError(
                 f"client {part.client} predicts {values.shape} values where {model.widths[part.block]} a row are due"
@@ -219,14 +217,10 @@ def _identifiers(servable: Servable, rows: NewRows, link: Link, job: str) -> pa.
     for branch, columns in zip(bound.branches, servable.key_columns, strict=True):
         scan = branch.relations[branch.label_relation].scan
         wanted |= {(client, scan, tuple(columns)): pa.table({}) for client in bound.scans[scan].clients}
-    requests: dict[str, list[Message]] = {}
-    for client, scan, asked in wanted:
-        if asked:
-            requests.setdefault(client, []).append(SendIdentifiers(job=job, scan=scan, columns=list(asked)))
-    answers = {client: iter(messages) for client, messages in link.ask(requests, "evaluation").items()}
-    for client, scan, asked in wanted:
-        if asked:
-            wanted[client, scan, asked] = cast("Identifiers", next(answers[client])).columns
+    asked = [place for place in wanted if place[2]]
+    requests = [(client, SendIdentifiers(job=job, scan=scan, columns=list(own))) for client, scan, own in asked]
+    answers: list[Identifiers] = link.ask_each(requests, "evaluation")
+    wanted |= {place: answer.columns for place, answer in zip(asked, answers, strict=True)}
     several = any(len(bound.scans[b.relations[b.label_relation].scan].clients) > 1 for b in bound.branches)
     tables = []
     for branch, columns, base_rows in zip(bound.branches, servable.key_columns, rows.base_rows, strict=True):

@@ -30,7 +30,6 @@ from tablepuppet.join.labels import LabelSpace
 from tablepuppet.join.mapping import MappingSummary, TableMapping
 from tablepuppet.join.new_rows import NewRows
 from tablepuppet.prediction.model import Model
-from tablepuppet.protocol.base import Message
 from tablepuppet.protocol.contract import SideTerms
 from tablepuppet.sql.bound import BoundQuery, LabelPlace
 from tablepuppet.transport.link import Link
@@ -179,12 +178,8 @@ def _label_sources(bound: BoundQuery) -> list[tuple[str, str | None, str | None]
 
 def _ask_sides(asked: Sequence[dict[str, SendSides]], link: Link) -> list[list[Sides]]:
     """One round: of each place the answers of its clients, in order."""
-    requests: dict[str, list[Message]] = {}
-    for by_client in asked:
-        for client, request in by_client.items():
-            requests.setdefault(client, []).append(request)
-    answers = {client: iter(given) for client, given in link.ask(requests, "evaluation").items()}
-    return [[cast("Sides", next(answers[client])) for client in by_client] for by_client in asked]
+    answers = iter(link.ask_each([pair for by_client in asked for pair in by_client.items()], "evaluation"))
+    return [[next(answers) for _ in by_client] for by_client in asked]
 
 
 def _numbers(answer: Sides) -> NDArray[np.int8]:

@@ -241,16 +241,12 @@ class UnionOperator:
     ) -> dict[int, list[Message]]:
         if not requests:
             return {}
-        by_client: dict[str, list[Message]] = {}
-        owners: dict[str, list[int]] = {}
-        for part, given in requests:
-            messages = [given] if isinstance(given, Message) else list(given)
-            by_client.setdefault(part.client, []).extend(messages)
-            owners.setdefault(part.client, []).extend([part.number] * len(messages))
+        several = [(part, [given] if isinstance(given, Message) else given) for part, given in requests]
+        sent = [(part, message) for part, messages in several for message in messages]
         answers: dict[int, list[Message]] = {}
-        for client, received in self.link.ask(by_client, phase).items():
-            for number, answer in zip(owners[client], received, strict=True):
-                answers.setdefault(number, []).append(answer)
+        received = self.link.ask_each([(part.client, message) for part, message in sent], phase)
+        for (part, _), answer in zip(sent, received, strict=True):
+            answers.setdefault(part.number, []).append(answer)
         return answers
 
 

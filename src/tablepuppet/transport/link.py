@@ -18,7 +18,7 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from typing import Any, Protocol
 
 from tablepuppet import errors
 from tablepuppet.algorithms.registry import remedy
@@ -89,6 +89,14 @@ class Link:
                 if isinstance(message, Failure):
                     raise _remote_error(client, message)
         return answers
+
+    def ask_each(self, requests: Sequence[tuple[str, Message]], phase: Phase = "setup") -> list[Any]:
+        """One round: messages, each with its client; their answers in the same order."""
+        by_client: dict[str, list[Message]] = {}
+        for client, message in requests:
+            by_client.setdefault(client, []).append(message)
+        answers = {client: iter(given) for client, given in self.ask(by_client, phase).items()}
+        return [next(answers[client]) for client, _ in requests]
 
     def poll(self, requests: Mapping[str, Sequence[Message]]) -> dict[str, list[Message]]:
         """The answers of the clients that are there, refusals among them; nothing is counted."""

@@ -12,6 +12,7 @@ missing, `assumed`: the tables whose mean contribution stands in for an unknown 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,11 @@ from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.contract import ModelUse, agree, score_contracts
 from tablepuppet.errors import JobError, ModelError
 from tablepuppet.exchanges.prediction import Identifiers, ScoreOwnRows, ScoreRows, Scores, SendIdentifiers
+from tablepuppet.join.joined_rows import JoinedRows
 from tablepuppet.join.mapping import Class, Part
 from tablepuppet.join.new_rows import NewRows, map_new_rows
-from tablepuppet.models.heads.base import TrainedHead
+from tablepuppet.join.row_index import RowIndex
+from tablepuppet.models.heads.base import apply_head
 from tablepuppet.models.heads.kinds import trained_head
 from tablepuppet.output_files import as_path, write_whole
 from tablepuppet.owner.part_store import check_types
@@ -143,69 +146,56 @@ def _plain(values: Sequence[Any]) -> Key:
 
 
 def _scores(model: Model, rows: NewRows, link: Link, job: str) -> Array:
-    """Σ_i expand_i(h_i) + intercept; the mean contribution where an owner is missing."""
+    """The score of each joined row; where an owner is missing, its table's mean contribution stands in."""
+    joined, indices = rows.joined, list(rows.joined.indices)
+    parts = [(part, part.test_rows, part.test) for part in rows.parts]
+    blocks = ask_blocks(model, parts, [index.rows for index in indices], link, job)
+    if own_model(model.spec) is None:
+        for number, assumed in enumerate(rows.assumed):
+            if assumed is None:
+                continue
+            count = indices[number].rows  # the mean is one more row of the block
+            blocks[number] = np.vstack([blocks[number], model.blocks[number].mean])
+            numbers = np.where(assumed, count, indices[number].numbers(joined.rows))
+            indices[number] = RowIndex.of(numbers, count + 1)
+        joined = replace(joined, indices=tuple(indices))
+    return joined_scores(model, joined, blocks)
+
+
+def ask_blocks(
+    model: Model, parts: Sequence[tuple[Part, RowNumbers, slice]], sizes: Sequence[int], link: Link, job: str
+) -> list[Array]:
+    """One round: what each block says of its rows, h or the bits of splits. `parts`: with rows and their places."""
     own = own_model(model.spec)
     if own is not None:
-        parts = [(part, part.test_rows, part.test) for part in rows.parts]
-        indices, count = rows.joined.indices, rows.joined.rows
-        told = own.ask_rows(model, parts, [index.rows for index in indices], link, job)
-        return own.scores(model, told, [index.numbers(count) for index in indices], count)
-    requests = [(part.client, score_request(model, part, part.test_rows, job)) for part in rows.parts]
+        return own.ask_rows(model, parts, sizes, link, job)
+    requests = [(part.client, score_request(model, part, rows, job)) for part, rows, _ in parts]
     answers: list[Scores] = link.ask_each(requests, "evaluation")
-    per_row = [np.zeros((index.rows, k)) for index, k in zip(rows.joined.indices, model.widths, strict=True)]
-    for part, answer in zip(rows.parts, answers, strict=True):
+    found = [np.zeros((size, width)) for size, width in zip(sizes, model.widths, strict=True)]
+    for (part, _, place), answer in zip(parts, answers, strict=True):
         values = answer.values
-        if values.shape != per_row[part.block][part.test].shape:
+        if values.shape != found[part.block][place].shape:
             raise ModelError(
                 f"client {part.client} predicts {values.shape} values where {model.widths[part.block]} a row are due"
             )
-        per_row[part.block][part.test] = values
-    if model.head is not None:
-        return _apply_head(model, rows, per_row)
-    scores = _sum(rows, per_row, model.encoded_intercept)
-    for block, assumed in zip(model.blocks, rows.assumed, strict=True):
-        if assumed is not None:
-            scores[assumed] += block.mean
-    return scores
+        found[part.block][place] = values
+    return found
 
 
-def _sum(rows: NewRows, per_row: Sequence[Array], intercept: Array) -> Array:
-    if rows.joined.rows == 0:
-        return np.zeros((0, len(intercept)))
-    rows.joined.allocate("scores", len(intercept))
-    rows.joined.run(keep_scores, per_row, writes=("scores",), intercept=intercept)
-    return rows.joined.collect("scores")
-
-
-def _apply_head(model: Model, rows: NewRows, per_row: Sequence[Array]) -> Array:
-    """What the head makes of the blocks' outputs; the mean output where an owner is missing."""
-    joined = rows.joined
-    if joined.rows == 0:
+def joined_scores(model: Model, rows: JoinedRows, blocks: Sequence[Array]) -> Array:
+    """The score of each joined row, from what blocks say of their rows."""
+    own = own_model(model.spec)
+    if own is not None:
+        return own.scores(model, blocks, [index.numbers(rows.rows) for index in rows.indices], rows.rows)
+    if not rows.rows:
         return np.zeros((0, model.outputs))
-    joined.allocate("scores", model.outputs)
-    joined.allocate("assumed", len(model.blocks))
-    for number, marks in enumerate(rows.assumed):
-        if marks is not None:
-            joined.state["assumed"][:, number] = marks
-    nothing = [np.zeros((len(values), 1)) for values in per_row]
-    given: dict[str, Any] = {"trained": trained_head(model.head), "intercept": model.encoded_intercept}
-    means = [block.mean for block in model.blocks]
-    joined.run(_keep_headed, nothing, columns=per_row, writes=("scores",), means=means, **given)
-    joined.collect("assumed")
-    return joined.collect("scores")
+    headed = apply_head(rows, trained_head(model.head))
+    headed.allocate("scores", model.outputs)
+    headed.run(_keep_scores, blocks, writes=("scores",), intercept=model.encoded_intercept)
+    return rows.collect("scores")
 
 
-def _keep_headed(
-    shard: Any, *, trained: TrainedHead, intercept: Array, means: Sequence[Array]
-) -> tuple[Sequence[Array], dict[str, Any]]:
-    marks = shard.state["assumed"]
-    h = [v + marks[:, [i]] * mean for i, (v, mean) in enumerate(zip(shard.columns, means, strict=True))]
-    shard.state["scores"][...] = trained.head.combine(trained.own, h) + intercept
-    return (), {}
-
-
-def keep_scores(shard: Any, *, intercept: Array) -> tuple[Sequence[Array], dict[str, Any]]:
-    """The score of each joined row, kept in the state "scores"."""
+def _keep_scores(shard: Any, *, intercept: Array) -> tuple[Sequence[Array], dict[str, Any]]:
     shard.state["scores"][...] = shard.scores + intercept
     return (), {}
 

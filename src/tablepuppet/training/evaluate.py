@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tablepuppet.algorithms.registry import own_model
 from tablepuppet.arrays import Array
 from tablepuppet.errors import ModelError
-from tablepuppet.exchanges.prediction import Scores
 from tablepuppet.formatting import fragment, number, table
 from tablepuppet.join.joined_rows import Joined
 from tablepuppet.join.mapping import TableMapping, rows_here
@@ -27,7 +26,7 @@ from tablepuppet.models.heads.kinds import trained_head
 from tablepuppet.models.metrics import Moment
 from tablepuppet.plan.prepare import Prepared, check_labels
 from tablepuppet.prediction.model import Model
-from tablepuppet.prediction.predict import keep_scores, score_request
+from tablepuppet.prediction.predict import ask_blocks, joined_scores
 from tablepuppet.prediction.split import MeasuredRows
 from tablepuppet.training.convergence import seen_labels
 from tablepuppet.training.metrics import (
@@ -72,14 +71,7 @@ class Scored:
 
     def scores(self, blocks: Sequence[Array] | None = None) -> Array:
         """Of every joined row."""
-        model, given, rows = self.model, self.blocks if blocks is None else blocks, rows_here(self.rows)
-        own = own_model(model.spec)
-        if own is not None:
-            return own.scores(model, given, [index.numbers(rows.rows) for index in rows.indices], rows.rows)
-        kept = apply_head(rows, trained_head(model.head))
-        kept.allocate("scores", model.outputs)
-        kept.run(keep_scores, given, writes=("scores",), intercept=model.encoded_intercept)
-        return rows.state.pop("scores") if "scores" in rows.state else cast("Any", kept).collect("scores")
+        return joined_scores(self.model, rows_here(self.rows), self.blocks if blocks is None else blocks)
 
 
 def score_labelled(model: Model, prepared: Prepared, link: Link, job_id: str) -> Scored:
@@ -94,16 +86,9 @@ def score_labelled(model: Model, prepared: Prepared, link: Link, job_id: str) ->
 
 def score_rows(model: Model, rows: Joined, union: UnionOperator) -> Scored:
     """Asks every client what the model says of its rows."""
-    own = own_model(model.spec)
-    if own is not None:
-        parts = [(part, part.train_rows, part.train) for part in union.parts]
-        sizes = [index.rows for index in rows_here(rows).indices]
-        return Scored(model, rows, own.ask_rows(model, parts, sizes, union.link, union.job), union)
-    answers = union.ask(lambda part: score_request(model, part, part.train_rows, union.job), "evaluation")
-    per_row = [np.zeros((rows.indices[i].rows, k)) for i, k in enumerate(model.widths)]
-    for part in union.parts:
-        per_row[part.block][part.train] = cast("Scores", answers[part.number][0]).values
-    return Scored(model, rows, per_row, union)
+    parts = [(part, part.train_rows, part.train) for part in union.parts]
+    blocks = ask_blocks(model, parts, [index.rows for index in rows.indices], union.link, union.job)
+    return Scored(model, rows, blocks, union)
 
 
 def _in_classes_of(model: Model, mapping: TableMapping) -> Joined:
@@ -191,15 +176,14 @@ class Comparison:
         rows = [[name, *(number(value, 5) for value in row)] for name, *row in self.table.itertuples(index=False)]
         return fragment(str(self), table(_HEAD, rows))
 
-    def __repr__(self) -> str:
-        return str(self)
-
     def __str__(self) -> str:
         verdict = "better" if self.is_better else "worse" if self.is_worse else "neither better nor worse"
         return (
             f"The second model is {verdict}: its mean loss differs by {self.difference:+.4g} "
             f"± {self.margin:.2g} on {self.rows}."
         )
+
+    __repr__ = __str__
 
 
 _HEAD = ["metric", "first", "second", "difference", "baseline"]

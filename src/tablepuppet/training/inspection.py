@@ -26,7 +26,6 @@ import pyarrow as pa
 from tablepuppet.algorithms.registry import own_model, require_ability
 from tablepuppet.arrays import Array
 from tablepuppet.errors import JobError, ModelError, did_you_mean
-from tablepuppet.exchanges.prediction import Scores
 from tablepuppet.join.mapping import MappingSummary
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.predict import score_request
@@ -131,10 +130,9 @@ def _set(scored: Scored, given: Varied, value: Value) -> Array:
 def _score_again(scored: Scored, block: int, **change: Any) -> Array:
     """What a block's owners say of its rows with one feature changed."""
     union, parts, own = scored.union, scored.union.blocks[block], scored.blocks[block].copy()
-    requests = [(p, score_request(scored.model, p, p.train_rows, union.job, **change)) for p in parts]
-    answers = union.exchange(requests, "evaluation")
-    for part in parts:
-        own[part.train] = cast("Scores", answers[part.number][0]).values
+    requests = [(p.client, score_request(scored.model, p, p.train_rows, union.job, **change)) for p in parts]
+    for part, answer in zip(parts, union.link.ask_each(requests, "evaluation"), strict=True):
+        own[part.train] = answer.values
     return own
 
 
@@ -262,11 +260,10 @@ class Drift:
     def _repr_html_(self) -> str:
         return str(self.table.to_html(index=False, float_format="%.4g"))
 
-    def __repr__(self) -> str:
-        return str(self)
-
     def __str__(self) -> str:
         return "\n".join(self.found()) or "The rows are like those that the model was trained on."
+
+    __repr__ = __str__
 
 
 def measure_drift(model: Model, encoders: Sequence[Sequence[Encoder]], mapping: MappingSummary) -> Drift:

@@ -25,7 +25,6 @@ from tablepuppet.owner.owner_files import Approvals
 from tablepuppet.owner.owner_log import Entry, OwnerLog, read_head, read_log
 from tablepuppet.owner.owner_log import verify as verify_log
 from tablepuppet.owner.store import ClientTables
-from tablepuppet.report import record_of
 from tablepuppet.sources.source import open_source
 
 FederationArgument = Annotated[
@@ -159,12 +158,7 @@ def wait(
     """
     with screen.progress(f"run {run}") as on_round:
         result = ConnectedFederation(federation).wait(run, on_round=on_round)
-    if save is not None:
-        result.save(save)
-    show_result(screen, result)
-    if report is not None:
-        screen.show(f"Report: {result.report(report)}")
-    screen.show_json(lambda: msgspec.to_builtins(record_of(result)))
+    show_result(screen, result, save, report)
 
 
 def open_tables(settings: ClientSettings) -> ClientTables:

@@ -82,20 +82,15 @@ def train(
     arguments |= {} if start is None else {"warm_start": start}
     with screen.progress(f"training {asked.path.stem}") as on_round, asked.open_federation(federation) as tables:
         result = tables.train(asked.query, **arguments, on_round=on_round, progress=False, resume=resume)
+    show_result(screen, result, save, report, result.explain() if explain else "")
+
+
+def show_result(screen: Screen, result: Result, save: Path | None, report: Path | None, plan: str = "") -> None:
+    """Metrics on every side of the split, and what training took; the model and the report are written."""
     if save is not None:  # before anything is shown: standard output may fail, and the model must not be lost with it
         result.save(save)
-    if explain:
-        screen.show(result.explain(), "")
-    show_result(screen, result)
-    if save is not None:
-        screen.show(f"Model: {save}")
-    if report is not None:
-        screen.show(f"Report: {result.report(report)}")
-    screen.show_json(lambda: msgspec.to_builtins(record_of(result)))
-
-
-def show_result(screen: Screen, result: Result) -> None:
-    """Metrics on every side of the split, and what training took."""
+    if plan:
+        screen.show(plan, "")
     head, *rows = metric_rows(result.sides)
     job, traffic = result.plan.job, result.traffic
     spent = table("", "epochs", "objective", "rounds", "bytes", "US-UK", "US-US", title="What it took")
@@ -110,6 +105,11 @@ def show_result(screen: Screen, result: Result) -> None:
     if rows:
         screen.show(table(*head, title="How good it is", rows=rows), "")
     screen.show(spent, *(f"Note: {note}" for note in result.remarks))
+    if save is not None:
+        screen.show(f"Model: {save}")
+    if report is not None:
+        screen.show(f"Report: {result.report(report)}")
+    screen.show_json(lambda: msgspec.to_builtins(record_of(result)))
 
 
 ProfileOption = Annotated[

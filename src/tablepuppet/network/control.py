@@ -20,7 +20,7 @@ from tablepuppet.errors import TransportError
 from tablepuppet.job import ARGUMENTS, PARTS, Job
 from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.model import Model
-from tablepuppet.protocol.codec import Buffer, Frame, check_stream
+from tablepuppet.protocol.codec import UNREADABLE, Buffer, Frame, check_stream
 from tablepuppet.protocol.signatures import Signature
 from tablepuppet.training.result import Result
 from tablepuppet.transport.envelopes import (
@@ -63,9 +63,7 @@ def from_frame(frame: Frame, roots: tuple[type, ...] | None = None) -> Any:
     allowed = None if roots is None else reachable(roots)
     try:
         return _whole(msgspec.msgpack.decode(frame.header), frame.buffers, allowed)
-    except (msgspec.MsgspecError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
-        raise TransportError(f"a message does not follow the protocol: {str(error)[:500]}") from None
-    except (pa.ArrowException, ImportError, OSError, MemoryError) as error:
+    except UNREADABLE as error:
         raise TransportError(f"a message does not follow the protocol: {str(error)[:500]}") from None
 
 
@@ -155,16 +153,14 @@ def _make(kind: type, flat: dict[str, Any], buffers: Any, allowed: frozenset[typ
     if allowed is not None and set(names) != set(flat):
         raise ValueError(f"{kind.__name__} is not the same at both ends; install the same release of TablePuppet")
     held = {name: _whole(flat[name], buffers, allowed) for name in names if name in flat}
-    if len(held) < len(names):
-        held = _defaults(kind, names) | held
-    missing = set(names) - set(held)
-    if missing:
-        raise ValueError(f"its {kind.__name__} has no {min(missing)}, which this release of TablePuppet needs")
     if issubclass(kind, msgspec.Struct):
         return kind(**held)
     made: Any = object.__new__(kind)
-    for field, value in held.items():
-        object.__setattr__(made, field, value)
+    for own in fields(kind):  # type: ignore[arg-type]
+        if own.name not in held and own.default is own.default_factory is MISSING:
+            raise ValueError(f"its {kind.__name__} has no {own.name}, which this release of TablePuppet needs")
+        default = own.default if own.default_factory is MISSING else own.default_factory()
+        object.__setattr__(made, own.name, held.get(own.name, default))
     return made
 
 
@@ -175,21 +171,6 @@ def _in_parts(flat: dict[str, Any]) -> dict[str, Any]:
         held = {field: flat[name] for name, (of, field) in ARGUMENTS.items() if of == part and name in flat}
         parts[part] = ["object", kind.__module__, kind.__name__, held]
     return flat | parts
-
-
-def _defaults(kind: type, names: tuple[str, ...]) -> dict[str, Any]:
-    """The fields of a class that have defaults."""
-    if issubclass(kind, msgspec.Struct):
-        given = [(f.name, f.default, f.default_factory) for f in msgspec.structs.fields(kind)]
-        nothing: Any = msgspec.NODEFAULT
-    else:
-        given = [(f.name, f.default, f.default_factory) for f in fields(kind)]  # type: ignore[arg-type]
-        nothing = MISSING
-    return {
-        name: default if default is not nothing else factory()
-        for name, default, factory in given
-        if default is not nothing or factory is not nothing
-    }
 
 
 def _fields(kind: type) -> tuple[str, ...]:

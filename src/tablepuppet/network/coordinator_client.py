@@ -113,7 +113,10 @@ class CoordinatorClient:
                         on_round(from_frame(frames[0]))
                     seen = max(seen, news.round)
                 elif isinstance(news, c.Waiting):
-                    _log_waiting(news)
+                    if news.approval:
+                        log.warning("%s", printable(news.approval, most=_LONGEST))
+                    for client, seconds in news.clients.items():
+                        log.warning("waiting for client %s, at most %.0f s", client, seconds)
                 elif isinstance(news, c.Finished):
                     return from_frame(frames[0])
                 elif isinstance(news, c.Failed):
@@ -189,13 +192,6 @@ class CoordinatorClient:
                     raise
             time.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, 5.0)
-
-
-def _log_waiting(news: c.Waiting) -> None:
-    if news.approval:
-        log.warning("%s", printable(news.approval, most=_LONGEST))
-    for client, seconds in news.clients.items():
-        log.warning("waiting for client %s, at most %.0f s", client, seconds)
 
 
 def _error(failed: c.Failed) -> TablePuppetError:

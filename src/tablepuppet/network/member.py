@@ -18,8 +18,6 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-
 from tablepuppet.client import Client
 from tablepuppet.errors import DisconnectedError, TablePuppetError, TransportError
 from tablepuppet.exchanges.registry import EXCHANGES
@@ -29,7 +27,7 @@ from tablepuppet.memory import memory_limit
 from tablepuppet.network.run_store import Key, Record, RunStore, StoreError
 from tablepuppet.owner.owner_log import OwnerLog
 from tablepuppet.protocol.base import Done, Failure
-from tablepuppet.protocol.codec import Frame, encode
+from tablepuppet.protocol.codec import Frame, encode, message_name
 from tablepuppet.protocol.merkle import TreeHead
 from tablepuppet.transport import envelopes as e
 from tablepuppet.transport.envelopes import Envelope, Request
@@ -39,13 +37,6 @@ log = logging.getLogger(__name__)
 _RUN = re.compile(r"[0-9a-f]{16}")
 _SETUP = frozenset(kind.__name__ for kind, exchange in EXCHANGES.items() if exchange.leaves_state)
 _SHORTEST, _LONGEST = 0.2, 10.0  # seconds between two attempts to reach the server
-
-
-class _Kind(msgspec.Struct):
-    type: str
-
-
-_KIND = msgspec.msgpack.Decoder(_Kind)
 
 
 class _Setup(Envelope, frozen=True):
@@ -78,7 +69,7 @@ class IdempotentClient:
 
     def answer(self, request: Request, frames: Sequence[Frame]) -> Sequence[Frame]:
         """The reply to a request, computed at most once."""
-        kinds = [_kind(frame) for frame in frames]
+        kinds = [message_name(frame) for frame in frames]
         if set(kinds) == {CloseJob.__name__}:  # right at any step, and as often as it comes
             self.forget(request.run)
             return [encode(Done())] * len(frames)
@@ -185,13 +176,6 @@ class IdempotentClient:
         return _Memory(last.step, frames[: last.replies], last.fingerprints)
 
 
-def _kind(frame: Frame) -> str:
-    try:
-        return _KIND.decode(memoryview(frame.header)[1:]).type
-    except msgspec.MsgspecError:
-        return ""
-
-
 class Member:
     """One client's membership in a federation, until it is stopped."""
 
@@ -253,8 +237,10 @@ class Member:
                 envelope, frames = stream.receive()
                 is_busy.set()
                 if isinstance(envelope, e.Goodbye):
-                    self._leave(envelope)
-                    return
+                    reason = printable(envelope.reason[:1000])
+                    if envelope.is_final:
+                        raise TransportError(f"the server sent {self._name} away: {reason}")
+                    raise DisconnectedError(f"the server said goodbye: {reason}")
                 if isinstance(envelope, e.Forget):
                     self._client.forget(envelope.run)
                     continue
@@ -284,11 +270,6 @@ class Member:
         if others != self._witnessed:
             self._client.log.witness(others)
             self._witnessed = others
-
-    def _leave(self, goodbye: e.Goodbye) -> None:
-        if goodbye.is_final:
-            raise TransportError(f"the server sent {self._name} away: {printable(goodbye.reason[:1000])}")
-        raise DisconnectedError(f"the server said goodbye: {printable(goodbye.reason[:1000])}")
 
     def _tick(
         self, connection: Connection, heartbeat: float, is_over: threading.Event, is_busy: threading.Event

@@ -95,10 +95,11 @@ class RunProcess:
                 return self._pipe
             log.info("the process of runs holds %.1f GiB and is replaced", self._resident_bytes() / 2**30)
         self.close()
+        level = logging.getLogger("tablepuppet").getEffectiveLevel()
         own, other = socket.socketpair()
         with other:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _PROGRAM, str(other.fileno()), str(self.memory), str(_level())],
+                [sys.executable, "-P", "-c", _PROGRAM, str(other.fileno()), str(self.memory), str(level)],
                 stdin=subprocess.PIPE,  # which ends when we do
                 pass_fds=[other.fileno()],
                 start_new_session=True,  # no key press in our terminal is meant for it
@@ -174,7 +175,3 @@ class RunProcess:
             with suppress(ValueError):
                 how = signal.Signals(-code).name
         return RunDiedError(f"its process died ({how})", is_orderly=code == -signal.SIGTERM)
-
-
-def _level() -> int:
-    return logging.getLogger("tablepuppet").getEffectiveLevel()

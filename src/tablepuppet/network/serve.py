@@ -211,7 +211,8 @@ class Server:
             revoked=settings.path(server.revoked),
             protocols={"client": client_protocol(), "user": c.user_protocol()},
         )
-        location = _location(server.address, server.listen)
+        address = urlsplit(server.address)
+        location = f"{address.scheme}://{server.listen or address.netloc}"
         try:
             self._listener = Listener(location, admission, settings.server_identity())
             self.monitor = (
@@ -292,8 +293,3 @@ class Server:
         finally:
             run.unfollow(news)
         raise DisconnectedError("the server stops")
-
-
-def _location(address: str, listen: str | None) -> str:
-    scheme, rest = urlsplit(address).scheme, urlsplit(address).netloc
-    return f"{scheme}://{listen or rest}"

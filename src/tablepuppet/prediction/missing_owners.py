@@ -56,7 +56,11 @@ def reachable(model: Model, tables: Mapping[str, tuple[str, ...]], link: Link) -
         for client in tables.get(table, ()):
             asked.setdefault(client, []).append(DescribeTable(table=table))
     answers = link.poll(asked)
-    away = {client for client in asked if not answers.get(client) or any(map(_is_away, answers[client]))}
+    away = {
+        client
+        for client in asked
+        if not answers.get(client) or any(isinstance(a, Failure) and a.error in _AWAY for a in answers[client])
+    }
     present: dict[str, tuple[str, ...]] = {t: tuple(c for c in cs if c not in away) for t, cs in tables.items()}
     for table in _grouped_tables(model, tables):  # of whose groups nobody knows the figures without all of its owners
         present[table] = () if away & {*tables[table]} and _may_merge(asked, answers, table) else present[table]
@@ -80,10 +84,6 @@ def _may_merge(asked: Mapping[str, Sequence[Message]], answers: Mapping[str, Seq
     pairs = ((q, a) for client in answers for q, a in zip(asked[client], answers[client], strict=False))
     schemas = [a for q, a in pairs if isinstance(q, DescribeTable) and q.table == table]
     return any(isinstance(a, TableSchema) and a.merges != "" for a in schemas)
-
-
-def _is_away(answer: Message) -> bool:
-    return isinstance(answer, Failure) and answer.error in _AWAY
 
 
 class _StandIn:

@@ -358,14 +358,9 @@ def _spreads(block: BlockModel) -> list[float]:
     centred = block.theta - block.theta.mean(axis=1, keepdims=True) if block.theta.shape[1] > 1 else block.theta
     parts = np.split(centred, ends[:-1])
     return [
-        float(np.sqrt((part**2 if isinstance(encoder, NumberEncoder) else _variance(part)).sum()))
+        float(np.sqrt((part**2 if isinstance(encoder, NumberEncoder) or not len(part) else part.var(axis=0)).sum()))
         for encoder, part in zip(block.encoders, parts, strict=True)
     ]
-
-
-def _variance(weights: Array) -> Array:
-    """Of the categories' weights; 0 where there are none, as where a LEFT JOIN found nobody."""
-    return weights.var(axis=0) if len(weights) else np.zeros(1)
 
 
 def _need_linear(model: Model, what: str) -> None:

@@ -115,14 +115,10 @@ def check_array(values: Any, name: str, shape: tuple[int | None, ...], *, kinds:
     if values.dtype.kind not in kinds:
         raise WrongError(name, f"has elements of type {values.dtype}")
     found = values.shape
-    if found == shape or (len(found) == len(shape) and all(map(_is_length, found, shape))):
+    if found == shape or (len(found) == len(shape) and all(w in (None, f) for f, w in zip(found, shape, strict=True))):
         return
     wanted = " × ".join("any" if want is None else f"{want:,}" for want in shape)
     raise WrongError(name, f"has shape {'×'.join(map(str, values.shape)) or 'of a number'} where {wanted} is due")
-
-
-def _is_length(found: int, wanted: int | None) -> bool:
-    return wanted is None or found == wanted
 
 
 def check_finite(values: Any, name: str, *, diverged: bool = False) -> None:

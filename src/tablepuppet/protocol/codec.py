@@ -110,6 +110,11 @@ def _field(metadata: bytes, table: int, number: int) -> int | None:
 Wire = Literal["float64", "float32", "float64+lz4", "float32+lz4", "float64+zstd", "float32+zstd"]
 Buffer = bytes | memoryview
 _WIRES: tuple[Wire, ...] = get_args(Wire)  # a header's first byte is a place in this list
+# What reading a peer's bytes may raise.
+UNREADABLE = (
+    *(msgspec.MsgspecError, ValueError, ArithmeticError, LookupError, TypeError),
+    *(pa.ArrowException, ImportError, OSError, MemoryError, RecursionError),
+)
 LARGEST = 2**34  # bytes of the arrays of one message, unpacked
 _reading = threading.local()  # .buffers, .packing and .room (bytes) of the frame that a thread is decoding
 _ELEMENTS = {"float": "f", "uint8": "u", "bool": "b", "signedinteger": "i", "numpy.int": "i"}  # by what is declared
@@ -215,11 +220,9 @@ def decode(frame: Frame, types: Any, unpacked: int = LARGEST) -> Any:
     try:
         return _decoder_of(types).decode(memoryview(frame.header)[1:])
     except msgspec.ValidationError as error:
-        where = str(error).replace("`$", f"`{_name_of(frame)}")
+        where = str(error).replace("`$", f"`{message_name(frame) or 'message'}")
         raise TransportError(f"a message does not follow the protocol: {where[:500]}") from None
-    except (msgspec.MsgspecError, ValueError, ArithmeticError, LookupError, TypeError) as error:
-        raise TransportError(f"a message does not follow the protocol: {str(error)[:500]}") from None
-    except (pa.ArrowException, OSError, MemoryError, RecursionError) as error:
+    except UNREADABLE as error:
         raise TransportError(f"a message does not follow the protocol: {str(error)[:500]}") from None
     finally:
         del _reading.buffers
@@ -232,12 +235,12 @@ class _Named(msgspec.Struct):
 _NAMED = msgspec.msgpack.Decoder(_Named)
 
 
-def _name_of(frame: Frame) -> str:
-    """What a message calls itself."""
+def message_name(frame: Frame) -> str:
+    """What a message calls itself; "": it cannot be read."""
     try:
         return _NAMED.decode(memoryview(frame.header)[1:]).type
     except msgspec.MsgspecError:
-        return "message"
+        return ""
 
 
 _STUDYING = threading.Lock()  # a type that another thread has half studied ends the process

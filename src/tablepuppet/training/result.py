@@ -42,12 +42,6 @@ def metric_rows(sides: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
     return [["", *names], *rows]
 
 
-def result_html(title: str, sides: Mapping[str, Mapping[str, float]], objectives: Sequence[float]) -> str:
-    """One self-contained fragment."""
-    head, *rows = metric_rows(sides)
-    return fragment(title, table(head, rows), _draw_objective(objectives))
-
-
 def _draw_objective(objectives: Sequence[float]) -> str:
     """The objective by epoch; nothing where there are fewer than two."""
     from tablepuppet.report.charts import Chart, Point, Series, is_wide  # not to be loaded with every run
@@ -62,8 +56,6 @@ def _draw_objective(objectives: Sequence[float]) -> str:
 
 
 _CONSTANTS = {"squared": "mean", "poisson": "mean"}
-
-
 _NO_FIGURES = (
     "metrics and the objective of a private job come from exact predictions, and stay with the server; measure the "
     "model on rows of your own"
@@ -237,7 +229,9 @@ class Result:
         """What a notebook shows."""
         title = f"{self.plan.job.model.name} by {self.plan.job.algorithm}: {self._took()}"
         title = ". ".join([title, *self.remarks])
-        return result_html(title, self.sides, [record.objective for record in self.history])
+        head, *rows = metric_rows(self.sides)
+        objectives = [record.objective for record in self.history]
+        return fragment(title, table(head, rows), _draw_objective(objectives))
 
     def explain(self) -> str:
         """The plan as text, with counted rounds and bytes next to the estimates.

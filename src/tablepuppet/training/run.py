@@ -228,7 +228,8 @@ class Run:
                 penalty += 0.5 * self.problem.ridges[number] * told.norm + self.problem.l1 * (told.absolute or 0.0)
         self.contributions, self.held_out = train, test
         if is_last and self._may_probe():
-            self._probed = submit(self._probe, mapping.train)  # beside what is measured
+            given = (mapping.train, train, self.intercept, self.problem.loss, self.plan.job.seed)
+            self._probed = submit(probe, *given)  # while the rows are measured
         known = None if wants_train else server.tally
         moments = (Moment.FINISHED,) * 2 if is_last else (Moment.EPOCH, Moment.HELD_OUT)
         first, others = (Criterion(self.problem.loss, moment, mapping.label.channel) for moment in moments)
@@ -297,9 +298,6 @@ class Run:
         job = self.plan.job
         is_exact = not job.is_private and job.privacy.label is None
         return job.model.is_convex and is_exact and isinstance(self.mapping.train, JoinedRows)
-
-    def _probe(self, joined: Any) -> Interaction | None:
-        return probe(joined, self.contributions, self.intercept, self.problem.loss, self.plan.job.seed)
 
     def _mean(self, block: int) -> Array:
         """A block's mean contribution; nothing exact is released of a private one."""

@@ -214,10 +214,12 @@ class _Runs:
         search = plan.job.search
         assert search is not None
         rows = self.prepared.mapping.train.rows
-        self.plans = [replace(plan, job=_complete_job(plan.job, job).over(rows)) for job in search.jobs]
+        decided = {"model": plan.job.model.name, "loss": plan.job.model.loss}  # by the label, for all settings
+        jobs = [job.replace(**decided, options=job.options_for_run).over(rows) for job in search.jobs]
+        self.plans = [replace(plan, job=job) for job in jobs]
         first = self.plans[0]
         problem = make_problem(first, self.prepared.training, self.union, self.encoders)
-        may_share = len({msgspec.json.encode(_without_l2(own.job)) for own in self.plans}) == 1
+        may_share = len({msgspec.json.encode(job.replace(l2=0.0, l2_by_rows=0.0)) for job in jobs}) == 1
         self.together = (
             first.algorithm.multi_model_server(problem, first.job.options, self.folds.pieces) if may_share else None
         )
@@ -276,15 +278,6 @@ class _Runs:
             seconds = trained + time.perf_counter() - began
             found.append(Fit(number, fold, inside.train.rows, outside.rows, metrics, run.epochs, seconds))
         return found
-
-
-def _complete_job(whole: Job, job: Job) -> Job:
-    """A setting's job, with what the label has decided for all of them."""
-    return job.replace(model=whole.model.name, loss=whole.model.loss, options=job.options_for_run)
-
-
-def _without_l2(job: Job) -> Job:
-    return job.replace(l2=0.0, l2_by_rows=0.0)
 
 
 def _measure(rows: Walkable, predictions: Sequence[Array], plan: Plan, intercept: Array) -> Metrics:

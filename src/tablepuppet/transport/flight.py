@@ -14,7 +14,9 @@ import logging
 import secrets
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,7 +91,7 @@ class Listener(flight.FlightServerBase):  # type: ignore[misc]
     def __init__(self, location: str, settings: ListenerSettings, identity: Identity | None) -> None:
         self._settings = settings
         self._authority: bytes | None = None
-        self._open: dict[str, int] = {}
+        self._open: Counter[str] = Counter()  # connections of each party
         self._lock = threading.Lock()
         if identity is None:
             if not is_loopback(urlsplit(location).hostname or ""):
@@ -119,7 +121,10 @@ class Listener(flight.FlightServerBase):  # type: ignore[misc]
         who = f"{seen or 'somebody'} at {context.peer()}"
         slot = seen or context.peer()
         most = _STREAMS.get(self._settings.roles.get(seen, "client"), 1)
-        if not self._take(slot, most):
+        with self._lock:
+            is_full = self._open[slot] >= most
+            self._open[slot] += not is_full
+        if is_full:
             log.warning("refused %s: %d connections are enough", who, most)
             raise flight.FlightUnavailableError(TOO_MANY)
         guest = self._watch.enter(who, context.peer())
@@ -128,7 +133,8 @@ class Listener(flight.FlightServerBase):  # type: ignore[misc]
         finally:
             stream.end()
             self._watch.leave(guest)
-            self._give(slot)
+            with self._lock:
+                self._open -= Counter((slot,))  # which keeps no zero
 
     def _attend(self, stream: Stream, seen: str, who: str, guest: Guest) -> None:
         """From greeting to goodbye; whatever is wrong, no traceback and no path leaves."""
@@ -137,14 +143,16 @@ class Listener(flight.FlightServerBase):  # type: ignore[misc]
             self._settings.serve(name, role, stream)
         except DisconnectedError:
             log.info("%s is gone", who if guest.is_greeted else f"{who} left without a word, and")
-        except TablePuppetError as error:
-            log.warning("%s %s: %s", "closed the connection of" if guest.is_greeted else "refused", who, error)
+        except Exception as error:
             reason = str(error)
-            _send_last(stream, e.Goodbye(reason=reason) if guest.is_greeted else e.Refused(reason=reason))
-        except Exception as error:  # a bug must not stop the service, nor tell anybody about it
-            log.exception("the connection of %s failed", who)
-            reason = f"internal error ({type(error).__name__}); see the server's log"
-            _send_last(stream, e.Goodbye(reason=reason) if guest.is_greeted else e.Refused(reason=reason))
+            if isinstance(error, TablePuppetError):
+                log.warning("%s %s: %s", "closed the connection of" if guest.is_greeted else "refused", who, error)
+            else:  # a bug must not stop the service, nor tell anybody about it
+                log.exception("the connection of %s failed", who)
+                reason = f"internal error ({type(error).__name__}); see the server's log"
+            last: Envelope = e.Goodbye(reason=reason) if guest.is_greeted else e.Refused(reason=reason)
+            with suppress(DisconnectedError):  # the other side may not have waited
+                stream.send(last)
 
     def _greet(self, stream: Stream, seen: str, guest: Guest) -> tuple[str, e.Role]:
         nonce = secrets.token_bytes(32)
@@ -193,20 +201,6 @@ class Listener(flight.FlightServerBase):  # type: ignore[misc]
         raise flight.FlightUnauthorizedError("parties of a federation open an exchange, and nothing else")
 
     list_flights = get_flight_info = get_schema = do_get = do_put = do_action = list_actions = _refuse
-
-    def _take(self, slot: str, most: int) -> bool:
-        with self._lock:
-            self._open[slot] = self._open.get(slot, 0) + 1
-            if self._open[slot] > most:
-                self._open[slot] -= 1
-                return False
-            return True
-
-    def _give(self, slot: str) -> None:
-        with self._lock:
-            self._open[slot] -= 1
-            if not self._open[slot]:
-                del self._open[slot]
 
 
 class Connection:
@@ -296,13 +290,6 @@ def is_loopback(host: str) -> bool:
     except OSError:
         return False
     return bool(found) and all(ipaddress.ip_address(a).is_loopback for a in found)
-
-
-def _send_last(stream: Stream, last: Envelope) -> None:
-    try:
-        stream.send(last)
-    except DisconnectedError:
-        log.debug("the other side did not wait for the last word")
 
 
 def _first_line(error: BaseException) -> str:

@@ -53,6 +53,7 @@ class Transport(Protocol):
     def close(self) -> None: ...
 
 
+_Exchange = tuple[dict[str, list[Frame]], dict[str, list[Frame]], dict[str, list[Message]]]
 Sign = Callable[[Mapping[str, Contract]], Mapping[str, Signature]]
 
 
@@ -78,10 +79,7 @@ class Link:
 
     def ask(self, requests: Mapping[str, Sequence[Message]], phase: Phase = "setup") -> dict[str, list[Message]]:
         """One round: every client's answers, in the order of its requests."""
-        down = {client: [encode(m, self.wire) for m in ms] for client, ms in requests.items() if ms}
-        up = self.transport.exchange(down)
-        answers = {client: self._decode(client, frames) for client, frames in up.items()}
-        self.checks.round(down, up, requests, answers)
+        down, up, answers = self._exchange(requests, wait=True)
         self.transport.accept()
         self.meter.count(phase, requests, down, answers, up)
         for client, messages in answers.items():
@@ -100,11 +98,15 @@ class Link:
 
     def poll(self, requests: Mapping[str, Sequence[Message]]) -> dict[str, list[Message]]:
         """The answers of the clients that are there, refusals among them; nothing is counted."""
+        return self._exchange(requests, wait=False)[2]
+
+    def _exchange(self, requests: Mapping[str, Sequence[Message]], *, wait: bool) -> _Exchange:
+        """The frames of both ways, and the answers, which are sound."""
         down = {client: [encode(m, self.wire) for m in ms] for client, ms in requests.items() if ms}
-        up = self.transport.exchange(down, wait=False)
+        up = self.transport.exchange(down, wait=wait)
         answers = {client: self._decode(client, frames) for client, frames in up.items()}
         self.checks.round(down, up, requests, answers)
-        return answers
+        return down, up, answers
 
     def tell(self, requests: Mapping[str, Sequence[Message]]) -> None:
         """Sends connected clients messages whose answers do not matter; nothing is counted."""

@@ -218,9 +218,9 @@ def evaluate(model: Model, job: Job, tables: Tables, link: Link, *, rows: str = 
             return _evaluate_noisy(model, prepared, measured.rows, session)
         scored = score_labelled(model, prepared, link, session.job_id)
         found, shown = scored.measure(), _round_for(prepared, model)
-        metrics = found.metrics if shown is None else shown.round_measured(found).metrics
+        metrics = found.metrics if shown is None else shown.train.measured(found).metrics
         alone = scored.measure_constant()
-        baseline = alone if shown is None else shown.figures.metrics(alone, shown.sides["train"], model.loss)
+        baseline = alone if shown is None else shown.train.metrics(alone)
         return Evaluation(metrics, measured.rows.count(prepared.mapping), baseline)
 
 

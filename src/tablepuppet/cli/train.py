@@ -85,7 +85,9 @@ def train(
     show_result(screen, result, save, report, result.explain() if explain else "")
 
 
-def show_result(screen: Screen, result: Result, save: Path | None, report: Path | None, plan: str = "") -> None:
+def show_result(
+    screen: Screen, result: Result, save: Path | None = None, report: Path | None = None, plan: str = ""
+) -> None:
     """Metrics on every side of the split, and what training took; the model and the report are written."""
     if save is not None:  # before anything is shown: standard output may fail, and the model must not be lost with it
         result.save(save)

@@ -42,9 +42,9 @@ from tablepuppet.protocol.columns import Absent, ColumnInfo
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     table: str
-    expressions: list[str]
-    columns: list[ColumnInfo]
-    names: list[str]
+    expressions: tuple[str, ...]
+    columns: tuple[ColumnInfo, ...]
+    names: tuple[str, ...]
     fingerprint: str
 
 
@@ -54,8 +54,8 @@ class _BlockEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     folder: str
     is_outer: bool
     mean: list[float]
-    features: list[str] = []
-    absent: list[Absent] = []
+    features: tuple[str, ...] = ()
+    absent: tuple[Absent, ...] = ()
 
 
 class _ModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,8 +65,8 @@ class _ModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kind: str
     query: str
     label: str
-    label_aliases: list[str]
-    classes: list[str | int | float | bool]
+    label_aliases: tuple[str, ...]
+    classes: tuple[str | int | float | bool, ...]
     intercept: list[float]
     blocks: list[_BlockEntry]
     tables: list[_Table]
@@ -76,7 +76,10 @@ class _ModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     head_parameters: list[float] = []
     loss: str = ""  # "": the usual one for such labels, in older files
     loss_options: dict[str, float] = {}
-    trees: list[list[Tree]] = []
+    trees: tuple[tuple[Tree, ...], ...] = ()
+
+
+_SAME = ("kind", "query", "label", "label_aliases", "metadata", "spec", "loss_options", "trees")  # fields of both
 
 
 def save(model: Model, path: str | Path) -> None:
@@ -110,21 +113,14 @@ def load(path: str | Path) -> Model:
         raise ModelError(f"{folder} holds an owner's part of a model, and no model.json; load the model it is part of")
     file = read_json(folder / "model.json", _ModelFile)
     return Model(
-        kind=file.kind,
-        query=file.query,
-        label=file.label,
-        label_aliases=tuple(file.label_aliases),
+        **{name: getattr(file, name) for name in _SAME},
         classes=in_label_type(file.classes),  # older files have 0.0 for 0
         encoded_intercept=np.array(file.intercept, np.float64),
         blocks=tuple(_load_block(folder, entry, file.id) for entry in file.blocks),
-        tables=tuple(TableUse(t.table, tuple(t.expressions), tuple(t.columns), tuple(t.names)) for t in file.tables),
-        metadata=file.metadata,
-        spec=file.spec,
+        tables=tuple(TableUse(t.table, t.expressions, t.columns, t.names) for t in file.tables),
         id=file.id,
         head=None if file.head is None else HeadModel(file.head, np.array(file.head_parameters, np.float64)),
         loss_name=file.loss,
-        loss_options=file.loss_options,
-        trees=tuple(map(tuple, file.trees)),
     )
 
 
@@ -153,29 +149,19 @@ def _write(model: Model, folder: Path) -> None:
             )
             write_part(part, folder / "blocks" / str(number))
         given = (block.name, block.table, f"blocks/{number}", block.is_outer, block.mean.tolist())
-        entries.append(_BlockEntry(*given, features=list(block.features), absent=list(block.absent)))
-    tables = [
-        _Table(t.table, list(t.expressions), list(t.columns), list(t.names), fingerprint(t)) for t in model.tables
-    ]
+        entries.append(_BlockEntry(*given, features=block.features, absent=block.absent))
     file = _ModelFile(
+        **{name: getattr(model, name) for name in _SAME},
         format=FORMAT,
         version=TREES if model.trees else BEFORE_TREES,
         id=name,
-        kind=model.kind,
-        query=model.query,
-        label=model.label,
-        label_aliases=list(model.label_aliases),
-        classes=list(model.classes),
+        classes=model.classes,
         intercept=model.encoded_intercept.tolist(),
         blocks=entries,
-        tables=tables,
-        metadata=model.metadata,
-        spec=model.spec,
+        tables=[_Table(t.table, t.expressions, t.columns, t.names, fingerprint(t)) for t in model.tables],
         head=None if model.head is None else model.head.spec,
         head_parameters=[] if model.head is None else model.head.own.tolist(),
         loss=model.loss_name,
-        loss_options=model.loss_options,
-        trees=[list(group) for group in model.trees],
     )
     (folder / "model.json").write_bytes(to_json(file))
 
@@ -196,10 +182,10 @@ def _load_block(folder: Path, entry: _BlockEntry, model: str) -> BlockModel:
     mean = np.array(entry.mean, np.float64)
     if not own.exists() and entry.features:
         unknown = np.full((0, len(mean)), np.nan)
-        given = (entry.name, entry.table, tuple(entry.features), (), unknown, entry.is_outer, mean)
-        return BlockModel(*given, is_held=True, absent=tuple(entry.absent))
+        given = (entry.name, entry.table, entry.features, (), unknown, entry.is_outer, mean)
+        return BlockModel(*given, is_held=True, absent=entry.absent)
     part = read_part(own)
     if part.model != model or part.name != entry.name:
         raise ModelError(f"{own} belongs to another model; copy the parts of one model together")
     found = (entry.name, entry.table, part.features, part.encoders, part.theta, entry.is_outer, mean, part.uses)
-    return BlockModel(*found, splits=part.splits, absent=tuple(entry.absent))
+    return BlockModel(*found, splits=part.splits, absent=entry.absent)

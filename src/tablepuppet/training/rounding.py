@@ -87,33 +87,40 @@ def check_label_rows(mapping: TableMapping, job: Job, rounding: Rounding) -> Non
 
 
 @dataclass(frozen=True, slots=True)
-class RowRounding:
-    """Rounds figures of some rows as the owners of a job ask for."""
+class SideRounding:
+    """Rounds figures of the rows of one side of the split, as the owners of a job ask for."""
 
     rounding: Rounding
+    rows: SupportCounts
+    loss: Loss
 
     @property
     def least(self) -> int:
         return self.rounding.least
 
-    def step(self, rows: SupportCounts, of: float | None = None) -> float:
-        """How many of so many joined rows a figure does not tell apart."""
+    def step(self, of: float | None = None) -> float:
+        """How many of so many joined rows, by default all, a figure does not tell apart."""
+        rows = self.rows
         own = rows.rows if of is None else of * rows.rows / max(1.0, rows.joined)
         return float(min(self.least, math.ceil(math.sqrt(own) / 2)) if own >= self.least else self.least) * rows.most
 
-    def unit(self, mean: float, rows: SupportCounts) -> float:
+    def unit(self, mean: float) -> float:
         """What a step's rows contribute to a mean: a power of two, which does not tell the mean itself."""
-        share = abs(mean) * self.step(rows) / max(1.0, rows.joined)
+        share = abs(mean) * self.step() / max(1.0, self.rows.joined)
         return 2.0 ** round(math.log2(share)) if 0 < share < math.inf else 0.0
 
-    def relative(self, name: str, value: float, rows: SupportCounts) -> float:
+    def relative(self, name: str, value: float) -> float:
         """A mean over rows to which each contributes about as much."""
-        return max(0.0, self.rounding.number(name, value, self.unit(value, rows)))
+        return max(0.0, self.rounding.number(name, value, self.unit(value)))
 
-    # -- metrics and curves ----------------------------------------------------------------
+    def share(self, name: str, value: float, unit: float | None = None) -> float:
+        """A share of the rows, in units of what a step of them is."""
+        unit = self.step() / self.rows.joined if unit is None else unit
+        return min(max(self.rounding.number(name, value, unit), 0.0), 1.0)
 
-    def metrics(self, found: Metrics, rows: SupportCounts, loss: Loss, confusion: Array | None = None) -> Metrics:
-        """Of one side of the split; without a confusion matrix, of its metrics accuracy alone."""
+    def metrics(self, found: Metrics, confusion: Array | None = None) -> Metrics:
+        """Without a confusion matrix, of its metrics accuracy alone."""
+        rows, loss = self.rows, self.loss
         of_classes = {m.name: m for m in loss.metrics if m.sums in (binary_sums, class_sums)}
         ranked = {m.name for m in loss.metrics if m.is_ranked}
         fewest = min((c for c in rows.classes if c > 0), default=0.0)
@@ -122,63 +129,58 @@ class RowRounding:
         for name, value in found.items():
             if name in ranked:
                 if is_enough:
-                    shown[name] = _share(
-                        self.rounding.number(name, value, self.step(rows, fewest) / fewest / 2)
-                    )  # two sides
+                    shown[name] = self.share(name, value, self.step(fewest) / fewest / 2)  # two sides
             elif name == "accuracy":
                 if rows.rows >= self.least:
-                    shown[name] = self.accuracy(value, rows)
+                    shown[name] = self.share(name, value)
             elif name == "coverage":
-                shown[name] = _share(self.rounding.number(name, value, self.step(rows) / rows.joined))
+                shown[name] = self.share(name, value)
             elif name in of_classes:
                 known = None if confusion is None else of_classes[name].value({"confusion": confusion}, None)
-                if known is not None and confusion is not None and self._has_all(confusion, rows):
+                if known is not None and confusion is not None and self._has_all(confusion):
                     shown[name] = known
             elif name == "r2":
-                shown[name] = 1.0 - self.relative(name, 1.0 - value, rows)
+                shown[name] = 1.0 - self.relative(name, 1.0 - value)
             else:
-                shown[name] = self.relative(name, value, rows)
+                shown[name] = self.relative(name, value)
         return shown
 
-    def _has_all(self, confusion: Array, rows: SupportCounts) -> bool:
+    def _has_all(self, confusion: Array) -> bool:
         """Whether every class is predicted for enough rows, or for none, and enough rows are of every class."""
         sizes = np.concatenate([confusion.sum(axis=0), confusion.sum(axis=1)])
-        return bool((sizes[sizes > 0] * rows.rows / max(1.0, rows.joined) >= self.least).all())
+        return bool((sizes[sizes > 0] * self.rows.rows / max(1.0, self.rows.joined) >= self.least).all())
 
-    def confusion(self, exact: Array, rows: SupportCounts) -> Array:
+    def confusion(self, exact: Array) -> Array:
         """As many rows are predicted to be of a class as are; how many of them are of which class is rounded."""
-        counts, unit = np.asarray(exact, np.float64), self.step(rows)
+        counts, unit = np.asarray(exact, np.float64), self.step()
         if len(counts) != 2:
             return self.rounding.counts("confusion", counts, unit).round().astype(np.int64)
         total, predicted = counts.sum(), counts[:, 1].sum()
         positives = min(max(self.rounding.number("positives", float(counts[1].sum()), unit), 0.0), total)
-        right = total * self.accuracy(float(np.trace(counts) / total), rows)
+        right = total * self.share("accuracy", float(np.trace(counts) / total))
         most, least = min(predicted, positives), max(0.0, predicted + positives - total)
         true = min(max((right - total + positives + predicted) // 2, least), most)
         found = [[total - predicted - positives + true, predicted - true], [positives - true, true]]
         return np.array(found).round().astype(np.int64)
 
-    def accuracy(self, exact: float, rows: SupportCounts) -> float:
-        return _share(self.rounding.number("accuracy", exact, self.step(rows) / rows.joined))
-
-    def curves(self, exact: Curves, rows: SupportCounts) -> Curves:
+    def curves(self, exact: Curves) -> Curves:
         """Points between which at least `least` label rows lie."""
-        confusion = self.confusion(exact.confusion, rows)
-        apart = self.least * rows.joined / max(1.0, rows.rows)
+        confusion = self.confusion(exact.confusion)
+        apart = self.least * self.rows.joined / max(1.0, self.rows.rows)
         found = replace(exact, confusion=confusion)
         if exact.calibration is not None:
-            found = replace(found, calibration=self._calibration(exact.calibration, apart, rows))
+            found = replace(found, calibration=self._calibration(exact.calibration, apart))
         if exact.predicted is None or exact.true_positives is None or exact.thresholds is None:
             return found
-        kept = _apart(exact.predicted, max(apart, rows.joined / _POINTS))
+        kept = _apart(exact.predicted, max(apart, self.rows.joined / _POINTS))
         predicted = exact.predicted[kept]
         pairs = zip(predicted.tolist(), exact.true_positives[kept].tolist(), strict=True)
-        unit = self.step(rows)
+        unit = self.step()
         true = np.array([self.rounding.number(f"true {count}", value, unit) for count, value in pairs])
         true = np.clip(np.minimum.accumulate(true), 0.0, np.minimum(predicted, confusion[1].sum()))
         return replace(found, thresholds=exact.thresholds[kept], true_positives=true, predicted=predicted)
 
-    def _calibration(self, exact: Array, apart: float, rows: SupportCounts) -> Array:
+    def _calibration(self, exact: Array, apart: float) -> Array:
         """Neighbouring bins with few rows become one."""
         found, held = np.zeros_like(exact), np.zeros(3)
         last = -1
@@ -188,13 +190,15 @@ class RowRounding:
                 found[:, place], held, last = held, np.zeros(3), place
         if last >= 0:
             found[:, last] += held
-        unit = math.ceil(self.least / 4) * rows.most
+        unit = math.ceil(self.least / 4) * self.rows.most
         found[2] = np.minimum(self.rounding.counts("calibration", found[2], unit) * (found[0] > 0), found[0])
         return found
 
-
-def _share(value: float) -> float:
-    return min(max(value, 0.0), 1.0)
+    def measured(self, found: Measured) -> Measured:
+        is_of_classes = found.curves is not None and found.curves.numbers is None  # cells of numbers hold few rows
+        curves = self.curves(found.curves) if found.curves is not None and is_of_classes else None
+        metrics = self.metrics(found.metrics, None if curves is None else curves.confusion)
+        return Measured(self.relative("loss", found.loss), metrics, curves)
 
 
 def _apart(predicted: Array, apart: float) -> list[int]:
@@ -212,97 +216,78 @@ def _apart(predicted: Array, apart: float) -> list[int]:
 class RoundedResults:
     """The figures of a job, as whoever asked for it sees them."""
 
-    figures: RowRounding
-    sides: dict[str, SupportCounts]
-    loss: Loss
+    train: SideRounding
+    validation: SideRounding
+    test: SideRounding
 
     @classmethod
     def of(cls, rounding: Rounding, mapping: TableMapping, loss: Loss) -> RoundedResults | None:
         """None: figures are shown as they are; those of labels that carry noise tell of the noisy ones."""
         if not rounding.is_on or mapping.label.channel is not None:
             return None
-        named = {"train": mapping.train, "validation": mapping.validation, "test": mapping.test}
         given = {"has_classes": loss.task != "number", "has_negatives": mapping.label.negatives > 0}
-        return cls(RowRounding(rounding), {n: SupportCounts.of(side, **given) for n, side in named.items()}, loss)
+        sides = (SupportCounts.of(side, **given) for side in (mapping.train, mapping.validation, mapping.test))
+        return cls(*(SideRounding(rounding, rows, loss) for rows in sides))
 
-    def round_measured(self, found: Measured) -> Measured:
-        rows = self.sides["train"]
-        curves = None
-        if found.curves is not None and found.curves.numbers is None:
-            curves = self.figures.curves(found.curves, rows)
-        metrics = self.figures.metrics(found.metrics, rows, self.loss, None if curves is None else curves.confusion)
-        return Measured(self.figures.relative("loss", found.loss, rows), metrics, curves)
+    def side(self, name: str) -> SideRounding:
+        return {"train": self.train, "validation": self.validation, "test": self.test}[name]
 
     def record(self, record: EpochRecord) -> EpochRecord:
-        metrics = {side: self.figures.metrics(own, self.sides[side], self.loss) for side, own in record.metrics.items()}
-        return replace(record, objective=self._objective(record.objective), metrics=metrics)
-
-    def _objective(self, value: float) -> float:
-        return self.figures.relative("objective", value, self.sides["train"])
+        metrics = {side: self.side(side).metrics(own) for side, own in record.metrics.items()}
+        return replace(record, objective=self.train.relative("objective", record.objective), metrics=metrics)
 
     def following(self, on_round: Callable[[RoundEvent], None] | None) -> Callable[[RoundEvent], None] | None:
         """What is told after a round."""
         if on_round is None:
             return None
-
-        def show_rounded(event: RoundEvent) -> None:
-            on_round(event if event.record is None else replace(event, record=self.record(event.record)))
-
-        return show_rounded
+        return lambda event: on_round(
+            event if event.record is None else replace(event, record=self.record(event.record))
+        )
 
     def result(self, found: Result) -> Result:
         of_classes = {side: own for side, own in found.curves.items() if own.numbers is None}  # cells hold few rows
-        curves = {side: self.figures.curves(own, self.sides[side]) for side, own in of_classes.items()}
-        metrics = {
-            side: self.figures.metrics(
-                own, self.sides[side], self.loss, curves[side].confusion if side in curves else None
-            )
-            for side, own in found.metrics.items()
-        }
-        side = "test" if self.sides["test"].rows else "train"
+        curves = {side: self.side(side).curves(own) for side, own in of_classes.items()}
+        confusions = {side: own.confusion for side, own in curves.items()}
         return replace(
             found,
-            objective=self._objective(found.objective),
-            metrics=metrics,
-            baseline=self.figures.metrics(found.baseline, self.sides[side], self.loss),
+            objective=self.train.relative("objective", found.objective),
+            metrics={side: self.side(side).metrics(own, confusions.get(side)) for side, own in found.metrics.items()},
+            baseline=(self.test if self.test.rows.rows else self.train).metrics(found.baseline),
             history=tuple(self.record(record) for record in found.history),
             curves=curves,
             measured={name: replace(on, standard_errors={}) for name, on in found.measured.items()},
         )
 
     def search(self, found: SearchResult) -> SearchResult:
-        rows = self.sides["train"]
-        fits = tuple(
-            replace(fit, metrics=self.figures.metrics(fit.metrics, rows.part(fit.test_rows), self.loss))
-            for fit in found.fits
-        )
-        return replace(found, fits=fits)
+        fits = []
+        for fit in found.fits:
+            side = replace(self.train, rows=self.train.rows.part(fit.test_rows))
+            fits.append(replace(fit, metrics=side.metrics(fit.metrics)))
+        return replace(found, fits=tuple(fits))
 
     def comparison(self, found: Comparison, first: Measured, second: Measured) -> Comparison:
         """A difference that few rows make is none: it is rounded as the losses themselves are, and one step of that,
         which chance adds one time in four, is less than its error says."""
-        rows = self.sides["train"]
-        unit = self.figures.unit(first.loss, rows)
-        error = self.figures.rounding.number("error", math.hypot(found.standard_error, unit / 2), unit / 2)
+        unit, rounding = self.train.unit(first.loss), self.train.rounding
+        error = rounding.number("error", math.hypot(found.standard_error, unit / 2), unit / 2)
         return replace(
             found,
-            first=self.round_measured(first).metrics,
-            second=self.round_measured(second).metrics,
-            baseline=self.figures.metrics(found.baseline, rows, self.loss),
-            difference=self.figures.rounding.number("difference", found.difference, unit),
+            first=self.train.measured(first).metrics,
+            second=self.train.measured(second).metrics,
+            baseline=self.train.metrics(found.baseline),
+            difference=rounding.number("difference", found.difference, unit),
             standard_error=(shown := max(error, unit)),
-            margin=likely_error(shown, int(rows.rows)),
+            margin=likely_error(shown, int(self.train.rows.rows)),
         )
 
     def rises(self, found: list[dict[str, Any]], loss: float) -> list[dict[str, Any]]:
         """Of permutation importance."""
-        rows = self.sides["train"]
-        unit = self.figures.unit(loss, rows)
+        unit, rounding = self.train.unit(loss), self.train.rounding
         shown = [
             row
             | {
-                "importance": self.figures.rounding.number(f"importance {row['table']}", row["importance"], unit),
-                "std": abs(self.figures.rounding.number("std", row["std"], unit)),
+                "importance": rounding.number(f"importance {row['table']}", row["importance"], unit),
+                "std": abs(rounding.number("std", row["std"], unit)),
             }
             for row in found
         ]

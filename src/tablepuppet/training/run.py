@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -228,8 +229,13 @@ class Run:
                 penalty += 0.5 * self.problem.ridges[number] * told.norm + self.problem.l1 * (told.absolute or 0.0)
         self.contributions, self.held_out = train, test
         if is_last and self._may_probe():
-            given = (mapping.train, train, self.intercept, self.problem.loss, self.plan.job.seed)
-            self._probed = submit(probe, *given)  # while the rows are measured
+            given: dict[str, Any] = {
+                "h": train,
+                "intercept": self.intercept,
+                "loss": self.problem.loss,
+                "seed": self.plan.job.seed,
+            }
+            self._probed = submit(partial(probe, **given), mapping.train)  # while the rows are measured
         known = None if wants_train else server.tally
         moments = (Moment.FINISHED,) * 2 if is_last else (Moment.EPOCH, Moment.HELD_OUT)
         first, others = (Criterion(self.problem.loss, moment, mapping.label.channel) for moment in moments)

@@ -111,8 +111,11 @@ class SearchResult:
     @property
     def best(self) -> dict[str, Any]:
         """The setting with the best mean: `federation.train(query, label=…, **found.best)` trains it on all rows."""
-        means = [self._sign * self._mean(number) for number in range(len(self.settings))]
-        return self.settings[int(np.argmin(means))]
+        return self.settings[self._best]
+
+    @property
+    def _best(self) -> int:
+        return int(np.argmin([self._sign * np.mean(self._values(number)) for number in range(len(self.settings))]))
 
     def by(self, metric: str) -> SearchResult:
         """The same result, ranked by another `metric`."""
@@ -121,8 +124,9 @@ class SearchResult:
             raise JobError(f"metric must be one of {', '.join(known)}, not {metric!r}")
         return replace(self, metric=metric)
 
-    def _mean(self, setting: int) -> float:
-        return float(np.mean([fit.metrics[self.metric] for fit in self.fits if fit.setting == setting]))
+    def _values(self, setting: int) -> list[float]:
+        """Of the metric, on each fold."""
+        return [fit.metrics[self.metric] for fit in self.fits if fit.setting == setting]
 
     @property
     def _sign(self) -> float:
@@ -131,13 +135,11 @@ class SearchResult:
 
     def __repr__(self) -> str:
         folds = len({fit.fold for fit in self.fits})
-        means = [self._mean(number) for number in range(len(self.settings))]
-        best = min(means, key=lambda mean: self._sign * mean)
-        spread = np.std([fit.metrics[self.metric] for fit in self.fits if self.settings[fit.setting] == self.best])
+        values = self._values(self._best)
         chosen = ", ".join(f"{name}={value!r}" for name, value in self.best.items())
         return (
             f"SearchResult({plural(len(self.settings), 'setting')} on {plural(folds, 'fold')}: "
-            f"{self.metric} {best:.4g} ± {spread:.2g}"
+            f"{self.metric} {np.mean(values):.4g} ± {np.std(values):.2g}"
             f"{f' with {chosen}' if chosen else ''}; {self.traffic.rounds:,} rounds, {self.traffic.bytes / 1e6:.3g} MB)"
         )
 

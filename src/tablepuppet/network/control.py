@@ -23,19 +23,7 @@ from tablepuppet.prediction.model import Model
 from tablepuppet.protocol.codec import UNREADABLE, Buffer, Frame, check_stream
 from tablepuppet.protocol.signatures import Signature
 from tablepuppet.training.result import Result
-from tablepuppet.transport.envelopes import (
-    FROM_CLIENT,
-    Challenge,
-    Envelope,
-    Goodbye,
-    Heartbeat,
-    Hello,
-    Refused,
-    Welcome,
-    client_protocol,
-    fingerprint,
-    reachable,
-)
+from tablepuppet.transport import envelopes as e
 
 _STATE = 2  # how runs and checkpoints lie on the disk
 _PLAIN = (type(None), bool, int, float, str, bytes)
@@ -49,7 +37,7 @@ def to_frame(value: Any) -> Frame:
     """
     buffers: list[Buffer] = []
     named = value.values() if isinstance(value, dict) else ()  # what a user asks for: {"model": …, "query": …}
-    declared = reachable((type(value), *map(type, named)))
+    declared = e.reachable((type(value), *map(type, named)))
     header = msgspec.msgpack.encode(_flat(value, buffers, declared))
     return Frame(header, buffers)
 
@@ -60,7 +48,7 @@ def from_frame(frame: Frame, roots: tuple[type, ...] | None = None) -> Any:
     Without `roots` it is a result, which an earlier release may have written: fields that it did not know yet have
     their defaults, those that are no more are left out, and a class may lie in another module now.
     """
-    allowed = None if roots is None else reachable(roots)
+    allowed = None if roots is None else e.reachable(roots)
     try:
         return _whole(msgspec.msgpack.decode(frame.header), frame.buffers, allowed)
     except UNREADABLE as error:
@@ -140,7 +128,7 @@ def _class(module: str, name: str, allowed: frozenset[type] | None) -> type:
     if not found:
         raise ValueError(f"it holds a {str(name)[:100]}, which this release of TablePuppet does not know")
     if len(found) > 1:  # classes of one name: what results hold comes first
-        found.sort(key=lambda kind: kind not in reachable((Result, Plan, Model)))
+        found.sort(key=lambda kind: kind not in e.reachable((Result, Plan, Model)))
     if allowed is not None and found[0] not in allowed:
         raise ValueError(f"a {name} is nothing that can be asked for")
     return found[0]
@@ -199,7 +187,7 @@ State = Literal["queued", "running", "waiting", "finished", "failed", "interrupt
 Name = Annotated[str, msgspec.Meta(max_length=255)]
 
 
-class Submit(Envelope, frozen=True):
+class Submit(e.Envelope, frozen=True):
     """Frame: what to do. `resume`: go on with an interrupted run of the same job. → Accepted, then news
 
     `rounds`: whether news of every round are wanted. `follows`: whether any are. `readers`: other users who may see it.
@@ -214,45 +202,45 @@ class Submit(Envelope, frozen=True):
     signatures: dict[str, Signature] = msgspec.field(default_factory=dict)  # of contracts, by their hashes
 
 
-class Follow(Envelope, frozen=True):
+class Follow(e.Envelope, frozen=True):
     """Tell me about this run, from now on. → Accepted, then news"""
 
     run: str
     rounds: bool = True
 
 
-class Cancel(Envelope, frozen=True):
+class Cancel(e.Envelope, frozen=True):
     """Stop a run; `keep`: so that it can be resumed. → Accepted"""
 
     run: str
     keep: bool = False
 
 
-class Resume(Envelope, frozen=True):
+class Resume(e.Envelope, frozen=True):
     """Go on with an interrupted run. → Accepted"""
 
     run: str
 
 
-class AskStatus(Envelope, frozen=True):
+class AskStatus(e.Envelope, frozen=True):
     """→ Status"""
 
 
-class Accepted(Envelope, frozen=True):
+class Accepted(e.Envelope, frozen=True):
     run: str
 
 
-class Status(Envelope, frozen=True):
+class Status(e.Envelope, frozen=True):
     """Frame: a document about clients and runs."""
 
 
-class Round(Envelope, frozen=True):
+class Round(e.Envelope, frozen=True):
     """News: a round has ended. Frame: its RoundEvent."""
 
     round: int
 
 
-class Waiting(Envelope, frozen=True):
+class Waiting(e.Envelope, frozen=True):
     """News: who is away, and for how many more seconds the run waits, or whose approval it waits for; nobody: it goes
     on."""
 
@@ -260,11 +248,11 @@ class Waiting(Envelope, frozen=True):
     approval: str = ""
 
 
-class Finished(Envelope, frozen=True):
+class Finished(e.Envelope, frozen=True):
     """Last news. Frame: the result, the plan, the predictions or the metrics."""
 
 
-class Failed(Envelope, frozen=True):
+class Failed(e.Envelope, frozen=True):
     """Last news: the error's class and message."""
 
     error: str
@@ -272,16 +260,16 @@ class Failed(Envelope, frozen=True):
 
 
 News = Round | Waiting | Finished | Failed
-FROM_USER = Hello | Goodbye | Heartbeat | Submit | Follow | Cancel | Resume | AskStatus
-FROM_ANYBODY = FROM_USER | FROM_CLIENT
-TO_USER = Challenge | Welcome | Refused | Goodbye | Heartbeat | Accepted | Status | News
+FROM_USER = e.Hello | e.Goodbye | e.Heartbeat | Submit | Follow | Cancel | Resume | AskStatus
+FROM_ANYBODY = FROM_USER | e.FROM_CLIENT
+TO_USER = e.Challenge | e.Welcome | e.Refused | e.Goodbye | e.Heartbeat | Accepted | Status | News
 
 
 def user_protocol() -> str:
     """The messages between users and the server."""
-    return fingerprint((FROM_USER, TO_USER, Job, Model, Result, Plan))
+    return e.fingerprint((FROM_USER, TO_USER, Job, Model, Result, Plan))
 
 
 def run_protocol() -> str:
     """The format of a run on the disk: its request, and the answers of clients."""
-    return f"{user_protocol()}/{client_protocol()}/{_STATE}"
+    return f"{user_protocol()}/{e.client_protocol()}/{_STATE}"

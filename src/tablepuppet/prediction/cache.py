@@ -16,7 +16,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -26,7 +26,6 @@ import pyarrow as pa
 from tablepuppet.errors import MappingError, ModelError
 from tablepuppet.exchanges.schema import DescribeTable, TableSchema
 from tablepuppet.prediction.model import Model
-from tablepuppet.protocol.base import Message
 from tablepuppet.sql.across_owners import read_query
 from tablepuppet.sql.binding import Key
 from tablepuppet.sql.ucq import base_tables, matches
@@ -116,7 +115,7 @@ Predict = Callable[[Sequence[Key] | None, int | None], pa.Table]  # for these ke
 class _Kind:
     """Requests for one model, query and key."""
 
-    owners: dict[str, list[str]]  # client → its tables in the query
+    owners: list[tuple[str, str]]  # each client with each of its tables in the query
     stamps: tuple[bytes, ...] = ()
     predictor: Predictor | None = None
     is_too_large: bool = False
@@ -188,21 +187,17 @@ def _ahead(predict: Predict, key: Sequence[str], limit: int | None) -> Predictor
         return None
 
 
-def _owners(query: str, tables: Mapping[str, tuple[str, ...]], link: Link) -> dict[str, list[str]]:
+def _owners(query: str, tables: Mapping[str, tuple[str, ...]], link: Link) -> list[tuple[str, str]]:
     """Who holds rows of the query's tables; a name that is not known is for the prediction itself to refuse."""
     known = list(tables)
     sources = [source for branch in read_query(query, tables, link).branches for source in branch.sources]
     read = [t.this for s in sources if s.derived is not None for t in base_tables(s.derived)]
     named = [found for name in (*(s.table for s in sources), *read) for found in matches(name, known)]
-    owners: dict[str, list[str]] = {}
-    for table in dict.fromkeys(known[k] for k in named):
-        for client in tables[table]:
-            owners.setdefault(client, []).append(table)
-    return owners
+    return [(client, table) for table in dict.fromkeys(known[k] for k in named) for client in tables[table]]
 
 
-def _stamps(owners: Mapping[str, Sequence[str]], link: Link) -> tuple[bytes, ...]:
+def _stamps(owners: Sequence[tuple[str, str]], link: Link) -> tuple[bytes, ...]:
     """One round: what the owners say about the state of their tables."""
-    requests: dict[str, list[Message]] = {c: [DescribeTable(table=t) for t in ts] for c, ts in owners.items()}
-    answers = link.ask(requests, "evaluation")
-    return tuple(cast("TableSchema", answer).stamp for client in owners for answer in answers[client])
+    requests = [(client, DescribeTable(table=table)) for client, table in owners]
+    answers: list[TableSchema] = link.ask_each(requests, "evaluation")
+    return tuple(answer.stamp for answer in answers)

@@ -15,17 +15,8 @@ import pyarrow as pa
 from sqlglot import exp
 
 from tablepuppet.errors import ModelError, TransportError
+from tablepuppet.exchanges import schema
 from tablepuppet.exchanges.keys import Keys, SendKeys
-from tablepuppet.exchanges.schema import (
-    Agreement,
-    CountRows,
-    DescribeTable,
-    OpenScan,
-    ProposeContract,
-    RowCount,
-    ScanSchema,
-    TableSchema,
-)
 from tablepuppet.owner.tokens import tokens
 from tablepuppet.prediction.model import Model, TableUse
 from tablepuppet.protocol.base import Failure, Message
@@ -54,7 +45,7 @@ def reachable(model: Model, tables: Mapping[str, tuple[str, ...]], link: Link) -
     asked: dict[str, list[Message]] = {}
     for table in used:
         for client in tables.get(table, ()):
-            asked.setdefault(client, []).append(DescribeTable(table=table))
+            asked.setdefault(client, []).append(schema.DescribeTable(table=table))
     answers = link.poll(asked)
     away = {
         client
@@ -82,8 +73,8 @@ def _grouped_tables(model: Model, tables: Mapping[str, tuple[str, ...]]) -> list
 def _may_merge(asked: Mapping[str, Sequence[Message]], answers: Mapping[str, Sequence[Message]], table: str) -> bool:
     """Whether some owner of a table that answers would merge its groups with others'."""
     pairs = ((q, a) for client in answers for q, a in zip(asked[client], answers[client], strict=False))
-    schemas = [a for q, a in pairs if isinstance(q, DescribeTable) and q.table == table]
-    return any(isinstance(a, TableSchema) and a.merges != "" for a in schemas)
+    schemas = [a for q, a in pairs if isinstance(q, schema.DescribeTable) and q.table == table]
+    return any(isinstance(a, schema.TableSchema) and a.merges != "" for a in schemas)
 
 
 class _StandIn:
@@ -95,14 +86,14 @@ class _StandIn:
 
     def answer(self, request: Any) -> Message:
         match request:
-            case DescribeTable():
-                return TableSchema(columns=[ColumnInfo(name, "other") for name in self._names])
-            case OpenScan():
-                return ScanSchema(columns=[self._type(text, request.table) for text in request.columns])
-            case ProposeContract():
-                return Agreement(contract="", is_agreed=True)
-            case CountRows():
-                return RowCount(rows=0)
+            case schema.DescribeTable():
+                return schema.TableSchema(columns=[ColumnInfo(name, "other") for name in self._names])
+            case schema.OpenScan():
+                return schema.ScanSchema(columns=[self._type(text, request.table) for text in request.columns])
+            case schema.ProposeContract():
+                return schema.Agreement(contract="", is_agreed=True)
+            case schema.CountRows():
+                return schema.RowCount(rows=0)
             case SendKeys():
                 nothing = tokens(pa.chunked_array([], pa.string()), ColumnInfo("", "string"), "hmac", bytes(32), "")
                 return Keys(rows=0, columns=pa.table({f"c{c}": nothing for c in request.columns}))

@@ -280,11 +280,11 @@ def answer(
     if not model.classes:
         columns["prediction"] = pa.array(predicted)
     else:
-        columns["prediction"] = _classes(model.classes).take(pa.array(predicted.astype(np.int32)))
+        columns["prediction"] = pa.array(model.classes).take(pa.array(predicted.astype(np.int32)))
     if probabilities is not None and model.outputs == 1:
         columns["probability"] = pa.array(probabilities[:, 1])
     elif probabilities is not None:
-        named = _classes(model.classes).cast(pa.string()).to_pylist()
+        named = class_names(model.classes)
         columns |= {f"probability_{c}": pa.array(probabilities[:, k]) for k, c in enumerate(named)}
     if missing is not None:
         columns["assumed"] = _name_missing_tables(missing, len(scores))
@@ -307,7 +307,7 @@ def at_threshold(model: Model, table: pa.Table, threshold: float) -> pa.Table:
         raise ModelError("threshold must be a probability, from 0 to 1: result.threshold() chooses one")
     is_second = (table["probability"].to_numpy() >= threshold).astype(np.int32)
     place = table.column_names.index("prediction")
-    return table.set_column(place, "prediction", _classes(model.classes).take(pa.array(is_second)))
+    return table.set_column(place, "prediction", pa.array(model.classes).take(pa.array(is_second)))
 
 
 def write(table: pa.Table, path: str | Path) -> None:
@@ -325,9 +325,9 @@ def check_file(path: str | Path) -> Path:
     return target
 
 
-def _classes(classes: tuple[Class, ...]) -> pa.Array:
-    """The classes in the label's own type."""
-    return pa.array(classes)
+def class_names(classes: tuple[Class, ...]) -> list[Any]:
+    """The classes as texts."""
+    return pa.array(classes).cast(pa.string()).to_pylist()
 
 
 def _name_missing_tables(missing: Mapping[str, NDArray[np.bool_]], rows: int) -> pa.Array:

@@ -25,17 +25,7 @@ from tablepuppet.join.mapping import in_label_type
 from tablepuppet.models.heads.base import HeadModel, HeadSpec
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.output_files import as_path, reason
-from tablepuppet.owner.part_store import (
-    BEFORE_TREES,
-    FORMAT,
-    TREES,
-    BlockPart,
-    read_json,
-    read_part,
-    to_json,
-    whole_folder,
-    write_part,
-)
+from tablepuppet.owner import part_store
 from tablepuppet.prediction.model import BlockModel, Model, TableUse
 from tablepuppet.protocol.columns import Absent, ColumnInfo
 
@@ -87,7 +77,7 @@ def save(model: Model, path: str | Path) -> None:
     target = as_path(path, "the model", ModelError)
     check_target(target)
     try:
-        with whole_folder(target) as unfinished:
+        with part_store.whole_folder(target) as unfinished:
             _write(model, unfinished)
     except OSError as error:
         raise ModelError(f"the model cannot be saved to {target}: {reason(error)}; choose another place") from None
@@ -111,7 +101,7 @@ def load(path: str | Path) -> Model:
     folder = as_path(path, "tp.load", ModelError)
     if not (folder / "model.json").exists() and any(any(folder.glob(f"{p}block.json")) for p in ("", "*/", "*/*/")):
         raise ModelError(f"{folder} holds an owner's part of a model, and no model.json; load the model it is part of")
-    file = read_json(folder / "model.json", _ModelFile)
+    file = part_store.read_json(folder / "model.json", _ModelFile)
     return Model(
         **{name: getattr(file, name) for name in _SAME},
         classes=in_label_type(file.classes),  # older files have 0.0 for 0
@@ -136,7 +126,7 @@ def _write(model: Model, folder: Path) -> None:
     entries = []
     for number, block in enumerate(model.blocks):
         if not block.is_held:
-            part = BlockPart(
+            part = part_store.BlockPart(
                 model=name,
                 name=block.name,
                 features=block.features,
@@ -147,13 +137,13 @@ def _write(model: Model, folder: Path) -> None:
                 uses=block.uses,
                 splits=block.splits,
             )
-            write_part(part, folder / "blocks" / str(number))
+            part_store.write_part(part, folder / "blocks" / str(number))
         given = (block.name, block.table, f"blocks/{number}", block.is_outer, block.mean.tolist())
         entries.append(_BlockEntry(*given, features=block.features, absent=block.absent))
     file = _ModelFile(
         **{name: getattr(model, name) for name in _SAME},
-        format=FORMAT,
-        version=TREES if model.trees else BEFORE_TREES,
+        format=part_store.FORMAT,
+        version=part_store.TREES if model.trees else part_store.BEFORE_TREES,
         id=name,
         classes=model.classes,
         intercept=model.encoded_intercept.tolist(),
@@ -163,7 +153,7 @@ def _write(model: Model, folder: Path) -> None:
         head_parameters=[] if model.head is None else model.head.own.tolist(),
         loss=model.loss_name,
     )
-    (folder / "model.json").write_bytes(to_json(file))
+    (folder / "model.json").write_bytes(part_store.to_json(file))
 
 
 def _identity(model: Model) -> str:
@@ -184,7 +174,7 @@ def _load_block(folder: Path, entry: _BlockEntry, model: str) -> BlockModel:
         unknown = np.full((0, len(mean)), np.nan)
         given = (entry.name, entry.table, entry.features, (), unknown, entry.is_outer, mean)
         return BlockModel(*given, is_held=True, absent=entry.absent)
-    part = read_part(own)
+    part = part_store.read_part(own)
     if part.model != model or part.name != entry.name:
         raise ModelError(f"{own} belongs to another model; copy the parts of one model together")
     found = (entry.name, entry.table, part.features, part.encoders, part.theta, entry.is_outer, mean, part.uses)

@@ -21,14 +21,13 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import pyarrow as pa
 
 from tablepuppet.algorithms.registry import own_model, require_ability
 from tablepuppet.arrays import Array
 from tablepuppet.errors import JobError, ModelError, did_you_mean
 from tablepuppet.join.mapping import MappingSummary
 from tablepuppet.prediction.model import Model
-from tablepuppet.prediction.predict import score_request
+from tablepuppet.prediction.predict import class_names, score_request
 from tablepuppet.prediction.split import MeasuredRows
 from tablepuppet.protocol.columns import CategoryEncoder, Encoder, IdEncoder, NumberEncoder
 from tablepuppet.training.evaluate import Scored
@@ -110,11 +109,7 @@ def _mean(model: Model, scores: Array) -> dict[str, float]:
     if model.outputs == 1:
         return {"probability": float(probabilities[:, 1].mean())}
     means = probabilities.mean(axis=0)
-    return {f"probability_{c}": float(mean) for c, mean in zip(_names(model), means, strict=True)}
-
-
-def _names(model: Model) -> list[str]:
-    return cast("list[str]", pa.array(model.classes).cast(pa.string()).to_pylist())
+    return {f"probability_{c}": float(mean) for c, mean in zip(class_names(model.classes), means, strict=True)}
 
 
 def _set(scored: Scored, given: Varied, value: Value) -> Array:

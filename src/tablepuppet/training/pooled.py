@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,6 @@ from tablepuppet.models.neural import NeuralModel
 from tablepuppet.plan.plan import Plan
 from tablepuppet.plan.prepare import Prepared
 from tablepuppet.prediction.model import BlockModel, mean_contribution
-from tablepuppet.protocol.base import Message
 from tablepuppet.protocol.columns import Encoder, NumberEncoder
 from tablepuppet.sources.encoding import encoded_width
 from tablepuppet.training.convergence import judge
@@ -122,10 +121,10 @@ class _Found:
 
 
 def _table(
-    parts: Sequence[Part], encoders: Sequence[Encoder], revealed: Mapping[int, list[Message]], *, has_absent: bool
+    parts: Sequence[Part], encoders: Sequence[Encoder], revealed: Mapping[int, list[Any]], *, has_absent: bool
 ) -> _Table:
     """A block's rows of all clients; `has_absent`: a row that was not found has a value in some feature."""
-    pooled = [cast("RevealedFeatures", revealed[part.number][0]) for part in parts]
+    pooled: list[RevealedFeatures] = [revealed[part.number][0] for part in parts]
     missing = tuple(
         np.concatenate([np.zeros(0, np.bool_), *((rows(part) < 0) & (not has_absent) for part in parts)])
         for rows in (attrgetter("train_rows"), attrgetter("test_rows"))

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -229,13 +228,8 @@ class Run:
                 penalty += 0.5 * self.problem.ridges[number] * told.norm + self.problem.l1 * (told.absolute or 0.0)
         self.contributions, self.held_out = train, test
         if is_last and self._may_probe():
-            given: dict[str, Any] = {
-                "h": train,
-                "intercept": self.intercept,
-                "loss": self.problem.loss,
-                "seed": self.plan.job.seed,
-            }
-            self._probed = submit(partial(probe, **given), mapping.train)  # while the rows are measured
+            given = (train, self.intercept, self.problem.loss, self.plan.job.seed)
+            self._probed = submit(lambda joined: probe(joined, *given), mapping.train)  # while rows are measured
         known = None if wants_train else server.tally
         moments = (Moment.FINISHED,) * 2 if is_last else (Moment.EPOCH, Moment.HELD_OUT)
         first, others = (Criterion(self.problem.loss, moment, mapping.label.channel) for moment in moments)
@@ -262,7 +256,7 @@ class Run:
             first: list[Message] = [] if move is None else [Move(job=job, part=part.number, **move)]
             return [*first, Evaluate(job=job, part=part.number, train=train)]
 
-        return {n: cast("Evaluation", a[-1]) for n, a in self.union.ask(ask, "evaluation").items()}
+        return {number: answers[-1] for number, answers in self.union.ask(ask, "evaluation").items()}
 
     def predict_train(self) -> list[Array]:
         """h of all train rows by the trained model; clients that must still be told what that is, are told later."""

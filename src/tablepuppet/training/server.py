@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +25,6 @@ from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Server
 from tablepuppet.algorithms.shape import POWER_ROUNDS
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import PrivacyError, TransportError
-from tablepuppet.exchanges.features import FeatureNames
 from tablepuppet.exchanges.start import MultiplyGram, SendFigures
 from tablepuppet.exchanges.steps import Seal
 from tablepuppet.join.mapping import Part, TableMapping
@@ -119,7 +118,7 @@ class UnionOperator:
     def parts(self) -> list[Part]:
         return [part for block in self.blocks for part in block]
 
-    def ask(self, message: Callable[[Part], Message | Sequence[Message]], phase: Phase) -> dict[int, list[Message]]:
+    def ask(self, message: Callable[[Part], Message | Sequence[Message]], phase: Phase) -> dict[int, list[Any]]:
         """One round: a message (or several) to every part; answers by part number."""
         return self.exchange([(part, message(part)) for part in self.parts], phase)
 
@@ -129,7 +128,7 @@ class UnionOperator:
         asked_of = [(b, k) for b, k, u in zip(self.blocks, self.outputs, updates, strict=True) if u is not None]
         scattered = [(part, self._cut(part, update)) for block, update in asked for part in block]
         pending = self.exchange(scattered, "training")
-        answers: dict[int, list[Message]] = {}
+        answers: dict[int, list[Any]] = {}
         while pending:
             answers |= {n: a for n, a in pending.items() if isinstance(a[0], Predictions)}
             if answers.keys() >= pending.keys():
@@ -148,12 +147,12 @@ class UnionOperator:
             pending = self.exchange(requests, "training")
         return [self._gather(block, width, answers) for block, width in asked_of]
 
-    def keep_keys(self, opened: dict[int, list[Message]]) -> None:
+    def keep_keys(self, opened: dict[int, list[Any]]) -> None:
         """The keys that the parts of masked blocks offered; every one of them must have."""
         for part in self.parts:
             if not self.is_masked[part.block]:
                 continue
-            key = cast("FeatureNames", opened[part.number][0]).key
+            key = opened[part.number][0].key
             if key is None:
                 raise PrivacyError(
                     f"client {part.client} shares no secret with the other clients, without which sums over "
@@ -207,13 +206,13 @@ class UnionOperator:
     def _multiply(self, vectors: Sequence[Array], part: Part) -> Message:
         return MultiplyGram(job=self.job, part=part.number, vector=vectors[part.block])
 
-    def _settle(self, answers: dict[int, list[Message]], phase: Phase) -> dict[int, list[Message]]:
+    def _settle(self, answers: dict[int, list[Any]], phase: Phase) -> dict[int, list[Any]]:
         """The answers, those of masked blocks at one scale: asked for once more where they were not."""
         again: list[tuple[Part, Message]] = []
         for block in self.blocks:
             answered = [answers[p.number][0] for p in block if p.number in answers]
             with _naming(block):
-                scales = None if is_settled(answered) else wanted_scales(cast("list[Masked]", answered))
+                scales = None if is_settled(answered) else wanted_scales(answered)
             if scales is not None:
                 again += [(p, Seal(job=self.job, part=p.number, scales=scales)) for p in block]
         return answers | self.exchange(again, phase)
@@ -229,8 +228,8 @@ class UnionOperator:
             arrays["next_rows"] = own if own is None or not first else own - own.dtype.type(first)
         return update.kind(job=self.job, part=part.number, **arrays, **update.common)
 
-    def _gather(self, block: Sequence[Part], width: int, answers: dict[int, list[Message]]) -> BlockAnswer:
-        received = [cast("Predictions", answers[p.number][0]) for p in block]
+    def _gather(self, block: Sequence[Part], width: int, answers: dict[int, list[Any]]) -> BlockAnswer:
+        received: list[Predictions] = [answers[p.number][0] for p in block]
         if not received:
             return BlockAnswer(np.zeros((0, width)), np.zeros(0))
         values = received[0].values if len(received) == 1 else np.concatenate([r.values for r in received])
@@ -238,12 +237,12 @@ class UnionOperator:
 
     def exchange(
         self, requests: Sequence[tuple[Part, Message | Sequence[Message]]], phase: Phase
-    ) -> dict[int, list[Message]]:
+    ) -> dict[int, list[Any]]:
         if not requests:
             return {}
         several = [(part, [given] if isinstance(given, Message) else given) for part, given in requests]
         sent = [(part, message) for part, messages in several for message in messages]
-        answers: dict[int, list[Message]] = {}
+        answers: dict[int, list[Any]] = {}
         received = self.link.ask_each([(part.client, message) for part, message in sent], phase)
         for (part, _), answer in zip(sent, received, strict=True):
             answers.setdefault(part.number, []).append(answer)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,16 +19,7 @@ from tablepuppet.algorithms.base import Figures, Problem
 from tablepuppet.arrays import Array
 from tablepuppet.contract import id_features
 from tablepuppet.errors import PrivacyError, TransportError
-from tablepuppet.exchanges.features import (
-    Encoded,
-    EncodeFeatures,
-    FeatureNames,
-    FeatureStatistics,
-    FindIds,
-    FoundIds,
-    OpenPart,
-    SumStatistics,
-)
+from tablepuppet.exchanges import features
 from tablepuppet.exchanges.start import Started, StartPart
 from tablepuppet.job import Job
 from tablepuppet.join.mapping import Part, TableMapping
@@ -74,18 +65,18 @@ def agree_on_encoders(union: UnionOperator, mapping: TableMapping, job: Job) -> 
     encoders = gather_statistics(union, mapping, job)
 
     def encode(part: Part) -> Message:
-        return EncodeFeatures(job=union.job, part=part.number, encoders=encoders[part.block])
+        return features.EncodeFeatures(job=union.job, part=part.number, encoders=encoders[part.block])
 
     widths = union.ask(encode, "setup")
     for block in union.blocks:
-        if len({cast("Encoded", widths[p.number][0]).width for p in block}) > 1:
+        if len({widths[p.number][0].width for p in block}) > 1:
             raise TransportError("the clients of one table encode to different widths")
     return encoders
 
 
 def open_parts(
     union: UnionOperator, mapping: TableMapping, job: Job, *, wants_moments: bool = True, wants_statistics: bool = True
-) -> dict[int, list[Message]]:
+) -> dict[int, list[Any]]:
     """Tells every part which of its rows take part, and how often; by part, its statistics."""
     found = _find_ids(union, mapping, job)
 
@@ -94,7 +85,7 @@ def open_parts(
         ids, finds_ids = id_features(job, mapping.bound.blocks[part.block])
         ids = found.get(part.block, ids)
         fits = int(multiplicity.max(initial=0)) < 2**31
-        return OpenPart(
+        return features.OpenPart(
             job=union.job,
             part=part.number,
             scan=part.scan,
@@ -123,12 +114,12 @@ def _find_ids(union: UnionOperator, mapping: TableMapping, job: Job) -> dict[int
         block = mapping.bound.blocks[part.block]
         has_texts = any(column.kind in STRING_KINDS for column in block.columns)
         if len(union.blocks[part.block]) > 1 and has_texts and id_features(job, block)[1]:
-            asked = FindIds(job=union.job, part=part.number, scan=part.scan, columns=list(part.columns))
+            asked = features.FindIds(job=union.job, part=part.number, scan=part.scan, columns=list(part.columns))
             requests.append((part, asked))
     answers = union.exchange(requests, "setup")
     found: dict[int, set[int]] = {}
     for part, _ in requests:
-        found.setdefault(part.block, set()).update(cast("FoundIds", answers[part.number][0]).places)
+        found.setdefault(part.block, set()).update(answers[part.number][0].places)
     return {block: tuple(sorted(places)) for block, places in found.items()}
 
 
@@ -138,7 +129,7 @@ def gather_statistics(union: UnionOperator, mapping: TableMapping, job: Job) -> 
     opened = open_parts(union, mapping, job, wants_moments=job.privacy.features is None)
     every = []
     for block in union.blocks:
-        statistics = [cast("FeatureStatistics | FeatureNames", opened[p.number][0]).columns for p in block]
+        statistics = [opened[p.number][0].columns for p in block]
         every.append([merge(c) for c in zip(*statistics, strict=True)])
     every = _sum_masked(union, every)
     encoders: list[list[Encoder]] = []
@@ -164,7 +155,9 @@ def _sum_masked(union: UnionOperator, agreed: list[list[Statistics]]) -> list[li
         def ask(part: Part, is_second: bool = is_second) -> Message:
             columns, peers = agreed[part.block], union.peers(part)
             columns = means_only(columns) if is_second else without_ids(columns)
-            return SumStatistics(job=union.job, part=part.number, columns=columns, peers=peers, is_second=is_second)
+            return features.SumStatistics(
+                job=union.job, part=part.number, columns=columns, peers=peers, is_second=is_second
+            )
 
         for block, found in union.masked_sums(ask).items():
             agreed[block] = totals(agreed[block], found)
@@ -272,7 +265,7 @@ def start_parts(
         return [*first, start]
 
     answers = union.ask(start_part, "setup")
-    return {number: cast("Started", answer[-1]) for number, answer in answers.items()}
+    return {number: answer[-1] for number, answer in answers.items()}
 
 
 def figures_of(plan: Plan, union: UnionOperator, problem: Problem, started: Mapping[int, Started]) -> list[Figures]:

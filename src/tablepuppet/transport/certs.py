@@ -79,7 +79,7 @@ def _check_name(name: str) -> None:
 
 def _certificate(folder: Path, name: str, key: ec.EllipticCurvePublicKey, hosts: Sequence[str], days: int) -> bytes:
     """A certificate by the folder's authority: for a server that is reached under `hosts`, or for another party."""
-    authority, authority_key = _authority(folder)
+    authority, authority_key = read_certificate(folder / "ca.pem"), _read_key(folder / "ca.key")
     purpose = ExtendedKeyUsageOID.SERVER_AUTH if hosts else ExtendedKeyUsageOID.CLIENT_AUTH
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     names = [_host(host) for host in hosts] if hosts else [x509.DNSName(name)]
@@ -139,10 +139,24 @@ def read_certificate(path: Path) -> x509.Certificate:
 
 def sign(key: bytes, challenge: bytes) -> bytes:
     """Proof that whoever answers a challenge holds this private key."""
-    private = serialization.load_pem_private_key(key, password=None)
+    return _load_key(key).sign(challenge, _SIGNATURE)
+
+
+def _load_key(content: bytes, name: object = "the key") -> ec.EllipticCurvePrivateKey:
+    try:
+        private = serialization.load_pem_private_key(content, password=None)
+    except (ValueError, TypeError):
+        raise TransportError(f"{name} is not a private key in PEM form without a password") from None
     if not isinstance(private, ec.EllipticCurvePrivateKey):
         raise TransportError("a party's key must be an elliptic-curve key, as `tablepuppet certs` makes them")
-    return private.sign(challenge, _SIGNATURE)
+    return private
+
+
+def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        return _load_key(path.read_bytes(), path)
+    except OSError as error:
+        raise TransportError(f"cannot read the key {path}: {error.strerror}") from None
 
 
 def verify(authority: bytes, certificate: bytes, challenge: bytes, signature: bytes) -> x509.Certificate:
@@ -181,13 +195,7 @@ def check_own(authority: Path, certificate: Path, key: Path) -> None:
         raise TransportError(f"{certificate} was not issued by the authority of {authority}; {ask}")
     if datetime.now(UTC) > own.not_valid_after_utc:
         raise TransportError(f"{certificate} ended on {own.not_valid_after_utc:%Y-%m-%d}; {ask}")
-    try:
-        private = serialization.load_pem_private_key(key.read_bytes(), password=None)
-    except OSError as error:
-        raise TransportError(f"cannot read the key {key}: {error.strerror}") from None
-    except (ValueError, TypeError):
-        raise TransportError(f"{key} is not a private key in PEM form without a password") from None
-    if private.public_key() != own.public_key():
+    if _read_key(key).public_key() != own.public_key():
         raise TransportError(f"{key} is not the key of {certificate}; copy both of one pair")
 
 
@@ -203,16 +211,6 @@ def party_name(certificate: x509.Certificate) -> str:
     """The name of a party: its certificate's first subject alternative name."""
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     return str(next(iter(names)).value)
-
-
-def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    certificate = read_certificate(folder / "ca.pem")
-    try:
-        key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
-    except (OSError, ValueError):
-        raise TransportError(f"cannot read the authority's key {folder / 'ca.key'}") from None
-    assert isinstance(key, ec.EllipticCurvePrivateKey)
-    return certificate, key
 
 
 def _builder(
@@ -319,7 +317,8 @@ def seal(secret: bytes, sender: Path, key: Path, recipient: Path, authority: Pat
     public = theirs.public_key()
     assert isinstance(public, ec.EllipticCurvePublicKey)
     once = ec.generate_private_key(ec.SECP256R1())
-    point = _point(once.public_key())
+    encoding = (serialization.Encoding.X962, serialization.PublicFormat.UncompressedPoint)
+    point = once.public_key().public_bytes(*encoding)
     name = party_name(theirs)
     content = _cipher(once.exchange(ec.ECDH(), public), point).encrypt(bytes(12), secret, name.encode())
     signed = sign(key.read_bytes(), name.encode() + point + content)
@@ -332,9 +331,7 @@ def open_sealed(sealed: bytes, own: Path, key: Path, sender: Path, authority: Pa
     check_own(authority, own, key)
     name = party_name(read_certificate(own))
     certificate = read_certificate(sender)
-    private = serialization.load_pem_private_key(key.read_bytes(), password=None)
-    public = certificate.public_key()
-    assert isinstance(private, ec.EllipticCurvePrivateKey)
+    private, public = _read_key(key), certificate.public_key()
     assert isinstance(public, ec.EllipticCurvePublicKey)
     try:
         found = msgspec.msgpack.decode(sealed, type=Sealed)
@@ -350,7 +347,3 @@ def open_sealed(sealed: bytes, own: Path, key: Path, sender: Path, authority: Pa
 def _cipher(shared: bytes, point: bytes) -> ChaCha20Poly1305:
     """Each key serves once, so that its nonce may be zero."""
     return ChaCha20Poly1305(HKDF(hashes.SHA256(), 32, salt=point, info=_INFO).derive(shared))
-
-
-def _point(public: ec.EllipticCurvePublicKey) -> bytes:
-    return public.public_bytes(serialization.Encoding.X962, serialization.PublicFormat.UncompressedPoint)

@@ -26,7 +26,7 @@ from benchmarks.figures import HEADINGS, Beginning, Figures, cells
 from benchmarks.measure import FITS, check_room, measure
 from benchmarks.processes import Overhead, measure_apart, measure_network
 from tablepuppet.algorithms.registry import OF_SUMS
-from tablepuppet.cli.screen import JsonOption, Screen
+from tablepuppet.cli.screen import JsonOption, Screen, table
 from tablepuppet.errors import JobError, TablePuppetError
 from tablepuppet.output_files import check_place, write_whole
 
@@ -117,7 +117,7 @@ def _show_epochs(screen: Screen, sizes: Sequence[int]) -> list[dict[str, Any]]:
     for size in sizes:
         with screen.progress(f"{size:,} rows beside torch"):
             found += epoch_figures.measure_epochs(size)
-    screen.show_figures(epoch_figures.HEADINGS, [epoch_figures.cells(f) for f in found], keys=4)
+    show_figures(screen, epoch_figures.HEADINGS, [epoch_figures.cells(f) for f in found], keys=4)
     return [asdict(f) for f in found]
 
 
@@ -130,7 +130,7 @@ def _show_processes(screen: Screen, trials: Sequence[Trial]) -> list[dict[str, A
     for trial in trials:
         with screen.progress(f"{trial.case}: {trial.algorithm}"):
             found.append(measure_apart(trial))
-    screen.show_figures(process_figures.HEADINGS, [process_figures.cells(f) for f in found], keys=2)
+    show_figures(screen, process_figures.HEADINGS, [process_figures.cells(f) for f in found], keys=2)
     return [asdict(f) for f in found]
 
 
@@ -143,11 +143,26 @@ def _show_trials(screen: Screen, trials: Sequence[Trial]) -> list[dict[str, Any]
     for trial in trials:
         with screen.progress(f"{trial.case}: {trial.algorithm}"):
             found.append(measure(trial))
-    screen.show_figures(HEADINGS, [cells(f) for f in found], keys=2)
+    show_figures(screen, HEADINGS, [cells(f) for f in found], keys=2)
     if steps := _step_rows(found):
         screen.show("")
-        screen.show_figures(_STEP_HEADINGS, steps)
+        show_figures(screen, _STEP_HEADINGS, steps)
     return [asdict(f) for f in found]
+
+
+def show_figures(screen: Screen, headings: Sequence[str], rows: Sequence[Sequence[str]], *, keys: int = 1) -> None:
+    """One table, or, on a terminal too narrow for it, several below each other, each led by the first `keys`
+    columns."""
+    widths = [2 + max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    rest = list(range(keys, len(headings)))
+    while rest:
+        shown = [*range(keys), rest.pop(0)]
+        while rest and sum(widths[i] for i in (*shown, rest[0])) <= screen.out.width + 2:
+            shown.append(rest.pop(0))
+        made = table(*(headings[i] for i in shown), rows=([row[i] for i in shown] for row in rows))
+        for column in made.columns[:keys]:
+            column.justify = "left"
+        screen.show(made, *([""] if rest else []))
 
 
 def _make_all_files(screen: Screen, trials: Sequence[Trial]) -> None:

@@ -12,7 +12,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
-from benchmarks.__main__ import main
+from benchmarks.__main__ import main, show_figures
 from benchmarks.cases import SYNTHETIC, Trial, make_case
 from benchmarks.figures import copy_seconds
 from benchmarks.measure import FITS, measure, measure_federated, measure_pooled
@@ -109,7 +109,7 @@ def _shown(capsys: pytest.CaptureFixture[str], *, width: int | None) -> list[str
     if width is not None:
         screen.out = Console(force_terminal=True, width=width, highlight=False)
     headings = ("case", "algorithm", *(f"figure {i}" for i in range(12)))
-    screen.show_figures(headings, [("movielens", "sklearn-newton", *(f"{i}.123" for i in range(12)))], keys=2)
+    show_figures(screen, headings, [("movielens", "sklearn-newton", *(f"{i}.123" for i in range(12)))], keys=2)
     return re.sub("\x1b[^m]*m", "", capsys.readouterr().out).splitlines()
 
 

@@ -11,7 +11,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from typing import Annotated, Any, get_type_hints
@@ -89,20 +89,6 @@ class Screen:
             return
         with show_rounds(doing, self.err) as rounds:
             yield rounds.on_round
-
-    def show_figures(self, headings: Sequence[str], rows: Sequence[Sequence[str]], *, keys: int = 1) -> None:
-        """One table, or, on a terminal too narrow for it, several below each other, each led by the first `keys`
-        columns."""
-        widths = [2 + max(map(len, column)) for column in zip(headings, *rows, strict=True)]
-        rest = list(range(keys, len(headings)))
-        while rest:
-            shown = [*range(keys), rest.pop(0)]
-            while rest and sum(widths[i] for i in (*shown, rest[0])) <= self.out.width + 2:
-                shown.append(rest.pop(0))
-            made = table(*(headings[i] for i in shown), rows=([row[i] for i in shown] for row in rows))
-            for column in made.columns[:keys]:
-                column.justify = "left"
-            self.show(made, *([""] if rest else []))
 
 
 @contextmanager

@@ -81,9 +81,7 @@ class FederationSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     def server_identity(self) -> Identity | None:
         if self.is_insecure:
             return None
-        return Identity(
-            self.path(self.server.authority), self.path(self.server.certificate), self.path(self.server.key)
-        )
+        return self._identity(self.server)
 
     def user_identity(self) -> tuple[str, Identity | None]:
         """Who submits jobs from here: `[user]`, or any name of `users` without TLS."""
@@ -91,10 +89,10 @@ class FederationSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
             if self.is_insecure and self.users:
                 return self.users[0], None
             raise JobError("to submit jobs, a federation file needs a [user] section: name, certificate, key")
-        identity = Identity(
-            self.path(self.server.authority), self.path(self.user.certificate), self.path(self.user.key)
-        )
-        return self.user.name, None if self.is_insecure else identity
+        return self.user.name, None if self.is_insecure else self._identity(self.user)
+
+    def _identity(self, of: ServerSettings | UserSettings) -> Identity:
+        return Identity(self.path(self.server.authority), self.path(of.certificate), self.path(of.key))
 
 
 class ClientSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

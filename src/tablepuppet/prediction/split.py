@@ -82,12 +82,11 @@ def split_of(job: Job, mapping: MappingSummary) -> dict[str, Any]:
     return cast("dict[str, Any]", msgspec.to_builtins(SplitRecord(job.seed, *shares, rows, is_keyed=True)))
 
 
-def split_record(model: Model) -> SplitRecord:
+def split_record(model: Model, way_out: str = "retrain it, or predict without the column split") -> SplitRecord:
     """What a model's record says of its split."""
     if "split" not in model.metadata:
         raise ModelError(
-            "the model does not say how its rows were split, for it was saved by an earlier release; retrain it, or "
-            "predict without the column split"
+            f"the model does not say which rows it was trained on, for it was saved by an earlier release; {way_out}"
         )
     try:
         return msgspec.convert(model.metadata["split"], SplitRecord)
@@ -241,7 +240,7 @@ class RowSelection:
     def of(cls, wanted: Any, models: Sequence[Model]) -> RowSelection:
         if wanted not in ("test", "train", "all"):
             raise JobError(f'rows must be "test" (not trained on), "train" or "all", not {str(wanted)[:64]!r}')
-        records = () if wanted == "all" else tuple(_record(model) for model in models)
+        records = () if wanted == "all" else tuple(split_record(model, _ALL) for model in models)
         return cls(wanted, records, len(models))
 
     @property
@@ -330,14 +329,6 @@ class RowSelection:
             f"the query has no row that {whom} trained on. Measure on new rows, train with test_fraction or "
             f"test_where, or say so: {_ALL}"
         )
-
-
-def _record(model: Model) -> SplitRecord:
-    if "split" not in model.metadata:
-        raise ModelError(
-            f"the model does not say which rows it was trained on, for it was saved by an earlier release; {_ALL}"
-        )
-    return split_record(model)
 
 
 def _known_rows(record: SplitRecord, bound: BoundQuery, number: int) -> SplitRows:

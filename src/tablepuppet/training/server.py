@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Server
 from tablepuppet.algorithms.shape import POWER_ROUNDS
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import PrivacyError, TransportError
-from tablepuppet.exchanges.start import MultiplyGram, SendFigures
+from tablepuppet.exchanges.start import MultiplyGram
 from tablepuppet.exchanges.steps import Seal
 from tablepuppet.join.mapping import Part, TableMapping
 from tablepuppet.privacy.masks import LARGEST, MaskKey, from_integers
@@ -170,11 +169,6 @@ class UnionOperator:
         """The keys of all parts of a masked block."""
         return [self.keys[p.number] for p in self.blocks[part.block] if p.number in self.keys]
 
-    def sum_figures(self) -> dict[int, Array]:
-        """By masked block: the sum of the figures that its clients held back."""
-        found = self.masked_sums(lambda part: SendFigures(job=self.job, part=part.number))
-        return {number: total[0] for number, total in found.items()}
-
     def masked_sums(self, message: Callable[[Part], Message]) -> dict[int, list[Array]]:
         """By masked block: the sum of what its clients answer."""
         masked = [number for number, is_masked in enumerate(self.is_masked) if is_masked]
@@ -195,16 +189,16 @@ class UnionOperator:
         lengths = [0.0] * len(widths)
         for _ in range(POWER_ROUNDS):
             units = [v / max(float(np.linalg.norm(v)), 1e-300) for v in vectors]
-            answers = self._settle(self.ask(partial(self._multiply, units), "setup"), "setup")
+            requests = [
+                (part, MultiplyGram(job=self.job, part=part.number, vector=units[part.block])) for part in self.parts
+            ]
+            answers = self._settle(self.exchange(requests, "setup"), "setup")
             vectors = [
                 sum_parts([answers[p.number][0] for p in b])[0] if b else v
                 for b, v in zip(self.blocks, units, strict=True)
             ]
             lengths = [float(np.linalg.norm(v)) for v in vectors]
         return lengths
-
-    def _multiply(self, vectors: Sequence[Array], part: Part) -> Message:
-        return MultiplyGram(job=self.job, part=part.number, vector=vectors[part.block])
 
     def _settle(self, answers: dict[int, list[Any]], phase: Phase) -> dict[int, list[Any]]:
         """The answers, those of masked blocks at one scale: asked for once more where they were not."""

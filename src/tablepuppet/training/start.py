@@ -20,7 +20,7 @@ from tablepuppet.arrays import Array
 from tablepuppet.contract import id_features
 from tablepuppet.errors import PrivacyError, TransportError
 from tablepuppet.exchanges import features
-from tablepuppet.exchanges.start import Started, StartPart
+from tablepuppet.exchanges.start import SendFigures, Started, StartPart
 from tablepuppet.job import Job
 from tablepuppet.join.mapping import Part, TableMapping
 from tablepuppet.models.heads.base import TrainedHead, apply_head
@@ -282,7 +282,8 @@ def figures_of(plan: Plan, union: UnionOperator, problem: Problem, started: Mapp
     for part in union.parts:
         sums[part.block] += _values(kind, started[part.number].figures, part.client)
     if by == "summed" and any(union.is_masked):
-        for block, total in union.sum_figures().items():
+        held_back = union.masked_sums(lambda part: SendFigures(job=union.job, part=part.number))
+        for block, (total, *_) in held_back.items():
             sums[block] = total
     return [kind(*row) for row in sums.tolist()]
 

@@ -23,7 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -257,11 +257,10 @@ def find_excess(strangers: Iterable[_Stranger], limits: Limits, now: float) -> s
 
 @dataclass(eq=False, slots=True)
 class Guest:
-    """One exchange: whose, since when, and by which certificate once it has greeted."""
+    """One exchange: whose, and by which certificate once it has greeted."""
 
     who: str
     peer: Peer | None
-    since: float = field(default_factory=time.monotonic)
     serial: int | None = None
     is_greeted: bool = False
 

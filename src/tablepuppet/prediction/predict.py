@@ -325,9 +325,10 @@ def check_file(path: str | Path) -> Path:
     return target
 
 
-def class_names(classes: tuple[Class, ...]) -> list[Any]:
+def class_names(classes: tuple[Class, ...]) -> list[str]:
     """The classes as texts."""
-    return pa.array(classes).cast(pa.string()).to_pylist()
+    names: list[str] = pa.array(classes).cast(pa.string()).to_pylist()
+    return names
 
 
 def _name_missing_tables(missing: Mapping[str, NDArray[np.bool_]], rows: int) -> pa.Array:

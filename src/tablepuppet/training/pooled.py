@@ -34,7 +34,7 @@ from tablepuppet.sources.encoding import encoded_width
 from tablepuppet.training.convergence import judge
 from tablepuppet.training.metrics import Criterion, by_side, measure
 from tablepuppet.training.result import EpochRecord, Result, RoundEvent
-from tablepuppet.training.run import OnRound
+from tablepuppet.training.run import OnRound, head_penalty
 from tablepuppet.training.server import UnionOperator
 from tablepuppet.training.start import agree_on_encoders, make_problem
 from tablepuppet.transport.link import Link
@@ -215,15 +215,8 @@ def _outputs(plan: Plan, table: _Table, theta: Array, number: int) -> tuple[Arra
 
 
 def _penalty(problem: Problem, joined: JoinedRows, found: _Found, h: Sequence[Array]) -> float:
-    """½ β Σ‖θ‖² of networks; of heads ½ u² (β Σ‖θ‖² + λ Σ_j ‖h_i‖² / N), the head's parameters among θ."""
-    trained, ridge = problem.head, max(problem.ridges)
+    """½ β Σ‖θ‖² of networks; of heads what `head_penalty` says."""
+    ridge = max(problem.ridges)
     ridges: list[Any] = [problem.by_output(block) or ridge for block in range(problem.blocks)]
     squares = sum(float(np.vdot(theta, np.multiply(b, theta))) for theta, b in zip(found.thetas, ridges, strict=True))
-    if trained is None:
-        return 0.5 * squares
-    ridged = squares + problem.head_l2 * float(np.vdot(trained.own, trained.own))
-    weights = joined.collapsed_weights()
-    shares = problem.multiplicity if weights is None else [w[:, 0] for w in weights]
-    each = zip(shares, h, trained.per_joined, strict=False)
-    shrunk = sum(float((weight * (g @ np.square(v))).sum()) for g, v, weight in each)
-    return 0.5 * trained.head.spec.unit**2 * (ridged + shrunk / problem.joined.rows)
+    return 0.5 * squares if problem.head is None else head_penalty(problem, joined, h, squares)

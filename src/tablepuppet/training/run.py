@@ -18,7 +18,7 @@ from tablepuppet.algorithms.base import Problem, Server, Summable
 from tablepuppet.arrays import Array
 from tablepuppet.errors import TrainingError
 from tablepuppet.exchanges.evaluation import Evaluate, Evaluation, HoldPart, Keep, Parameters, Release, Restore
-from tablepuppet.join.joined_rows import JoinedRows
+from tablepuppet.join.joined_rows import Joined, JoinedRows
 from tablepuppet.join.mapping import Part
 from tablepuppet.memory import trim_heap
 from tablepuppet.models.heads.base import TrainedHead, apply_head
@@ -241,7 +241,7 @@ class Run:
         metrics, self.curves = by_side(found, mapping.label.classes)
         self.losses = {side: measured.loss for side, measured in found.items()}
         loss = found["train"].loss
-        return loss + (penalty if head is None else self.head_penalty(head, ridged)), metrics
+        return loss + (penalty if head is None else head_penalty(self.problem, mapping.train, train, ridged)), metrics
 
     def _side(self, name: str) -> SideRows:
         whole = self.mapping.whole
@@ -268,20 +268,6 @@ class Run:
         for part in self.union.parts:
             found[part.block][part.train] = answers[part.number].train
         return found
-
-    def head_penalty(self, trained: TrainedHead, ridged: float) -> float:
-        """½ u² (β Σ ‖θ‖² + (λ Σ_j ‖h_i‖² + c Σ ‖θ_i‖²)/N), the head's own among θ; `ridged`: the blocks' β θ²."""
-        spec = trained.head.spec
-        ridged += self.problem.head_l2 * float(np.vdot(trained.own, trained.own))
-        penalties, shrunk = trained.penalties, 0.0
-        if penalties is None and spec.shrinkage:
-            penalties = [(np.full(k, spec.shrinkage), np.zeros(k)) for k in spec.widths]
-        weights = self.mapping.train.collapsed_weights() if penalties is not None else None
-        for number, (per_joined, ridge) in enumerate(penalties or ()):
-            share = self.problem.multiplicity[number] if weights is None else weights[number][:, 0]
-            shrunk += float((share @ np.square(self.contributions[number])) @ per_joined)
-            shrunk += float(trained.squares[number] @ ridge) if trained.squares else 0.0
-        return 0.5 * spec.unit**2 * (ridged + shrunk / self.problem.joined.rows)
 
     def advice(self, encoders: Sequence[Sequence[Encoder]]) -> list[str]:
         """That tables say more together, where a look at what the sum leaves finds it; or less than their sum."""
@@ -363,3 +349,17 @@ class Run:
             notes=(*verdict.notes, *self.advice(encoders)),
             head=None if self.problem.head is None else self.problem.head.data,
         )
+
+
+def head_penalty(problem: Problem, joined: Joined, h: Sequence[Array], ridged: float) -> float:
+    """½ u² (β Σ ‖θ‖² + (λ Σ_j ‖h_i‖² + c Σ ‖θ_i‖²)/N), the head's own among θ; `ridged`: the blocks' β θ²."""
+    trained = problem.head
+    assert trained is not None
+    ridged += problem.head_l2 * float(np.vdot(trained.own, trained.own))
+    weights, shrunk = joined.collapsed_weights() if len(trained.per_joined) else None, 0.0
+    for number, per_joined in enumerate(trained.per_joined):
+        share = problem.multiplicity[number] if weights is None else weights[number][:, 0]
+        shrunk += float((share @ np.square(h[number])) @ np.broadcast_to(per_joined, h[number].shape[1]))
+        if trained.squares and trained.penalties is not None:
+            shrunk += float(trained.squares[number] @ trained.penalties[number][1])
+    return 0.5 * trained.head.spec.unit**2 * (ridged + shrunk / problem.joined.rows)

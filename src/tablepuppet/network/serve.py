@@ -39,38 +39,34 @@ _HEALTH_REQUEST = 8192  # bytes
 _HEALTH_SPARE = 16  # descriptors for when no other is left
 
 
-class Monitor:
-    """A small HTTP server: /health, /status (JSON) and /metrics (Prometheus)."""
+class Monitor(ThreadingHTTPServer):
+    """A small HTTP server: /health, /status (JSON) and /metrics (Prometheus).
+
+    It answers whoever else is connected: it has descriptors of its own, and the slow and the many are cut off.
+    """
+
+    daemon_threads = True
+    request_queue_size = 4096
 
     def __init__(self, address: str, status: Callable[[], dict[str, Any]], health: Callable[[], str]) -> None:
         host, _, port = address.rpartition(":")
         if not host or not port.isdigit():
             raise TransportError(f"health must be host:port, not {address!r}")
-        try:
-            self._server = _HealthServer((host, int(port)), _handler(status, health))
-        except OSError as error:
-            raise TransportError(f"cannot listen on {address} for health checks: {error.strerror}") from None
-        self.port = int(self._server.server_address[1])
-        self._thread = threading.Thread(target=self._server.serve_forever, name="health", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-
-class _HealthServer(ThreadingHTTPServer):
-    """Answers whoever else is connected: it has descriptors of its own, and the slow and the many are cut off."""
-
-    daemon_threads = True
-    request_queue_size = 4096
-
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._spare: list[int] = []
         self._since: dict[socket.socket, float] = {}
         self._lock = threading.Lock()
-        super().__init__(address, handler)
+        try:
+            super().__init__((host, int(port)), _handler(status, health))
+        except OSError as error:
+            raise TransportError(f"cannot listen on {address} for health checks: {error.strerror}") from None
+        self.port = int(self.server_address[1])
+        self._thread = threading.Thread(target=self.serve_forever, name="health", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self.shutdown()
+        self.server_close()
+        self._thread.join()
 
     def get_request(self) -> tuple[socket.socket, Any]:
         try:

@@ -33,7 +33,6 @@ import tablepuppet as tp
 from evaluation import flights, movielens, walmart
 from evaluation.tables import KeptLines, WorkloadTable
 from evaluation.workload import Workload
-from tablepuppet.training.ranking import area_under_curve
 
 _LABEL_TABLES = {"flights": "flights", "walmart": "sales", "movielens-linear": "ratings"}
 _WIDE = "movielens-wide"
@@ -250,7 +249,13 @@ def _hist_gradient_boosting(task: Task, tables: dict[str, pa.Table]) -> Line:
 
 
 def _metric(task: Task, scores: Any, truth: Any) -> float:
-    return float(np.sqrt(np.mean((scores - truth) ** 2))) if task.is_number else area_under_curve(scores, truth)
+    """The root mean squared error, or the area under the ROC curve by ranks (Mann and Whitney)."""
+    if task.is_number:
+        return float(np.sqrt(np.mean((scores - truth) ** 2)))
+    is_positive = np.asarray(truth) > 0.5
+    high, low = np.count_nonzero(is_positive), np.count_nonzero(~is_positive)
+    ranks = pd.Series(np.asarray(scores).reshape(-1)).rank().to_numpy()
+    return float((ranks[is_positive].sum() - high * (high + 1) / 2) / (high * low))
 
 
 LINES: dict[str, Callable[[Task, dict[str, pa.Table]], Line]] = {

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array
-from tablepuppet.join.joined_rows import ascending
 from tablepuppet.threads import pool
 
 Integers = NDArray[np.int64]
@@ -42,15 +41,6 @@ class Ranking:
     calibration: Array | None = None  # as in Curves
 
 
-def area_under_curve(scores: Array, labels: Array) -> float:
-    """The probability that a positive row scores above a negative one; ties count half.
-
-    >>> area_under_curve(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0.0, 0.0, 1.0, 1.0]))
-    0.75
-    """
-    return rank(ascending(pack_labels(scores, labels)), len(labels), int(np.count_nonzero(labels > 0.5))).area
-
-
 def pack_labels(scores: Array, labels: NDArray[Any]) -> Array:
     """Scores whose last bit is the row's class: one sort then orders rows and classes, far faster than an argsort."""
     bits = (scores + 0.0).view(np.int64)  # + 0.0: −0 is 0
@@ -60,7 +50,12 @@ def pack_labels(scores: Array, labels: NDArray[Any]) -> Array:
 
 
 def rank(chunks: Iterable[Array], rows: int, positives: int, probabilities: Probabilities | None = None) -> Ranking:
-    """The ranking of labelled scores in order; with the calibration of their probabilities, where those are given."""
+    """The ranking of labelled scores in order; with the calibration of their probabilities, where those are given.
+
+    >>> scores = np.sort(pack_labels(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1])))
+    >>> rank([scores], rows=4, positives=2).area
+    0.75
+    """
 
     def one(chunk: _Chunk) -> tuple[int, float, Array, Array]:
         first, high = _ties(chunk.tied)

@@ -49,17 +49,15 @@ def ask_bits(
     model: Model, parts: Sequence[tuple[Part, RowNumbers, slice]], sizes: Sequence[int], link: Link, job: str
 ) -> list[Bits]:
     """By block: (splits, rows + 1) bits; the last row is the one that does not exist."""
-    requests: dict[str, list[Message]] = {}
-    for part, rows, _ in parts:
-        requests.setdefault(part.client, []).append(bits_request(model, part, rows, job))
-    answers = {client: iter(messages) for client, messages in link.ask(requests, "evaluation").items()}
+    requests = [(part.client, bits_request(model, part, rows, job)) for part, rows, _ in parts]
+    answers: list[RowBits] = link.ask_each(requests, "evaluation")
     keys = splits_of(model)
     found = [np.ones((keys[b], size + 1), np.uint8) for b, size in enumerate(sizes)]
     for own, block in zip(found, model.blocks, strict=True):  # a table of which nobody is there to answer
         for number, rule in enumerate(block.splits):
             own[number] = not rule.null_left
-    for part, rows, place in parts:
-        right = cast("RowBits", next(answers[part.client])).right
+    for (part, rows, place), answer in zip(parts, answers, strict=True):
+        right = answer.right
         if right.shape != (keys[part.block], (len(rows) + 8) // 8 if keys[part.block] else 0):
             raise ModelError(f"client {part.client} does not answer every split of its part of the model")
         if keys[part.block]:

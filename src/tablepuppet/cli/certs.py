@@ -134,10 +134,7 @@ def share(
     [bold]Example:[/bold] tablepuppet certs share clients.secret certs/store-us.pem certs/supplier.pem --as store-eu
     """
     own, key, ca = folder / f"{name}.pem", folder / f"{name}.key", folder / "ca.pem"
-    try:
-        content = secret.read_bytes().strip()
-    except OSError as error:
-        raise TransportError(unreadable(secret, error)) from None
+    content = _read(secret).strip()
     for recipient in recipients:
         target = secret.with_name(f"{recipient.stem}.sealed")
         target.write_bytes(authority.seal(content, own, key, recipient, ca))
@@ -158,10 +155,7 @@ def open_secret(
 
     [bold]Example:[/bold] tablepuppet certs open supplier.sealed certs/store-eu.pem --as supplier
     """
-    try:
-        content = sealed.read_bytes()
-    except OSError as error:
-        raise TransportError(unreadable(sealed, error)) from None
+    content = _read(sealed)
     own, key, ca = folder / f"{name}.pem", folder / f"{name}.key", folder / "ca.pem"
     _write_secret(to, authority.open_sealed(content, own, key, sender, ca).decode("ascii"))
     _finish(screen, to, "Never give it to the server.")
@@ -184,6 +178,13 @@ def list_certificates(screen: Screen, folder: FolderOption = _FOLDER) -> None:
         shown.add_row(str(row["name"]), str(row["valid_until"]), "revoked" if row["revoked"] else "")
     screen.show(shown)
     screen.show_json(lambda: {"certificates": rows})
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise TransportError(unreadable(path, error)) from None
 
 
 def _write_secret(path: Path, content: str) -> None:

@@ -114,8 +114,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        self._followers: list[queue.SimpleQueue[NewsItem]] = []
-        self._watchers: list[queue.SimpleQueue[NewsItem]] = []  # those who want to hear of every round
+        self._followers: list[tuple[queue.SimpleQueue[NewsItem], bool]] = []  # with whether each wants every round
         self.stop = threading.Event()
         self.keeps_state = False  # whether a stopped run can be resumed
 
@@ -144,9 +143,7 @@ class Run:
         """A queue of news from now on, of every round or not; the last item is Finished or Failed."""
         news: queue.SimpleQueue[NewsItem] = queue.SimpleQueue()
         with self._lock:
-            self._followers.append(news)
-            if rounds:
-                self._watchers.append(news)
+            self._followers.append((news, rounds))
             if self.is_over:
                 news.put(self._last())
             elif self.waiting or self.approval:
@@ -156,21 +153,21 @@ class Run:
     def unfollow(self, news: queue.SimpleQueue[NewsItem]) -> None:
         """Whoever read this queue is gone."""
         with self._lock:
-            self._followers = [queue for queue in self._followers if queue is not news]
-            self._watchers = [queue for queue in self._watchers if queue is not news]
+            self._followers = [follower for follower in self._followers if follower[0] is not news]
 
-    def publish(self, news: News) -> None:
+    def publish(self, news: News, frames: list[Frame] | None = None) -> None:
+        """Gives news to all followers."""
         with self._lock:
-            for follower in self._followers:
-                follower.put((news, []))
+            for follower, _ in self._followers:
+                follower.put((news, frames or []))
 
     def end_round(self, number: int, rounds: int, event: Frame) -> None:
         """Notes how far the run is, and tells those who asked for every round."""
         self.round, self.rounds = number, rounds
         with self._lock:
-            for watcher in self._watchers:
-                if watcher.qsize() < _UNREAD:  # who does not read misses rounds, and never the end
-                    watcher.put((Round(round=number), [event]))
+            for follower, wants_rounds in self._followers:
+                if wants_rounds and follower.qsize() < _UNREAD:  # who does not read misses rounds, and never the end
+                    follower.put((Round(round=number), [event]))
 
     def move(
         self, state: State, message: str = "", *, on_full: Callable[[], bool] = lambda: True, waits: bool = True
@@ -180,9 +177,7 @@ class Run:
         self.message = printable(message, keep="\n", most=_LONGEST)  # others see it too, and it may quote a client
         self.save(on_full, waits=waits)
         if self.is_over:
-            with self._lock:
-                for follower in self._followers:
-                    follower.put(self._last())
+            self.publish(*self._last())
 
     def _last(self) -> NewsItem:
         if self.state == "finished" and self.result is not None:

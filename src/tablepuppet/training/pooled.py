@@ -45,7 +45,7 @@ def run_pooled(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | 
     began = time.perf_counter()
     plan, mapping = prepared.plan, prepared.mapping
     job = plan.job
-    union = UnionOperator(link, job_id, mapping, plan.head.widths)
+    union = UnionOperator(link, job_id, mapping, plan.head.widths, job.privacy)
     encoders = agree_on_encoders(union, mapping, job)
     problem = make_problem(plan, mapping, union, encoders)
     as_codes = not job.model.is_convex

@@ -203,3 +203,24 @@ def test_a_contract_names_the_patient_and_is_refused_where_it_counts_fewer_rows(
             else:
                 with pytest.raises(PolicyError, match="counts fewer rows of one subject"):
                     client.answer(ProposeContract(job="j", contract=contract))
+
+
+@pytest.mark.parametrize("what", ["noisy predictions", "features"])
+def test_an_owner_charges_a_patient_no_less_than_the_ledger_claims(what: str) -> None:
+    policy = Policy(tables={"visits": TableRules(subject="patient", rows_per_subject=3)})
+    features: dict[str, Any] = {"noise": 4.0, "delta": 1e-5, "bounds": BOUNDS, "cap": 1}
+    given: dict[str, Any] = ALGORITHMS["trees"] | {"model": "boosted", "privacy": {"features": features}}
+    if what == "noisy predictions":
+        private = {"predictions": {"mode": "local", "epsilon": 8.0, "delta": 1e-5}}
+        given = {"algorithm": "admm", "epochs": 2, "model": "logistic", "privacy": private}
+    given["privacy"]["allow_reconstruction"] = True
+    with tp.Federation(seen(True, 1), policies={"visits": policy}) as federation:
+        ledger = federation.train(QUERY, label="y", test_fraction=0.0, **given).privacy
+        spent = federation._clients["visits"].log.account.spent("visits", what, 1e-5)
+    claimed = ledger.epsilon(
+        *(("features", "visits", "outsider") if what == "features" else ("predictions", "visits", "server"))
+    )
+    assert 0 < claimed <= spent * (1 + 1e-3)
+    assert all(
+        "per patient of visits" in line for line in ledger.lines() if line.startswith(("predictions of", "features of"))
+    )

@@ -23,7 +23,6 @@ import numpy as np
 from tablepuppet.arrays import Array, RowNumbers, pieces
 from tablepuppet.join.duckdb_join import Counts, Marks, Use
 from tablepuppet.join.keys import ScanKeys
-from tablepuppet.join.row_index import counts_up
 from tablepuppet.sizes import JOINED_ROWS_PER_PIECE, ROWS_IN_CACHE
 from tablepuppet.sql.bound import Branch
 from tablepuppet.threads import parallel_for, pool
@@ -81,11 +80,6 @@ class TreeJoin:
         """N."""
         below = self.below[self.root]
         return len(self.order) if below is None else int(below[:-1].sum())
-
-    def is_all_in_order(self, rows: RowNumbers) -> bool:
-        """Whether these are the root's rows 0, 1, 2, …, all of them."""
-        inside = pieces(len(rows))
-        return len(rows) == self.sizes[self.root] and all(counts_up(rows[piece], piece.start) for piece in inside)
 
     def side(self, marks: Marks | None) -> TreeSide:
         """The joined rows whose row of the root is marked; None: all."""
@@ -257,7 +251,7 @@ class TreeSide:
         below = join.below[join.root]
         if below is None:
             return cls(join, roots, None)
-        found = below[:-1] if join.is_all_in_order(roots) else below[roots]
+        found = below[roots]
         return cls(join, roots, np.cumsum(found, dtype=np.int32 if found.sum() < 2**31 else np.int64))
 
     @property
@@ -275,8 +269,6 @@ class TreeSide:
         below = join.below[join.root]
         if below is None and len(self.roots) == len(counts[join.root]):
             counts[join.root] = np.broadcast_to(counts[join.root].dtype.type(1), len(self.roots))
-        elif below is not None and join.is_all_in_order(self.roots):
-            counts[join.root][:] = below[:-1]
         else:
             counts[join.root][self.roots] = 1 if below is None else below[self.roots]
         for edge in join.edges:

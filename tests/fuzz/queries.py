@@ -185,7 +185,8 @@ def subquery(rng: Random, table: str) -> str:
         f"SELECT k, g, {aggregate} AS v FROM {table}{where} GROUP BY k, g",
         f"SELECT DISTINCT k, g AS v FROM {table}{where}",
         f"SELECT k, {window} AS v FROM {table}{where}",
-        f"SELECT k, {window} AS v FROM {table}{where} QUALIFY {_filter(rng, 'v')}",
+        # Not by the name v: DuckDB reads it as the column of a table to the left, where that has one.
+        f"SELECT k, {window} AS v FROM {table}{where} QUALIFY {_filter(rng, window)}",
         f"SELECT * FROM (SELECT k, {window} AS v FROM {table}) t WHERE v IS NOT NULL",
         f"SELECT k, {v} AS v FROM {table} WHERE {v} > (SELECT avg({v}) FROM {table})",
         f"SELECT k, {v} AS v FROM {table} WHERE k {rng.choice(['IN', 'NOT IN'])} ({many})",

@@ -319,3 +319,14 @@ def convergence(runs: Sequence[RunRecord], names: Sequence[str], merit: Merit, s
 def is_wide(values: Sequence[float]) -> bool:
     """Whether values lie so far apart that a linear axis would hide the small ones."""
     return bool(values) and min(values) > 0 and max(values) > 30 * min(values)
+
+
+def draw_objective(objectives: Sequence[float]) -> str:
+    """The objective by epoch; nothing where there are fewer than two."""
+    finite = [(epoch, value) for epoch, value in enumerate(objectives, 1) if math.isfinite(value)]
+    if len(finite) < 2:
+        return ""
+    points = tuple(Point(epoch, value, f"epoch {epoch}\nobjective {value:.5g}") for epoch, value in finite)
+    line, is_log = Series("objective", 0, points), is_wide([value for _, value in finite])
+    chart = Chart("Objective by epoch", "epoch", "objective", (line,), is_log=is_log, x_from_zero=False)
+    return f'<figure style="max-width: 30rem">{chart.svg()}</figure>'

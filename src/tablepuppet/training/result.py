@@ -42,19 +42,6 @@ def metric_rows(sides: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
     return [["", *names], *rows]
 
 
-def _draw_objective(objectives: Sequence[float]) -> str:
-    """The objective by epoch; nothing where there are fewer than two."""
-    from tablepuppet.report.charts import Chart, Point, Series, is_wide  # not to be loaded with every run
-
-    finite = [(epoch, value) for epoch, value in enumerate(objectives, 1) if math.isfinite(value)]
-    if len(finite) < 2:
-        return ""
-    points = tuple(Point(epoch, value, f"epoch {epoch}\nobjective {value:.5g}") for epoch, value in finite)
-    line, is_log = Series("objective", 0, points), is_wide([value for _, value in finite])
-    chart = Chart("Objective by epoch", "epoch", "objective", (line,), is_log=is_log, x_from_zero=False)
-    return f'<figure style="max-width: 30rem">{chart.svg()}</figure>'
-
-
 _CONSTANTS = {"squared": "mean", "poisson": "mean"}
 _NO_FIGURES = (
     "metrics and the objective of a private job come from exact predictions, and stay with the server; measure the "
@@ -229,9 +216,11 @@ class Result:
         """What a notebook shows."""
         title = f"{self.plan.job.model.name} by {self.plan.job.algorithm}: {self._took()}"
         title = ". ".join([title, *self.remarks])
+        from tablepuppet.report.charts import draw_objective  # here and below: not loaded every run
+
         head, *rows = metric_rows(self.sides)
         objectives = [record.objective for record in self.history]
-        return fragment(title, table(head, rows), _draw_objective(objectives))
+        return fragment(title, table(head, rows), draw_objective(objectives))
 
     def explain(self) -> str:
         """The plan as text, with counted rounds and bytes next to the estimates.
@@ -369,7 +358,7 @@ class Result:
         """
         from msgspec.structs import replace
 
-        from tablepuppet.report import dependence_of, record_of, write_report  # here and below: not loaded every run
+        from tablepuppet.report import dependence_of, record_of, write_report
 
         first, *others = [record_of(result) for result in (self, *beside)]
         return write_report(path, [replace(first, dependence=dependence_of(dependence or {})), *others], networks)

@@ -27,7 +27,6 @@ from tablepuppet.privacy.analyst import AnalystBudget
 from tablepuppet.privacy.ledger import TableBudget
 
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
-RUNS = 3
 TREES: dict[str, Any] = {"model": "boosted", "splits": "random", "trees": 60, "depth": 6, "learning_rate": 0.3}
 SEARCHED: dict[str, Any] = {"model": "boosted", "trees": 60}
 
@@ -107,7 +106,7 @@ CASES = (
 )
 
 
-def measure(case: Case, data: Path) -> list[list[str]]:
+def measure(case: Case, data: Path, epsilons: list[float], runs: int) -> list[list[str]]:
     """A line without noise, then one for each ε."""
     with tempfile.TemporaryDirectory() as folder:
         files = case.workload.prepare(duckdb.connect(), data / case.workload.folder, Path(folder))
@@ -124,9 +123,9 @@ def measure(case: Case, data: Path) -> list[list[str]]:
             lines.append([name, f"{value:.4f}", f"{value:.4f}", "0"])
             print(case.workload.name, *lines[-1], flush=True)
         lines.append(["a constant", "", f"{plain.baseline.get(case.metric, 0.5):.4f}", ""])
-        for epsilon in EPSILONS:
+        for epsilon in epsilons:
             shown, exact, off = [], [], []
-            for seed in range(RUNS):
+            for seed in range(runs):
                 asked = {"epsilon": epsilon, "cap": case.cap, "bounds": case.bounds}
                 result = owners.train(case.query, **given, seed=seed, privacy={"analyst": asked})
                 shown.append(result.metrics["test"][case.metric])
@@ -142,11 +141,13 @@ def main() -> None:
     """Prints a table for each join."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--epsilons", type=float, nargs="*", default=list(EPSILONS))
+    parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--only", choices=[case.workload.name for case in CASES])
     asked = parser.parse_args()
     for case in CASES:
         if asked.only in (None, case.workload.name):
-            lines = measure(case, asked.data)
+            lines = measure(case, asked.data, asked.epsilons, asked.runs)
             print(f"\n| {case.workload.name}, {case.metric} | shown | exact | joined rows off by |")
             print("|---|---:|---:|---:|")
             for line in lines:

@@ -230,7 +230,8 @@ def _evaluate_noisy(model: Model, prepared: Prepared, rows: RowSelection, sessio
     with _hide_rows(prepared.noise):
         scored = score_labelled(model, prepared, session.link, session.job_id)
         found = scored.measure(noisy=NoisyMetrics(prepared.noise))
-    assert found.on is not None
+        if found.on is None:
+            raise JobError("too few rows are left for the noise on them")
     return Evaluation(found.metrics, replace(rows.count(prepared.mapping), joined=found.on.rows))
 
 
@@ -241,8 +242,8 @@ def compare(model: Model, other: Model, job: Job, tables: Tables, link: Link, *,
         prepared = prepare_job(job, session, "evaluate", measured=measured)
         with _hide_rows(prepared.noise):
             first, second = (score_labelled(one, prepared, link, session.job_id) for one in (model, other))
-        if prepared.noise is not None:
-            return NoisyMetrics(prepared.noise).compare(first, second, measured.rows.count(prepared.mapping))
+            if prepared.noise is not None:
+                return NoisyMetrics(prepared.noise).compare(first, second, measured.rows.count(prepared.mapping))
         found = compare_models(first, second, measured.rows.count(prepared.mapping))
         shown = _round_for(prepared, model)
         return found if shown is None else shown.comparison(found, first.measure(), second.measure())
@@ -399,8 +400,8 @@ def _hide_rows(noise: AnalystNoise | None) -> Iterator[None]:
         if noise is None:
             raise
         raise PrivacyError(
-            f"the job fails on its rows, and why would tell of {noise.terms.table}, which has an analyst budget; "
-            "try the job on tables of your own, or ask the owner, whose log has every refusal"
+            f"the job fails on its rows, or they are too few for its noise; more would tell of {noise.terms.table}, "
+            "which has an analyst budget. Take more rows or a larger epsilon, or try the job on tables of your own"
         ) from None
 
 

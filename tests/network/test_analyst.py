@@ -13,12 +13,13 @@ from tablepuppet.errors import PolicyError
 from tablepuppet.owner.owner_log import read_log, verify
 from tablepuppet.protocol.signatures import public_text, read_asker_key
 
-QUERY = "SELECT o.x, o.z, i.price, o.y FROM orders o JOIN items i ON o.item = i.item"
+QUERY = "SELECT o.x, o.z, i.price, o.y = 1 AS y FROM orders o JOIN items i ON o.item = i.item"
 ASK = {"epsilon": 1.0, "bounds": {"x": (-3, 3), "z": (-3, 3), "price": (-3, 3)}}
 
 
+@pytest.mark.slow
 def test_an_analyst_is_shown_noisy_figures_and_its_account_outlives_the_owners_process(tmp_path: Path) -> None:
-    with running(tmp_path, tables()) as parties:
+    with running(tmp_path, tables(3000)) as parties:
         key = parties.folder / "certs" / "analyst.key"
         askers = f'askers = {{ analyst = "{public_text(read_asker_key(key))}" }}\n'
         for name in ("store-eu", "store-us"):

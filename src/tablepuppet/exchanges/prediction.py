@@ -18,6 +18,7 @@ from tablepuppet.exchanges.features import check_encoders
 from tablepuppet.exchanges.keys import check_key_values, check_numbering, check_table
 from tablepuppet.models.neural import NeuralModel
 from tablepuppet.models.spec import ModelSpec
+from tablepuppet.owner.analyst_budget import is_noisy
 from tablepuppet.owner.enforcement import JobUnderContract, distinct_rows, refused
 from tablepuppet.owner.policy import Policy, Use, permit_columns
 from tablepuppet.owner.releases import DisclosedValues, reads, score_name, unknowns
@@ -200,7 +201,8 @@ def _score(
     if isinstance(request, ScoreRows) and fixed >= 0:
         columns[fixed], infos[fixed] = _set_constant(columns[fixed], infos[fixed], request.value)
     features = encode(columns, infos, request.rows, known)
-    if own.releases.limits_scores:
+    noisy = is_noisy(own.policy, own.contracts.contract(request.job), own.tables.use(request.job, request.scan))
+    if own.releases.limits_scores and not noisy:
         place = (own, request.job, request.scan, request.columns)
         table = own.tables.scan(request.job, request.scan).table
         name = np.append(theta, secure_generator().random()) if request.shuffled else theta  # tells something new

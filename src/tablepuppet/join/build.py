@@ -163,13 +163,16 @@ def map_tables(
     has_label = bound.branches[0].label_column >= 0
     labels = read_labels(bound, link, request, client_rows) if has_label else no_labels(bound, client_rows)
     of_labels = _label_span(bound, labels)
-    is_trained, is_held = _mark_rows(bound, labels, choice, client_rows)
+    is_trained, is_held = _mark_rows(bound, labels, choice, client_rows, may_be_none=request.analyst_cap is not None)
     walk = found.choose(request, labels.info)
     marks = (is_trained, is_held & ~labels.is_validation, is_held & labels.is_validation)
     if request.analyst_cap is None:
         train, test, validation = (_side(joins, of_labels, own) for own in marks)
     else:
-        kept = _cap_analyst(bound, joins, _side(joins, of_labels, is_trained | is_held), request.analyst_cap)
+        chosen = is_trained | is_held  # rows without one are left out: a job must not fail for one of them
+        if labels.values.dtype != np.int8:
+            chosen &= ~np.isnan(labels.values)
+        kept = _cap_analyst(bound, joins, _side(joins, of_labels, chosen), request.analyst_cap)
         rows = of_labels.numbers([kept])
         train, test, validation = (list[BranchSide]([kept.only(np.flatnonzero(own[rows]))]) for own in marks)
     whole = SideSizes(_rows(train), _rows(test), _rows(validation))
@@ -239,13 +242,18 @@ def map_tables(
 
 
 def _mark_rows(
-    bound: BoundQuery, labels: LabelSpace, choice: RowChoice | None, client_rows: Sequence[dict[str, int]]
+    bound: BoundQuery,
+    labels: LabelSpace,
+    choice: RowChoice | None,
+    client_rows: Sequence[dict[str, int]],
+    *,
+    may_be_none: bool,
 ) -> tuple[Marks, Marks]:
     """The rows of the label space that are trained on, and those that are held out."""
     is_held = labels.is_test | labels.is_validation
     if choice is not None:
         return choice.marks(labels, client_rows), np.zeros_like(is_held)
-    if any(branch.test_column >= 0 for branch in bound.branches) and not labels.is_test.any():
+    if any(b.test_column >= 0 for b in bound.branches) and not may_be_none and not labels.is_test.any():
         raise MappingError("test_where matches no rows left by WHERE; change the condition, or leave it out")
     return ~is_held, is_held
 

@@ -24,6 +24,11 @@ def budgeted_tables(policy: Policy, use: ScanUse) -> list[str]:
     return [base.table for base in use.bases if _budget_of(policy, base.table) is not None]
 
 
+def is_noisy(policy: Policy, contract: Contract | None, use: ScanUse) -> bool:
+    """Whether whoever asks sees noise alone of a scan: what its owner counts exactly must not decide on the job."""
+    return contract is not None and contract.analyst is not None and bool(budgeted_tables(policy, use))
+
+
 def _budget_of(policy: Policy, table: str) -> TableBudget | None:
     budget = policy.budget.get(table)
     return None if budget is None or budget.analyst is None else budget

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import effective_rows
 from tablepuppet.errors import PolicyError
-from tablepuppet.owner.analyst_budget import budgeted_tables
+from tablepuppet.owner.analyst_budget import is_noisy
 from tablepuppet.owner.labels import Split
 from tablepuppet.owner.policy import refused_by
 from tablepuppet.owner.row_sets import Keys, Kind, Sketch, joined_keys
@@ -60,8 +60,7 @@ def is_on(own: ClientState) -> bool:
 def _counts(own: ClientState, request: Any) -> bool:
     """Whether rows of a scan are counted: of a table with an analyst budget, a refusal would tell that one is there."""
     contract, use = own.contracts.contract(request.job), own.tables.use(request.job, request.scan)
-    is_noisy = contract is not None and contract.analyst is not None
-    return is_on(own) and not (is_noisy and budgeted_tables(own.policy, use))
+    return is_on(own) and not is_noisy(own.policy, contract, use)
 
 
 def review(own: ClientState, job: str, contract: Contract) -> tuple[list[RowSet], list[str]]:

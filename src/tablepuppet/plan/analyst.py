@@ -26,6 +26,8 @@ from tablepuppet.protocol.contract import Purpose
 from tablepuppet.sources.columns import STRING_KINDS
 from tablepuppet.sql.bound import BoundQuery
 
+_FEW = 6.5  # deviations of noise, which pass for rows once in 10^10
+
 
 def analyst_terms(bound: BoundQuery, job: Job, purpose: Purpose) -> AnalystTerms | None:
     """What a job pays; None: no table has such a budget, or the job does not say how much, which owners refuse."""
@@ -75,6 +77,17 @@ def _conditions(bound: BoundQuery, job: Job, purpose: Purpose, places: list[int]
         not job.data.has_weights and not job.data.negatives,
         "weights and negatives have no noisy form; leave them out",
     )
+    yield job.data.max_joined_rows is None, "max_joined_rows would compare its exact size; leave it out"
+    place = bound.branches[0].label_place
+    kind = bound.scans[place.scan].columns[place.label].kind
+    is_number = kind not in STRING_KINDS and label_bounds(job) is not None
+    yield (
+        is_number or kind == "boolean",
+        (
+            "values of a label may not decide what it is: write it as a condition, such as y = 1 AS y, or give bounds "
+            'of a number, privacy={"analyst": {"bounds": {"<label>": (low, high)}, …}}'
+        ),
+    )
     yield job.search is None and not job.probe, "a search has no noisy form; train models one by one and compare them"
     if purpose == "evaluate":
         return
@@ -86,9 +99,6 @@ def _conditions(bound: BoundQuery, job: Job, purpose: Purpose, places: list[int]
         not texts,
         f"names of {', '.join(texts)} would leave as they are; write CASE WHEN … THEN 1 ELSE 0 END for each",
     )
-    place = bound.branches[0].label_place
-    is_text = bound.scans[place.scan].columns[place.label].kind in STRING_KINDS
-    yield not is_text, "so are names of classes; write the label as a condition, such as kind = 'a' AS y"
     yield (
         job.model.loss_name in ("auto", _loss(job)),
         f"its loss is {_loss(job)}, by privacy.analyst.bounds of the label",
@@ -139,6 +149,11 @@ class AnalystNoise:
         least = self.least if self.least > 1 else 0
         return noised(sums, max(self.terms.deviation(part, norm), least), self.generator)
 
+    def check_rows(self, rows: float, part: Part, norm: float) -> None:
+        """Refuses to go on where noisy rows are few: with none the job would fail, and must not fail for that alone."""
+        if rows < _FEW * max(self.terms.deviation(part, norm), self.least):
+            raise JobError("too few rows are left for the noise on them; ask for more rows, or a larger epsilon")
+
     def within(self, labels: Array) -> tuple[Array, float]:
         """Labels that are numbers, cut to their bounds and between −½ and ½; and how far the bounds are apart."""
         if self.bounds is None:
@@ -165,8 +180,6 @@ class NoisySizes:
     @classmethod
     def of(cls, mapping: TableMapping, noise: AnalystNoise) -> NoisySizes:
         """One joined row counts on its side, for its class, for a row of each relation and of each block."""
-        if not {float(c) for c in mapping.label.classes} <= {0.0, 1.0}:
-            raise JobError("the label's classes are other numbers than 0 and 1")
         exact = summarise(mapping)
         scan = next(n for n, own in enumerate(mapping.bound.scans) if own.budgeted)
         values, sums = _label_sums(mapping.train, len(mapping.label.classes), noise)
@@ -177,6 +190,7 @@ class NoisySizes:
         every = np.array([*sides, *own_rows, *matched, *parts, *sums], np.float64)
         norm = float(np.sqrt(3 + len(exact.fits) + len(exact.blocks)))
         found = noise.add("sizes", every, norm)
+        noise.check_rows(float(found[0]), "sizes", norm)
         counts = np.maximum(0, np.rint(found)).astype(np.int64).tolist()
         sizes = _Sizes(counts[0], counts[1], counts[2], counts[3 : 3 + len(matched)], counts[3 + len(matched) :])
         margin = int(4 * noise.terms.deviation("sizes", norm))

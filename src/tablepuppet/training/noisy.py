@@ -1,7 +1,7 @@
 """Metrics for an analyst of a table with a budget: made of sums that carry noise, and of nothing else.
 
-    two classes    how many rows of each class have a score in each of 32 bins; the loss, cut at 6
-    more classes   how many rows of each class are predicted to be of each; the loss, cut at 6
+    two classes    rows, right ones, how many of each class have a score in each of 32 bins; the loss, cut at 6
+    more classes   rows, right ones, how many of each class are predicted to be of each; the loss, cut at 6
     a number       rows, |error|, error², label and label², with label and prediction cut to public bounds
     two models     both of these, and the difference of their losses, cut at 6, and its square
 
@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tablepuppet.arrays import Array
+from tablepuppet.errors import JobError
 from tablepuppet.join.mapping import rows_here
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.metrics import Moment, Spread, Sums
@@ -30,6 +31,7 @@ from tablepuppet.transport.meter import Traffic
 _BINS, _FARTHEST = 32, 4.0  # of scores; the middle border is 0, where the predicted class changes
 _MOST_LOSS = 6.0
 _CHUNK = 1 << 18
+_CLASS_NORM = 2.0  # a cell, the loss, the row itself, and whether it is predicted rightly
 _NUMBER_NORM = math.sqrt(1 + 1 + 1 + 1 / 4 + 1 / 16)
 _PAIR_NORM = math.sqrt(2.0)  # of a difference of losses and its square, each at most 1
 _SHARES = ("accuracy", "precision", "recall", "f1", "auc")
@@ -45,8 +47,12 @@ class NoisyMetrics:
         """Of a finished model; while it is trained nothing is measured."""
         if criterion.moment is not Moment.FINISHED:
             return Measured(float("nan"), {})
-        sums = self._noisy(_contributions(criterion.loss, scores, labels, self.noise), _norm(criterion.loss))
-        return _summarise(criterion.loss, sums, self.noise)
+        norm = _norm(criterion.loss)
+        sums = self._noisy(_contributions(criterion.loss, scores, labels, self.noise), norm)
+        try:
+            return _summarise(criterion.loss, sums, self.noise, norm)
+        except JobError:  # too few rows
+            return Measured(float("nan"), {})
 
     def _noisy(self, sums: Array, norm: float) -> Array:
         return self.noise.add("metrics", sums, norm)
@@ -62,7 +68,7 @@ class NoisyMetrics:
         norm = math.hypot(*(2 * [_norm(loss)]), _PAIR_NORM)
         found = self._noisy(np.concatenate([*each, pair]), norm)
         size, deviation = len(each[0]), self.noise.terms.deviation("metrics", norm)
-        before, after = (_summarise(loss, own, self.noise) for own in (found[:size], found[size : 2 * size]))
+        before, after = (_summarise(loss, own, self.noise, norm) for own in (found[:size], found[size : 2 * size]))
         assert before.on is not None
         rows = max(1, before.on.rows)
         difference, squares = _MOST_LOSS * found[-2] / rows, max(0.0, float(found[-1])) / rows
@@ -87,7 +93,7 @@ class NoisyMetrics:
 
 def _norm(loss: Loss) -> float:
     """The length of what a joined row contributes, at the most."""
-    return _NUMBER_NORM if loss.task == "number" else math.sqrt(2.0)
+    return _NUMBER_NORM if loss.task == "number" else _CLASS_NORM
 
 
 def _contributions(loss: Loss, scores: Array, labels: Array, noise: AnalystNoise) -> Array:
@@ -117,35 +123,38 @@ def _sum_rows(loss: Loss, scores: Array, labels: Array, noise: AnalystNoise) -> 
         classes = count
     counted = np.bincount(seen * count + cells, minlength=classes * count)
     lost = np.clip(np.nan_to_num(loss.value(scores, labels), nan=_MOST_LOSS), 0.0, _MOST_LOSS)
-    return np.append(counted, lost.sum() / _MOST_LOSS)
+    right = int(np.trace(counted.reshape(classes, classes, -1).sum(axis=2)))
+    return np.array([*counted, lost.sum() / _MOST_LOSS, len(labels), right])
 
 
-def _summarise(loss: Loss, found: Array, noise: AnalystNoise) -> Measured:
-    """Metrics that follow from noisy sums."""
+def _summarise(loss: Loss, found: Array, noise: AnalystNoise, norm: float) -> Measured:
+    """Metrics that follow from noisy sums, whose noise is for vectors of this length."""
     if loss.task == "number":
-        return _summarise_number(loss, found, noise)
+        return _summarise_number(loss, found, noise, norm)
     classes = 2 if loss.outputs == 1 else int(loss.outputs)
-    cells = found[:-1].reshape(classes, -1)
-    rows = max(1.0, float(cells.sum()))
-    sums: Sums = {"rows": rows, "loss": max(0.0, _MOST_LOSS * float(found[-1]))}
+    cells, (lost, counted, right) = found[:-3].reshape(classes, -1), found[-3:].tolist()
+    noise.check_rows(counted, "metrics", norm)
+    rows = max(1.0, counted)
+    sums: Sums = {"rows": rows, "loss": max(0.0, _MOST_LOSS * lost), "correct": right}
     if loss.outputs == 1:
         confusion = cells.reshape(2, 2, -1).sum(axis=2)
         sums |= {"area": _area(cells), "share": max(0.0, float(cells[1].sum())) / rows}
     else:
         confusion = cells
-    sums |= {"correct": float(np.trace(confusion)), "confusion": np.maximum(confusion, 0.0)}
+    sums["confusion"] = np.maximum(confusion, 0.0)
     known = {m.name: m for m in loss.metrics}
     names = [name for name in (*_SHARES, "log_loss") if name in known and (name != "auc" or "area" in sums)]
     values = {name: known[name].value(sums, None) for name in names}
     metrics = {n: min(max(v, 0.0), 1.0) if n in _SHARES else v for n, v in values.items() if v is not None}
-    deviation = noise.terms.deviation("metrics", _norm(loss))
-    errors = {"accuracy": deviation * math.sqrt(cells.size) / rows, "log_loss": deviation * _MOST_LOSS / rows}
+    deviation = noise.terms.deviation("metrics", norm)
+    errors = {"accuracy": deviation / rows, "log_loss": deviation * _MOST_LOSS / rows}
     return Measured(sums["loss"] / rows, metrics, on=MeasuredOn(round(rows), round(rows), errors))
 
 
-def _summarise_number(loss: Loss, found: Array, noise: AnalystNoise) -> Measured:
+def _summarise_number(loss: Loss, found: Array, noise: AnalystNoise, norm: float) -> Measured:
     assert noise.bounds is not None
     low, high = noise.bounds
+    noise.check_rows(float(found[0]), "metrics", norm)
     apart, rows = high - low, max(1.0, float(found[0]))
     absolute, squared, total, squares = found[1:].tolist()
     spread = Spread(round(rows), (low + high) / 2, apart * total, apart**2 * max(squares, 0.0))
@@ -153,7 +162,7 @@ def _summarise_number(loss: Loss, found: Array, noise: AnalystNoise) -> Measured
     known = {m.name: m for m in loss.metrics}
     values = {n: known[n].value(sums | {"spread": spread}, None) for n in ("rmse", "mae", "r2") if n in known}
     metrics: Metrics = {name: value for name, value in values.items() if value is not None}
-    error = apart * noise.terms.deviation("metrics", _NUMBER_NORM) / rows
+    error = apart * noise.terms.deviation("metrics", norm) / rows
     on = MeasuredOn(round(rows), round(rows), {"mae": error})
     return Measured(0.5 * sums["squared"] / rows, metrics, on=on)
 

@@ -41,6 +41,7 @@ from tablepuppet.exchanges.features import OpenPart
 from tablepuppet.exchanges.prediction import check_asked_rows, count_scores, permit_own_scores, permit_scores
 from tablepuppet.memory import trim_heap
 from tablepuppet.models.spec import ModelSpec
+from tablepuppet.owner.analyst_budget import is_noisy
 from tablepuppet.owner.enforcement import JobUnderContract, refused
 from tablepuppet.owner.part_store import BlockPart
 from tablepuppet.owner.policy import Policy, Use
@@ -308,7 +309,8 @@ def _bits(
 def _charge(own: ClientState, request: OfRows, rules: Sequence[trees.SplitRule]) -> None:
     """Counts what rows answer to splits. A split that a server chose may be all that there is to know of a column with
     few values: it counts as a number."""
-    if own.releases.limits_scores:
+    noisy = is_noisy(own.policy, own.contracts.contract(request.job), own.tables.use(request.job, request.scan))
+    if own.releases.limits_scores and not noisy:
         place = (own, request.job, request.scan, request.columns)
         table = own.tables.scan(request.job, request.scan).table
         values = DisclosedValues(table, reads(*place), len(rules), trees.splits_name(rules))

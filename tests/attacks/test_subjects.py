@@ -224,3 +224,15 @@ def test_an_owner_charges_a_patient_no_less_than_the_ledger_claims(what: str) ->
     assert all(
         "per patient of visits" in line for line in ledger.lines() if line.startswith(("predictions of", "features of"))
     )
+
+
+def test_test_rows_of_few_patients_are_few() -> None:
+    """Some 48 test rows, of about 24 patients."""
+    job = JOB | {"test_fraction": 0.04}
+    with tp.Federation(visits(30, 40), policies={"visits": Policy(minimum_rows=28)}) as federation:
+        federation.train(QUERY, **job)
+    with (
+        with_policy(visits(30, 40), minimum_rows=28) as federation,
+        pytest.raises(PolicyError, match="would be test rows"),
+    ):
+        federation.train(QUERY, **job)

@@ -16,7 +16,7 @@ from tablepuppet.arrays import Array
 from tablepuppet.errors import PrivacyError
 from tablepuppet.models.features import Features
 from tablepuppet.models.linear import LinearModel
-from tablepuppet.privacy.gaussian import GradientPrivacy, secure_generator
+from tablepuppet.privacy.gaussian import GradientPrivacy, clip_scale, secure_generator
 
 ALARM = 1e-5
 
@@ -149,3 +149,23 @@ def test_predictions_carry_the_noise_that_was_planned_each_time_anew() -> None:
         assert tails[0] < float((drawn**2).mean()) / 2.5**2 < tails[1]
     with pytest.raises(PrivacyError, match="covers 2 noisy predictions"):
         private.disclose(np.zeros((4000, 1)))
+
+
+@given(st.floats(0.01, 10.0), st.floats(0.01, 10.0), st.integers(0, 2**32))
+def test_a_rows_share_is_cut_to_the_clip_and_to_its_reach_for_each_unit_of_signal(
+    clip: float, reach: float, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    signal, norms = random.normal(size=(40, 2)) * 3, random.uniform(0, 5, 40)
+    sizes = np.linalg.norm(signal, axis=1)
+    left = clip_scale(signal, norms, clip, reach) * sizes * norms
+    assert (left <= np.minimum(clip, reach * sizes) * (1 + 1e-12)).all()
+
+
+def test_no_more_noisy_gradients_leave_than_were_counted() -> None:
+    private = PrivateGradient(GradientPrivacy(clip=1.0, noise=1.0, limit=2), secure_generator())
+    model = linear(3)
+    for _ in range(2):
+        private.gradient(model, model.initial(), np.ones((3, 2)), None)
+    with pytest.raises(PrivacyError, match="covers 2 noisy gradients"):
+        private.gradient(model, model.initial(), np.ones((3, 2)), None)

@@ -285,6 +285,10 @@ class Algorithm(Generic[_Options]):
         """Why there is no form of it under feature privacy; None: there is."""
         return f"{self.name} has no private form"
 
+    def noisy_sums(self, options: _Options) -> int | None:
+        """How many sums over rows a model consists of, if they can all be noisy; None: exact rows decide more."""
+        return None
+
     def private_form(self, options: _Options, features: FeaturePrivacy, *, is_linear: bool, blocks: int) -> PrivateForm:
         """How gradients are noised, where `why_not_private` has no objection."""
         return PrivateForm()

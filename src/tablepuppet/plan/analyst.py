@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 import numpy as np
 
-from tablepuppet.algorithms.boosting.options import Boosting
+from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.algorithms.shape import FanOutHistogram
 from tablepuppet.arrays import Array
 from tablepuppet.errors import JobError, PrivacyError
@@ -103,8 +103,8 @@ def _conditions(bound: BoundQuery, job: Job, purpose: Purpose, places: list[int]
         job.model.loss_name in ("auto", _loss(job)),
         f"its loss is {_loss(job)}, by privacy.analyst.bounds of the label",
     )
-    is_drawn = isinstance(options, Boosting) and options.is_random and options.subsample == 1.0
-    yield is_drawn, 'only trees that are drawn hide whether a row is there; use model="boosted", splits="random"'
+    is_sums = algorithm_of(options).noisy_sums(options) is not None
+    yield is_sums, 'only trees that are drawn hide whether a row is there; use model="boosted", splits="random"'
     yield job.warm_start is None and job.patience is None, "warm_start and patience look at exact rows; leave them out"
     yield not split.validation_fraction and split.validation_where is None, "no rows validate; leave validation out"
     clients = bound.scans[bound.branches[0].label_place.scan].clients
@@ -127,8 +127,9 @@ def analyst_job(job: Job, terms: AnalystTerms) -> Job:
     """The job as it is run: with noise on the leaves of its trees, which the server adds."""
     asked = job.privacy.analyst
     assert asked is not None
-    assert isinstance(job.options, Boosting)
-    noise = terms.leaf_noise(job.options.trees) if "model" in terms.shares else 1.0
+    sums = algorithm_of(job.options).noisy_sums(job.options)
+    assert sums is not None
+    noise = terms.leaf_noise(sums) if "model" in terms.shares else 1.0
     features = FeaturePrivacy(noise=noise, delta=terms.delta, bounds=asked.bounds)
     privacy = msgspec.structs.replace(job.privacy, features=features, allow_reconstruction=True)
     return job.replace(privacy=privacy, loss=_loss(job))

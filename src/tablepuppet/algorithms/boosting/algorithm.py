@@ -64,5 +64,9 @@ class BoostingAlgorithm(Algorithm[Boosting]):
             return None
         return 'splits that are searched tell of every row, and have no private form; draw them with splits="random"'
 
+    def noisy_sums(self, options: Boosting) -> int | None:
+        """Leaves are sums; splits that are drawn look at no row."""
+        return options.trees if options.is_random and options.subsample == 1.0 else None
+
 
 ALGORITHM = BoostingAlgorithm()

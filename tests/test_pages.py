@@ -32,6 +32,7 @@ HEAVY = {
     "choose-a-model",
     "compare-models",
     "export-a-model",
+    "feature-privacy",
     "hide-join-keys",
     "join-any-size",
     "recommend-items",
@@ -115,11 +116,8 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
             process.wait()
 
 
-@pytest.mark.parametrize(
-    "page",
-    [pytest.param(path, marks=[pytest.mark.slow] if path.stem in PROCESSES else []) for path in TUTORIALS],
-    ids=lambda path: path.stem,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda path: path.stem)
 def test_a_tutorial_runs_from_top_to_bottom(page: Path, reader: Reader) -> None:
     reader.follow(read_blocks(page))
     assert set(reader.leave()) <= {0}

@@ -6,6 +6,7 @@ Blocks of a how-to page find the tables, the job and the model that docs/how-to/
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
@@ -156,6 +157,12 @@ def test_the_commands_of_a_how_to_page_run(page: Path, prepared: Reader, reader:
     reader.follow([block for block in read_blocks(page) if block.language != "python" or block.title])
 
 
+@functools.cache
+def whole_command() -> Any:
+    """`tablepuppet` with all its commands and options."""
+    return typer.main.get_command(make_app())
+
+
 def lines_of_commands(page: Path) -> Iterator[list[str]]:
     """Each `tablepuppet …` of the page's shell blocks as words."""
     for block in read_blocks(page):
@@ -171,7 +178,7 @@ def lines_of_commands(page: Path) -> Iterator[list[str]]:
 def test_every_command_of_a_page_has_the_options_that_it_shows(page: Path) -> None:
     unknown = []
     for words in lines_of_commands(page):
-        command: Any = typer.main.get_command(make_app())
+        command: Any = whole_command()
         rest = list(words)
         while isinstance(command, TyperGroup) and rest and rest[0] in command.commands:
             command = command.commands[rest.pop(0)]

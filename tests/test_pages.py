@@ -10,6 +10,7 @@ import functools
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -70,6 +71,7 @@ class Reader:
         self.folder = folder
         self.names: dict[str, Any] = {"__name__": "page"}
         self.terminals: list[subprocess.Popen[bytes]] = []
+        self.started: list[subprocess.Popen[bytes]] = []
         self.ports = {port: str(free_port()) for port in ("8470", "8471")}
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         self.environment = os.environ | {"PATH": path, "OPENBLAS_NUM_THREADS": "1"}
@@ -90,7 +92,10 @@ class Reader:
         output = self.folder / f"output-{len(list(self.folder.glob('output-*')))}"
         line = ["bash", "-euo", "pipefail", "-c", f"exec {code}" if in_background else code]
         with output.open("wb") as file:
-            process = subprocess.Popen(line, cwd=self.folder, env=self.environment, stdout=file, stderr=file)
+            process = subprocess.Popen(
+                line, cwd=self.folder, env=self.environment, stdout=file, stderr=file, start_new_session=True
+            )
+        self.started.append(process)
         if in_background:
             self.terminals.append(process)
             while not output.stat().st_size and process.poll() is None:
@@ -112,9 +117,10 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
     try:
         yield found
     finally:
-        for process in found.terminals:
-            process.kill()
-            process.wait()
+        for process in found.started:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
 
 @pytest.mark.slow

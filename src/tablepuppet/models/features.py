@@ -4,10 +4,9 @@ In: numbers (n, p) and one code per row and string column. Out: exact linear alg
 float64 with the n × d matrix X that they stand for: Xθ, Xᵀs, Xᵀdiag(w)X. Time is
 O(n · k) for k columns of θ however many categories there are, and no n × d array exists.
 
-θ has one row per encoded column, in feature order, each feature contiguous:
-a number is 1 column, a vector of size k is k, each followed by a 0/1 column for "missing"
-if a training row lacked one; a string is one 0/1 column per category, then NULL, then
-"any other", where its encoder asks for them.
+θ has one row per encoded column, in feature order; a feature's columns are contiguous. A number is 1 column and a
+vector of size k is k columns. Each is followed by a 0/1 column for "missing" if a training row lacked it. A string is
+one 0/1 column per category, then NULL and "any other" if its encoder asks for them.
 """
 
 from __future__ import annotations

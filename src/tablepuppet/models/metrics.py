@@ -1,8 +1,8 @@
-"""Metrics: what a model is judged by, from sums over joined rows or from scores in order.
+"""Metrics of a model, from sums over joined rows or from scores in order.
 
-Each metric says which sums it needs of a shard of rows, and how it follows from the sums of all of them; a loss lists
-the metrics that its models have. Equal to scikit-learn's of the same names. Labels that their owners made noisy give
-estimates of what the true labels would, where there is one without bias; otherwise the metric is left out.
+Each metric defines the sums that it needs of a shard of rows, and its value from the sums of all shards. A loss lists
+the metrics of its models. Metrics equal scikit-learn's of the same names. If owners made the labels noisy, a metric is
+an unbiased estimate of its value on the true labels; it is left out if none exists.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tablepuppet.privacy.labels import Channel
 _MOST_RELATIVE = 1e4  # a mean relative error: a larger one is of labels at or near 0
 Sums = dict[str, Any]
 ShardSums = Callable[[Any, Array, Array, Channel | None], Sums]  # of a loss, scores and labels
-Value = Callable[[Sums, Channel | None], float | None]  # None: cannot be had of such labels
+Value = Callable[[Sums, Channel | None], float | None]  # None: undefined for such labels
 
 
 class Moment(IntEnum):
-    """When something is measured, and with it all that is measured before; what is dear is measured less often."""
+    """When a metric is measured; each moment includes those before. Expensive metrics are measured less often."""
 
     EPOCH = 0  # of training rows, after each epoch
     HELD_OUT = 1  # of test and validation rows, after each epoch
@@ -171,7 +171,7 @@ def _average_precision(sums: Sums, channel: Channel | None) -> float | None:
 
 
 def _mape(sums: Sums, channel: Channel | None) -> float | None:
-    """None, too, where labels at or near 0 make of it what nobody can read."""
+    """None, too, where labels at or near 0 make it unreadably large."""
     found = sums["relative"] / sums["rows"]
     return None if channel is not None or found > _MOST_RELATIVE else found
 

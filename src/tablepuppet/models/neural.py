@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Inputs:
-    """The encoded rows of one side (train or test) of a part, whole or one first layer at a time: codes pick columns of
-    its weights, so that wide one-hot columns are never written out."""
+    """The encoded rows of one side (train or test) of a part, whole or one first layer at a time. Codes pick columns of
+    the layer's weights, so wide one-hot columns are never written out."""
 
     dense: Tensor  # (n, p)
     dense_columns: Tensor
@@ -148,7 +148,7 @@ class NeuralModel:
     def predict(self, theta: Array, rows: RowNumbers | None = None, draw: int | None = None) -> Array:
         """h of some (or all) train rows; `draw` numbers a draw of dropout masks, None: none.
 
-        Of a batch, the pass is kept: its gradient is what is asked for next.
+        The pass of a batch is kept, because its gradient is asked for next.
         """
         count = len(self.train) if rows is None else len(rows)
         if draw is None or self._has_buffers or not 0 < count <= ROWS_PER_NETWORK_PASS:
@@ -278,7 +278,7 @@ class NeuralModel:
     def _has_plain_first_layer(self) -> bool:
         """Whether the module begins with a dense layer: codes pick its columns, which are never written out.
 
-        A hook may change what a layer gives, so that the module is compared with its layers on two rows.
+        A hook may change a layer's output, so the module is compared with its layers on two rows.
         """
         torch, layers = need_torch(), cast("Any", self.module)
         if not isinstance(self.module, torch.nn.Sequential) or not layers or type(layers[0]) is not torch.nn.Linear:

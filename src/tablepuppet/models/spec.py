@@ -1,4 +1,4 @@
-"""ModelSpec: what a block's model is, as data that its clients are sent; Penalty: what its parameters cost."""
+"""ModelSpec: a block's model, as data that its clients are sent; Penalty: the cost of its parameters."""
 
 from __future__ import annotations
 

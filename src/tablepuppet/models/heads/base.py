@@ -1,13 +1,13 @@
 """Head: score(j) = intercept + head(h_1[p_1(j)], …, h_M[p_M(j)]), with h_i of width k_i.
 
-In: what every block gives for some joined rows. Out: their scores, and back from ∂ℓ/∂score the signals ∂ℓ/∂h_i, which
-are collapsed to each block's rows as the sum's residual is: only widths grow. A head may have parameters of its own,
-one vector that the server keeps. `SumHead` is the first of them and has none.
+In: every block's outputs for some joined rows. Out: their scores; backwards, from ∂ℓ/∂score, the signals ∂ℓ/∂h_i. These
+are collapsed to each block's rows like the residual of a sum; only widths grow. A head may have parameters, one vector
+that the server keeps. `SumHead` has none.
 
-Joined rows under a head: what walks over them sees as scores is what the head makes of the blocks' outputs, so that an
-algorithm's join step, metrics and predictions run as they do over a sum. A step's signal ∂ℓ/∂score is pulled back
-through the head before it is collapsed, together with the shrinkage λ h_i; sums get one more entry, `head`, the
-gradient of the head's own parameters. All is in the label's unit u: signals are those of the objective divided by u².
+Joined rows under a head: walks see the head's results as scores, so join steps, metrics and predictions run as they do
+over a sum. A step's signal ∂ℓ/∂score is pulled back through the head and then collapsed, with the shrinkage λ h_i. Sums
+get one more entry, `head`: the gradient of the head's own parameters. Everything is in the label's unit u: signals are
+those of the objective divided by u².
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ HeadKind = Literal["sum", "factor", "mlp", "module"]
 
 
 class HeadSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A head over M blocks: the widths k_i of what each of them gives, and what is made of them."""
+    """A head over M blocks: the width k_i of each block's output, and how they combine into scores."""
 
     kind: HeadKind = "sum"
     outputs: int = 1  # d_c, scores per joined row
     widths: tuple[int, ...] = ()  # k_i
-    unit: float = 1.0  # of a numeric label: scores are so many times what the head computes
+    unit: float = 1.0  # of a numeric label: scores are this multiple of the head's result
     shrinkage: float | None = 0.0  # λ of ½ λ Σ_i ‖h_i‖² per joined row; None: the algorithm learns it
     hidden: tuple[int, ...] = ()  # layers of a network
     sum_weight: float = 0.0  # beside a perceptron the blocks' first outputs are summed, so many times; 0: no sum

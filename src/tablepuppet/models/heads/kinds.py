@@ -1,7 +1,7 @@
-"""Heads by their kind, and what a job may say of its head.
+"""Heads by their kind, and a job's options for its head.
 
-In: keyword arguments. Out: one sentence that says what is wrong, or a HeadSpec once the blocks and the loss are known;
-then the head. Modules of the user's own are known to the server of this process by a name.
+In: keyword arguments. Out: an error of one sentence, or a HeadSpec once the blocks and the loss are known; then the
+head. The server of this process knows a user's own modules by name.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def known_head(options: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 _WIDTH, _HIDDEN = 16, (64, 32)
-_SUM_WEIGHT = 2.0  # outputs that a perceptron's head also sums: they learn twice as fast as what the perceptron sees
+_SUM_WEIGHT = 2.0  # outputs that a perceptron's head also sums: they learn twice as fast as the perceptron's inputs
 SUM_BY_ROWS = _SUM_WEIGHT**2  # what their l2 gets besides, as in HeadTraits: 1/N of what they add to scores
 
 
@@ -109,7 +109,7 @@ HEADS = tuple(kind for kind, traits in KINDS.items() if not traits.is_own)
 
 
 def traits_of(kind: HeadKind) -> HeadTraits:
-    """What a kind of head is like."""
+    """The traits of a kind of head."""
     return KINDS[kind]
 
 
@@ -124,7 +124,7 @@ def head_given(head: Any) -> dict[str, Any]:
 
 
 def check_head(job: Any, given: dict[str, Any], *, is_trained: bool, trained_by: str, needs_bound: bool) -> None:
-    """What a head cannot have, and who cannot train it.
+    """Refuses a head with options that it cannot have, or with an algorithm that cannot train it.
 
     `is_trained`: whether the job's algorithm trains such a head; `trained_by`: which ones do, as a sentence names them;
     `needs_bound`: whether its steps rest on a bound of the curvature.

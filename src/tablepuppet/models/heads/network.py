@@ -3,9 +3,9 @@
     score = u · module((h_1, …, h_M); w)                                 a module, or a perceptron
     score = u · (α Σ_i b_i + γ perceptron((v_1, …, v_M); w))             beside the sum of tables: h_i = (b_i, v_i)
 
-`head="mlp"` is a perceptron, beside the sum where its steps are left open; a module of the user's own takes
-(rows, Σ k_i) to (rows, d_c). Its parameters w are one vector, and it draws no random numbers and mixes no rows, so that
-shards of joined rows may pass one at a time.
+`head="mlp"` is a perceptron, added to the sum if the user leaves its steps open. A user's own module takes (rows, Σ
+k_i) to (rows, d_c). Its parameters w are one vector. It draws no random numbers and mixes no rows, so shards of joined
+rows can pass one at a time.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class NetworkHead:
         return self._scores(out, h), pull_back
 
     def sum_alone(self, h: Sequence[Array]) -> Array:
-        """What the sum of tables says by itself, where there is one."""
+        """Scores of the sum of tables alone, where there is one."""
         return np.asarray(self.spec.unit * self.spec.sum_weight * sum(v[:, : self.spec.outputs] for v in h))
 
     def _through_module(self, own: Array, h: Sequence[Array]) -> tuple[Tensor, Callable[[Tensor], Any]]:

@@ -1,11 +1,12 @@
 """Loss: all that depends on which loss ℓ(a; y) is minimised.
 
-A loss says which labels it takes, its value and derivatives, its proximal map, the best constant, what a score means
-(its link), which metrics a model of it has, and what privacy may do to its labels. Scores `a` are (rows, outputs);
-labels are one number per row (a class number where the label has classes). Everything is for all rows at once.
+A loss defines the labels it takes, its value and derivatives, its proximal map and its best constant. It also defines
+the link from scores to predictions, the metrics of its models and the noise its labels may carry. Scores `a` are (rows,
+outputs); labels are one number per row (a class number where the label has classes). Every method takes all rows at
+once.
 
-A loss of one output needs `value`, `gradient` and `curvature`; the rest follows from them or from what it declares.
-docs/extending.md says how to add one.
+A loss of one output needs `value`, `gradient` and `curvature`; the rest follows from them or from its declarations.
+docs/extending.md explains how to add one.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ LabelNoise = Literal["unbiased labels", "targets", "refused"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LabelFacts:
-    """What a loss may know of the training labels when it is made; a loaded model's loss knows the classes alone."""
+    """Facts about the training labels for making a loss; a loaded model's loss has only the classes."""
 
     classes: int = 0  # 0: the label is a number
     values: Array | None = None  # different labels, ascending
@@ -48,7 +49,7 @@ class Loss(ABC):
 
     name: ClassVar[str]
     model: ClassVar[str]  # model="…" trains a linear model with this loss
-    task: ClassVar[Task] = "number"  # what the label must be
+    task: ClassVar[Task] = "number"  # the kind of label it needs
     options: ClassVar[tuple[str, ...]] = ()  # fields that a job may set
     metrics: ClassVar[tuple[Metric, ...]]  # by default those of the task
     is_quadratic: ClassVar[bool] = False  # the curvature is `bound` everywhere
@@ -57,7 +58,7 @@ class Loss(ABC):
     slope_tells_curvature: ClassVar[bool] = False  # of a label as it is: `curvature_of_slopes`
     is_in_label_units: ClassVar[bool]  # a score is an estimate of the label itself; by default that of a number is
     label_noise: ClassVar[LabelNoise] = "refused"  # "unbiased labels": the loss is linear in y, but for what has no a
-    searches_constant: ClassVar[bool] = False  # training begins at what a subspace search finds, not at best_constant
+    searches_constant: ClassVar[bool] = False  # training begins at a subspace search's result, not at best_constant
     diverged: ClassVar[float] = inf  # an objective that no model reaches but one that diverges
     epochs: ClassVar[Mapping[str, int]] = {}  # more than for other losses, by what of it an algorithm uses
 
@@ -100,7 +101,7 @@ class Loss(ABC):
     # -- labels ----------------------------------------------------------------------------------
 
     def wrong_labels(self, labels: Array) -> str | None:
-        """What is wrong with labels outside the loss's domain, and what to do; None: nothing. Never a label itself."""
+        """Explains why labels are outside the loss's domain, with the remedy; None: they are inside. Shows no label."""
         return None
 
     def best_constant(self, labels: Array, weights: Array) -> Array:
@@ -178,7 +179,7 @@ class Loss(ABC):
         """The loss in a form whose sums over a join need no joined row; None: it has none."""
         return None
 
-    # -- what a score means ----------------------------------------------------------------------
+    # -- the link from scores to predictions -----------------------------------------------------
 
     def predict(self, scores: Array) -> Array:
         """The prediction of each row: a number, or the number of a class."""
@@ -202,8 +203,8 @@ class Loss(ABC):
     ) -> Sums:
         """Sums over some rows, of which the objective and all metrics but those of ranks are made (metrics.py).
 
-        `total`: Σ ℓ, where it is known. Of labels that their owners made noisy, sums are estimates without bias of
-        what the true labels would give.
+        `total`: Σ ℓ, where it is known. If owners made the labels noisy, the sums are unbiased estimates of those with
+        true labels.
         """
         sums: Sums = {"rows": len(labels), "loss": self.total(scores, labels) if total is None else total}
         for part in sums_of(self.metrics, moment):

@@ -73,9 +73,8 @@ class Logistic(Loss):
         return _total(scores, labels, e), gradient, curvature
 
     def proximal(self, centre: Array, rho: float | Array, labels: Array, start: Array) -> Array:
-        # g(u) = σ(u) − y + ρ(u − v) rises, is convex below 0 and concave above. g(0) tells on which
-        # side its root lies; there Newton overshoots at most once, towards 0, where it is stopped,
-        # and is monotone from then on.
+        # g(u) = σ(u) − y + ρ(u − v) rises, is convex below 0 and concave above. The sign of g(0) gives the side of its
+        # root. There Newton overshoots at most once, towards 0, where it is stopped; from then on it is monotone.
         y = labels[:, None]
         is_above = 0.5 - y - rho * centre < 0
         low, high = np.where(is_above, 0.0, -np.inf), np.where(is_above, np.inf, 0.0)

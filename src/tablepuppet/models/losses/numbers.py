@@ -15,7 +15,7 @@ from tablepuppet.models.losses.base import LabelFacts, LabelNoise, Loss
 from tablepuppet.models.losses.separable import Exponential, Separable, Square
 from tablepuppet.models.metrics import COVERAGE, DEVIANCE, MAE, NUMBER, PINBALL, R2, RMSE, Metric
 
-_TINY = 1e-10  # what a mean of counts is at least
+_TINY = 1e-10  # lower bound of a mean of counts
 
 
 @dataclass(frozen=True, slots=True)

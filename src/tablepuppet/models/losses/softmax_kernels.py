@@ -1,7 +1,7 @@
 """The loops of softmax.py, compiled (numba): a chunk of rows never leaves the first-level cache.
 
-A chunk lies transposed, classes by rows, so that every inner loop runs over rows. Compiled code is kept beside the
-source, or in the user's cache where that cannot be written: a machine compiles each loop once, at its first use.
+A chunk lies transposed, classes by rows, so that every inner loop runs over rows. Compiled code is kept next to the
+source, or in the user's cache if that folder is read-only. A machine compiles each loop once, at its first use.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def multiply_pairs(p: Array, out: Array) -> None:
 def proximal(centre: Array, rho: Array, labels: Array, targets: Array, u: Array) -> None:
     """Newton with the Hessian ρI + diag(p) − ppᵀ, inverted by Sherman–Morrison; ρ is one number per row.
 
-    Where the slope at the end of a step points back by more than a tenth of the slope at its start,
-    the step overshot: it is taken again at half its size.
+    A step overshoots if the slope at its end points back by more than a tenth of the slope at its start. It is then
+    taken again at half its size.
     """
     classes = u.shape[1]
     wide, narrow = np.zeros((7, classes, _CHUNK_ROWS)), np.ones((8, _CHUNK_ROWS))

@@ -44,7 +44,7 @@ class Place:
     scan: int
     columns: tuple[int, ...]
     end: int
-    has_absent: bool = False  # whether the last of them stands for what a LEFT JOIN did not find
+    has_absent: bool = False  # whether the last of them stands for the row that a LEFT JOIN did not find
 
 
 def block_span(
@@ -52,9 +52,9 @@ def block_span(
 ) -> tuple[Span, list[Place]]:
     """Where each branch's rows lie in the block, and where each client's.
 
-    Members of different branches that read the same columns of the same scan share their rows. Where one of the columns
-    has a value although a LEFT JOIN finds no row, as COALESCE(x, 0) has, the last client has one more row for it; not
-    so where rows are `assumed`, as those of a missing owner: by branch, the relations.
+    Members of different branches that read the same columns of the same scan share their rows. A column such as
+    COALESCE(x, 0) has a value although a LEFT JOIN finds no row; the last client then has one more row for it.
+    Relations in `assumed` (by branch), such as those of a missing owner, get no such row.
     """
     offsets: dict[tuple[int, tuple[int, ...]], int] = {}
     places: list[Place] = []
@@ -83,9 +83,8 @@ def parts_of_block(
     number: int,
     masks: Callable[[int], bool] = lambda clients: False,
 ) -> list[Part]:
-    """The clients' shares of a block. A client none of whose rows are used takes no part, unless it is the only one (a
-    LEFT JOIN may find nobody, and what the features are is known all the same), or without it too few are left for
-    masks: then its sums are zero."""
+    """The clients' shares of a block. A client without used rows takes no part, with two exceptions: it is the only
+    client (a LEFT JOIN may find nobody), or too few would be left for masks. Then its sums are zero."""
     ends = np.array(
         [0, *(place.end for place in places)], dtype=sides[0].dtype
     )  # of another, NumPy would widen all rows
@@ -139,7 +138,7 @@ class RowChoice:
     """Which rows of the label space are mapped, all as training rows: those that a model is measured on."""
 
     marks: Callable[[LabelSpace, Sequence[dict[str, int]]], NDArray[np.bool_]]
-    nothing_left: str  # what is said where no joined row has a marked one
+    nothing_left: str  # the error message if no joined row has a marked one
 
 
 def map_tables(
@@ -154,7 +153,7 @@ def map_tables(
     privacy = request.privacy
     caps = [None if privacy.features is None else privacy.features.cap_of(block.table) for block in bound.blocks]
     keys, client_rows = gather_keys(bound, link, request.job, privacy, request.seed)
-    trim_heap(max(sum(own.values()) for own in client_rows))  # in one process, what owners freed while others worked
+    trim_heap(max(sum(own.values()) for own in client_rows))  # in one process: memory that owners freed meanwhile
     merged = tuple(scan.merged for scan in keys)
     cutoffs = {number: scan.cutoffs for number, scan in enumerate(keys) if scan.cutoffs is not None}
     found = join_branches(bound, keys, request, None if any(caps) else cluster)
@@ -297,7 +296,7 @@ def _counts(side: Sequence[BranchSide]) -> list[list[Counts]]:
 
 
 def _add_counts(first: list[list[Counts]], second: list[list[Counts]]) -> list[list[Counts]]:
-    """What is counted on two sides."""
+    """Adds the counts of two sides."""
     return [[a + b for a, b in zip(*own, strict=True)] for own in zip(first, second, strict=True)]
 
 

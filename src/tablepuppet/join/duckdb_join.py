@@ -1,8 +1,8 @@
 """The join of keys by DuckDB: any equalities, any mix of inner, outer and cross joins.
 
 In: keys of any type. Out: the row number of every joined row in each relation, in order. DuckDB works within a limit
-of memory and spills to a folder of its own, which is gone afterwards. The label's relation is taken a slice at a
-time, so that what is sorted stays small and row numbers stream straight into compact arrays.
+of memory and spills to a folder of its own, which is gone afterwards. The label's relation is taken a slice at a time,
+so sorts stay small and row numbers stream straight into compact arrays.
 
 A process holds a lock on its folder, which the system takes away when the process dies, however it dies. So a folder
 whose lock nobody holds belongs to the dead; it may lie in a /tmp that several containers share.

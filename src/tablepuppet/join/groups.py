@@ -80,7 +80,7 @@ class _Shared:
         ]
 
     def relay_requests(self, job: str, scan: int, sums: Sequence[GroupSums]) -> list[HoldGroups]:
-        """What each client is told of the groups that it holds."""
+        """The message to each client about the groups that it holds."""
         found = []
         for place in range(len(sums)):
             others = [other for other in range(len(sums)) if other != place]

@@ -1,8 +1,8 @@
-"""Keys → joined rows: the join of what the clients sent of their key columns.
+"""Keys → joined rows: the join of the key columns that clients sent.
 
 In: the keys of every scan. Out: the joined rows of a branch, to be counted and read. They are ordered by the label's
-row first, then by those of the other relations in the order of the query, so that the same keys always give the same
-order. Joins that form a tree are counted out (tree_join.py); all others are DuckDB's (duckdb_join.py).
+row first, then by the other relations' rows in the order of the query. So the same keys always give the same order.
+Joins that form a tree are counted out (tree_join.py); all others are DuckDB's (duckdb_join.py).
 
 `JoinedSide`: one side of the joined table (training, validation or test rows) before it is written down. In: for each
 branch the joined rows of the side, and for each block the new numbers of its rows. Out: p_i of any view of joined rows.
@@ -32,10 +32,10 @@ class Span:
     relations: tuple[int, ...]  # one of each branch
     offsets: tuple[int, ...]  # of its rows
     rows: int  # of all
-    has_absent: tuple[bool, ...] = ()  # whether one more row follows its own: what a LEFT JOIN did not find
+    has_absent: tuple[bool, ...] = ()  # whether one more row follows its own: the row that a LEFT JOIN did not find
 
     def total(self, counts: Sequence[Sequence[Counts]]) -> Counts:
-        """What is counted for each branch and relation, per row here; relations of several branches may share rows."""
+        """Counts per row here, from those of each branch and relation; relations of several branches may share rows."""
         own = [counts[branch][relation] for branch, relation in enumerate(self.relations)]
         for branch, has_absent in enumerate(self.has_absent):
             if has_absent:
@@ -155,7 +155,7 @@ class SizeLimit:
     """How many joined rows there may be."""
 
     rows: int
-    here: int  # that this machine may make, which alone joins what is no tree
+    here: int  # that this machine may make; it alone makes joins that are no tree
     bounds_trees: bool = True  # False: a tree may have any number, for nobody writes them down
     prefers_trees: bool = False  # whether joined rows may come in any order, for the sake of a tree
 

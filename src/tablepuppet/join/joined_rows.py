@@ -1,8 +1,8 @@
-"""Joined: what algorithms and training ask of joined rows. JoinedRows: those that lie here, as row numbers.
+"""Joined: the joined rows as algorithms and training use them. JoinedRows: those that lie here, as row numbers.
 
 The joined table exists only as p_i, one row number per block and joined row (docs/notation.md).
-`expand` carries per-row values to joined rows, `collapse` sums joined values back to rows; they
-are adjoint, which is the one law that every algorithm rests on.
+`expand` carries per-row values to joined rows; `collapse` sums joined values back to rows. They are adjoint, and every
+algorithm rests on this one law.
 
 All work over joined rows runs in shards small enough for a core's cache. Shards are grouped in
 lanes; a lane is walked by one thread, and lanes are summed in order. Borders depend on N alone,
@@ -56,7 +56,7 @@ class Joined(Walkable, Protocol):
 
     @property
     def indices(self) -> Sequence[BlockIndex]:
-        """For each block, what is known of p_i."""
+        """For each block, facts about p_i."""
 
     @property
     def labels(self) -> NDArray[Any]:
@@ -79,7 +79,7 @@ class Joined(Walkable, Protocol):
 
 
 class BlockIndex(Protocol):
-    """What is known of p_i, wherever its numbers lie."""
+    """Facts about p_i, wherever its numbers lie."""
 
     @property
     def rows(self) -> int:
@@ -125,9 +125,9 @@ class JoinedRows:
         """Walk over all joined rows: expand, `step`, collapse its signals, add up its sums.
 
         `per_row` is summed over blocks; `columns`, one array per block, are not. `writes` names the state that the
-        step overwrites. What a block's rows get is the signal less `own` times the block's own values. A step that is
-        given a loss gets it with the rows' weights, where they have any.
-        A signal (arrays side by side) is collapsed to every block; a list says what is collapsed to each of them.
+        step overwrites. A block's rows get the signal less `own` times the block's own values. A step that takes a loss
+        gets it with the rows' weights, if they have any. A signal (arrays side by side) is collapsed to every block; a
+        list has one signal per block.
         """
         work = Work(step, signals, tuple(writes), given, own)
         each = pool().map if len(self.lanes_of_shards) > 1 else map
@@ -231,7 +231,7 @@ def lanes_of(rows: int, scattered: int) -> list[Lane]:
 
 
 def by_label(labels: NDArray[Any], counts: RowNumbers, weights: Array | None) -> JoinedRows:
-    """The different labels, each as heavy as all joined rows that have it, in one block: while nothing is
+    """The different labels in one block, each with the weight of all joined rows that have it. While nothing is
     predicted, sums over them are sums over all joined rows. `counts`: joined rows per label row."""
     found: NDArray[Any] = np.unique(labels)
     if len(found) == len(labels):

@@ -1,13 +1,13 @@
 """Keys, gathered: a table of comparable key columns for every scan.
 
 In: which columns of which scans the query compares. Out: `ScanKeys`, the clients of a table one after the other. Keys
-come as tokens; a token is only good for being compared, so each is replaced by a small number that is equal where the
-tokens are, and DuckDB joins those.
+come as tokens, which can only be compared. Each token is replaced by a small number; equal tokens get equal numbers.
+DuckDB joins those.
 
-Two rounds: how many rows each client has, then their keys, the rows in an order that only the clients know; under
-`dh` one more for every further owner of keys that are compared: each owner's distinct keys, blinded by itself, go round
-to all other owners of such keys until everyone has blinded them. With Q owners these are Q − 1 rounds; in each of them
-every owner blinds the keys of another one.
+There are two rounds: the number of each client's rows, then their keys, in an order that only the clients know. `dh`
+adds one round for every further owner of compared keys. Each owner blinds its distinct keys; they then pass through all
+other owners of such keys until everyone has blinded them. With Q owners these are Q − 1 rounds; in each, every owner
+blinds the keys of another one.
 """
 
 from __future__ import annotations
@@ -300,7 +300,7 @@ def blinded_by_all(
 def _round_trip(points: dict[Owned, Points], link: Link, job: str, most: int) -> dict[Owned, Points]:
     """Every owner's keys, blinded by all owners of their domain, in the order that they had."""
     owners: dict[int, list[str]] = {}
-    for client, domain in sorted(owned for owned, p in points.items() if len(p)):  # who has none need not help
+    for client, domain in sorted(owned for owned, p in points.items() if len(p)):  # owners without keys do not help
         owners.setdefault(domain, []).append(client)
     for client in {client for client, _ in points}:
         asked = sum(len(p) for (c, d), p in points.items() if c != client and client in owners.get(d, ()))
@@ -309,7 +309,7 @@ def _round_trip(points: dict[Owned, Points], link: Link, job: str, most: int) ->
                 f'keys = "dh" asks client {client} to blind {asked:,} keys of others, and privacy.max_keys lets it '
                 f'blind {most:,}; set max_keys to at least {asked:,} if its owner agrees, or use keys = "hmac"'
             )
-    orders = {owned: pc.sort_indices(to_array(p)) for owned, p in points.items()}  # which tells a blinder nothing
+    orders = {owned: pc.sort_indices(to_array(p)) for owned, p in points.items()}  # sorted: the order discloses nothing
     going = {owned: p[orders[owned]] for owned, p in points.items()}
     for step in range(1, max(map(len, owners.values()), default=1)):
         requests: list[tuple[str, Message]] = []

@@ -1,8 +1,8 @@
-"""Labels of the joined rows: agreed classes, one value per row of the label table, and what is read beside it.
+"""Labels of the joined rows: agreed classes, one value per row of the label table, and the columns read with them.
 
-In: the branches' label columns. Out: what the label is, its values over the *label space* (the
-rows of every distinct label column, clients one after the other), each row's side of the split, and
-sample weights where the job has any.
+In: the branches' label columns. Out: the label's kind, each row's side of the split, sample weights if the job has any,
+and the values over the *label space*. That space is the rows of every distinct label column, clients one after the
+other.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FEW_CLASSES = 20  # that may have one row each
 _ONE_CLASS = (
     "has only one class, so that there is nothing to learn or to measure; choose another label, or another WHERE"
 )
-Task = Literal["number", "binary", "classes", "any", "seen"]  # what a loss needs; any: whatever it is; seen: any number
+Task = Literal["number", "binary", "classes", "any", "seen"]  # that a loss needs; any: of either kind; seen: any number
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +50,7 @@ class LabelSpace:
 
 @dataclass(frozen=True, slots=True)
 class MappingRequest:
-    """What a job asks of the mapping of its tables."""
+    """A job's request for the mapping of its tables."""
 
     job: str
     task: Task
@@ -142,7 +142,7 @@ def _labels_request(
 
 @dataclass(slots=True, eq=False)
 class _Received:
-    """What owners sent, put one after the other."""
+    """The owners' answers, one after the other."""
 
     values: Array
     is_test: NDArray[np.bool_]
@@ -191,7 +191,7 @@ def no_labels(bound: BoundQuery, client_rows: Sequence[dict[str, int]]) -> Label
 
 
 def _agree(summaries: Sequence[LabelSummary], task: Task, label: str) -> LabelInfo:
-    """What the label is, given what each owner says of its own and what the model needs."""
+    """The label's kind and classes, from each owner's summary and the model's task."""
     kinds = {s.kind for s in summaries}
     if "class" in kinds and len(kinds) > 1:
         raise MappingError(

@@ -52,13 +52,13 @@ class Part:
 
     @property
     def has_absent(self) -> bool:
-        """Whether one of them stands for what a LEFT JOIN did not find."""
+        """Whether one of them stands for the row that a LEFT JOIN did not find."""
         return self.only is not None and int(self.only.min(initial=0)) < 0
 
     @property
     def train_rows(self) -> RowNumbers:
-        """Row numbers in the client's scan, −1 for what a LEFT JOIN did not find; made anew where they are all: they
-        are asked for before training alone."""
+        """Row numbers in the client's scan, −1 for a row that a LEFT JOIN did not find. If all rows are used, the array
+        is made on each call; only the steps before training ask for it."""
         if self.only is not None:
             return self.only
         return freeze(np.arange(self.rows, dtype=np.int32 if self.rows < 2**31 else np.int64))
@@ -89,7 +89,7 @@ Class = str | int | float | bool
 
 @dataclass(frozen=True, slots=True)
 class LabelInfo:
-    """What the label is: a number, or one of some classes (class numbers index them)."""
+    """The label's kind: a number, or one of some classes (class numbers index them)."""
 
     kind: Literal["number", "class"]
     classes: tuple[Class, ...] = ()
@@ -135,7 +135,7 @@ class LabelRows:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class MappingFacts:
-    """What a mapping and its summary both say."""
+    """Facts that a mapping and its summary share."""
 
     bound: BoundQuery
     label: LabelInfo
@@ -214,7 +214,7 @@ class MappingSummary(MappingFacts):
 
     @property
     def seen_rows(self) -> int:
-        """The same without pairs that were drawn: those whose labels owners told."""
+        """The same without drawn pairs: the rows whose labels come from owners."""
         return self.joined_rows - self.label.negatives
 
     def parts_of(self, block: int) -> tuple[PartSummary, ...]:

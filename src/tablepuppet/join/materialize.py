@@ -1,11 +1,10 @@
 """JoinedSide → joined rows, written down: here, or in partitions with the workers of a cluster.
 
 Joined rows of a tree are made where they will lie, by the workers: the keys go to every node once. Workers go over the
-joined rows twice, each over a range of its own: first to see what p_i is like as a whole, for that decides on lanes;
-then to write partitions of whole lanes. The partitions are those of one machine's joined
-rows, bit for bit; the server knows their sizes, and which rows of the tables each of them uses. Joined rows that one
-machine had to make, because DuckDB joined them or a cap has chosen among them, are made here and cut into the same
-partitions.
+joined rows twice, each over a range of its own. The first pass gathers facts about the whole p_i, which decide on
+lanes. The second writes partitions of whole lanes. The partitions are those of one machine's joined rows, bit for bit;
+the server knows their sizes, and which rows of the tables each of them uses. Joined rows that one machine had to make,
+because DuckDB joined them or a cap has chosen among them, are made here and cut into the same partitions.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ def materialize(side: JoinedSide, labels: NDArray[Any], weights: Array | None) -
     numbers = side.numbers(0, side.rows)
     indices = [RowIndex.of(numbers.pop(0), column.rows) for column in side.columns]
     own = indices[side.label]
-    known = labels if own.is_identity else floats(labels)  # only what is as long as the joined rows is worth it
+    known = labels if own.is_identity else floats(labels)  # compact types pay only in arrays as long as the joined rows
     return JoinedRows(side.rows, tuple(indices[: side.blocks]), own, known, weights=weights)
 
 

@@ -1,9 +1,9 @@
-"""Negatives: pairs of rows that did not meet, drawn beside the joined rows, for labels that only say what was seen.
+"""Negatives: pairs of rows that did not meet, added to the joined rows, for labels that only record meetings.
 
 In: a mapping whose label's table only joins a user's rows with an item's (with further tables on either side). Out: the
-same with label 1 in every joined row, and for each of them so many more joined rows with label 0: the user's rows, and
-an item's that the user has not met. They are joined rows like any other: every algorithm, count and cost knows
-them, and owners only see that their rows occur more often. Row numbers are all that is drawn from.
+same with label 1 in every joined row, and some joined rows with label 0 for each of them. These join the user's rows
+with those of an item that the user has not met. They are joined rows like any other: every algorithm, count and cost
+knows them, and owners only see that their rows occur more often. Row numbers are all that is drawn from.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def with_negatives(mapping: TableMapping, count: int, seed: int, limit: int) -> 
 
 
 def _sides_of(bound: BoundQuery) -> tuple[list[int], list[int]]:
-    """The blocks of the user's tables and of the item's: what the label's table joins, in the query's order."""
+    """The blocks of the user's tables and of the item's, which the label's table joins, in the query's order."""
     if len(bound.branches) != 1:
         raise MappingError(f"{_HOW}, by the tables of one SELECT; write the query without UNION ALL")
     branch = bound.branches[0]
@@ -130,7 +130,7 @@ def _number_rows(mapping: TableMapping, sides: Sequence[JoinedRows], blocks: Seq
 
 
 def _owners_rows(mapping: TableMapping, block: int) -> tuple[Integers, Integers]:
-    """What the rows of a block are at their owners, where it trains and where it is held out; −1, at the end: none."""
+    """The owners' row numbers of a block's rows, for training and held out; −1, at the end: none."""
     parts, start = mapping.parts_of(block), 0
     ends = [
         max((own.stop for own in slices), default=0) for slices in ([p.train for p in parts], [p.test for p in parts])

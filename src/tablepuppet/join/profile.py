@@ -63,7 +63,7 @@ class Profile:
         return {"joins": [{**asdict(join), "shape": join.shape} for join in self.joins]}
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: a table with a line for each side of each join."""
+        """A notebook's view: a table with a line for each side of each join."""
         head = ["join", "side", "table", "shape", "rows", "distinct keys", "NULL keys", "shared keys", "no partner"]
         rows = [
             [
@@ -112,7 +112,7 @@ def profile_keys(bound: BoundQuery, keys: Sequence[ScanKeys]) -> Profile:
 
 
 def check_meetings(found: Profile, least: int) -> None:
-    """Refuses to say of a few keys whether another owner has them; `least`: what owners ask for (minimum_rows)."""
+    """Refuses to disclose of a few keys whether another owner has them; `least`: the owners' minimum_rows."""
     for join in found.joins if least > 1 else ():
         for side in (join.left, join.right):
             if side.rows - side.orphans < least:

@@ -1,7 +1,7 @@
 """RowIndex: p_i, one block's row number for every joined row, in its most compact form.
 
-Values go between rows and joined rows here: gather by row number, scatter-add by row number. Both are NumPy's and
-SciPy's, on a shard of joined rows at a time; what is added is added in an order that follows from the shards alone.
+Values go between rows and joined rows here: gather by row number, scatter-add by row number. NumPy and SciPy do both,
+on a shard of joined rows at a time. The order of addition depends on the shards alone.
 """
 
 from __future__ import annotations

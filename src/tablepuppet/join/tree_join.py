@@ -1,12 +1,12 @@
 """The join of numbered keys by counting: for queries whose joins form a tree, which are nearly all.
 
-In: numbered keys (keys.py). Out: for any rows of the label's relation the row numbers of their joined rows in
-each relation, ordered by the label's row, then by the other relations' rows in the order of the query. Nothing is
-sorted or hashed but the tables themselves: a relation's rows are grouped by key once, the number of joined rows below
-each row is summed from the leaves to the label's relation, and so every joined row's place is known before it is made.
+In: numbered keys (keys.py). Out: for any rows of the label's relation, the row numbers of their joined rows in each
+relation. They are ordered by the label's row, then by the other relations' rows in the order of the query. Only the
+tables themselves are sorted or hashed. A relation's rows are grouped by key once. The number of joined rows below each
+row is summed from the leaves to the label's relation. So every joined row's place is known before it is made.
 
-Some joined rows of a tree are those of some rows of the label's relation, made where and when they are wanted: how many
-joined rows each row of each relation is in is counted from the root to the leaves, without making one.
+Some joined rows of a tree are those of some rows of the label's relation, made on demand. The joined rows of each row
+of each relation are counted from the root to the leaves, without making one.
 
 An anti-joined relation is here one row, which those rows of its parent find that have no match; a semi-joined one is a
 row that those find that have one.
@@ -116,9 +116,8 @@ class TreeJoin:
 def _tree(branch: Branch, in_any_order: bool) -> dict[int, tuple[int, str, list[tuple[int, int]]]] | None:
     """For each relation but the label's: its parent, how it is joined, and the pairs of columns; parents first.
 
-    None where the joins form no tree, or where an outer join would have to be walked from its optional side; unless
-    they may come `in_any_order`, also where a relation comes before the one through which it is found: the order of
-    joined rows is then not that of the walk.
+    None if the joins form no tree, or if an outer join would be walked from its optional side. None, too, if a relation
+    comes before its parent, because joined rows would not follow the walk's order; `in_any_order` allows it.
     """
     root = branch.label_relation
     given: dict[int, dict[int, tuple[str, list[tuple[int, int]]]]] = {i: {} for i in range(len(branch.relations))}
@@ -261,7 +260,7 @@ class TreeSide:
         return int(self.ends[-1]) if len(self.ends) else 0
 
     def counts(self) -> list[Counts]:
-        """From the root to the leaves: what is known of a row's joined rows is shared out among those that it finds."""
+        """From the root to the leaves: a row's joined rows are shared out among the rows that it finds."""
         join = self.join
         counts: list[Counts] = [np.zeros(size, np.int32 if self.rows < 2**31 else np.int64) for size in join.sizes]
         if not len(self.roots):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """What an algorithm's join step sees of some joined rows."""
+    """Some joined rows, as an algorithm's join step sees them."""
 
     scores: Array  # Σ_i expand_i(v_i), the step's to overwrite
     columns: Sequence[Array]  # expand_i of each block's further columns
@@ -53,7 +53,7 @@ Places = Sequence[Place | slice]  # of each block
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Work:
-    """What is done to joined rows in a walk."""
+    """The work on joined rows in a walk."""
 
     step: JoinStep
     signals: int = 0  # that are collapsed
@@ -64,7 +64,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockValues:
-    """What a walk expands, of each block: values are summed over blocks, columns are not."""
+    """Each block's values for a walk to expand: values are summed over blocks, columns are not."""
 
     values: Sequence[Array]
     columns: Sequence[Array] = ()

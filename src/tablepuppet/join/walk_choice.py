@@ -1,8 +1,8 @@
 """How joined rows are walked over: written down, as the trees that make them, or by some that are drawn.
 
-In: the joins of all branches, and what the job asks of joined rows. Out: the cheapest way. Written down, N rows cost N;
-any algorithm has them. As trees they cost what the tables do, for losses that are sums over a tree. Where neither can
-be had, so many rows as memory holds are drawn, each for itself, and stand for the join.
+In: the joins of all branches, and the job's needs. Out: the cheapest way. Written down, N rows cost N and suit any
+algorithm. As trees they cost as much as the tables, for losses that are sums over a tree. If neither is possible, as
+many rows as fit in memory are drawn independently and stand for the join.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A joined table in partitions on disk: some lanes each, with just the rows that they use.
 
 In: p_i of some consecutive joined rows. Out: Arrow files under a folder (or a URI), from which any machine
-loads a partition. A partition is joined rows of its own: its blocks have the rows that occur in it, numbered anew where
-that leaves some out, and its lanes are those of the whole. What partitions give in lane order is therefore what the
-whole gives, bit for bit. Labels lie beside a partition in files of their own: a plan may still change them.
+loads a partition. A partition is joined rows of its own. Its blocks have the rows that occur in it, numbered anew if
+some are left out; its lanes are those of the whole. Results of partitions in lane order therefore equal those of the
+whole, bit for bit. Labels lie in separate files, because a plan may still change them.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ MAX_ROWS_TO_SEND = 1 << 17  # rows of a block that are sooner sent than numbered
 
 @dataclass(frozen=True, slots=True)
 class IndexFacts:
-    """What is known of p_i where the row numbers themselves lie elsewhere."""
+    """Facts about p_i where the row numbers themselves lie elsewhere."""
 
     rows: int  # n_i
     is_identity: bool
@@ -157,7 +157,7 @@ def write_partition(
 
 
 def write_labels(storage: Storage, partition: Partition, name: str, labels: Array, weights: Array | None) -> None:
-    """Writes what a partition needs of labels and weights, per label row, under a name."""
+    """Writes a partition's labels and weights, per label row, under a name."""
     beside = {} if weights is None else {"weight": weights[partition.labels]}
     storage.write(f"{partition.path}-{name}", {"label": labels[partition.labels], **beside})
 

@@ -1,8 +1,8 @@
 """Joined rows on a cluster: each worker walks over its partition, and lanes are added up here, in order.
 
 In: partitions on disk (partitions.py), made by the workers (worker.py). Out: something that algorithms walk over as
-they do over local rows, with the same results bit for bit. What is here is per row of the tables; nothing is per joined
-row.
+they do over local rows, with the same results bit for bit. Arrays here have one entry per row of a table, none per
+joined row.
 """
 
 from __future__ import annotations

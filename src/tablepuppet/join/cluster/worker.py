@@ -1,13 +1,13 @@
 """A worker of a cluster: makes partitions of a joined table, holds them and walks over them.
 
-In: calls that name a partition and say which version of the algorithm's state they start from. Out: what each lane of
-the partition gives. Nothing here cannot be made again: what a partition is made of comes with the call, a partition is
-loaded from disk when it is first asked for, and the state is written there after every walk that changed it, so any
-worker can answer any call, and the same call twice is answered the same.
+In: calls that name a partition and the version of the algorithm's state they start from. Out: results of each lane of
+the partition. A worker holds nothing that cannot be made again. A call carries the source of a partition. A worker
+loads a partition from disk at its first use, and writes the state there after every walk that changed it. So any worker
+can answer any call, and the same call always gets the same answer.
 
-`IndexStats`: what must be known of all joined rows before any is written. Is p_i sorted, is it the identity, who
-appears when? In: p_i of consecutive views, looked at apart. Out: what p_i is as a whole, as RowIndex says it of one
-array.
+`IndexStats`: facts about all joined rows that are needed before any is written. Is p_i sorted, is it the identity,
+which rows appear when? In: p_i of consecutive views, one at a time. Out: the same facts about the whole p_i that
+RowIndex gives for one array.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 class Walk(msgspec.Struct, frozen=True):
-    """One walk over a partition; the per-row arrays come beside it."""
+    """One walk over a partition; the per-row arrays come separately."""
 
     number: int
     work: Work
@@ -105,7 +105,7 @@ class Worker:
         self._ordered: dict[tuple[Source, str], Array] = {}
 
     def describe(self) -> tuple[str, str]:
-        """What is installed on this worker's node, and how Ray there knows who may use it."""
+        """The version installed on this worker's node, and how Ray there authenticates users."""
         return __version__, os.environ.get("RAY_AUTH_MODE", "").lower()
 
     def collect(self, side: JoinedSide, start: int, stop: int) -> list[IndexStats]:

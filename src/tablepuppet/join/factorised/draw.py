@@ -1,9 +1,9 @@
 """Joined rows of a tree by their numbers, and drawn at random: each is made when it is wanted, from the tree alone.
 
 In: numbers of joined rows, 0 ≤ j < N, in the order in which a tree's joined rows are made (tree_join.py). Out: their
-rows in each relation. The number is read digit by digit: the root's row is the one below which the j-th joined row
-lies, and what is left of j chooses a row of each group that is found, in proportion to the joined rows below it.
-So every j from 0 to N − 1, drawn uniformly, gives a uniform joined row.
+rows in each relation. The number is read digit by digit. The root's row is the one below which the j-th joined row
+lies. The remainder of j chooses a row of each group that is found, in proportion to the joined rows below it. So every
+j from 0 to N − 1, drawn uniformly, gives a uniform joined row.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """e^{iωa} summed over the joined rows of every row, eight frequencies at a time, compiled (numba).
 
 In: a relation's rows in the order of their groups, e^{iωh} of each by its first frequency and the turn to the next.
-Out: two messages for each group. `pass_up` sums what lies below a group's rows, `pass_down` what lies above and beside
-them; the product of both, times a series' coefficients, is added to every row's sums. A message is 16 numbers: eight
-real parts, then eight imaginary ones; a group's two lie side by side, (groups, 32), for rows that find the group need
-both. Nothing is larger than rows or groups, and sums keep their order.
+Out: two messages for each group. `pass_up` sums over everything below a group's rows, `pass_down` over everything above
+and next to them. The product of both, times a series' coefficients, is added to every row's sums. A message is 16
+numbers: eight real parts, then eight imaginary ones; a group's two lie side by side, (groups, 32), for rows that find
+the group need both. Nothing is larger than rows or groups, and sums keep their order.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Phases(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """What is added up for each row: a series' coefficients, (functions, 16), and the sums, (rows, functions)."""
+    """The sums of each row, (rows, functions), and a series' coefficients, (functions, 16)."""
 
     coefficients: Array
     out: Array

@@ -35,7 +35,7 @@ SAMPLE = 1_000_000  # joined rows that are drawn for what no sum gives
 
 @dataclass(frozen=True, slots=True)
 class FactorisedIndex:
-    """What is known of p_i, of which no number is held."""
+    """Facts about p_i, of which no number is held."""
 
     rows: int
     is_partial: bool
@@ -50,7 +50,7 @@ class FactorisedRows:
     trees: tuple[Tree, ...]  # of the branches
     labels: Array  # per row of the label table
     weights: Array | None = None  # likewise; None: all one
-    seed: int = 0  # of what is drawn
+    seed: int = 0  # of random draws
     _losses: dict[Loss, list[TreeLoss]] = field(default_factory=dict)
 
     @property
@@ -110,8 +110,8 @@ class FactorisedRows:
         )
 
     def multiply(self, block: int, direction: Array) -> list[Array]:
-        """collapse_i of one block's expanded direction, (n_i, 1), weights included: what the Hessian of squared loss
-        makes of it."""
+        """collapse_i of one block's expanded direction, (n_i, 1), with weights: the Hessian of squared loss times
+        it."""
         ones = np.ones(len(self.labels)) if self.weights is None else self.weights
         per_row: list[Array] = [np.zeros((column.rows, 1)) for column in self.side.columns[: self.side.blocks]]
         per_row[block] = direction

@@ -1,9 +1,9 @@
 """φ, φ′ and φ″ as Fourier series on the interval where scores lie, to an error that is known beforehand.
 
 In: an analytic function, the least and the greatest score. Out: frequencies and coefficients, and the largest error
-found on a fine grid: the promise for each joined row. The period is a little longer than the interval. What the series
-does in the gap is free, so it converges as fast as the function is smooth, though no period of its own ends with the
-interval (a Fourier extension). Even and odd parts are fitted by least squares at Chebyshev nodes, each for itself.
+found on a fine grid: the promise for each joined row. The period is a little longer than the interval. The series is
+free in the gap (a Fourier extension). So it converges as fast as the function is smooth, although the function is not
+periodic on the interval. Even and odd parts are fitted by least squares at Chebyshev nodes, each for itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tablepuppet.models.losses.separable import Analytic
 from tablepuppet.threads import one_blas_thread
 
 TILE = 8  # frequencies that are walked at a time
-TOLERANCE = 1e-10  # of the slope and the curvature of a joined row, and of its loss beside the largest
+TOLERANCE = 1e-10  # of the slope and the curvature of a joined row, and of its loss relative to the largest
 MAX_FREQUENCIES = 2048
 USUAL_REACH = 12.0  # scores before a model is trained: nobody knows them
 _GAP = 4.0 / pi  # of the period, on either side of the interval, in strips: the fewest frequencies (measured)

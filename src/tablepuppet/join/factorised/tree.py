@@ -1,9 +1,9 @@
 """Tree: a join in its factorised form, in which no joined row exists.
 
 In: TreeJoin. Out: for every relation its rows, group by group, and for each of them the groups that it finds in the
-relations below. A group holds the rows of one key. A row after a table's last stands for what a LEFT JOIN did not find.
-The last group of a relation is for rows that find nothing: it holds that row where the join is LEFT, and none where it
-is INNER, so that sums over it are what the join makes of it and walks need no case for it.
+relations below. A group holds the rows of one key. A row after a table's last stands for the row that a LEFT JOIN did
+not find. The last group of a relation is for rows that find nothing. It holds that row in a LEFT join, and none in an
+INNER join. So sums over it are right for both, and walks have no case for it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Segments:
         return np.repeat(per_group[self.filled], self.lengths)
 
     def reduce(self, function: np.ufunc, values: Array, empty: float) -> Array:
-        """What the function makes of each group's values."""
+        """Reduces each group's values by the function."""
         out = np.full(self.groups, empty)
         if len(self.filled):
             out[self.filled] = function.reduceat(values, self.starts)
@@ -49,7 +49,7 @@ class Segments:
 class Relation:
     """A relation's rows in the order of their groups."""
 
-    size: int  # rows of its table; row `size` stands for what a LEFT JOIN did not find
+    size: int  # rows of its table; row `size` stands for the row that a LEFT JOIN did not find
     first: int  # number of its first group among those of all relations
     rows: RowNumbers  # those that are in a group
     starts: NDArray[np.int64]  # where each group begins, and the end

@@ -1,9 +1,9 @@
 """A loss and its derivatives summed over all joined rows of a tree, without one of them.
 
-In: scores h of every relation's rows, and for each row of the root (the label's table) its weight and its label's share
-of the loss, u·φ(a − s) + v·a + c. Out: for every row of every relation Σ ∂ℓ/∂a and Σ ∂²ℓ/∂a² over its joined rows,
-and the total of ℓ. Squares and exponentials take one walk; an analytic φ takes one for every eight frequencies of its
-series (tiles.py).
+In: scores h of every relation's rows. For each row of the root (the label's table) also its weight and its label's
+loss, u·φ(a − s) + v·a + c. Out: for every row of every relation Σ ∂ℓ/∂a and Σ ∂²ℓ/∂a² over its joined rows, and the
+total of ℓ. Squares and exponentials take one walk; an analytic φ takes one for every eight frequencies of its series
+(tiles.py).
 """
 
 from __future__ import annotations

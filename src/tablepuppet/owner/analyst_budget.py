@@ -1,8 +1,8 @@
-"""Tables with an analyst budget: all that whoever asks sees of them carries noise, and is charged to its account.
+"""Tables with an analyst budget: everything that an asker sees of them carries noise and is charged to its account.
 
-In: a contract, and what its scans read. Out: nothing, or PolicyError where the job shows something that has no noise;
-then the charge in the owner's log, and what the asker has left. The server adds the noise: owners trust it with exact
-rows, as they do in every job, and this is about what it hands on (docs/guarantees.md).
+In: a contract, and the columns that its scans read. Out: nothing, or PolicyError where the job would show something
+without noise; then the charge in the owner's log, and the asker's remaining ε. The server adds the noise. Owners
+trust it with exact rows, as in every job; this module limits what the server passes on (docs/guarantees.md).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def budgeted_tables(policy: Policy, use: ScanUse) -> list[str]:
 
 
 def is_noisy(policy: Policy, contract: Contract | None, use: ScanUse) -> bool:
-    """Whether whoever asks sees noise alone of a scan: what its owner counts exactly must not decide on the job."""
+    """Whether the asker sees only noisy values of a scan: no exact count of its owner may then decide on the job."""
     return contract is not None and contract.analyst is not None and bool(budgeted_tables(policy, use))
 
 
@@ -108,7 +108,7 @@ def _check_training(contract: Contract, training: Training, policy: Policy, rule
 
 
 def charge(policy: Policy, log: OwnerLog, contract: Contract, use: Callable[[int], ScanUse]) -> float | None:
-    """Writes down what a contract costs its asker, or refuses it. Out: the ε that is left; None: nothing is counted."""
+    """Charges a contract to its asker's account, or refuses it. Out: the remaining ε; None: nothing is counted."""
     left = None
     for _, base in _reads(policy, contract, use):
         budget = _budget_of(policy, base.table)

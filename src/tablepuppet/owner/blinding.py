@@ -1,19 +1,19 @@
 """Blinded join keys (`keys="dh"`): Diffie-Hellman private set intersection over Curve25519.
 
-The construction is that of Meadows (IEEE S&P 1986) and Huberman, Franklin and Hogg (EC 1999): every owner raises every
-key to a secret power, and equality is only seen once all of them did. The group is that of RFC 7748, the map from
+The construction is that of Meadows (IEEE S&P 1986) and Huberman, Franklin and Hogg (EC 1999). Every owner raises every
+key to a secret power; equality shows only after all of them did. The group is that of RFC 7748, the map from
 tokens to points `encode_to_curve` of RFC 9380.
 
     point    u of map_to_curve_elligator2(hash_to_field(token)), suite curve25519_XMD:SHA-512_ELL2_NU_
     blinded  X25519(k, point), k this owner's alone: derived from its secret, the job and the keys' domain
 
-X25519(k₁, X25519(k₂, p)) is X25519(k₂, X25519(k₁, p)): who blinds first does not matter. Whoever has k₁ and the key
-that tokens are made with still has to ask the owner of k₂ about every guess. All points are of the curve, none of its
-twist: blinding would keep on which of the two a key lies, one bit of it. X25519 multiplies by the cofactor, which is
-the last step of RFC 9380.
+X25519(k₁, X25519(k₂, p)) is X25519(k₂, X25519(k₁, p)): the order of blinding does not matter. A party that has k₁ and
+the key of the tokens still has to ask the owner of k₂ about every guess. All points lie on the curve and none on its
+twist: blinding preserves which of the two a point lies on, and that would reveal one bit of the key. X25519 multiplies
+by the cofactor, which is the last step of RFC 9380.
 
-The library holds Python's lock while it multiplies. Many keys are shared out among processes, one a core; they read
-their share from a pipe and write the result to another, and know nothing else.
+The library holds Python's lock while it multiplies. Many keys are shared out among processes, one per core. A process
+reads its share from one pipe, writes the result to another, and knows nothing else.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def _compute_elsewhere(packed: bytes, size: int, key: bytes) -> bytes:
 
 
 def work() -> None:
-    """What such a process does."""
+    """The main function of such a process."""
     (size, length), rest = sys.stdin.buffer.read(2), sys.stdin.buffer.read()
     try:
         sys.stdout.buffer.write(_compute(rest[length:], size, rest[:length]))

@@ -1,9 +1,9 @@
-"""Contract enforcement: a client answers what its owner agreed to, and nothing else.
+"""Contract enforcement: a client answers the requests that its owner agreed to, and nothing else.
 
-In: every request before it is answered. Out: nothing, or a refusal. A job begins with scans that are described and a
-contract that is proposed; from then on every request must be one that the contract has, with its columns, in its turn,
-and no more often. Which rows take part, and how often each is joined, is said once (OpenPart) and holds for the job.
-What a contract says of one exchange stands with the exchange (exchanges/); here is what they share.
+In: every request before it is answered. Out: nothing, or a refusal. A job begins with descriptions of scans and a
+proposed contract. From then on every request must be in the contract, with its columns, in its turn, and no more often.
+The server names the rows that take part, and how often each is joined, once (OpenPart); they hold for the job.
+The terms of one exchange stand with the exchange (exchanges/); this module has the common ones.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LEAST_MASKED = 3  # clients over which a sum hides its summands
 
 @dataclass
 class PartUnderContract:
-    """One part of a job, once its rows are known, and what was asked of it."""
+    """One part of a job, once its rows are known, and the requests made of it."""
 
     block: BlockTerms
     rows: int  # distinct ones that exist
@@ -68,7 +68,7 @@ class PartUnderContract:
             )
 
     def count(self, what: str, limit: int) -> None:
-        """Counts what is asked for, up to a limit."""
+        """Counts a request, up to a limit."""
         self.asked[what] += 1
         if self.asked[what] > limit:
             raise refused(f"{what} was agreed on {limit:,} times, and was asked for once more")
@@ -76,7 +76,7 @@ class PartUnderContract:
 
 @dataclass
 class JobUnderContract:
-    """One job under way, and what was asked for it."""
+    """One job under way, and the requests made for it."""
 
     minimum_rows: int = 1
     opened: dict[int, OpenScan] = field(default_factory=dict)
@@ -183,7 +183,7 @@ class ContractEnforcer:
         job.run = job.run or f"{contract.hash[:16]}-{secrets.token_hex(8)}"
 
     def run(self, name: str) -> str:
-        """What a run of a contract is called in the owner's account, whatever the server calls its job."""
+        """The name of a contract's run in the owner's account, whatever the server calls its job."""
         return self.jobs[name].run
 
     def is_excused(self, name: str) -> bool:
@@ -191,12 +191,12 @@ class ContractEnforcer:
         return self.jobs[name].is_excused
 
     def contract(self, name: str) -> Contract | None:
-        """What was agreed to for a job."""
+        """The contract of a job, once the owner agreed to it."""
         job = self.jobs.get(name)
         return None if job is None else job.contract
 
     def block_of(self, request: Any) -> BlockTerms:
-        """What was agreed on for the block of a part."""
+        """The terms of the block that a part belongs to."""
         return self.jobs[request.job].part(request.part).block
 
     def epochs(self, name: str, part: int) -> int | None:
@@ -208,16 +208,16 @@ class ContractEnforcer:
         return self.jobs[request.job].start_of(request)
 
     def asked(self, name: str, part: int) -> dict[str, int]:
-        """What a checkpoint keeps of a part."""
+        """The counts of a part that a checkpoint keeps."""
         return dict(self.jobs[name].parts[part].asked)
 
     def restore(self, name: str, part: int, asked: dict[str, int], run: str) -> None:
-        """Goes on counting where a checkpoint was made; those of earlier releases named a run by its job."""
+        """Continues the counts of a checkpoint. Checkpoints of earlier releases named a run by its job."""
         self.jobs[name].parts[part].asked = Counter(asked)
         self.jobs[name].run = run or name
 
 
 def distinct_rows(rows: RowNumbers) -> int:
-    """How many different rows; −1 is none. A server sends them ascending, and need not be believed."""
+    """The number of different rows; −1 is none. Ascending rows are counted faster; the order is verified."""
     found = rows if int(rows.min(initial=0)) >= 0 else rows[rows >= 0]
     return len(found) if bool((found[1:] > found[:-1]).all()) else len(np.unique(found))

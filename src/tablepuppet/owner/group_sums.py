@@ -1,8 +1,8 @@
 """Groups' states over several clients: as integers that add up under masks, and merged again.
 
-In: what the partial query of a grouped query gives at one client (grouped_queries.py). Out: for groups that other
-clients have too, 64-bit words: sums that add up exactly modulo 2^64, and the words of minima and maxima, which do not
-add up. The client that holds a group makes its merged states from the words of all.
+In: the result of a grouped query's partial query at one client (grouped_queries.py). Out: 64-bit words for groups that
+other clients have too. Sums add up exactly modulo 2^64; the words of minima and maxima do not add up. The client that
+holds a group makes its merged states from the words of all.
 
     integer, decimal    the number itself, in units of its scale
     float               two words, v ≈ (w₁ + w₂ 2^−F) 2^(E−F), F = 62 − ⌈log₂ Q⌉: over 110 bits below a common 2^E
@@ -195,7 +195,7 @@ def group_tokens(groups: pa.Table, infos: Sequence[ColumnInfo], key: bytes) -> N
 
 
 def _numbers(column: pa.ChunkedArray, kind: str) -> tuple[str, NDArray[Any], NDArray[np.bool_]]:
-    """What a state's numbers are, the numbers, and where there are any."""
+    """The type of a state's numbers, the numbers, and where there are any."""
     present, given = np.asarray(pc.is_valid(column)), column.type
     if pa.types.is_floating(given):
         values = numpy_of(pc.fill_null(column, 0.0)).astype(np.float64)

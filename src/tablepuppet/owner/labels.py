@@ -1,11 +1,11 @@
-"""Labels: what they are, one number per row and its sample weight; and which rows are for training, validation or test.
+"""Labels: their kind, one number and sample weight per row, and the split into training, validation and test rows.
 
-In: the label column of a scan. Out: what it is, then class numbers or numbers as float64, NaN where the label is
+In: the label column of a scan. Out: its description, then class numbers or numbers as float64, NaN where the label is
 missing.
 
-The split is a hash of (clients' key, seed, row number in the whole label table), so it does not depend on how the table
-is cut into consecutive slices among clients, and the server cannot compute it; or a predicate over the row. Folds may
-keep groups together, or go by time.
+The split is a hash of (clients' key, seed, row number in the whole label table), or a predicate over the row. The hash
+does not depend on how the table is cut into consecutive slices among clients, and the server cannot compute it.
+Folds may keep groups together, or go by time.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Split:
     known_rows: int | None = None  # rows that there were when sides were drawn: later ones are on the test side
 
     def test(self, rows: int, order: RowNumbers | None) -> NDArray[np.bool_]:
-        """Which rows are kept for the test."""
+        """The rows kept for the test, as a mask."""
         if self.test_where is not None:
             return holds_of(self.test_where)
         is_test = split(rows, self.offset, self.seed, self.test_fraction, self.key)
@@ -56,7 +56,7 @@ class Split:
         return is_test if order is None else is_test[order]
 
     def validation(self, rows: int, order: RowNumbers | None, is_test: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
-        """Which of the others are for validation; None: no row."""
+        """The validation rows among the others, as a mask; None: no row."""
         if self.validation_where is not None:
             return holds_of(self.validation_where) & ~is_test
         if not self.validation_fraction:
@@ -107,7 +107,7 @@ def fold_numbers(
 
 
 def split(rows: int, offset: int, seed: int, test_fraction: float, key: bytes = b"") -> NDArray[np.bool_]:
-    """Which of the rows offset, offset + 1, … are test rows: each with probability `test_fraction`.
+    """Marks the test rows among the rows offset, offset + 1, …: each with probability `test_fraction`.
 
     >>> bool((split(10, 0, 7, 0.5)[4:] == split(6, 4, 7, 0.5)).all())
     True
@@ -121,7 +121,7 @@ def split(rows: int, offset: int, seed: int, test_fraction: float, key: bytes = 
 
 def _uniform(rows: int, offset: int, seed: int, key: bytes) -> Array:
     """A number in [0, 1) for each of the rows offset, offset + 1, …: a pseudo-random function of the clients' key.
-    Where they have none, splitmix64, whose seeds start far apart on one sequence, which `mix` then scrambles."""
+    Without a key it is splitmix64, whose seeds start far apart on one sequence; `mix` then scrambles it."""
     if key:
         hashed = order_bits(key, "split", seed, offset, rows)
     else:
@@ -168,7 +168,7 @@ class LabelNoise:
 
 
 class LabelDescription(NamedTuple):
-    """What the label of a table is."""
+    """A description of a table's label."""
 
     kind: Literal["number", "boolean", "class"]
     classes: list[str | float]  # distinct values; numbers only if there are at most 1000
@@ -216,10 +216,10 @@ def read_labels(
     order: RowNumbers | None = None,
     noise: LabelNoise | None = None,
 ) -> LabelValues:
-    """One label per row: its position in `classes`, or (None) the number itself; and which side the row is on.
+    """One label per row: its position in `classes`, or (None) the number itself; and the side of the split.
 
-    `order`: the position that each row has at its owner, where rows are shown in another order. `noise`: what is done
-    to the labels before they leave.
+    `order`: the position of each row at its owner, where rows are shown in another order. `noise`: the mechanism
+    that is applied to the labels before they leave.
     """
     asked, is_strict = classes, noise is None  # under noise, a label of no class is drawn as one that is missing
     if noise is not None and classes is not None:  # a class is known by its value, in whatever order it is asked for

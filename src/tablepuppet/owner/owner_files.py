@@ -1,9 +1,8 @@
 """An owner's secret and approvals on the disk; the log has a file of its own (owner_log.py).
 
-The secret outlives jobs and processes. The noise of labels follows from it, so that a repeated job gets the noise it
-got.
+The secret outlives jobs and processes. The noise of labels follows from it: a repeated job gets the same noise.
 
-Approvals: contracts that wait for a person, and what was decided of them. A running client looks at every proposal;
+Approvals: contracts that wait for a person, and the decisions about them. A running client checks every proposal;
 whoever decides (the command `tablepuppet approve`, a program, a console) writes a decision here.
 
     state/orders/contracts/1f…e2.json     a contract that was proposed and waits
@@ -67,14 +66,14 @@ _HASH = re.compile(r"[0-9a-f]{8,64}")
 
 
 class Decision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a person decided: of one contract (once, or until it expires), or of an asker's use of columns."""
+    """A person's decision: about one contract (once, or until it expires), or about an asker's use of columns."""
 
     name: str  # the contract's hash, or that of the asker's use
     scope: Scope
     is_approved: bool
     until: str
     job: str = ""  # once: the job that used it; a resumed job is the same one
-    notes: tuple[str, ...] = ()  # what the person was told besides: rows that no rule lets pass
+    notes: tuple[str, ...] = ()  # further warnings the person saw: rows that no rule lets pass
     is_used: bool = False  # once: the job is over
 
     def is_over(self, now: datetime) -> bool:
@@ -111,7 +110,7 @@ class Approvals:
         return None
 
     def finish(self, job: str) -> None:
-        """A job is over in which something left: what was approved for it alone is used up, also for its name."""
+        """Ends a job in which something left: an approval for it alone is used up, also for its name."""
         decisions = self._read()
         after = [
             msgspec.structs.replace(d, is_used=True) if d.scope == "once" and d.job == job != "" else d
@@ -132,7 +131,7 @@ class Approvals:
             path.with_suffix(".notes").write_bytes(msgspec.json.encode(tuple(notes)))
 
     def notes(self, contract: Contract) -> tuple[str, ...]:
-        """What a person should know of a contract that waits."""
+        """The warnings about a contract that waits."""
         path = None if self._folder is None else self._folder / "contracts" / f"{contract.hash}.notes"
         if path is None or not path.exists():
             return self._notes.get(contract.hash, ())

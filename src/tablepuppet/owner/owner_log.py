@@ -4,14 +4,14 @@
      "detail": {"spendings": […]}, "previous": "9f…"}
 
 A line is a leaf of a Merkle tree (protocol/merkle.py), and `previous` is the root of all lines before it. The account
-of what was spent is computed from the lines; nothing leaves before its line is on the disk.
+of privacy spent is computed from the lines; nothing leaves before its line is on the disk.
 
-Whoever may write the file can cut off its end or put an older copy in its place. The last head is therefore kept
+Anyone who may write the file can cut off its end or put an older copy in its place. The last head is therefore kept
 elsewhere: in a file next to the client's key, by the coordinator and by other clients, and in every result. A log that
-does not continue a head that somebody kept is refused until a person accepts it (`tablepuppet log accept`).
+does not continue a kept head is refused until a person accepts it (`tablepuppet log accept`).
 
-A line that was being written when the machine died let nothing leave: it is cut off, and a line tells of it. Lines and
-accounts of earlier releases, which had hashes of single lines and a file `account.json`, are read in once.
+A line that was being written when the machine died let nothing leave: it is cut off, and a new line records it. Earlier
+releases wrote hashes of single lines and a file `account.json`; both are read in once.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ Event = Literal[
     "spent",  # detail: spendings
     "migrated",  # the account of an earlier release; detail: spendings
     "repaired",  # a line that was not whole was cut off
-    "accepted",  # a person accepts that a head which somebody kept is no prefix; detail: lost
+    "accepted",  # a person accepts that a kept head is no prefix; detail: lost
     "witnessed",  # heads of other owners' logs
 ]
 _ALWAYS = ("disclosed", "spent", "migrated", "repaired", "accepted")  # what left was agreed to, and is always written
-_MOST_AN_HOUR = 10_000  # lines: about 3 MB, so that nobody fills the owner's disk by asking what is refused
+_MOST_AN_HOUR = 10_000  # lines: about 3 MB, so that refused requests cannot fill the owner's disk
 _NO_HASH = "0" * 64
 
 
@@ -67,7 +67,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
     @property
     def digest(self) -> str:
-        """What an earlier release wrote as its hash."""
+        """The hash that an earlier release wrote."""
         return hashlib.sha256(
             msgspec.json.encode(msgspec.structs.asdict(self) | {"hash": ""}, order="sorted")
         ).hexdigest()
@@ -115,7 +115,7 @@ class OwnerLog:
 
     @property
     def head(self) -> TreeHead:
-        """What stands for all lines so far."""
+        """The tree head of all lines so far."""
         with self._lock:
             return self._tree.head
 
@@ -274,7 +274,7 @@ def read_head(path: Path) -> TreeHead:
 
 
 def _lines(path: Path) -> tuple[list[bytes], bytes]:
-    """The lines of a file, and what is left of one at its end that is not whole."""
+    """The lines of a file, and the rest of an incomplete one at its end."""
     try:
         *lines, last = path.read_bytes().split(b"\n")
     except OSError as error:

@@ -1,10 +1,10 @@
-"""The parts of models that an owner holds: its block's parameters and encoders, which need not leave it.
+"""The parts of models that an owner holds: its block's parameters and encoders, which can stay with the owner.
 
     models/0b2675b6aca85709/blocks/1/block.json     features, encoders, the expressions that they are computed from
     models/0b2675b6aca85709/blocks/1/theta.arrow    the parameters, row by row
 
 In: a trained part, or the folder of a block that `result.save` wrote. Out: the part, when the server asks for
-predictions with it. A part is applied to the expressions that it was trained on and to no others: with expressions of
+predictions with it. A part is applied only to the expressions that it was trained on: with expressions of
 its own choice a server could read the parameters off the predictions.
 """
 
@@ -47,7 +47,7 @@ class _Header(msgspec.Struct, frozen=True):
 
 
 class _Block(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What a part and its file have in common."""
+    """The fields that a part and its file have in common."""
 
     model: str  # the id of the model that it is a part of
     name: str  # the block's
@@ -76,8 +76,7 @@ class BlockPart(_Block, frozen=True, kw_only=True, eq=False):
     def check(self, reads: Sequence[str], columns: Sequence[ColumnInfo]) -> None:
         """Refuses to be applied to anything but its own features, of the types that they had.
 
-        What they are read from (`reads`) is as the guard wrote it, the columns' names as the server did: a part may
-        know either.
+        A part may know its features as the guard wrote them (`reads`) or by the names that the server sent.
         """
         as_sent = (*(column.name for column in columns), *reads[len(columns) :])
         if tuple(reads) not in self.uses and as_sent not in self.uses:
@@ -211,7 +210,7 @@ def _shared_fields(block: _Block) -> dict[str, Any]:
 
 @contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
-    """A path beside the target to write a folder to; in the end it takes the target's place, or is gone."""
+    """A path next to the target to write a folder to; in the end it takes the target's place, or is gone."""
     unfinished = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
         yield unfinished

@@ -1,6 +1,6 @@
-"""Policy: what an owner lets leave, whatever the server asks.
+"""Policy: the data that an owner lets leave, whatever the server asks.
 
-    minimum_rows = 50            # fewer distinct rows of a table than this never take part, nor are told apart by WHERE
+    minimum_rows = 50            # fewer distinct rows of a table than this never take part, and no WHERE selects fewer
     minimum_difference = 50      # jobs are about the same rows, or about rows that differ by so many
     keys_in_plain = false        # join keys leave as tokens only
     keys_need_dh = true          # …and only such as one leaking client does not open (privacy.md, Join keys)
@@ -12,7 +12,7 @@
     release_parameters = true    # false: trained parameters stay here, and I predict with them
     predictions = true           # a trained model may be applied to my rows, by default unless their features have a
                                  # budget; "held": only one whose part I hold
-    identifiers = true           # key values may be shown beside predictions; by default not under the first two rules
+    identifiers = true           # key values may be shown with predictions; by default not under the first two rules
     own_noise = true             # what I add to gradients is enough by itself, and no share of all clients' noise
     max_splits = 50              # boosted trees may ask so many distinct splits of a table's rows, and no column whole
     allow_reconstruction = false # no more predictions of a row, in training or after, than leave its features unknown
@@ -21,7 +21,7 @@
     leave = true                 # false: no label leaves at all
     epsilon = 2.0                # …and only randomised, with at most this ε of a column over all jobs
 
-    [budget.orders]              # what all jobs together may spend of a table; it leaves under noise only
+    [budget.orders]              # the most that all jobs may spend of a table; it leaves under noise only
     label = 6.0                  # ε of labels
     features = 4.0               # ε of features towards outsiders
     delta = 1e-5
@@ -31,10 +31,10 @@
     features = ["quantity", "hour"]
     keys = ["item_id", "card_id"]
     labels = ["returned"]
-    filters = ["quantity"]       # columns whose values a WHERE may look at; by default the keys
-    cutoffs = ["ordered_at"]     # times that owners of histories may be told; by default none
+    filters = ["quantity"]       # columns that a WHERE may read; by default the keys
+    cutoffs = ["ordered_at"]     # times that owners of histories may learn; by default none
     texts = ["comment"]          # features that name nearly every row, and may leave as names of categories
-    row_key = "order_id"         # what a row is known by in all jobs; by default all its columns
+    row_key = "order_id"         # the column that identifies a row in all jobs; by default all
     subject = "patient_id"       # whom a row is about: minimum sizes count them, and noise protects all rows of one
     rows_per_subject = 5         # that train under noise on features; of further rows no feature does
 
@@ -61,7 +61,7 @@ from tablepuppet.protocol.contract import Contract, ScanTerms
 from tablepuppet.protocol.signatures import Signature, check_signature, read_public
 
 BITS_OF_NUMBER = 64  # that an exact number tells at most: several columns fit into one
-Use = Callable[[str, int], ScanUse]  # what a job's open scan reads
+Use = Callable[[str, int], ScanUse]  # the columns that a job's open scan reads
 
 
 class LabelRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -72,7 +72,7 @@ class LabelRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class TableRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What the columns of one table may be used for."""
+    """The permitted uses of one table's columns."""
 
     features: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
@@ -86,7 +86,7 @@ class TableRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     @property
     def restricts(self) -> bool:
-        """Whether it says what columns are for; who only names a key lets every column play every role."""
+        """Whether it restricts the roles of columns; rules that only name a key let every column play every role."""
         names = TableRules(row_key=self.row_key, subject=self.subject, rows_per_subject=self.rows_per_subject)
         return names == TableRules() or self != names
 
@@ -128,7 +128,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         return self.minimum_rows if self.minimum_difference is None else self.minimum_difference
 
     def rules_of(self, table: str) -> TableRules | None:
-        """What the columns of a table may be used for; None: everything."""
+        """The permitted uses of a table's columns; None: everything."""
         rules = self.tables.get(table)
         return rules if rules is not None and rules.restricts else None
 
@@ -158,7 +158,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     @property
     def merges(self) -> Merges:
-        """Which figures of groups may be merged with those of other owners."""
+        """The aggregates of groups that may be merged with those of other owners."""
         return "extremes" if self.merge_groups == "extremes" else "sums" if self.merge_groups else ""
 
     def check_asker(self, contract: Contract, signature: Signature | None) -> None:
@@ -209,7 +209,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
                 _refuse_others(base.columns[column], rules.allowed(role), f"tables.{base.table}.{role}", _AS[role])
 
     def check_cutoffs(self, use: ScanUse, scan: ScanTerms) -> None:
-        """Refuses moments that another owner would be told, unless the owner grants them."""
+        """Refuses to disclose moments to another owner, unless this owner grants them."""
         for moments in scan.moments:
             for base in use.bases if moments.column >= 0 else ():
                 rules = self.rules_of(base.table)
@@ -334,7 +334,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             )
 
     def hides_values_of(self, table: str) -> bool:
-        """Whether single values of a table are more than its owner tells: a condition's answer for a row is one."""
+        """Whether single values of a table are hidden: a condition's answer for a row is one."""
         return self.minimum_rows > 1 or not self.labels.leave or self.labels.epsilon is not None or table in self.budget
 
     def rule(self, holds: bool, rule: str, why: str) -> None:

@@ -1,16 +1,16 @@
 """The guard of whole queries: a client runs a SELECT over its own tables only if every part of it is on the list.
 
 In: SQL text from the server, and the columns of the client's tables. Out: the same query written anew from its parse
-tree, and which columns of which table it reads; or PolicyError. As for expressions (guard.py) it is an allow-list: no
+tree, and the columns of each table that it reads; or PolicyError. As for expressions (guard.py) it is an allow-list: no
 function that reads files, no table but the client's own, no recursion, nothing that depends on the clock or on chance.
 
-DerivedSource: what such a query gives, as if it were a table. The columns that it reads come from their sources
-(databases are asked for those columns alone); the query itself runs in a private DuckDB of the client, so that it means
-the same wherever the tables lie. One thread: groups then come in the same order, and sums of floating-point numbers to
-the same bits, every time.
+DerivedSource: the result of such a query, as if it were a table. The columns that it reads come from their sources
+(databases are asked for those columns alone). The query itself runs in a private DuckDB of the client, so that it means
+the same wherever the tables lie. It uses one thread: groups then come in the same order, and sums of floating-point
+numbers have the same bits, every time.
 
-MergedSource: the same of a query over groups whose figures come from several clients. Its partials are merged with
-those of others; it gives the rows of the query over what was merged, under the names and types that it has by itself.
+MergedSource: the same for a query over groups whose rows lie at several clients. Its partials are merged with
+those of others. Its rows are those of the query over the merged groups, with the same names and types.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class CheckedQuery:
 
     @property
     def lineage(self) -> Lineage:
-        """What its rows are made of."""
+        """The columns that its rows are made of."""
         return _trace(self.text, tuple(self.reads.items()))
 
 
@@ -216,7 +216,7 @@ class DerivedSource:
 
 
 def partials_of(source: DerivedSource, key: bytes) -> Partials:
-    """What one client computes of its own rows; `key`: for the groups' tokens."""
+    """The groups that one client computes from its own rows; `key`: for the groups' tokens."""
 
     def columns() -> set[str]:
         with closing(source.open_rows(NO_ROW, source_of(source.query.text))) as below:

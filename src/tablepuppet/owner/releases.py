@@ -1,13 +1,13 @@
-"""The owner's side of a client: budgets over all jobs, and how much of a row predictions may tell.
+"""The owner's side of a client: budgets over all jobs, and how much of a row predictions may reveal.
 
-A prediction is one number about a row, and tells up to 64 bits: whoever chooses the weights packs several columns
-into it. A column whose values are nearly all different has as many bits as tell its values apart; one with few values
-has none, for whoever knows the model tries them all (age, gender and occupation follow from one number). How many
-features a job makes of a column does not matter, nor how many categories a server lists. Exposure belongs to a run of
-a contract, which the owner names itself: what the server calls the job does not matter.
+A prediction is one number about a row and reveals up to 64 bits: a server that chooses the weights packs several
+columns into it. A column whose values are nearly all different has as many bits as its values need. A column with few
+values has none: an attacker who knows the model tries them all (age, gender and occupation follow from one number).
+Neither the number of features that a job makes of a column matters, nor the number of categories that a server lists.
+Exposure belongs to a run of a contract. The owner names the run itself, whatever the server calls the job.
 
-In: what a request would release. Out: nothing, or a refusal before anything has left. Whatever the server asks, a
-release is written in the owner's log first (owner/owner_log.py).
+In: the release that a request asks for. Out: nothing, or a refusal before anything has left. Every
+release is first written to the owner's log (owner/owner_log.py).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class DisclosedValues:
 
 @dataclass
 class Charged:
-    """What a job's noisy steps on a table are in the account."""
+    """A job's noisy steps on a table, as the account has them."""
 
     spends: tuple[Mechanism, ...]
     name: str = field(default_factory=lambda: secrets.token_hex(16))
@@ -66,7 +66,7 @@ class Charged:
 
 @dataclass
 class Releases:
-    """An owner's policy, and its log of what was spent."""
+    """An owner's policy, and its log of spent privacy."""
 
     policy: Policy
     log: OwnerLog = field(default_factory=OwnerLog)
@@ -84,7 +84,7 @@ class Releases:
                     self._refuse_plain(base.table, "features")
 
     def charge_label(self, table: str, columns: tuple[str, ...], epsilon: float, release: str) -> None:
-        """Noisy labels are about to leave: what all ways to write a label tell of its columns adds up."""
+        """Noisy labels are about to leave: the ε of all labels made of the same columns adds up."""
         spending = Spending(table=table, what="label", name=release, epsilon=epsilon, columns=columns)
         limit, account = self.policy.labels.epsilon, self.log.account
         if limit is not None and not account.knows(spending):
@@ -105,7 +105,7 @@ class Releases:
             self._refuse_plain(table, "features")
 
     def _refuse_plain(self, table: str, what: Literal["label", "features"]) -> None:
-        """What has a budget leaves under noise only."""
+        """Refuses plain values of a table with a budget: they leave under noise only."""
         budget = self.policy.budget.get(table)
         if budget is not None and getattr(budget, what) is not None:
             raise without_noise(table, what)
@@ -117,8 +117,8 @@ class Releases:
         spends: tuple[Mechanism, ...],
         privacy: GradientPrivacy | None = None,
     ) -> None:
-        """A part is about to be trained: a release of its own, whatever follows. `spends`: what the whole model tells
-        of a row of its table, one figure for all parts that a job makes of it; none: there is no noise."""
+        """A part is about to be trained: a release of its own, whatever follows. `spends`: the cost of the whole model
+        for a row of its table, the same for all parts that a job makes of it; none: there is no noise."""
         for base in use.bases if not spends else ():
             self._refuse_plain(base.table, "features")
         if self.is_restoring or privacy is None:
@@ -135,7 +135,7 @@ class Releases:
         self.charged = {key: found for key, found in self.charged.items() if key[0] != job}
 
     def limits_predictions(self, forbids: bool) -> bool:
-        """Whether exact predictions in training end before they tell a row; `forbids`: the job promises it."""
+        """Whether exact predictions in training end before they reveal a row; `forbids`: the job promises it."""
         return (forbids or self.policy.allow_reconstruction is False) and not self.is_restoring
 
     def charge_predictions(self, shown: DisclosedValues, unknowns: int) -> None:
@@ -155,17 +155,17 @@ class Releases:
             self.log.spend(shown.spending("predictions"))
 
     def record_model(self, table: str, model: ScoredModel, theta: Array, start: str) -> None:
-        """Parameters that were trained here are about to leave: their scores are what the owner trained them for.
+        """Parameters that were trained here are about to leave: the owner trained them to give scores.
 
-        `start`: what they are called where another training begins with them.
+        `start`: their name where another training begins with them.
         """
         if self.limits_scores and self.policy.allow_reconstruction is None:
             names = [score_name(model, theta), *([start] if start else [])]
             self.log.spend(*(Spending(table=table, what="scores", name=name) for name in names))
 
     def charge_start(self, shown: DisclosedValues, unknowns: Callable[[], int]) -> None:
-        """Training is about to begin with given weights, whose predictions leave: those of a model trained here, or
-        one more model that was not. Where all predictions are counted, so are these."""
+        """Training is about to begin with given weights, whose predictions leave. Weights not trained here count
+        as one more model. Where all predictions are counted, so are these."""
         if self.limits_scores and self.policy.allow_reconstruction is None:
             self.charge_scores(shown, unknowns)
 
@@ -208,7 +208,7 @@ class Releases:
 
     @property
     def limits_scores(self) -> bool:
-        """Whether the server may not choose as many models as it likes."""
+        """Whether the number of models that the server may choose is limited."""
         allowed = self.policy.allow_reconstruction
         return not self.is_in_process if allowed is None else not allowed
 
@@ -226,7 +226,7 @@ def score_name(model: ScoredModel, theta: Array) -> str:
 
 
 def start_name(features: Sequence[str], weights: Sequence[dict[str, list[float]]]) -> str:
-    """What weights to begin with are called: the same for whoever adds features to them, that begin at zero."""
+    """The name of initial weights. It stays the same when features are added that begin at zero."""
     given = sorted((name, sorted(units.items())) for name, units in zip(features, weights, strict=True) if units)
     return hashlib.sha256(b"start" + msgspec.msgpack.encode(given)).hexdigest()
 
@@ -266,7 +266,7 @@ def unknowns(own: ClientState, job: str, scan: int, columns: Sequence[int]) -> i
 
 
 def _bits_of(values: Array) -> float:
-    """What tells a number of a column from all others: its range, in steps of the smallest difference of two values.
+    """The bits of a column's numbers: its range, in steps of the smallest difference of two values.
 
     >>> _bits_of(np.array([1.0, 2.0, 5.0, 16.0]))
     4.0
@@ -279,7 +279,7 @@ def _bits_of(values: Array) -> float:
 
 
 def tells_label(own: ClientState, job: str, columns: Iterable[str]) -> bool:
-    """Whether a job's label is made of columns that its features are made of too: what is learned would show them.
+    """Whether a job's label and its features share columns: the model would reveal them.
 
     A subquery may make features of other rows' labels (of the week before, of the same place), and is left out.
     """
@@ -307,7 +307,7 @@ def count_predictions(own: ClientState, part: Part, times: int = 1) -> None:
 
 
 def limits_predictions(own: ClientState, part: Part) -> bool:
-    """Whether exact predictions of a part end before they tell a row."""
+    """Whether exact predictions of a part end before they reveal a row."""
     contract = own.contracts.contract(part.request.job)
     forbids = contract is not None and contract.feature_privacy is not None and not contract.allow_reconstruction
     return own.releases.limits_predictions(forbids)

@@ -1,9 +1,9 @@
-"""Which rows a job is about: never few of them, and never a set that differs by few rows from one of an earlier job.
+"""The rows of a job: never few of them, and never a set that differs by few rows from one of an earlier job.
 
-In: a contract that was proposed, then splits and parts of its job. Out: the sets of rows, to be kept once they are
-agreed to, and sentences that say why a person should look. A job whose comparisons tell few rows apart (`id <> 7`)
-could be subtracted from one without them; so could two jobs whose rows differ by few. All of it is the owner's own
-reading: nothing of it leaves, and a refusal names the rule and no figure. Off unless `minimum_rows` is 2 or more.
+In: a proposed contract, then splits and parts of its job. Out: the sets of rows, which are kept once the owner agrees,
+and warnings for the person who approves. A job whose comparisons single out few rows (`id <> 7`) could be subtracted
+from one without them; so could two jobs whose rows differ by few. Only the owner reads all of this: nothing of it
+leaves, and a refusal names the rule and no number. Off unless `minimum_rows` is 2 or more.
 """
 
 from __future__ import annotations
@@ -48,23 +48,23 @@ class RowSet:
 
 
 def applies(own: ClientState) -> bool:
-    """Whether the owner's policy asks which rows a job is about."""
+    """Whether the owner's policy has rules about a job's rows."""
     return max(own.policy.minimum_rows, own.policy.difference) > 1
 
 
 def is_on(own: ClientState) -> bool:
-    """Whether it is asked now; what a checkpoint lives again was judged before."""
+    """Whether these rules are checked now; a restored checkpoint passed them before."""
     return applies(own) and not own.releases.is_restoring
 
 
 def _counts(own: ClientState, request: Any) -> bool:
-    """Whether rows of a scan are counted: of a table with an analyst budget, a refusal would tell that one is there."""
+    """Whether rows of a scan are counted: not under an analyst budget, where a refusal would reveal that one exists."""
     contract, use = own.contracts.contract(request.job), own.tables.use(request.job, request.scan)
     return is_on(own) and not is_noisy(own.policy, contract, use)
 
 
 def review(own: ClientState, job: str, contract: Contract) -> tuple[list[RowSet], list[str]]:
-    """The sets of rows of a contract, and what is to be said against them."""
+    """The sets of rows of a contract, and objections to them."""
     sets: list[RowSet] = []
     notes: list[str] = []
     for scan in contract.scans:
@@ -79,7 +79,7 @@ def review(own: ClientState, job: str, contract: Contract) -> tuple[list[RowSet]
         for table in tables:
             if table.conditions:
                 notes += _conditions(own, table, contract, sets)
-        if not notes:  # what is said against conditions is said whatever rows they pick
+        if not notes:  # objections to conditions hold whatever rows they pick
             _enough_rows(own, job, scan)
             if contract.purpose != "predict":
                 notes += [*_near_constant(own, job, scan, contract), *_models_of_few(own, job, scan, contract)]
@@ -117,7 +117,7 @@ def check_texts(own: ClientState, job: str, contract: Contract) -> None:
 
 
 def _leaves(contract: Contract, scan: ScanTerms, number: int, values: pa.ChunkedArray) -> bool:
-    """Whether texts that name nearly every row would leave: as ids they stay."""
+    """Whether a column of texts would leave and names nearly every row; as ids the texts stay."""
     blocks = [block for block in contract.blocks if block.scan == scan.scan and number in block.columns]
     stay = [block.finds_ids or block.columns.index(number) in block.ids for block in blocks]
     return not (stay and all(stay)) and names_rows(values)
@@ -180,9 +180,9 @@ def check_fold(own: ClientState, opened: OpenPart, multiplicity: NDArray[np.floa
 
 
 def check_part(own: ClientState, request: OpenPart) -> None:
-    """Refuses rows that take part, each as often as it is joined, that differ by few from those of an earlier job; and
-    those of which one is most: whoever holds the other table may name its key a million times.
-    Not in a job for an analyst: how often a row is joined tells of tables with a budget."""
+    """Refuses rows that, each as often as it is joined, differ by few from those of an earlier job. Also refuses rows
+    of which one dominates: the owner of the other table may name its key a million times.
+    Exempts jobs for an analyst: multiplicities depend on tables with a budget."""
     contract = own.contracts.contract(request.job)
     if not is_on(own) or (contract is not None and contract.analyst is not None):
         return
@@ -203,7 +203,7 @@ def check_part(own: ClientState, request: OpenPart) -> None:
 
 
 def _conditions(own: ClientState, table: TableConditions, contract: Contract, sets: list[RowSet]) -> list[str]:
-    """What is to be said against the comparisons of a job in one table."""
+    """Objections to the comparisons of a job in one table."""
     notes: list[str] = []
     least = own.policy.minimum_rows
     if not all(condition.is_plain for condition in table.conditions):
@@ -231,8 +231,8 @@ def _noisy_columns(scan: ScanTerms, contract: Contract) -> set[int]:
 
 
 def _exact(scan: ScanTerms, contract: Contract) -> list[Role]:
-    """The roles in which values count as they are. Of what leaves under noise no rule reads values: its refusal would
-    tell of them, and noise covers few rows as well as many."""
+    """The roles in which values count as they are. No rule reads values that leave under noise: its refusal would
+    reveal them, and noise covers few rows as well as many."""
     is_noisy = contract.training is not None and contract.feature_privacy is not None
     noisy = {"feature"} if is_noisy else set()
     noisy |= set() if contract.label_privacy is None else {"label"}
@@ -240,7 +240,7 @@ def _exact(scan: ScanTerms, contract: Contract) -> list[Role]:
 
 
 def _reach(own: ClientState, job: str, scan: ScanTerms, contract: Contract) -> list[str]:
-    """What is to be said against expressions that are about few rows, whatever they are written with."""
+    """Objections to expressions that are about few rows, whatever they are written with."""
     roles = _exact(scan, contract)
     numbers = [number for role in roles for number in scan.numbers(role)]
     least = own.policy.minimum_rows
@@ -253,8 +253,7 @@ def _reach(own: ClientState, job: str, scan: ScanTerms, contract: Contract) -> l
 
 
 def _near_constant(own: ClientState, job: str, scan: ScanTerms, contract: Contract) -> list[str]:
-    """What is to be said against numbers that are the same in all rows but few: their mean, and their weight, are of
-    these."""
+    """Objections to numbers that are the same in all rows but few: their mean and weight depend on those few."""
     notes, least = [], own.policy.minimum_rows
     for number in {n for role in _exact(scan, contract) if role in ("feature", "weight") for n in scan.numbers(role)}:
         column, info = own.column(job, scan.scan, number)
@@ -275,7 +274,7 @@ def _near_constant(own: ClientState, job: str, scan: ScanTerms, contract: Contra
 
 
 def _models_of_few(own: ClientState, job: str, scan: ScanTerms, contract: Contract) -> list[str]:
-    """What is to be said against models that are made to follow few labels: extreme quantiles, leaves of few rows."""
+    """Objections to models that follow few labels: extreme quantiles, leaves of few rows."""
     notes: list[str] = []
     least = own.policy.minimum_rows
     for training in (contract.training, *contract.others):
@@ -303,7 +302,7 @@ def _has_classes(own: ClientState, job: str, scan: ScanTerms) -> bool:
 
 
 def check_classes(own: ClientState, request: DescribeLabels | SendLabels, column: pa.ChunkedArray) -> None:
-    """Refuses a label of which some class has few rows: its name would leave, and a model would learn those rows."""
+    """Refuses a label with a class of few rows: its name would leave, and a model would learn those rows."""
     if not _counts(own, request) or own.policy.minimum_rows < 2:
         return
     counts = np.asarray(pc.value_counts(column.drop_null()).field("counts"))

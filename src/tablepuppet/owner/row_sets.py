@@ -1,19 +1,19 @@
-"""What a row is at its owner, the order in which it is shown, and the sets of rows that jobs were about.
+"""The identity of a row at its owner, the order in which rows are shown, and the sets of rows of earlier jobs.
 
-Identity: 128 bits (`row_ids`, for label noise) or 64 (`row_keys`, for row sets) of the column that the owner's policy
-names (`row_key`), or of all columns of a row: the same under any filter, order and job. Rows that are equal in every
-column are told apart by a number, as many as there are: a filter keeps all of them or none. Neither leaves the owner.
+Identity: 128 bits (`row_ids`, for label noise) or 64 (`row_keys`, for row sets), the same under any filter, order and
+job. They come from the column that the owner's policy names (`row_key`), or from all columns of a row. A number
+distinguishes rows that are equal in every column: a filter keeps all of them or none. Neither leaves the owner.
 
 The order is a secret of the clients. In: their key, the job's seed, and where a client's rows lie in the whole table.
-Out: 64 pseudo-random bits for each row, and the rows sorted by them. Row numbers are positions in this order, so that
-they say nothing about where a row lies in its owner's table, which is often sorted by an id or by time. A row's bits
-depend on its place in the whole table, not on who holds it: the server can put the rows of several clients in one
-order, and joined rows, and with them the batches of sgd, are the same however the table is split.
+Out: 64 pseudo-random bits for each row, and the rows sorted by them. Row numbers are positions in this order. They do
+not reveal where a row lies in its owner's table, which is often sorted by an id or by time. A row's bits depend on its
+place in the whole table, not on its holder. The server can therefore put the rows of several clients in one order, and
+joined rows, and with them the batches of sgd, are the same however the table is split.
 
-Row sets: two that differ by few rows tell of those rows. In: the keys of a set. Out: by how many rows it differs from
-an earlier one, where that is fewer than a limit. A set is kept as a sketch whose size follows from the limit, however
-many rows there are: every row is added to three cells, the cells of two sets are subtracted, and what is left is taken
-apart row by row (an invertible Bloom lookup table; Eppstein et al., "What's the difference?", SIGCOMM 2011).
+Row sets: two that differ by few rows reveal those rows. In: the keys of a set. Out: by how many rows it differs from
+an earlier one, where that is fewer than a limit. A set is kept as a sketch: an invertible Bloom lookup table (Eppstein
+et al., "What's the difference?", SIGCOMM 2011). Its size follows from the limit, not from the number of rows. Every row
+is added to three cells. The cells of two sets are subtracted, and the remainder is decoded row by row.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ _UNCLEAR = ("other", "vector")  # whose text differs between databases, or does 
 
 
 def identity_expressions(source: Source, key: str | None = None) -> tuple[str, ...]:
-    """What a row is known by, as text."""
+    """The expressions that identify a row, as text."""
     return whole_rows(source, "CAST({} AS VARCHAR)", key)
 
 
 def whole_rows(source: Source, form: str = "{}", key: str | None = None) -> tuple[str, ...]:
-    """What a row is known by, as it is or in another form: one column, or (None) all of them."""
+    """The expressions that identify a row, as they are or in another form: one column, or (None) all of them."""
     columns = source.describe()
     names = [column.name for column in columns]
     shown = (
@@ -232,8 +232,8 @@ class Sketch:
 
 
 def row_keys(rows: pa.Table, *, is_key: bool = False) -> Keys:
-    """64 bits for each row, from all its columns; equal rows are told apart by a number, unless they are one subject's.
-    The same in every version.
+    """64 bits for each row, from all its columns, the same in every version. A number distinguishes equal rows, unless
+    they are one subject's.
 
     >>> keys = row_keys(pa.table({"a": [1.0, 2.0, 1.0], "b": ["x", None, "x"]}))
     >>> other = row_keys(pa.table({"a": [2.0], "b": pa.array([None], pa.string())}))
@@ -247,8 +247,8 @@ def row_keys(rows: pa.Table, *, is_key: bool = False) -> Keys:
 
 
 def joined_keys(keys: Keys, times: NDArray[np.int64]) -> Keys:
-    """Rows that are joined another number of times are others: as a multiple of the usual number, for twice as often in
-    all rows but one would be another number in all of them.
+    """Keys of rows that also depend on how often each is joined, relative to the median. Without the median, doubling
+    the joins of all rows but one would change every key.
 
     >>> keys = np.arange(5, dtype=np.uint64)
     >>> once, twice = joined_keys(keys, np.array([1, 1, 1, 1, 3])), joined_keys(keys, np.array([2, 2, 2, 2, 2]))

@@ -1,21 +1,21 @@
-"""Singling out: whether an expression, a condition or a query tells of a few rows alone.
+"""Singling out: whether an expression, a condition or a query reveals a few rows alone.
 
-In: expressions that the guard wrote, over the columns of some rows. Out: whether one of them tells of few of these. A
-mean over thousands of rows is one row's value if the expression is 0 for all others, and arithmetic says which row that
-is as well as CASE does: `pow(0, abs(id - 7)) * delay`. No list of functions finds all such texts; the rows are asked:
+In: expressions that the guard wrote, over the columns of some rows. Out: whether one of them reveals few of these. A
+mean over thousands of rows is one row's value if the expression is 0 for all others. Arithmetic can select that row
+as well as CASE does: `pow(0, abs(id - 7)) * delay`. No list of functions finds all such texts, so the rows are tested:
 
 - values: how many rows lie apart from the median, by their share of all distance from it;
-- interaction: in how many rows two columns act on each other. One column and the rest are shuffled, alone and
-  together: f(a, b) − f(a', b) − f(a, b') + f(a', b') is 0 where what an expression makes of one does not depend on the
-  other, whatever else is added to it.
+- interaction: in how many rows two columns act on each other. One column and the rest are shuffled, each alone and
+  both: f(a, b) − f(a', b) − f(a, b') + f(a', b'). This is 0 where the effect of one does not depend on the other,
+  whatever else the expression adds.
 
 Shares count as rows do: (Σ|d|)² / Σd² of the distances d is 1 where one row holds all, n where n rows hold the same.
 
-Conditions: each comparison by itself, over the columns of one table, and the rows that it holds for. Whatever WHERE,
-CASE or split is put together from comparisons picks whole groups: none picks fewer rows than the smallest group has.
+Conditions: each comparison by itself, over the columns of one table, and the rows that it holds for. A WHERE, CASE
+or split made of comparisons picks whole groups, and so never fewer rows than the smallest group has.
 
-And of a query over an owner's tables: the expressions and conditions in it that are of one table's rows; PolicyError
-where a query chooses rows by their order or number, for then single ones would leave through any aggregate.
+For a query over an owner's tables: its expressions and conditions over one table's rows. PolicyError where a query
+chooses rows by their order or number: single rows would then leave through any aggregate.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _POLYNOMIAL = (exp.Add, exp.Sub, exp.Mul, exp.Neg, exp.Paren, exp.Literal, exp.C
 
 
 def singles_out(source: Source, expressions: Sequence[str], filter: str | None, least: int) -> bool:
-    """Whether one of some expressions tells of fewer than `least` of the rows for which a filter holds."""
+    """Whether one of some expressions reveals fewer than `least` of the rows for which a filter holds."""
     computed = [text for text in dict.fromkeys(expressions) if is_computed(text)]
     if not computed:
         return False
@@ -72,7 +72,7 @@ def singles_out(source: Source, expressions: Sequence[str], filter: str | None, 
         if any(0 < _holders(np.abs(v - np.median(v))) < few for held in values for v in held.T):
             return True
         return any(0 < held < _SPREAD * few for held in _acting_on_each_other(rows, computed, values))
-    except SourceError:  # values of other rows beside a row's own are what an expression cannot take: nothing was seen
+    except SourceError:  # the expression fails on shuffled values: nothing was seen
         return True
 
 
@@ -109,7 +109,7 @@ def _acting_on_each_other(rows: pa.Table, texts: Sequence[str], own: Sequence[Ar
 
 
 def _compute(rows: pa.Table, texts: Sequence[str]) -> list[Array]:
-    """What expressions give, each (rows, k + 1): values, 0 where there is none, and whether there is one."""
+    """The values of expressions, each (rows, k + 1): values, 0 where there is none, and whether there is one."""
     with closing(duckdb_source.from_arrow("rows", rows)) as source:
         kinds = [info.kind in NUMBER_KINDS for info in source.describe_scan(texts, None)]
         asked = [
@@ -260,7 +260,7 @@ class Condition:
 
 
 def conditions_of(sql: str, *, is_predicate: bool) -> list[Condition]:
-    """The comparisons in an expression; `x IS NULL` is none, for it looks at no value.
+    """The comparisons in an expression; `x IS NULL` is none, for it reads no value.
 
     >>> [c.text for c in conditions_of('"a" > 3 AND NOT ("b" = 1 OR "c" IS NULL)', is_predicate=True)]
     ['"a" > 3', '"b" = 1']
@@ -316,7 +316,7 @@ def smallest_group(holds: Sequence[NDArray[np.bool_]], subjects: NDArray[np.uint
 
 
 def _leaves(node: exp.Expr) -> Iterator[exp.Expr]:
-    """What AND, OR and NOT connect."""
+    """The operands of AND, OR and NOT."""
     if isinstance(node, _SPLITTERS):
         for child in node.iter_expressions():
             yield from _leaves(child)

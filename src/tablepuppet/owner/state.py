@@ -1,12 +1,12 @@
-"""What a client has: its tables, its owner's rules and secrets, and the parts of the jobs under way.
+"""The state of a client: its tables, its owner's rules and secrets, and the parts of the jobs under way.
 
-A part is a client's share of a block: its rows, its model, and what rounds change in it. Here is also what a server may
-make a client compute: models and options that fit this machine, or a refusal before anything is allocated or begun.
+A part is a client's share of a block: its rows, its model, and the state that rounds change. This module also limits
+the work of a client: models and options fit this machine, or are refused before anything is allocated or begun.
 
-Sealing: a part's summands leave under masks, so that the server can read nothing but the sum of all clients. In: the
+Sealing: a part's summands leave under masks, so that the server reads only the sum over all clients. In: the
 arrays that one part adds to its block's sum. Out: a `Masked` answer (privacy/masks.py) at the scale that the block's
-parts agreed on, or, where there is none yet or a value does not fit, only how large the arrays are; the server then
-names a scale that fits everybody's (training/server.py), and asks for the same summands once more: `Seal`.
+parts agreed on. Where there is no scale yet, or a value does not fit, the answer has only the sizes of the arrays. The
+server then names a scale that fits all clients (training/server.py), and asks for the same summands again: `Seal`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ClientState:
         self.releases = Releases(self.policy, self.log, is_in_process=self.may_reveal)
         self.contracts = ContractEnforcer(self.policy.minimum_rows)
         self.told: dict[str, Counter[str]] = {}  # by job: what left
-        self.waiting: dict[tuple[str, str], tuple[str, ...]] = {}  # jobs and contracts that a person was told of
+        self.waiting: dict[tuple[str, str], tuple[str, ...]] = {}  # jobs and contracts that a person was notified of
 
     @property
     def split_key(self) -> bytes:
@@ -137,7 +137,7 @@ class Part:
     kept: Kept | None = None
     shown: int = 0  # exact numbers that left of each row
     unknowns: int | None = None  # bits that are enough to know a row
-    figures: Figures = field(default_factory=Figures)  # what the server half wants to know of the algorithm's start
+    figures: Figures = field(default_factory=Figures)  # numbers that the server half needs at the algorithm's start
     sealing: Sealing | None = None  # where summands leave under masks
     encoders: tuple[Encoder, ...] = ()
     started: StartPart[AlgorithmOptions] | None = None
@@ -168,7 +168,7 @@ class Part:
         return Checkpoint(self.state, self.kept, seal, taken, showings, self.shown, asked, run)
 
     def restore(self, found: Checkpoint[Any]) -> None:
-        """Goes on where a checkpoint was made."""
+        """Continues from a checkpoint."""
         self.state, self.kept, self.shown = found.state, found.kept, found.shown
         if self.setup is not None and self.setup.private is not None:
             self.setup.private.counts = (found.taken, found.showings)
@@ -232,11 +232,11 @@ _ROUGH, _STEP = ("counts", "moments"), 16  # leaves 40 of a sum's bits and more
 
 
 class SealState(msgspec.Struct, frozen=True):
-    """What a checkpoint keeps: the key, the masks that were used, the scales in force, and summands not yet summed."""
+    """A checkpoint of the masks: the key, the masks used, the scales in force, and summands not yet summed."""
 
     private: bytes
     counter: int = 0
-    scales: dict[str, list[int]] = {}  # by what is summed: E of each array
+    scales: dict[str, list[int]] = {}  # by the kind of sum: E of each array
     kind: str = ""
     pending: list[Array] = []
 
@@ -254,7 +254,7 @@ class Sealing:
     _masks: Masks | None = field(default=None, repr=False)
 
     def offer(self) -> MaskKey:
-        """What the other parts need to know."""
+        """The mask key, for the other parts."""
         return mask_key(self.state.private, self.shared, self.job, self.client, self.part)
 
     def meet(self, peers: Sequence[MaskKey]) -> None:
@@ -264,7 +264,7 @@ class Sealing:
         self.peers, self._masks = peers, None
 
     def restore(self, state: SealState) -> None:
-        """Goes on where a checkpoint was made, with the key of then."""
+        """Continues from a checkpoint, with its key."""
         self.state, self._masks = state, None
 
     @property
@@ -322,6 +322,6 @@ class Sealing:
 
 
 def _size(values: Array, kind: str) -> int:
-    """The power of two that a client tells of an array: of sums of statistics, a client's own, only roughly."""
+    """The power of two that a client discloses of an array: only roughly for a client's own sums of statistics."""
     exponent = exponent_of(values)
     return exponent if kind not in _ROUGH else -(-exponent // _STEP) * _STEP

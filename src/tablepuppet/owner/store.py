@@ -92,7 +92,7 @@ class ScanUse:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableConditions:
-    """What a job compares in one table, or in what a query over it gives."""
+    """The comparisons of a job in one table, or in the result of a query over it."""
 
     table: str
     source: Source
@@ -141,12 +141,12 @@ class Scan:
 
     @property
     def query(self) -> CheckedQuery | None:
-        """What is read instead of a table."""
+        """The query that is read instead of a table."""
         return self.source.query if isinstance(self.source, DerivedSource) else None
 
     @property
     def name(self) -> str:
-        """What is read: a table or query, and its filter."""
+        """The table or query that is read, and its filter."""
         return f"{self.table if self.query is None else self.query.text} {self.filter}"
 
     @property
@@ -173,7 +173,7 @@ class Scan:
         return self._keys
 
     def row_ids(self) -> NDArray[np.uint64]:
-        """What each row is at its owner, in the order in which the rows are shown."""
+        """The identity of each row at its owner, in the order in which the rows are shown."""
         self.rows()
         if self._ids is None:
             raise TransportError(f"a scan of {self.table} was read before its contract asked for noise")
@@ -200,8 +200,8 @@ class Scan:
             return shown
 
     def let_go(self) -> None:
-        """Gives up the rows, which nobody is expected to ask for; if so, they are read again. Where there is no telling
-        whether a table has changed, they stay."""
+        """Frees the rows, which are probably not needed again; they are read again on demand. They stay if the source
+        cannot detect a changed table."""
         with self.lock:
             if self._rows is not None and self._rows.num_rows and self.source.stamp() is not None:
                 self._rows, self._is_let_go, self._order = None, True, None
@@ -241,8 +241,8 @@ class Scan:
             return self._fingerprint
 
     def conditions(self, predicates: Collection[int], noisy: Collection[int] = ()) -> list[TableConditions]:
-        """What is compared, table by table; `predicates`: which expressions are conditions as a whole; `noisy`: which
-        leave under noise, and may compare what they like."""
+        """The comparisons, table by table. `predicates`: expressions that are conditions as a whole. `noisy`: those
+        that leave under noise, and may compare anything."""
         texts = [(text, number in predicates) for number, text in enumerate(self.expressions) if number not in noisy]
         texts += [] if self.filter is None else [(self.filter, True)]
         own = [c for text, whole in texts for c in conditions_of(text, is_predicate=whole)]
@@ -255,7 +255,7 @@ class Scan:
         return found
 
     def everywhere(self, columns: Sequence[int]) -> pa.Table:
-        """Some columns in all rows of what is read, whatever the filter."""
+        """Some columns of all rows of the source, whatever the filter."""
         with self.lock:
             return self.source.read([self.expressions[c] for c in columns], None)
 
@@ -273,7 +273,7 @@ class Scan:
             return found
 
     def use(self) -> ScanUse:
-        """What is read, for the owner's policy to judge."""
+        """The columns that are read, for the owner's policy to judge."""
         columns = tuple(columns_of(expression) for expression in self.expressions)
         filter = frozenset[str]() if self.filter is None else columns_of(self.filter)
         if self.query is not None:
@@ -289,7 +289,7 @@ class Scan:
         )
 
     def reads(self, columns: Sequence[int]) -> tuple[str, ...]:
-        """What some columns are: their expressions and, of a query's rows, the query, as the guard has it."""
+        """The expressions of some columns and, for a query's rows, the query, as the guard wrote them."""
         query = () if self.query is None else (f"FROM {self.query.text}",)
         return (*(self.expressions[c] for c in columns), *query)
 
@@ -297,8 +297,8 @@ class Scan:
         return len(self.rows())
 
     def identity(self) -> str:
-        """What rows are known by: the owner's key; or all columns, then by what the whole table holds, for a row that
-        changes is another one."""
+        """The identity of rows: the owner's key, or else a hash of the whole table, for a row that changes is another
+        one."""
         with self.lock:
             if self.row_key is not None:
                 return f"key {self.row_key}"
@@ -325,7 +325,7 @@ class Scan:
         return int(np.unique(self.row_keys(), return_counts=True)[1].max(initial=1))
 
     def beyond_subject_rows(self, rows: RowNumbers, most: int) -> NDArray[np.bool_]:
-        """Which of some rows come after `most` others about the same, in the order in which they are shown."""
+        """Marks the rows that come after `most` others about the same subject, in the order in which they are shown."""
         return count_equal_before(self.row_keys()[rows][:, None]) >= most
 
     def _read(self) -> None:
@@ -378,7 +378,7 @@ class ClientTables:
         self._sources = {t: TotalSource(s) if hides_values_of(t) else s for t, s in self._sources.items()}
 
     def describe(self, table: str, query: str | None = None, cutoffs: str = "") -> TableDescription:
-        """The columns of a table, or of what a query over this client's tables gives."""
+        """The columns of a table, or of the result of a query over this client's tables."""
         with self._lock:
             source = self._source(table, query, cutoffs)
             columns = source.describe()
@@ -412,7 +412,7 @@ class ClientTables:
             return self._scans[job, number]
 
     def use(self, job: str, number: int) -> ScanUse:
-        """What an open scan reads, for the owner's policy to judge."""
+        """The columns that an open scan reads, for the owner's policy to judge."""
         return self.scan(job, number).use()
 
     def fingerprints(self, job: str) -> dict[int, int]:
@@ -487,7 +487,7 @@ def _base_use(
     filter: frozenset[str],
     rows: Callable[[], int],
 ) -> ScanUse:
-    """What a scan of a query reads of the tables behind it: `table` first, then the others.
+    """The columns that a scan of a query reads of the tables behind it: `table` first, then the others.
 
     Columns that shape which rows there are, without being part of a value (WHERE, GROUP BY, ON), count as filters.
     """

@@ -9,15 +9,15 @@ each column as a dictionary of tokens, sorted, and one index per row; NULL stays
     value    integer, decimal of scale 0: digits · decimal: digits and its scale · string: UTF-8 · uuid: 32 hex digits
              boolean: true | false · date: days since 1970-01-01 · timestamp: nanoseconds since then (UTC)
 
-K_job is derived from the key that the clients share and the server never has, and from the job's name; tokens of
+K_job is derived from the job's name and from a key that the clients share and the server never has. Tokens of
 different jobs have nothing in common. HMAC-SHA-256 is a pseudo-random function (RFC 2104; Bellare, CRYPTO 2006), and
-RFC 2104 allows 16 bytes of it: two of 2⁶⁴ keys would meet.
+RFC 2104 allows 16 bytes of it: two of 2⁶⁴ keys would collide.
 
 Ids: texts that name rows become columns of a model, and neither they nor their counts leave. In: a text column that a
-job calls an id, or, where the job leaves it to the owner, that names nearly every row or has more than 10,000 values.
-Out: how many ids there are, and which column of the model is whose: the owner's alone to know. Where a block has
-several parts, all must mean the same column by the same id: then 64 bits of an HMAC stand for each, under the clients'
-key and a salt of the job, of a message that holds the table's name: tokens of another table or query do not compare.
+job calls an id. Where the job leaves it to the owner, an id names nearly every row or has more than 10,000 values.
+Out: the number of ids, and a column of the model for each, which only the owner knows. Where a block has
+several parts, all must use the same column for the same id. Then 64 bits of an HMAC stand for each id, under the
+clients' key and a salt of the job. The message holds the table's name: tokens of other tables or queries differ.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _sha256(message: bytes) -> bytes:
 
 
 def prefix(domain: str, family: str) -> bytes:
-    """What stands before a value in the message; no value can imitate it.
+    """The bytes before a value in the message; no value can imitate them.
 
     >>> prefix("0", "integer")
     b'1:07:integer'
@@ -216,7 +216,7 @@ def are_ids(own: ClientState, request: OpenPart, place: int, column: Column) -> 
 
 
 def id_statistics(own: ClientState, request: OpenPart, place: int, found: CategoryStatistics) -> IdStatistics:
-    """What may be told of a column of ids."""
+    """The statistics of a column of ids that may leave."""
     count, has_missing = len(found.categories), found.missing > 0
     if not request.id_salt:
         return IdStatistics(count, has_missing)
@@ -277,7 +277,7 @@ def _known(
 
 
 def _places(tokens: NDArray[np.int64], agreed: RowNumbers) -> NDArray[np.int32]:
-    """Where each token is among the agreed ones, which ascend; −1: nowhere."""
+    """The position of each token among the agreed ones, which ascend; −1: nowhere."""
     if not len(agreed):
         return np.full(len(tokens), -1, np.int32)
     place = np.minimum(np.searchsorted(agreed, tokens), len(agreed) - 1)

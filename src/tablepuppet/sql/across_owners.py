@@ -1,14 +1,14 @@
 """join_owners: subqueries that read several owners' tables → joins of the main query that mean the same.
 
 In: a Ucq and who holds which table. Out: the same query, in which every subquery reads one owner's tables, or a refusal
-that says what to write. Two rewritings, each exact:
+that says how to rewrite it. Two rewritings, each exact:
 
     FROM (SELECT a.x, b.y AS z FROM a JOIN b ON … WHERE …) t …    →    FROM a JOIN b ON … …      t.x is a.x, t.z is b.y
     … WHERE a.k IN (SELECT k FROM b WHERE …)                      →    … JOIN (SELECT DISTINCT k FROM b WHERE …) s
     … WHERE EXISTS (SELECT 1 FROM b WHERE b.k = a.k AND …)              ON s.k = a.k
 
-NOT IN and NOT EXISTS become an anti-join with the same keys; IN and EXISTS a semi-join where several clients have them.
-Groups, windows and the like over several owners' rows cannot be had this way.
+NOT IN and NOT EXISTS become an anti-join on the same keys. IN and EXISTS become a semi-join where several clients hold
+the keys. Groups, windows and the like over several owners' rows cannot be rewritten.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ Tables = Mapping[str, tuple[str, ...]]
 
 
 def read_query(text: str, tables: Tables, link: Link) -> Ucq:
-    """What a text means: joins of owners' tables, or, if it cannot be that, a query that one owner runs as a whole.
+    """Reads a text as joins of owners' tables; failing that, as a query that one owner runs as a whole.
 
-    One round, only where columns of a subquery do not say whose they are.
+    It takes one round, only where columns of a subquery do not name their table.
     """
     try:
         return parse(text, _columns(text, tables, link), tables)
@@ -175,7 +175,7 @@ class _Branch:
         return None
 
     def _check_exists(self, query: exp.Select) -> None:
-        """EXISTS that does not depend on what is looked up."""
+        """Refuses an EXISTS that is always true or never true."""
         inner = base_tables(query)[0]
         limit = query.args.get("limit")
         if isinstance(limit, exp.Limit) and limit.expression == exp.Literal.number(0):
@@ -319,7 +319,7 @@ def _looks_up(query: exp.Select) -> bool:
 
 
 def _split_exists(query: exp.Select) -> tuple[list[exp.Expr], exp.Select] | None:
-    """What an EXISTS compares with columns of its own, and the query for those; None if it does more than compare."""
+    """The outer sides of an EXISTS's equalities, and the query for its own sides; None if it does more than compare."""
     outer, inner, rest = [], [], []
     for conjunct in conditions_of(query):
         sides = [conjunct.left, conjunct.right] if isinstance(conjunct, exp.EQ) else []
@@ -350,7 +350,7 @@ def _is_positive(limit: exp.Expr) -> bool:
 
 
 def _scalar_join(query: exp.Expr, name: str) -> str:
-    """The LEFT JOIN that gives what a scalar subquery looks up, as text."""
+    """The LEFT JOIN that replaces a scalar subquery, as text."""
     found = _split_exists(query) if isinstance(query, exp.Select) else None
     if found is None or len(query.expressions) != 1:
         return f"LEFT JOIN (SELECT key, avg(x) AS x FROM … GROUP BY key) {name} ON {name}.key = …"

@@ -1,15 +1,15 @@
-"""Ucq → BoundQuery. Who owns what, what everything is called, and whether the types fit.
+"""Ucq → BoundQuery: the owners of all tables, resolved names, and checked types.
 
-`bind`: a query to train on. Two rounds: one asks the owners for the columns of their tables, one opens the scans and
-learns the type of every expression. Nothing is read from a table.
+`bind`: a query to train on. The first round asks the owners for the columns of their tables. The second opens the scans
+and learns the type of every expression. Nothing is read from a table.
 
-Features that come from the same alias in every branch are one block (docs/notation.md, T_i). With one SELECT there is a
-block for each alias that has features. With UNION ALL the blocks are the common refinement of the branches' aliases, so
-that no combination of branches has to be refused.
+Features that come from the same alias in every branch are one block (docs/notation.md, T_i). With one SELECT, each
+alias that has features is a block. With UNION ALL, the blocks are the common refinement of the branches' aliases, so
+every combination of branches is accepted.
 
-`bind_features`: a query to predict on, whose blocks are those of a trained model. It may be the model's own or another
-with the same features by name (alias.column), under any WHERE. Its label, if it still selects one, is not read: rows to
-predict on need not have it. One relation is the *base*: the one that held the label. The answer is ordered by its rows
+`bind_features`: a query to predict on, whose blocks are those of a trained model. It is the model's own query or
+another with the same features by name (alias.column), under any WHERE. Its label is not read, even if it selects one:
+rows to predict on may lack it. The relation that held the label is the *base*. The answer is ordered by the base's rows
 and carries its key.
 """
 
@@ -90,7 +90,7 @@ def bind(
     job: str,
     beside: LabelColumns = NOTHING,
 ) -> BoundQuery:
-    """What the query means for a federation, whose `tables` map a name to the clients that hold its rows.
+    """Binds the query to a federation, whose `tables` map a name to the clients that hold its rows.
 
     Without a label, every item is a feature, and the rows are those of the first table of FROM.
     """
@@ -177,7 +177,7 @@ Key = Sequence[Any]  # one value for each key column
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a prediction needs of a query."""
+    """The parts of a query that a prediction needs."""
 
     blocks: tuple[tuple[str, tuple[str, ...]], ...]  # name and features of each block
     label: str
@@ -197,7 +197,7 @@ class Servable:
 
 
 def bind_features(ucq: Ucq, wanted: Wanted, *, tables: Mapping[str, tuple[str, ...]], link: Link, job: str) -> Servable:
-    """What the query means for a federation and a model."""
+    """Binds the query to a federation and a model."""
     ucq, resolved = _resolve_names(_without_label(ucq, wanted.label), tables, link)
     check_arity(ucq, resolved)
     bases = [_base(branch, wanted.bases, number) for number, branch in enumerate(resolved)]

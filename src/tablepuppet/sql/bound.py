@@ -1,10 +1,9 @@
-"""BoundQuery: what the query means for this federation, every name resolved and typed.
+"""BoundQuery: a query over this federation, every name resolved and typed.
 
-This is what binding returns and what the mapping takes. A *scan* is one table under one
-filter, read once by each of the table's clients; every use of the table in the query
-(several aliases, several branches) shares it. A *block* is one position of the join that
-contributes features: T_i of docs/notation.md. With UNION ALL, block i has one member per
-branch, and their rows are simply concatenated.
+Binding returns it, and the mapping takes it. A *scan* is one table under one filter. Each of the table's clients reads
+it once, and every use of the table in the query (several aliases, several branches) shares it. A *block* is one
+position of the join that contributes features: T_i of docs/notation.md. With UNION ALL, block i has one member per
+branch, and their rows are concatenated.
 """
 
 from __future__ import annotations
@@ -27,8 +26,9 @@ from tablepuppet.sql.ucq import JoinKind, Ucq
 class Holders(tuple[str, ...]):
     """The clients of a table, in the order of their rows, and the columns that say whose a row is.
 
-    Rows that are equal in one of `partitioned_by` all lie with one client, and so do rows of other tables of the same
-    clients that are equal to them in theirs. A federation that says so is believed until keys meet (join/keys.py).
+    Rows that are equal in one of `partitioned_by` all lie with one client. So do rows of the same clients'
+    other tables that are equal to them in theirs. A federation that claims this is believed until keys meet
+    (join/keys.py).
     """
 
     partitioned_by: tuple[str, ...]
@@ -124,7 +124,7 @@ class Join:
 
 
 class LabelPlace(NamedTuple):
-    """Where the label and what is read beside it lie: a scan, and expressions of it (−1: not asked for)."""
+    """Where the label and its companions lie: a scan, and expressions of it (−1: not asked for)."""
 
     scan: int
     label: int
@@ -219,7 +219,7 @@ class BoundQuery:
         return {scan: tuple(sorted(uses)) for scan, uses in found.items()}
 
     def texts_for(self, scan: int, client: str) -> ScanTexts:
-        """What a client was asked to open."""
+        """The texts that a client was asked to open."""
         found = self.scans[scan]
         if not found.spelled:
             return ScanTexts(found.expressions, found.filter)
@@ -252,5 +252,5 @@ def _identifier(name: str) -> exp.Identifier:
 
 
 def refuse(ucq: Ucq, message: str, at: At) -> QueryError:
-    """What is wrong with a name or a type, with a caret below it."""
+    """An error about a name or a type, with a caret below it."""
     return refusal(ucq.text, message, at, CatalogError)

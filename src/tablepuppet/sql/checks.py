@@ -1,7 +1,7 @@
-"""What must hold of a bound query: as many columns in every branch, usable features, keys that fit, and a label.
+"""Checks of a bound query: as many columns in every branch, usable features, keys that fit, and a label.
 
-find_label: which item of the SELECT list is the label. Beside it, of the rows that hold it, a sample weight and
-predicates of the split may be read. In: SQL over the label's table, as a user writes it (`weight="w"`,
+find_label: which item of the SELECT list is the label. A job may also read a sample weight and predicates of the split
+from the rows that hold it. In: SQL over the label's table, as a user writes it (`weight="w"`,
 `test_where="day >= DATE '2024-01-01'"`). Out: for every branch, the number of the expression in the label's scan; −1
 where nothing was asked for.
 """
@@ -226,7 +226,7 @@ _WEIGHTS = ("integer", "float", "decimal", "boolean")
 
 @dataclass(frozen=True, slots=True)
 class LabelColumns:
-    """What a job asks for beside the label; None: nothing."""
+    """The columns that a job asks for besides the label; None: nothing."""
 
     weight: str | None = None
     test_where: str | None = None

@@ -1,9 +1,9 @@
 """A conjunct of WHERE or ON → a filter on one table, a key equality between two, or a refusal.
 
-What a condition gives in a row that a LEFT JOIN did not find, where all columns of a table are NULL, is computed as a
-set of outcomes, of `NULL`, `TRUE` and `FALSE`, where a value that is no truth value counts as both TRUE and FALSE. The
-set may be too large and is never too small, so that "it cannot be TRUE" and "it must be NULL" are safe conclusions. See
-Galindo-Legaria and Rosenthal, "Outerjoin simplification and reordering for query optimization" (TODS 22, 1997).
+In a row that a LEFT JOIN did not find, all columns of a table are NULL. The outcomes of a condition there are computed
+as a set of `NULL`, `TRUE` and `FALSE`; a value that is no truth value counts as both TRUE and FALSE. The set may be too
+large and is never too small. So "it cannot be TRUE" and "it must be NULL" are safe conclusions. See Galindo-Legaria and
+Rosenthal, "Outerjoin simplification and reordering for query optimization" (TODS 22, 1997).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ Condition = Filter | KeyEquality
 
 
 def read_condition(scope: Scope, node: exp.Expr) -> Condition | None:
-    """What a conjunct means; None if it always holds."""
+    """The meaning of a conjunct; None if it always holds."""
     relations = scope.relations(node)
     if not relations:
         if _always_true(node):
@@ -120,7 +120,7 @@ def _cross_table(scope: Scope, node: exp.Expr, relations: list[int]) -> QueryErr
 
 
 class Outcome(Enum):
-    """What an expression may give."""
+    """A possible outcome of an expression."""
 
     NULL = auto()
     TRUE = auto()

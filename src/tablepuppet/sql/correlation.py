@@ -1,8 +1,7 @@
 """Correlation: how a query over one owner's table depends on a row of another table.
 
-In: a SELECT that names columns of an outer table. Out: the keys that are equal, the one moment that its times are
-compared with, and its other conditions; then the queries that give its rows, groups or latest rows for every key and
-cutoff (sql/history.py).
+In: a SELECT that names columns of an outer table. Out: its equal keys, the one moment that its times are compared with,
+and its other conditions. Then the queries for its rows, groups or latest rows per key and cutoff (sql/history.py).
 """
 
 from __future__ import annotations
@@ -260,7 +259,7 @@ def filter_aggregates(value: exp.Expr, conditions: Sequence[exp.Expr]) -> exp.Ex
 
 
 def value_without_rows(item: exp.Expr, refuse: Refuse) -> exp.Expr | None:
-    """What an aggregate's item is where there are no rows; None: NULL."""
+    """The value of an aggregate's item over no rows; None: NULL."""
     value = item.unalias()
     bare = value.this if isinstance(value, exp.Filter) else value
     if isinstance(bare, tuple(AGGREGATES)):

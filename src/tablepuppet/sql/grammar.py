@@ -1,9 +1,10 @@
 """check_grammar: DuckDB's own parser reads the text, and its complaint becomes ours.
 
-It is strict and knows the place of an error to the letter, where sqlglot guesses: that one takes
-`ON o.id = LEFT JOIN c` for a column called LEFT.
+DuckDB is strict and locates an error to the letter. sqlglot guesses: it takes `ON o.id = LEFT JOIN c` for a column
+called LEFT.
 
-check_clauses: refuses the clauses of SELECT and UNION that cannot be federated, each with what to write instead.
+check_clauses: refuses the clauses of SELECT and UNION that cannot be federated, each with a replacement.
+
 `refuse` and its like: a node of the syntax tree or an offset → line and column, and the error that points there.
 """
 

@@ -1,13 +1,13 @@
-"""Groups over a table that several clients share: by what a query divides its rows, and how to see that no group is
-divided among clients.
+"""Groups over a table that several clients share: the columns that divide a query's rows, and how to verify that no
+group spans clients.
 
 In: a query that each client of a shared table runs over its own rows. Out: the output columns by which its groups,
-windows, DISTINCT and joins divide all rows. If rows that are equal in one of them all lie with one client, then what
-clients compute, put together, is the query over all rows. Each such column comes with its *witness*: a query for the
-column's values before anything that looks at several rows can drop one (HAVING, QUALIFY, an outer WHERE). Clients send
-the witness's values as key tokens, and join/keys.py sees whether two of them have the same.
+windows, DISTINCT and joins divide all rows. Suppose that rows equal in one of them all lie with one client. Then the
+clients' answers, concatenated, are the query over all rows. Each such column has a *witness*: a query for the column's
+values before HAVING, QUALIFY or an outer WHERE can drop one. Clients send the witness's values as key tokens, and
+join/keys.py sees whether two clients share one.
 
-What WITH names stands in the place of the names (sql/parsing.py).
+Names of WITH are replaced by their queries (sql/parsing.py).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class GroupColumn(NamedTuple):
 
 
 def group_columns(query: exp.Query, partitions: Partitions | None = None) -> tuple[GroupColumn, ...] | None:
-    """What must hold for a query over a shared table; None: it looks at one row at a time, and nothing must hold."""
+    """The columns that must not span clients, for a query over a shared table; None: it reads one row at a time."""
     query = _without_cutoffs(query)
     divided = _Reader(partitions or {}).read_query(query)
     if divided is None:
@@ -107,7 +107,7 @@ class _Reader:
     partitions: Partitions
 
     def read_query(self, query: exp.Expr) -> Divided | None:
-        """By what a query's rows are divided; None: it looks at one row at a time."""
+        """The columns that divide a query's rows; None: it reads one row at a time."""
         if not isinstance(query, exp.Select) or query.args.get("from_") is None or any(inner_queries(query)):
             return {}
         divisions = _divisions(query)
@@ -153,7 +153,7 @@ class _Reader:
     def read_join(self, select: exp.Select) -> dict[_Place, Witnesses]:
         """The columns that all tables of a join are divided by, if each is joined to one before it on such a column.
 
-        What is joined may lie with other clients: the witnesses of all tables count.
+        A joined table may lie with other clients: the witnesses of all tables count.
         """
         first = select.args["from_"].this
         known = {first.alias_or_name.lower(): self._whole(first)}
@@ -221,7 +221,7 @@ def _find(column: exp.Column, places: Mapping[_Place, Witnesses]) -> _Place | No
 
 
 def _equalities(join: exp.Join, alias: str, known: Mapping[str, Divided]) -> Iterator[tuple[_Place, _Place]]:
-    """What a join compares: a column of a table before it, and one of its own."""
+    """The pairs that a join compares: a column of a table before it, and one of its own."""
     for named in join.args.get("using") or ():
         name = named.name.lower()
         yield from (((other, name), (alias, name)) for other in known if other != alias)
@@ -271,7 +271,7 @@ def has_aggregate(select: exp.Select) -> bool:
 
 
 def _outputs(select: exp.Select, places: Mapping[_Place, Witnesses]) -> dict[str, Witnesses]:
-    """What the SELECT list calls these columns; of two outputs with one name, the first has it."""
+    """The names of these columns in the SELECT list; of two outputs with one name, the first has it."""
     first = select.args["from_"].this.alias_or_name.lower()
     found: dict[str, Witnesses] = {}
     taken: set[str] = set()

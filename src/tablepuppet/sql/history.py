@@ -1,4 +1,4 @@
-"""History: what another owner's table says about a key until a moment → a join on key and moment.
+"""History: another owner's rows about a key until a moment → a join on key and moment.
 
 In: the syntax tree of a query, and who holds which table. Out: the same tree, in which every history is a derived table
 with one row for each key and cutoff. Analysts write a history in four ways, and each means the same:
@@ -13,7 +13,7 @@ and JOIN r ON r.k = t.k AND r.day < t.ts asks for the rows themselves. All becom
     LEFT JOIN (SELECT r.k, c.at, avg(r.x) FROM r JOIN "tablepuppet cutoffs" c ON r.day < c.at GROUP BY r.k, c.at) h
            ON h.k = t.k AND h.at = t.ts
 
-The owner of r runs that query. The distinct values of t.ts are its cutoffs: their owner discloses them to the owner of
+The owner of r runs that query. Its cutoffs are the distinct values of t.ts. Their owner discloses them to the owner of
 r, and to nobody else (exchanges/history.py).
 """
 

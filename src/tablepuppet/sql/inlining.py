@@ -115,7 +115,7 @@ class _Inlining:
 
 
 class _NotThereError(Exception):
-    """A column of which the text alone does not tell where it comes from."""
+    """A column whose table does not follow from the text alone."""
 
 
 def _name(item: Item) -> str:
@@ -123,7 +123,7 @@ def _name(item: Item) -> str:
 
 
 def _names_all(branch: Conjunctive) -> bool:
-    """Every column of the outer query says its table, and no bare * would show what the subquery leaves out."""
+    """Every column of the outer query says its table, and no bare * would show columns that the subquery leaves out."""
     bare = any(isinstance(item, Star) and item.alias is None for item in branch.items)
     return not bare and all(map(is_resolved, _expressions(branch)))
 

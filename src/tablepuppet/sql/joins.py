@@ -1,12 +1,12 @@
 """join_tree: the conditions of a conjunctive query → filters for each table and one join for each further table.
 
-Joins are read from left to right, so that the condition of an INNER JOIN means the same as in WHERE. A WHERE
-condition that a missing row cannot pass makes its LEFT JOIN an INNER JOIN; its ON conditions then join the WHERE
-clause, where they may do the same to the next. What is left of the LEFT JOINs keeps its own conditions. A filter is
-never moved below a LEFT JOIN that could bring its rows back as NULLs, and a key is never computed from a missing row.
-SELECT items are free: for a row that was not found an item is what SQL makes of NULLs.
+Joins are read from left to right, so that the condition of an INNER JOIN means the same as in WHERE. A WHERE condition
+that a missing row cannot pass makes its LEFT JOIN an INNER JOIN. The ON conditions of that join then move to the WHERE
+clause, where they may convert the next. The remaining LEFT JOINs keep their own conditions. A filter never moves below
+a LEFT JOIN that could bring its rows back as NULLs. A key is never computed from a missing row. SELECT items are free:
+for a row that was not found, SQL computes them from NULLs.
 
-LEFT JOIN b ON b.key = … WHERE b.key IS NULL keeps the rows that have no match: an anti-join, of which b has no row.
+LEFT JOIN b ON b.key = … WHERE b.key IS NULL keeps the rows that have no match: an anti-join, which yields no row of b.
 """
 
 from __future__ import annotations

@@ -196,5 +196,5 @@ class _Names:
 
 
 def _own_name(expression: exp.Expr) -> str:
-    """What an item without AS is called: its column, or its text."""
+    """The name of an item without AS: its column, or its text."""
     return expression.name if isinstance(expression, exp.Column) else format_expression(expression)

@@ -92,7 +92,7 @@ def _place(error: Exception) -> int | None:
     """Where sqlglot stopped, if it says so: it gives the text up to there."""
     found = error.errors[0] if isinstance(error, ParseError) and error.errors else {}
     start = found.get("start_context")
-    # The context is cut to its last hundred characters; a longer one does not tell the place.
+    # The context is cut to its last hundred characters; a longer one does not locate the error.
     return len(start) if isinstance(start, str) and len(start) < _CONTEXT else None
 
 
@@ -127,8 +127,9 @@ _UNION = frozenset({"this", "expression", "distinct"})
 
 
 def parse(text: str, columns: Columns | None = None, tables: Tables | None = None) -> Ucq:
-    """The union of conjunctive queries that a text describes; `columns`: of its tables, where the text needs them;
-    `tables`: who holds them, which histories depend on.
+    """The union of conjunctive queries that a text describes.
+
+    `columns`: those of its tables, where the text needs them; `tables`: who holds them, which histories depend on.
 
     >>> query = parse("SELECT o.quantity, o.returned FROM orders AS o")
     >>> query.branches[0].sources[0].alias.name
@@ -165,8 +166,8 @@ class _Inliner:
         self._text, self._left = text, MAX_NODES
 
     def inline(self, node: exp.Expr, around: Mapping[str, exp.CTE]) -> None:
-        """In place; `around`: what the queries around this one name. A query of WITH sees those before it, and a table
-        that it hides."""
+        """In place; `around`: the names of the queries around this one. A query of WITH sees those before it, and a
+        table that it hides."""
         known, clause = dict(around), node.args.get("with_")
         if clause is not None:
             _check_with(self._text, clause)
@@ -248,7 +249,7 @@ def unqualified_columns(tree: exp.Expr) -> list[exp.Column]:
 
 
 def _may_be_history(join: exp.Join) -> bool:
-    """Whether a join may ask what a table said until a moment (sql/history.py)."""
+    """Whether a join may read a table until a moment (sql/history.py)."""
     inner = join.this.this if isinstance(join.this, exp.Subquery) else None
     is_grouped = isinstance(inner, exp.Select) and inner.args.get("group") is not None and bool(inner.args.get("joins"))
     return isinstance(join.this, exp.Lateral) or join.method == "ASOF" or is_grouped
@@ -276,7 +277,7 @@ def qualify(tree: exp.Expr, columns: Columns) -> None:
 
 
 def _sources(select: exp.Select) -> Iterator[tuple[exp.Identifier, exp.Expr]]:
-    """What a FROM clause names, by alias."""
+    """The sources of a FROM clause, by alias."""
     for node in relations_of(select):
         alias = node.args.get("alias")
         named = alias.this if alias is not None else node.this
@@ -284,7 +285,7 @@ def _sources(select: exp.Select) -> Iterator[tuple[exp.Identifier, exp.Expr]]:
 
 
 def _names(source: exp.Expr, columns: Columns) -> set[str] | None:
-    """The columns of a source in lower case; None: they cannot be told."""
+    """The columns of a source in lower case; None: unknown."""
     if isinstance(source, exp.Table) and not source.args.get("joins"):
         known = columns.get(source.name.lower())
         return None if known is None else {name.lower() for name in known}

@@ -1,12 +1,12 @@
 """check_scalar: may this expression be pushed down to the owner of its columns?
 
-An expression passes if every node of its tree is on the owners' own list (sources/guard.py); anything else is
-refused with what to write instead. An owner's guard checks again what it is sent: this check is for the person who
-writes the query, and points at the place in the text.
+An expression passes if every node of its tree is on the owners' own list (sources/guard.py). Anything else is refused
+with a replacement. An owner's guard checks again; this check serves the person who writes the query, and points at the
+place in the text.
 
-What is known about SQL functions besides: STRICT ones give NULL as soon as one argument is NULL; conditions.py relies
-on it, and a test asks DuckDB. VOLATILE ones depend on when or where they are called, so that two readings of a table
-would not agree; an owner would refuse them too, but their reason deserves a message of its own.
+Two further properties of SQL functions. STRICT ones give NULL as soon as one argument is NULL; conditions.py relies on
+it, and a test asks DuckDB. VOLATILE ones depend on when or where they are called, so two reads of a table would
+disagree. An owner would refuse these too, but their reason deserves a message of its own.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 In: resolved branches ask for expressions. Out: one `Scan` for each table and filter, typed by its clients. One round.
 
 place: a resolved branch → where each of its expressions lies among the scans, and the bound branch. A resolved branch
-numbers its relations in the order of the FROM clause; a bound branch in the order of joining, so that every join meets
-a relation that is already there.
+numbers its relations in the order of the FROM clause. A bound branch numbers them in the order of joining, so that
+every join meets a relation that is already there.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Draft:
 
 
 class Scans:
-    """Collects what the branches of a query read."""
+    """Collects the expressions that the branches of a query read."""
 
     def __init__(self) -> None:
         self._drafts: list[_Draft] = []

@@ -2,12 +2,12 @@
 
 A table's clients must offer the same columns for whatever the query uses. Upper and lower case may differ from client
 to client: the first client's spelling stands for the column everywhere, and `spelling` gives each client its own back.
-Where they differ, an error lists all differences at once (a column that some lack, a type or nullability that differs),
-so that owners can mend their tables in one go.
+For any other difference (a column that some lack, a type or nullability), an error lists all differences at once.
+Owners can then mend their tables in one go.
 
 owned_query: a subquery of FROM → the text that the owner of its tables runs, or why nobody can.
-Every table of a subquery must lie with the same client. A table that several clients share can be read row by row at
-each of them; what looks at several rows at once (groups, windows, DISTINCT, LIMIT, joins) would miss the others' rows.
+Every table of a subquery must lie with the same client. Each client of a shared table can read it row by row. Groups,
+windows, DISTINCT, LIMIT and joins read several rows at once, and would miss the other clients' rows.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class TableShape:
     infos: Mapping[str, Mapping[str, ColumnInfo]]  # what each client says of them
     withholding: tuple[str, ...] = ()  # clients that keep the parameters trained on their rows
     query: str | None = None  # over one owner's tables, `name` among them, whose rows are meant instead of a table's
-    groups: tuple[GroupColumn, ...] | None = None  # of such a query: what a value must lie with one client of
+    groups: tuple[GroupColumn, ...] | None = None  # of such a query: each value must lie with one client
     merges: Merges = ""  # such groups are merged over the clients
     unmerged: str = ""  # why they are not
     cutoffs: CutoffType = ""  # of a history: the type of the moments until which it is read
@@ -172,11 +172,11 @@ class TableShape:
         return [client for client in self.clients if column not in self.spelling[client]]
 
 
-Origin = tuple[exp.Identifier, exp.Query | None]  # what a source of FROM names
+Origin = tuple[exp.Identifier, exp.Query | None]  # a source of FROM
 
 
 class _Read(NamedTuple):
-    """What an origin is in the federation: a table, or a query over tables that the same clients hold."""
+    """An origin in the federation: a table, or a query over tables that the same clients hold."""
 
     table: str
     query: str | None
@@ -187,7 +187,7 @@ class _Read(NamedTuple):
 
 
 def ask_schemas(names: Sequence[str], tables: Mapping[str, tuple[str, ...]], link: Link) -> dict[str, TableSchema]:
-    """What the first client of each of these tables says of it: one round."""
+    """The schema of each of these tables, from its first client: one round."""
     asked: dict[str, list[str]] = {}
     for name in names:
         asked.setdefault(tables[name][0], []).append(name)
@@ -286,7 +286,7 @@ def _cutoff_types(ucq: Ucq, tables: Mapping[str, tuple[str, ...]], link: Link) -
 
 
 def _moment_of(ucq: Ucq, branch: Conjunctive, source: Source) -> tuple[exp.Expr, Source]:
-    """What a history's cutoffs are in the main query, and the table that they are of."""
+    """The cutoffs of a history as an expression of the main query, and the table that they come from."""
     for condition in source.on:
         sides = (condition.this, condition.expression) if isinstance(condition, exp.EQ) else ()
         for own, other in (sides, sides[::-1]) if sides else ():

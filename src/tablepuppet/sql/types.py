@@ -60,7 +60,7 @@ def _family(columns: Iterable[ColumnInfo]) -> _Family | None:
 
 
 def key_type(column: ColumnInfo) -> str | None:
-    """What a key is compared as; two keys can be equal if this is the same. None: it cannot be a key."""
+    """The type that a key is compared as; two keys can be equal if it is the same. None: it cannot be a key."""
     match column.kind:
         case "integer":
             return "integer"

@@ -1,16 +1,16 @@
-"""Ucq: a union of conjunctive queries, as written. What `parse` returns and what `bind` takes.
+"""Ucq: a union of conjunctive queries, as written. `parse` returns it, and `bind` takes it.
 
 Each branch is one SELECT: its items, the tables of its FROM clause in the order of the text, and the conjuncts of
-its WHERE clause. Every expression has passed the list of scalar.py; its identifiers carry their place in the text
-(`meta["start"]`), so that later stages can still point at it. No schema is known yet, so that a column without an
-alias may still belong to any table.
+its WHERE clause. Every expression has passed the list of scalar.py. Its identifiers carry their place in the text
+(`meta["start"]`), so that later stages can still point at it. No schema is known yet: a column without an alias may
+still belong to any table.
 
 Scope: which table of the FROM clause an alias names, and which tables an expression touches.
 
 derive: subqueries in FROM, WITH, and subqueries inside conditions and items, each a query for one owner. Their rows
-stand in for a table of FROM. Their tables must lie with one owner, which runs the query as a whole (schemas.py looks up
-who owns what; owner/query_guard.py is the owner's own check). A condition or an item that holds a subquery is moved
-into the table that it is about:
+stand in for a table of FROM. Their tables must lie with one owner, which runs the query as a whole. schemas.py looks up
+the owners; owner/query_guard.py is the owner's own check. A condition or an item that holds a subquery moves into the
+table that it is about:
 
     FROM orders o … WHERE o.id IN (SELECT id FROM returns)     →     FROM (SELECT * FROM orders o WHERE o.id IN (…)) o
 """
@@ -39,7 +39,7 @@ class Item:
 
     @property
     def shown(self) -> exp.Identifier | None:
-        """What the result calls it: the name of AS, or the column's own; None: it has neither."""
+        """Its name in the result: the name of AS, or the column's own; None: it has neither."""
         own: exp.Identifier | None = self.expression.this if isinstance(self.expression, exp.Column) else None
         return self.name or (None if own is None else own.copy())
 
@@ -54,7 +54,7 @@ class Star:
 
 
 # How a table meets those before it. "semi": rows that have a match there are kept, once (EXISTS); "anti": they are left
-# out (NOT EXISTS); "not in": likewise, and NULL is what SQL makes of it in NOT IN.
+# out (NOT EXISTS); "not in": likewise, with NULLs treated as NOT IN treats them.
 JoinKind = Literal["inner", "left", "semi", "anti", "not in"]
 
 
@@ -76,7 +76,7 @@ class Source:
 
     @property
     def origin(self) -> tuple[exp.Identifier, exp.Query | None]:
-        """What is read: two uses of the same table, or of the same query, have the same."""
+        """The table or query that is read; two uses of the same one have the same origin."""
         return self.table, self.derived
 
 
@@ -100,7 +100,7 @@ class Ucq:
 def matches(identifier: exp.Identifier, names: Sequence[str]) -> list[int]:
     """The positions of the names that an identifier means: exactly when quoted, else in any case.
 
-    An exact spelling wins, so that "Id" and "id" of one table can still be told apart.
+    An exact spelling wins, so that "Id" and "id" of one table stay distinct.
     """
     wanted = identifier.name
     exact = [k for k, name in enumerate(names) if name == wanted]

@@ -1,11 +1,11 @@
 """Tables behind ADBC drivers: SQLite, and any other database that has one (Snowflake, BigQuery, Flight SQL).
 
-In: a URL or a file, a table. Out: a Driver. Of any other database the columns that a query uses are asked for, and
-nothing else; filters and expressions are the client's own, so that they mean the same as everywhere. A further database
+In: a URL or a file, a table. Out: a Driver. A database other than SQLite is asked only for the columns that a query
+uses. The client itself computes filters and expressions, so that they mean the same as everywhere. A further database
 is one line of DRIVERS: the package of its driver, and how its options follow from the URL.
 
-A column of SQLite may hold values of any type; its declared type says which are meant, and a row that holds another is
-an error, never a silent zero. The file is opened for reading only.
+A column of SQLite may hold values of any type. Its declared type says which are meant; a row that holds another is an
+error, never a silent zero. The file is opened for reading only.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Session:
         raise NotImplementedError
 
     def _error(self, error: Any) -> SourceError:
-        """What is wrong, without the database's own words, which may quote a row or a credential."""
+        """An error without the database's own words, which may quote a row or a credential."""
         return SourceError(
             f"table {self._name}: the database reports {type(error).__name__}; check address, rights and table name"
         )
@@ -176,7 +176,7 @@ _DECLARED: Final = (
     (r"", "DOUBLE"),
 )
 _FAMILIES: Final[dict[str, Family]] = {"BIGINT": "number", "DOUBLE": "number", "BOOLEAN": "boolean"}
-# How a column of each type may be stored, and a value of it: from the first row ADBC learns the types of the answer.
+# How a column of each type may be stored, and a sample value. ADBC learns the types of the answer from the first row.
 _STORED: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "BIGINT": (("integer",), "0"),
     "BOOLEAN": (("integer",), "0"),
@@ -253,7 +253,7 @@ class SQLite(Session):
                     )
 
     def _error(self, error: Any) -> SourceError:
-        """What is wrong, without SQLite's own words, which may quote a row."""
+        """An error without SQLite's own words, which may quote a row."""
         text = str(error)
         if "not a database" in text:
             reason = "the file is not a SQLite database; check the path"

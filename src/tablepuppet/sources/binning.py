@@ -170,8 +170,8 @@ def _without_light(bins: NumberBins, values: Array, weights: Array, least: int) 
 def public_bins(
     columns: Sequence[RawColumn], bounds: Sequence[tuple[float, float] | None], bins: int, least: int = 1
 ) -> list[Bins]:
-    """Bins that no number has shaped: even ones between public bounds; of strings all names, which are public, or the
-    first of them in order."""
+    """Bins that depend on no number: equal widths between public bounds. For strings: all public names, or the first
+    of them in order."""
     found: list[Bins] = []
     for column in columns:
         between = bounds[column.feature] if column.feature < len(bounds) else None
@@ -287,7 +287,7 @@ def _rare(names: Sequence[str], column: RawColumn, weights: Array, least: int) -
 
 
 def rule_of(key: Key, column: RawColumn, bins: Bins) -> SplitRule:
-    """What a key means, apart from any bins."""
+    """A key as a rule, independent of any bins."""
     if isinstance(bins, NumberBins):
         border = float(bins.borders[key.border - 1]) if key.border <= len(bins.borders) else None
         return SplitRule(column.feature, column.entry, True, border)

@@ -1,12 +1,12 @@
 """Columns of any system: the kind of an Arrow type, and a raw column as NumPy.
 
-In: a column as its source gave it. Out: its ColumnInfo, whose kind is the same whichever system the column lives in;
-numbers as an (n, k) array of float64 with NaN for missing (k is 1, or the size of a vector); strings as the distinct
-ones and one code per row.
+In: a column as its source gave it. Out: its ColumnInfo, whose kind does not depend on the system. Numbers become an
+(n, k) array of float64 with NaN for missing (k is 1, or the size of a vector). Strings become the distinct ones and one
+code per row.
 
-Long columns are put together from batches as they are read. A database takes a batch's memory back when the last of
-its columns is let go; columns of a long table are therefore copied into memory of their own, a million rows at a time.
-Texts that repeat become codes on the way, so that nobody hashes them again.
+Long columns are built from batches as they are read. A database reclaims a batch's memory when the last of its columns
+is released. Columns of a long table are therefore copied into memory of their own, a million rows at a time. Texts that
+repeat become codes on the way, so that nobody hashes them again.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def strings(column: pa.ChunkedArray) -> tuple[pa.Array, Codes]:
 
 
 def numbers_and_absent(column: pa.ChunkedArray, info: ColumnInfo) -> Array:
-    """The numbers, and behind them, where row −1 finds it, what a row is that a LEFT JOIN did not find, if anything."""
+    """The numbers, followed by the value of a row that a LEFT JOIN did not find, if any: index −1 finds it."""
     found = numbers(column, info)
     if info.absent is None:
         return found
@@ -131,7 +131,7 @@ def strings_and_absent(column: pa.ChunkedArray, info: ColumnInfo) -> tuple[pa.Ar
 
 
 def absent_value(column: pa.ChunkedArray, info: ColumnInfo) -> float | str | list[float] | None:
-    """What an expression over NULLs gives, of a column with that one row; None: NULL."""
+    """The value of an expression over NULLs, from a column with that one row; None: NULL."""
     if info.kind in STRING_KINDS:
         return next(iter(strings(column)[0].to_pylist()), None)
     if info.kind not in NUMBER_KINDS:
@@ -161,8 +161,8 @@ def _coded_strings(encoded: pa.DictionaryArray) -> tuple[pa.Array, Codes]:
 
 
 def decode(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column that was kept in less room as others expect it: texts instead of codes, decimals of 128 bits, the only
-    ones that Arrow counts and compares."""
+    """A compactly stored column as others expect it: texts instead of codes, and decimals of 128 bits, the only ones
+    that Arrow counts and compares."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         return pc.cast(column, kind.value_type)

@@ -1,14 +1,14 @@
 """Tables in databases: a URL's scheme says who opens it; read in the owner's dialect, as a stream of Arrow.
 
-In: a SourceSpec whose URL names a database. Out: a Source. A database is one entry of _DRIVERS; what it needs is
-imported only when a table of it is opened. A driver describes one table and streams the answer to a SELECT.
+In: a SourceSpec whose URL names a database. Out: a Source. A database is one entry of _DRIVERS. Its package is imported
+only when one of its tables is opened. A driver describes one table and streams the answer to a SELECT.
 
-`${NAME}` in a URL stands for an environment variable, `${file:/run/secrets/shop}` for the content of a file; what they
-hold is percent-encoded, so that a password may contain any character. The URL to connect with is never printed.
+`${NAME}` in a URL stands for an environment variable, `${file:/run/secrets/shop}` for the content of a file. Their
+values are percent-encoded, so that a password may contain any character. The URL to connect with is never printed.
 
-Types come from an empty DuckDB table with the same columns, the *twin*, so that an expression has the same type
-wherever its table lies, and nothing is read to learn it. A scan is divided by pushdown.py; the answer passes through a
-private DuckDB batch by batch, so that only the result is ever held in full.
+Types come from an empty DuckDB table with the same columns, the *twin*. An expression thus has the same type wherever
+its table lies, and nothing is read to learn it. pushdown.py divides a scan. The answer passes through a private DuckDB
+batch by batch, so that only the result is ever held in full.
 
 Row order: a scan is read once a job and kept (store.py), so row numbers cannot change during a job. Drivers ask for
 plans that do not reorder, so that two reads of an unchanged table agree too.
@@ -116,7 +116,7 @@ class DatabaseSource:
             raise
 
     def describe(self) -> list[ColumnInfo]:
-        """The columns as they are now: what a job begins with."""
+        """The current columns; a job begins with them."""
         now = self._driver.columns()
         if self._twin is None or now != self._columns:
             check_names([column.name for column in now], self._name)
@@ -148,7 +148,7 @@ class DatabaseSource:
         self._driver.close()
 
     def _check_unchanged(self, used: Sequence[OwnerColumn]) -> None:
-        """The columns that a scan reads are still what the job's query was checked against."""
+        """Refuses a scan whose columns have changed since the job's query was checked."""
         now = {column.name: column.type for column in self._driver.columns()}
         changed = [
             f"{c.name} was {c.type} and is {now[c.name]}" if c.name in now else f"{c.name} is gone"

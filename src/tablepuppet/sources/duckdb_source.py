@@ -2,9 +2,9 @@
 
 In: an Arrow table or dataset, Parquet files, or CSV files. Out: a Source.
 
-The connection belongs to this source alone. Once the table is in place, DuckDB may touch no
-file but the table's own, may load no extension, and its configuration is locked: an
-expression that the guard overlooked would still find nothing else to read.
+The connection belongs to this source alone. Once the table is in place, DuckDB may touch no file but the table's own
+and load no extension, and its configuration is locked. An expression that the guard overlooked would still find nothing
+else to read.
 
 Rows keep their order: DuckDB's `preserve_insertion_order` makes a scan with a filter and
 a projection give rows in the order of the Arrow table or of the files.
@@ -202,7 +202,7 @@ def from_parquet(name: str, files: Sequence[str]) -> DuckSource:
 
 def from_csv(name: str, files: Sequence[str]) -> DuckSource:
     """A source over CSV files with a line of column names: read now, in full, and never again."""
-    # skip=0: without it DuckDB drops leading lines until what is left looks like a table.
+    # skip=0: without it DuckDB drops leading lines until the rest looks like a table.
     reader = f"read_csv({_list(files)}, header=true, skip=0, sample_size=-1)"
     return create_source(name, f"CREATE TABLE {RELATION} AS SELECT * FROM {reader}", files, ())
 
@@ -222,7 +222,7 @@ def csv_header(name: str, file: str) -> list[str]:
 
 
 def from_types(name: str, columns: Sequence[tuple[str, str]]) -> DuckSource:
-    """An empty table with these columns and types: it can say what an expression over them gives."""
+    """An empty table with these columns and types, to learn the type of an expression over them."""
     listed = ", ".join(f"{quote_name(column)} {kind}" for column, kind in columns)
     return create_source(name, f"CREATE TABLE {RELATION} ({listed})", [name], ())
 
@@ -243,8 +243,8 @@ def project(
 ) -> pa.Table:
     """Columns c0, c1, … computed over a stream of batches, one after the other; an error of the stream passes as it is.
 
-    `inner` names and types what the batches hold, for `columns` and `filter` to be computed over. Whatever takes long
-    to compute keeps no database waiting that has answered in a few hundred megabytes: they are taken first.
+    `inner` names and types the batches' columns, which `columns` and `filter` are computed over. The first few hundred
+    megabytes are read ahead, so that a slow computation does not keep the database waiting.
     """
     ahead = [next(batches)]
     size = 0
@@ -327,7 +327,7 @@ def _detail(kind: str) -> str:
 
 
 def reason(error: duckdb.Error) -> str:
-    """What is wrong, without DuckDB's own words where they may quote a row's value."""
+    """The reason of an error, without DuckDB's own words where they may quote a row's value."""
     if isinstance(error, _SAFE_ERRORS):
         return str(error).splitlines()[0]
     if isinstance(error, duckdb.ConversionException):

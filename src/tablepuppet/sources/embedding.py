@@ -1,8 +1,8 @@
 """embed: text → vectors at the owner, before training, computed once.
 
-In: a table and the name of a text column. Out: the same table with a fixed-size list column beside it, which a query
-selects as a feature like any number. The text stays where it is; with a cache folder, equal texts under the same
-embedder are never embedded twice, also when rows are added later.
+In: a table and the name of a text column. Out: the same table with one more column, a fixed-size list, which a query
+selects as a feature like any number. The text stays where it is. With a cache folder, equal texts under the same
+embedder are never embedded twice, even when rows are added later.
 """
 
 from __future__ import annotations

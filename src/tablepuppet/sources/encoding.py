@@ -1,10 +1,12 @@
 """Encoding: raw columns to Features, the same at every client of a block.
 
-In: merged statistics. Out: an encoder per feature, and with it the encoded rows
-(docs/algorithms.md): numbers centred and divided by their population standard
-deviation over the joined training rows; a missing number is the mean of those present and
-sets a 0/1 column; strings are one-hot. A row that an outer join did not find is all zeros but for features that have a
-value there, as COALESCE(x, 0) has: that value is encoded as any other.
+In: merged statistics. Out: an encoder per feature, and the encoded rows (docs/algorithms.md):
+
+- Numbers are centred and divided by their population standard deviation over the joined training rows.
+- A missing number is the mean of those present and sets a 0/1 column.
+- Strings are one-hot.
+- A row that an outer join did not find is all zeros. A feature that has a value there, as COALESCE(x, 0) has, is
+  encoded like any other.
 """
 
 from __future__ import annotations
@@ -81,7 +83,7 @@ def encoder(
 ) -> Encoder:
     """How to encode a feature with these statistics over the joined training rows.
 
-    Without `standardize`, numbers stay as they are; with `max_categories`, only the heaviest
+    Without `standardize`, numbers stay as they are. With `max_categories`, only the heaviest
     categories of a string get a column of their own (of equal ones the first by name).
     """
     if max_categories is not None and max_categories < 1:
@@ -162,7 +164,7 @@ def _encode_numbers(
     raw = None if rows is None else numbers_and_absent(column, info)
 
     def write(some: slice) -> None:
-        if rows is None or raw is None:  # read where they are encoded: what is made on the way stays in the cache
+        if rows is None or raw is None:  # read where they are encoded, so that intermediate arrays stay in the cache
             _write(numbers(column[some], info), info, feature, out[some])
             return
         numbered = rows[some]
@@ -292,7 +294,7 @@ def start_weights(encoders: Sequence[Encoder], theta: Array) -> list[dict[str, l
 
 
 def start_theta(weights: Sequence[dict[str, list[float]]], encoders: Sequence[Encoder], outputs: int) -> Array:
-    """The same as θ under these encoders; what is not known begins at zero.
+    """The same weights as θ under these encoders; an unknown weight begins at zero.
 
     >>> from tablepuppet.protocol.columns import CategoryEncoder
     >>> colour = CategoryEncoder(categories=["blue", "red"], has_missing=False, has_other=False)

@@ -1,11 +1,11 @@
 """Tables in files, here or elsewhere: Parquet (one file, a folder or a glob), CSV, JSON lines, Arrow IPC.
 
 In: a path. Out: a Source. Several files are one table, in the order of their sorted paths.
-Parquet is read where it lies; CSV and JSON are read once, in full, so that its types are those of all rows.
+Parquet is read where it lies. CSV and JSON are read once, in full, so that their types fit all rows.
 
 In: a URL of a file, or of a folder of Parquet files: s3://, gs://, abfs:// and hdfs:// through Arrow's file systems,
-https:// and http://. Out: a Source over copies in a private temporary folder, which vanish with it. Each job asks what
-the store has; what changed there is fetched again. Credentials are the store's own way (AWS_ACCESS_KEY_ID, a profile, a
+https:// and http://. Out: a Source over copies in a private temporary folder, which vanish with it. Each job lists the
+store's files and fetches changed ones again. Credentials come the store's own way (AWS_ACCESS_KEY_ID, a profile, a
 role), or placeholders in the URL (databases.py); none is ever printed.
 """
 
@@ -57,7 +57,7 @@ def open_path(path: str, name: str) -> Source:
 
 
 def open_files(path: str, files: list[str], name: str) -> Source:
-    """Opens files that are one table, by their ending; `path` is what the user called them."""
+    """Opens files that are one table, by their ending; `path` is the user's name for them."""
     if all(file.lower().endswith(_PARQUET) for file in files):
         return _open_parquet(files, name)
     if all(file.lower().endswith(_CSV) for file in files):
@@ -93,7 +93,7 @@ def _find(path: str, name: str) -> list[str]:
 
 
 def is_data(file: PurePath) -> bool:
-    """A Parquet file, and not one that a writer left unfinished beside the data, such as _temporary/part.parquet."""
+    """A Parquet file, and not one that a writer left unfinished, such as _temporary/part.parquet."""
     hidden = any(part.startswith((".", "_")) for part in file.parts)
     return not hidden and file.name.lower().endswith(_PARQUET)
 

@@ -21,7 +21,7 @@ from sqlglot import exp, parse_one
 
 from tablepuppet.sources.guard import AGGREGATES
 
-GROUPS = "tablepuppet groups"  # what the final query reads
+GROUPS = "tablepuppet groups"  # the table of the final query
 _KINDS = tuple(AGGREGATES)
 _NOT_BY_ROW = {
     "joins": "a join after the groups",
@@ -54,7 +54,7 @@ class GroupedQuery:
 
     partial: str
     final: str  # reads GROUPS
-    groups: int  # columns that groups are told apart by: g0, g1, …
+    groups: int  # columns that identify a group: g0, g1, …
     states: tuple[State, ...]  # s0, s1, …; the first is how many rows there are
 
     @property
@@ -104,7 +104,7 @@ def _as_groups(select: exp.Select) -> exp.Select:
 
 
 def _whole_groups(select: exp.Select, by: Sequence[exp.Expr]) -> dict[str, int]:
-    """The items that are what groups are told apart by, by name."""
+    """The items that identify a group, by name."""
     items = [(item.alias_or_name.lower(), item.unalias()) for item in select.expressions]
     return {name: number for name, value in items for number, group in enumerate(by) if _is_same(value, group)}
 

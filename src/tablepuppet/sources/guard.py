@@ -1,11 +1,11 @@
 """The guard: a client runs only scalar expressions over its own columns, whoever asks.
 
-In: SQL text from the server, and the table's column names. Out: the same expression written
-anew from its parse tree, which is what the client runs, or PolicyError.
+In: SQL text from the server, and the table's column names. Out: the same expression, written
+anew from its parse tree for the client to run, or PolicyError.
 
-It is an allow-list: a construct or function that is not named below is refused.
-What is allowed is pure, reads nothing but the row, and cannot make a value grow beyond the
-length of the expression, so that nobody can exhaust an owner's machine with a short text.
+It is an allow-list: a construct or function that is not named below is refused. Everything allowed is pure and reads
+nothing but the row. It cannot make a value grow beyond the length of the expression, so nobody can exhaust an owner's
+machine with a short text.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ FUNCTIONS: Final = frozenset(
     | {"millisecond", "prefix", "strlen", "suffix", "yearweek"}
 )
 
-# What a value may be cast to.
+# The types that a value may be cast to.
 TYPES: Final = frozenset(
     {DType.BOOLEAN, DType.TINYINT, DType.SMALLINT, DType.INT, DType.BIGINT, DType.INT128}
     | {DType.UTINYINT, DType.USMALLINT, DType.UINT, DType.UBIGINT, DType.FLOAT, DType.DOUBLE, DType.DECIMAL}
@@ -67,8 +67,8 @@ TYPES: Final = frozenset(
     | {DType.TIMESTAMP_S, DType.TIMESTAMP_MS, DType.TIMESTAMP_NS, DType.INTERVAL, DType.ARRAY}
 )
 
-# What a query over an owner's own tables may be made of besides (query_guard.py): rows in, rows out, nothing that grows
-# a value with the number of rows (no list or text made of a group), nothing that reads but the named tables.
+# Further nodes of a query over an owner's own tables (query_guard.py): rows in, rows out. None grows a value with the
+# number of rows (no list or text made of a group), and none reads anything but the named tables.
 _CLAUSES: frozenset[type[exp.Expr]] = frozenset(
     {exp.Select, exp.From, exp.Join, exp.Where, exp.Group, exp.Having, exp.Qualify, exp.Order, exp.Ordered}
     | {exp.Limit, exp.Offset, exp.Distinct, exp.Subquery, exp.Table, exp.TableAlias, exp.Alias, exp.With, exp.CTE}
@@ -175,8 +175,8 @@ def parse_tree(sql: str, kind: type[exp.Expr], what: str) -> exp.Expr:
 class _BoundedWriter(DuckDBGenerator):
     """Writes SQL in a bounded number of steps.
 
-    Functions that DuckDB lacks are written by means of others, some with their arguments twice:
-    nested, a short text would become one as long as memory.
+    Functions that DuckDB lacks are written by means of others, some with their arguments twice. Nested, a short text
+    would fill the memory.
     """
 
     steps = 0
@@ -230,7 +230,7 @@ class Costs:
         self._growing: exp.Expr | None = None  # the SELECT in which values grow
 
     def see(self, node: exp.Expr) -> None:
-        """Refuses what is one too many."""
+        """Refuses a node beyond a limit."""
         kind = type(node)
         if kind in _MOST:
             self._calls[kind] += 1

@@ -1,9 +1,9 @@
-"""Lineage: what the rows of a query over an owner's tables are made of, and how far one base row reaches in them.
+"""Lineage: the base columns behind a query over an owner's tables, and how far one base row reaches in its rows.
 
-In: a checked query and the columns of its tables. Out: for each output the base columns behind its values; the base
-columns that decide which rows there are, by conditions or otherwise; and for each base table the *stability* of the
-query: in how many rows its results differ, at most, where one base row is there or is not (McSherry, PINQ, SIGMOD 2009;
-Johnson et al., FLEX, VLDB 2018). Rows that differ are counted on both sides: a group whose mean changes is one row gone
+In: a checked query and the columns of its tables. Out: for each output, the base columns behind its values; the base
+columns that decide which rows there are, by conditions or otherwise; for each base table, the query's *stability*.
+Stability bounds the rows in which the results differ when one base row is present or absent (McSherry, PINQ, SIGMOD
+2009; Johnson et al., FLEX, VLDB 2018). Differing rows count on both sides: a group whose mean changes is one row gone
 and another one come.
 
     columns, expressions, WHERE     1 row
@@ -12,7 +12,7 @@ and another one come.
     a JOIN b                        as many as the other side has with one key: 1 where that side is grouped by the key
     everything else                 no bound: windows, LIMIT, DISTINCT ON, subqueries in expressions, other joins
 
-Nothing is read: the answer holds for every content of the tables. What cannot be resolved has no bound.
+Nothing is read: the answer holds for every content of the tables. Anything that cannot be resolved has no bound.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NONE: BaseColumns = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """What the rows of a query come from."""
+    """The base columns and tables that the rows of a query come from."""
 
     outputs: Mapping[str, BaseColumns]  # by name, in lower case
     conditions: BaseColumns  # columns that WHERE, HAVING and QUALIFY look at

@@ -66,13 +66,13 @@ def check_names(names: Sequence[str], name: str) -> None:
 
 
 def _is_dataset(value: object) -> bool:
-    """Whether this is a dataset; if it is, someone has imported them (and with them pandas), and we need not."""
+    """Whether this is a dataset. If it is, someone has already imported datasets (and pandas with them)."""
     datasets = sys.modules.get("pyarrow.dataset")
     return datasets is not None and isinstance(value, datasets.Dataset)
 
 
 def _is_pandas(value: object) -> bool:
-    """Whether this is a DataFrame; if it is, someone has imported pandas, and we need not."""
+    """Whether this is a DataFrame. If it is, someone has already imported pandas."""
     pandas = sys.modules.get("pandas")
     return pandas is not None and isinstance(value, pandas.DataFrame)
 

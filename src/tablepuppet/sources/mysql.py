@@ -1,8 +1,8 @@
 """MySQL and MariaDB through connectorx.
 
-In: a URL, mysql://user:password@host:3306/shop, and a table. Out: a Driver. The default collations of MySQL take "a"
-for "A", so texts are never compared in the database; its 7/3 is 2.3333 and its unsigned 1 − 2 an error, so neither is
-anything computed there. Rows come in the order of the primary key.
+In: a URL, mysql://user:password@host:3306/shop, and a table. Out: a Driver. MySQL's default collations equate "a" and
+"A", so texts are never compared in the database. Its 7/3 is 2.3333 and its unsigned 1 − 2 is an error, so nothing is
+computed there either. Rows come in the order of the primary key.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class MySQL:
             ) from None
 
     def _error(self, error: Exception) -> SourceError:
-        """What is wrong, without MySQL's own words, which may quote a row or show the user's name."""
+        """An error without MySQL's own words, which may quote a row or show the user's name."""
         codes = {
             "1045": "the database refuses this user or password; check the credentials",
             "1044": "this user may not use the database; ask for rights",
@@ -152,7 +152,7 @@ class MySQL:
 
 
 def _quiet_connectorx() -> Any:
-    """connectorx, which would write to the terminal what the database says, user names in it."""
+    """connectorx, kept from writing the database's messages, with user names in them, to the terminal."""
     before = os.environ.get("RUST_LOG")
     os.environ["RUST_LOG"] = "off"
     try:

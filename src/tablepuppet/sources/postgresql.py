@@ -148,7 +148,7 @@ class PostgreSQL(Session):
         return kind.replace("[]", f"[{least}]") if least and least == most else kind
 
     def _error(self, error: Any) -> SourceError:
-        """What is wrong, without PostgreSQL's own words, which may quote a row or show the user's name."""
+        """An error without PostgreSQL's own words, which may quote a row or show the user's name."""
         code = getattr(error, "sqlstate", None) or ""
         text = str(error)
         if not code.strip("\x00"):

@@ -1,12 +1,11 @@
 """Push-down: which part of a scan the owner's database computes, and which the client itself.
 
 In: guarded expressions and a filter in DuckDB's dialect, and the table's columns. Out: the SELECT that the database
-runs, in its own dialect, and what is left to do over its answer.
+runs, in its own dialect, and the remaining work over its answer.
 
-What an expression means must not depend on where a table lies, so only what means the same there is pushed down:
-every conjunct of the filter and every expression that `family` accepts. The rest (ln(0), integer division, casts,
-LIKE with escapes, upper case of ß …: databases differ in all of these) is computed by the client's own DuckDB over the
-columns that it needs.
+An expression must mean the same wherever a table lies. So only conjuncts of the filter and expressions that `family`
+accepts are pushed down. The client's own DuckDB computes the rest over the columns that it needs. Databases differ in
+ln(0), integer division, casts, LIKE with escapes, upper case of ß and more.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class OwnerColumn:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What a database computes as DuckDB does."""
+    """The operations that a database computes as DuckDB does."""
 
     name: str  # sqlglot's
     families: frozenset[Family]
@@ -69,7 +68,7 @@ class PushDown:
     fetched: tuple[OwnerColumn | None, ...]  # what its columns are; None: an expression
     inner: tuple[str, ...]  # what DuckDB makes of the fetched columns: `expression AS name`
     columns: tuple[str, ...]  # c0, c1, … over those
-    filter: str | None  # what is left of the filter
+    filter: str | None  # the rest of the filter
     used: tuple[OwnerColumn, ...]  # all columns that take part, in the filter too
 
 
@@ -125,7 +124,7 @@ def _fetched_name(number: int) -> str:
 
 
 def family(node: exp.Expr, known: Mapping[str, OwnerColumn], dialect: Dialect) -> Family | None:
-    """What an expression gives if the database computes it exactly as DuckDB does; None if it may not."""
+    """The family of an expression that the database computes exactly as DuckDB does; None if it may differ."""
     kind = type(node)
     if kind is exp.Column:
         found = known[node.name.lower()].family
@@ -133,7 +132,7 @@ def family(node: exp.Expr, known: Mapping[str, OwnerColumn], dialect: Dialect) -
     if kind is exp.Literal:
         if not node.is_string:
             return "number"
-        # What a backslash means in quotes is a setting of the database (standard_conforming_strings, sql_mode).
+        # A setting of the database decides how a backslash in quotes is read (standard_conforming_strings, sql_mode).
         return "text" if "\\" not in node.name and node.name.isprintable() else None
     if kind is exp.Boolean:
         return "boolean"

@@ -1,14 +1,13 @@
 """Source: one client's share of one table, wherever it lies.
 
-In: what the user names as a source: a path, an Arrow table, a DataFrame, or
-`tp.source(url, table=…)`. Out: a `Source`, which evaluates scalar SQL expressions over the
-table's own columns and returns Arrow.
+In: a source as the user names it: a path, an Arrow table, a DataFrame, or `tp.source(url, table=…)`. Out: a `Source`,
+which evaluates scalar SQL expressions over the table's own columns and returns Arrow.
 
 Expressions are in DuckDB's dialect and have passed guard.py; a source over another
 database writes them in that database's own.
 
-Files that change under a federation are read anew by the next job, and named where a job is under way: a source over
-files is opened again when a job begins and they are not what they were, and refuses to read when they changed since.
+The next job reads changed files anew: when a job begins, a source opens its files again if they changed. If they change
+during a job, the source refuses to read and names them.
 """
 
 from __future__ import annotations
@@ -96,7 +95,7 @@ def redact(url: str) -> str:
 
 
 def open_source(value: object, name: str) -> Source:
-    """Opens what the user gave as a source of table `name`."""
+    """Opens the user's source of table `name`."""
     # Here, because each family is built on the types above.
     from tablepuppet.sources import databases, memory
 
@@ -141,7 +140,7 @@ class FileSource:
         self._is_closed = False
 
     def describe(self) -> list[ColumnInfo]:
-        """The columns as they are now: what a job begins with."""
+        """The current columns; a job begins with them."""
         if not self._is_closed and self.stamp() != self._stamp:
             self._open_again()
         return self._source.describe()

@@ -1,12 +1,11 @@
 """Join-weighted statistics of a feature: each client's own, and merged over a block's clients.
 
-In: a raw column, the rows that take part and how often each is joined (G). Out:
-NumberStatistics or CategoryStatistics, the same as the materialised join would give
-(docs/algorithms.md). Row −1 stands for a row that a LEFT JOIN did not find: it counts where the feature has a value
-there, and is skipped where it is NULL.
+In: a raw column, the rows that take part and how often each is joined (G). Out: NumberStatistics or CategoryStatistics,
+the same as the materialised join would give (docs/algorithms.md). Row −1 stands for a row that a LEFT JOIN did not
+find. It counts where the feature has a value there, and is skipped where it is NULL.
 
-Clients of one table add them up under masks, so that no client's own show. Arrays whose sums over the clients are the
-counts and moments of all rows, once categories and lengths of vectors are agreed on:
+Clients of one table add statistics up under masks, so that no client's own show. Once categories and lengths of vectors
+are agreed on, these arrays sum over the clients to the counts and moments of all rows:
 
     first    Σ G over rows with and without a value, Σ G x;  Σ G of each category and of NULL
     second   Σ G (x − m), Σ G (x − m)²  about the mean m that the first sum gave, which cancels less than Σ G x² would
@@ -52,8 +51,8 @@ def statistics(
 ) -> Statistics:
     """The statistics of a column over `rows` (None: all, in order), each counted `weights` times (None: once).
 
-    Names of categories that fewer than `least` rows hold are left out; all of these together, or rows without a value,
-    are not said to be where they are fewer.
+    Names of categories that fewer than `least` rows hold are left out. If all of these rows, or the rows without a
+    value, are fewer than that, the statistics do not mention them.
     """
     taken = None if rows is None or all_in_order(rows, len(column)) else rows
     multiplicity = None if weights is None else np.asarray(weights)
@@ -220,7 +219,7 @@ def _without_rare(
 
 
 def _without_few(found: NumberStatistics, values: Array, rows: RowWeights, least: int) -> NumberStatistics:
-    """Fewer than `least` rows without a value are as if they had the mean: no column of their own tells them apart."""
+    """Fewer than `least` rows without a value count as if they had the mean, and get no column of their own."""
     if not found.missing:
         return found
     absent: NDArray[np.bool_] = np.asarray(np.isnan(values).any(axis=1))
@@ -330,12 +329,12 @@ def first_totals(agreed: Sequence[Statistics], totals: Sequence[Array]) -> list[
 
 
 def without_ids(agreed: Sequence[Statistics]) -> list[Statistics]:
-    """What a client needs for the first sum: nothing is summed of ids."""
+    """The statistics that a client needs for the first sum, which includes no ids."""
     return [IdStatistics(0, has_missing=False) if isinstance(common, IdStatistics) else common for common in agreed]
 
 
 def means_only(agreed: Sequence[Statistics]) -> list[Statistics]:
-    """What a client needs for the second sum: the means, and no count of anything."""
+    """The statistics that a client needs for the second sum: the means, and no count of anything."""
     found: list[Statistics] = []
     for common in agreed:
         if isinstance(common, CategoryStatistics):

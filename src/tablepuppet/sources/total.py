@@ -1,12 +1,12 @@
-"""Total expressions: what is computed over protected columns has an answer for every row, and never an error.
+"""Total expressions: an expression over protected columns has an answer for every row, and never an error.
 
-An expression that fails for one row only tells of that row, whether its message does or not: 1 / (salary − 5,000)
-asks whether anybody earns that. Of a protected table such rows are NULL instead: DuckDB's TRY gives NULL where a cast,
-an arithmetic overflow or a function fails, and infinite numbers become NULL, which later checks would stumble over.
+An expression that fails for one row reveals that row, whatever its message: 1 / (salary − 5,000) asks whether anybody
+earns that. In a protected table such a row is NULL instead. DuckDB's TRY gives NULL where a cast, an arithmetic
+operation or a function fails. Infinite numbers, on which later checks would fail, become NULL too.
 
 In: a source, or a query over sources. Out: a source that answers like it, and the query with its expressions in TRY.
-What an aggregate over many rows gives is out of TRY's reach: sums are of doubles, which do not overflow, casts of
-aggregates are TRY_CAST; whatever fails yet is one refusal, the same for all reasons (client.py).
+TRY does not reach aggregates over many rows. Sums are of doubles, which do not overflow, and casts of aggregates are
+TRY_CAST. Any other failure gives the same refusal, whatever its reason (client.py).
 """
 
 from __future__ import annotations

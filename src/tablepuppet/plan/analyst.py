@@ -1,7 +1,7 @@
-"""A job over a table with an analyst budget: what it pays, and sizes as the analyst sees them.
+"""A job over a table with an analyst budget: its price, and sizes as the analyst sees them.
 
-In: a bound query and a job. Out: its terms, or a refusal of what has no bound; the job as it is run under them; the
-figures of a mapping under noise. All that is planned and printed follows from noisy sizes, and tells nothing more.
+In: a bound query and a job. Out: its terms, or a refusal of anything without a bound; the job as it is run under them;
+the sizes of a mapping under noise. Plans and printed output follow from noisy sizes alone, and reveal nothing more.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FEW = 6.5  # deviations of noise, which pass for rows once in 10^10
 
 
 def analyst_terms(bound: BoundQuery, job: Job, purpose: Purpose) -> AnalystTerms | None:
-    """What a job pays; None: no table has such a budget, or the job does not say how much, which owners refuse."""
+    """The terms that a job pays; None: no table has such a budget, or the job offers none, which owners refuse."""
     places = [number for number, scan in enumerate(bound.scans) if scan.budgeted]
     asked = job.privacy.analyst
     if asked is None:
@@ -119,7 +119,7 @@ def label_bounds(job: Job) -> tuple[float, float] | None:
 
 
 def _loss(job: Job) -> str:
-    """What the label is must not follow from its values."""
+    """The kind of label follows from the job, never from the label's values."""
     return "logistic" if label_bounds(job) is None else "squared"
 
 
@@ -137,7 +137,7 @@ def analyst_job(job: Job, terms: AnalystTerms) -> Job:
 
 @dataclass(frozen=True)
 class AnalystNoise:
-    """Noise on what a job hands on to its analyst, by the terms that were agreed on."""
+    """Noise on a job's answers to its analyst, by the terms that were agreed on."""
 
     terms: AnalystTerms
     least: int = 1  # rows that no figure tells apart, by the rules of other owners

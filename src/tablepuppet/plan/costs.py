@@ -1,14 +1,14 @@
-"""What training costs: rounds, bytes and memory of every algorithm, counted from the shape of the job.
+"""The cost of training: rounds, bytes and memory of every algorithm, counted from the shape of the job.
 
-In: a mapping's figures, and the width of each block where it is known: a Shape. An algorithm's name and options. Out: a
-Cost, to be compared with what the meter counts, and bytes of memory to within a factor of about two: arrays that live
-at the same time, not what Python and the libraries take (some 200 MB). The formulae are those of docs/algorithms.md
+In: a mapping's sizes and, where known, the width of each block: a Shape. An algorithm's name and options. Out: a Cost,
+to compare with the meter's counts, and bytes of memory to within a factor of about two. Memory counts arrays that live
+at the same time, without Python and the libraries (some 200 MB). The formulae are those of docs/algorithms.md
 ("Communication"); every algorithm declares its own (`traffic`, `server_memory`, `client_memory`). One epoch is an outer
 round to all blocks, and inner rounds for blocks with several clients.
 
-`Advice`: which algorithm to take, and why: the one that reaches the optimum in the least time on a slow network. How
-good an algorithm is for a Shape, it declares (`merit`); how long it takes follows from its cost. The epochs that an
-algorithm needs are those it took where it was measured (docs/algorithms.md).
+`Advice`: which algorithm to take, and why: the one that reaches the optimum in the least time on a slow network. An
+algorithm declares how good it is for a Shape (`merit`); its time follows from its cost. The epochs that an algorithm
+needs are those it took where it was measured (docs/algorithms.md).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Cost:
 
     @property
     def cpu(self) -> float | None:
-        """CPU seconds of the server and all clients in one process, to within a factor of two on a core like that of
+        """CPU seconds of the server and all clients in one process, to within a factor of two on the core of
         docs/performance.md."""
         messages = sum(rounds.times * rounds.messages for rounds in self.round_traffic)
         return None if self.computing is None else self.computing + _MESSAGE * messages
@@ -226,7 +226,7 @@ def _layers(width: int, hidden: Sequence[int], outputs: int) -> int:
 
 
 def _count_head_inputs(head: HeadSpec) -> int:
-    """The numbers that a network head is given: all, but those of the sum beside it."""
+    """How many numbers a network head is given: all, without those of the sum."""
     return sum(head.widths) - (len(head.widths) * head.outputs if head.sum_weight else 0)
 
 
@@ -236,7 +236,7 @@ _TREE = 400  # bytes of a row of a join's tree while it is walked over
 
 
 def server_memory(shape: Shape, algorithm: str, options: AlgorithmOptions, placement: Placement | None = None) -> int:
-    """The join of the keys, or the training after it, whichever is more; with a placement, without what lies there."""
+    """The join of the keys, or the training after it, whichever is more; a placement's own share is left out."""
     declared, shape = BY_NAME[algorithm], as_walked(shape, BY_NAME[algorithm])
     own = shape.expanded if is_expanded(algorithm) else shape
     joining = BYTES_PER_JOINED_ROW * (shape.joined + shape.test_joined)
@@ -249,7 +249,7 @@ def server_memory(shape: Shape, algorithm: str, options: AlgorithmOptions, place
 
 
 def client_memory(shape: Shape, algorithm: str, options: AlgorithmOptions) -> int:
-    """The client with the most: its encoded rows, vectors over them, and what the algorithm keeps of a part."""
+    """The client with the most: its encoded rows, vectors over them, and the algorithm's own arrays for a part."""
     declared, own = BY_NAME[algorithm], shape.expanded if is_expanded(algorithm) else shape
     totals: dict[str, float] = {}
     for block, part in own.parts:
@@ -276,7 +276,7 @@ def _mapping(shape: Shape) -> int:
 
 
 _NETWORK = "us-uk"
-_SLOW = 2  # times what the fastest takes
+_SLOW = 2  # times as long as the fastest
 
 
 @dataclass(frozen=True, slots=True)

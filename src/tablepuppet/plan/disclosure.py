@@ -1,9 +1,11 @@
-"""Who is told what in a run, and how often: predicted from what messages declare (protocol/) before one is sent.
+"""The disclosures of a run and their counts, predicted from messages' declarations (protocol/) before one is sent.
 
-In: a mapping's figures, a job and how often its algorithm asks (algorithms/shape.py). Out: the same account that the
-meter counts (transport/meter.py), entry by entry: numbers of each row, or times where something is not told row by row.
-Explain, the refusal rule and the report read it. And who keeps a block's trained parameters: the result, or the block's
-owner alone, who can then only train where the server never sees them (PolicyError otherwise).
+In: a mapping's sizes, a job and how often its algorithm asks (algorithms/shape.py). Out: the same account that the
+meter counts (transport/meter.py), entry by entry: numbers of each row, or times where a disclosure is not by row.
+Explain, the refusal rule and the report read it.
+
+Custody: either the result or the block's owner alone keeps a block's trained parameters. In the second case the owner
+can only train where the server never sees them (PolicyError otherwise).
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ def held_blocks(job: Job, mapping: MappingSummary, ids: Ids = ()) -> tuple[bool,
 
 
 def check_custody(job: Job, mapping: MappingSummary) -> None:
-    """Refuses algorithms that would show the server what an owner's policy keeps."""
+    """Refuses algorithms that would show the server parameters that an owner's policy keeps."""
     for number, block in enumerate(mapping.bound.blocks):
         keepers = _withholding(mapping, number)
         if keepers and algorithm_of(job.options).is_pooled:
@@ -62,7 +64,7 @@ def _refusal(client: str, why: str) -> PolicyError:
 
 
 def exchanges_of(job: Job, loss: Loss, rows: int, epochs: int | None = None) -> Exchanges:
-    """What a job's algorithm exchanges with each part."""
+    """The exchanges of a job's algorithm with each part."""
     run = RunShape(
         epochs=job.epochs if epochs is None else epochs,
         rows=rows,
@@ -96,7 +98,7 @@ class Account:
 
 
 def setup_disclosures(mapping: MappingSummary, keys: KeyMode) -> dict[DisclosureKey, int]:
-    """Row counts, keys and labels: what a job of any kind begins with."""
+    """Row counts, keys and labels: a job of any kind begins with them."""
     account, bound = Account(), mapping.bound
     if keys == "dh":
         owners: dict[int, set[str]] = {}
@@ -149,7 +151,7 @@ def statistics_disclosures(mapping: MappingSummary, shape: Shape) -> dict[Disclo
 
 
 def training_disclosures(plan: Plan, epochs: int) -> dict[DisclosureKey, int]:
-    """What a training run of so many epochs tells whom, from its first key to its last parameter."""
+    """All disclosures of a training run of so many epochs, from its first key to its last parameter."""
     mapping, shape, job = plan.mapping, plan.shape, plan.job
     account = Account()
     account.told = setup_disclosures(mapping, job.privacy.keys) | statistics_disclosures(mapping, shape)

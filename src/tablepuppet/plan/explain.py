@@ -1,7 +1,7 @@
 """A plan for people and machines: as text, like a database's EXPLAIN; as an HTML fragment for notebooks; as JSON.
 
-In: a Plan; after a run, what the meter counted, which then stands beside the estimates. Figures come from costs.py and
-knowledge.py; here they are only laid out.
+In: a Plan and, after a run, the meter's counts, which are shown next to the estimates. costs.py and knowledge.py
+compute the numbers; this file only lays them out.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LINE = 100
 
 
 def render(plan: Plan, counted: Account | None = None, epochs: int | None = None) -> str:
-    """The plan as text; `counted` is what a run of `epochs` epochs took."""
+    """The plan as text; `counted` is the meter's account of a run of `epochs` epochs."""
     sections = [_title(plan), _tree(plan), _rows(plan), _costs(plan)]
     if counted is not None:
         sections.append(_comparison(plan, counted, epochs or plan.job.epochs))
@@ -226,7 +226,7 @@ def _times(of: Cost | Account) -> list[str]:
 
 
 def _comparison(plan: Plan, counted: Account, epochs: int) -> list[str]:
-    """What was estimated for as many epochs as were run, and what the meter counted."""
+    """The estimate for as many epochs as were run, and the meter's counts."""
     estimate = plan.cost(plan.job.algorithm, epochs)
     given: list[tuple[str, Cost | Account]] = [("estimated", estimate), ("counted", counted)]
     table = [["", "rounds", "arrays down", "arrays up", "all bytes", "US-UK", "US-US"]]

@@ -31,7 +31,7 @@ def describe_histories(mapping: MappingSummary) -> list[str]:
 
 
 def history_insights(mapping: MappingSummary) -> list[Insight]:
-    """What the owner of a history learns."""
+    """The insights of the owner of a history."""
     return [
         Insight(
             f"client {client} (history of {mapping.bound.scans[scan].table})",
@@ -48,7 +48,7 @@ def _moments(mapping: MappingSummary, scan: int) -> str:
 
 
 def find_leaks(mapping: MappingSummary, job: Job) -> Iterator[str]:
-    """Where what is measured may be better than what will be predicted."""
+    """Reasons why the measured quality may exceed that of later predictions."""
     bound = mapping.bound
     labels = {branch.relations[branch.label_relation].scan for branch in bound.branches}
     own = {bound.scans[scan].table for scan in labels}

@@ -1,7 +1,7 @@
 """Who will learn what from a job, and how often: docs/privacy.md for the job at hand.
 
-In: a table mapping, its Shape and the job. Out: one Insight per party, and the Exposure of
-each block: h of a row is one equation in the row's d columns, so d of them give the row away.
+In: a table mapping, its Shape and the job. Out: one Insight per party, and the Exposure of each block. A prediction h
+of a row is one equation in the row's d columns, so d of them reveal the row.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Exposure:
 def exposures(shape: Shape, job: Job, loss: Loss) -> list[Exposure]:
     """Per block: the exact numbers that the server may see of its most exposed row, evaluation included, against d.
 
-    Under sgd a row is asked for in every batch that one of its joined rows falls into; a row that is held out in some
-    of its joined rows is predicted with those too.
+    Under sgd a row is asked for in every batch that contains one of its joined rows. A row that is held out in some of
+    its joined rows is predicted with those too.
     """
     asked = exchanges_of(job, loss, shape.joined)
     if asked.is_pooled:
@@ -82,7 +82,7 @@ def check_exposure(shape: Shape, job: Job, loss: Loss) -> None:
 
 
 def common_insights(mapping: MappingSummary, job: Job) -> list[str]:
-    """What the server learns before any algorithm begins: keys, labels, weights."""
+    """The server's knowledge before any algorithm begins: keys, labels, weights."""
     server = [_about_keys(mapping, job.privacy.keys), _about_labels(mapping, job)]
     server += [
         f"tokens of the groups of {scan.table}: which of them ({merged.shared:,}) several of its {len(scan.clients)} "
@@ -162,7 +162,7 @@ def insights(mapping: MappingSummary, shape: Shape, job: Job, loss: Loss, ids: I
 
 
 def _first_slopes(mapping: MappingSummary, block: BlockShape, job: Job) -> str:
-    """What the first slopes tell clients that do not have the labels: at equal predictions they differ by the label."""
+    """How the first slopes reveal labels to clients without them: at equal predictions they differ by the label."""
     bound = mapping.bound
     holders = [set(bound.scans[branch.label_place.scan].clients) for branch in bound.branches]
     if all({part.client for part in block.parts} <= found and len(found) == 1 for found in holders):
@@ -197,7 +197,7 @@ def _about_labels(mapping: MappingSummary, job: Job) -> str:
 
 
 def _about_features(mapping: MappingSummary, block: BlockShape, job: Job, ids: Ids) -> str:
-    """What the server learns of a block's columns before training, to make their encoders."""
+    """The server's knowledge of a block's columns before training, to make their encoders."""
     text = _list_features(mapping, block, ids, is_text=True)
     names = f"; from each of them the names of the categories of {text}" if block.is_masked and text else ""
     return f"{_whose(block)}, before training: {_statistics(mapping, block, job, ids, has_counts=True)}{names}"
@@ -240,7 +240,7 @@ def _whose(block: BlockShape) -> str:
 
 
 def owners_of(block: BlockShape) -> str:
-    """The clients of a block, as a reader is told of them."""
+    """The clients of a block, for a reader."""
     clients = [part.client for part in block.parts]
     who = f"client {clients[0]}" if len(clients) == 1 else f"{len(clients)} clients of {block.table}"
     return f"{who} ({block.name})"

@@ -54,11 +54,11 @@ class AlgorithmCost:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What a model would add to the sum of tables, and cost."""
+    """The gain of a model over the sum of tables, and its cost."""
 
     model: str  # as a user writes it
-    share: float  # of what the sum leaves, in whole per cents; 0: nothing was found
-    blocks: tuple[str, ...]  # that say it together
+    share: float  # of the sum's residual, in whole per cents; 0: nothing was found
+    blocks: tuple[str, ...]  # that interact
     rounds: int
     bytes: float
 
@@ -80,8 +80,8 @@ class Plan:
     slope: float = 1.0  # ∂ℓ/∂a of a typical training row, by which feature privacy clips
     weight: float = 1.0  # the largest of any joined training row
     ids: Ids = ()  # which features are ids that stay with their owners, once statistics are known
-    gains: tuple[Gain, ...] = ()  # what models that are no sum would add, where a probe was asked for
-    notes: tuple[str, ...] = ()  # what the job costs of an analyst budget
+    gains: tuple[Gain, ...] = ()  # of models that are no sum, where a probe was asked for
+    notes: tuple[str, ...] = ()  # the job's price from an analyst budget
 
     @property
     def spec(self) -> ModelSpec:
@@ -90,7 +90,7 @@ class Plan:
 
     @property
     def head(self) -> HeadSpec:
-        """How scores come from what the blocks say."""
+        """How the blocks' contributions become scores."""
         blocks, learns = len(self.mapping.bound.blocks), self.algorithm.learns_shrinkage
         return head_spec(self.job.model, blocks, self.loss.outputs, self.unit, learns=learns)
 
@@ -151,7 +151,7 @@ class Plan:
 
     @property
     def remarks(self) -> list[str]:
-        """What a model that is no sum would cost, where there can be one; and that a network takes many rounds."""
+        """The cost of a model that is no sum, where there can be one; a warning if a network takes many rounds."""
         if self.job.is_private or self.algorithm.is_pooled or own_model(self.job.model.spec) is not None:
             return []
         if self.job.model.is_convex:
@@ -176,7 +176,7 @@ class Plan:
 
     @property
     def leaks(self) -> list[str]:
-        """Where a history may show what is not known yet when a row is predicted."""
+        """Where a history may contain values that are still unknown when a row is predicted."""
         return list(find_leaks(self.mapping, self.job))
 
     @property
@@ -188,9 +188,9 @@ class Plan:
         return exposures(self.shape, self.job, self.loss)
 
     def disclosures(self, epochs: int | None = None) -> dict[DisclosureKey, int]:
-        """What a run of `epochs` epochs (the job's unless given) discloses to whom, as the meter counts it.
+        """The disclosures of a run of `epochs` epochs (the job's unless given) to each party, as the meter counts them.
 
-        Checks and splits of boosted trees depend on the data: of these it is the most.
+        Checks and splits of boosted trees depend on the data: these are upper bounds.
         """
         own = own_model(self.job.model.spec)
         if own is not None:
@@ -204,11 +204,11 @@ class Plan:
 
     @property
     def ledger(self) -> Ledger:
-        """What the job will spend of privacy, if every epoch is run."""
+        """The privacy that the job will spend if every epoch is run."""
         return self.private.ledger
 
     def explain(self, counted: Account | None = None, epochs: int | None = None) -> str:
-        """The plan as text; with what a run `counted` in so many `epochs`, if given."""
+        """The plan as text; with the numbers that a run `counted` in so many `epochs`, if given."""
         return render(self, counted, epochs)
 
     def to_json(self) -> str:
@@ -219,7 +219,7 @@ class Plan:
         return self.explain()
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """The plan in a notebook."""
         return plan_html(self)
 
     def __repr__(self) -> str:

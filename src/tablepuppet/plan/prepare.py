@@ -1,11 +1,15 @@
 """TableMapping + Job → Prepared: a plan, and the joined rows that it is run over.
 
-In: a table mapping with labels and weights as their owners sent them. Out: a plan, which is data, and beside it the
-mapping as training uses it: labels with the bias of their noise taken out; weights, those of a row times those of its
-class, of mean 1 (F is (1/N) Σ w_j ℓ_j + β R with Σ w_j = N, so l2 means what it does without weights); for the VFL
-baselines every block expanded to one row per joined row, as if its clients held X_i, so that the same algorithms send
-and compute N values per block instead of n_i. Penalties and signs are matched with the names of blocks and features.
-What holds arrays over rows lives here, and ends with the run.
+In: a table mapping with labels and weights as their owners sent them. Out: a plan, which is data, and the mapping as
+training uses it:
+
+- Labels without the bias of their noise.
+- Weights of mean 1: those of a row times those of its class. F is (1/N) Σ w_j ℓ_j + β R with Σ w_j = N, so l2 means the
+  same as without weights.
+- For the VFL baselines, every block expanded to one row per joined row, as if its clients held X_i. The same algorithms
+  then send and compute N values per block instead of n_i.
+
+Penalties and signs are matched with the names of blocks and features. Arrays over rows live here, and end with the run.
 """
 
 from __future__ import annotations
@@ -139,8 +143,8 @@ def task_of(job: Job) -> Task:
 
 
 def may_draw(job: Job) -> bool:
-    """Whether some joined rows may stand for all of a join that is too large: of private features and of pairs that did
-    not meet each is counted, and a cluster has all."""
+    """Whether a sample of joined rows may stand for a join that is too large. Private features and pairs that did not
+    meet need every joined row, and a cluster has all of them."""
     return not job.is_private and not job.data.negatives and isinstance(job.engine, Local)
 
 

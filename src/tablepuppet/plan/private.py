@@ -1,7 +1,7 @@
-"""What a job's privacy means for its blocks: how much noise, over how many steps, for which ε.
+"""The privacy of a job, block by block: how much noise, over how many steps, for which ε.
 
 In: a job and a table mapping. Out: a `PrivatePlan`: the facts that clients compute their noise from, and the ledger of
-what the job will spend (algorithms/noise.py has the noise itself). Nothing here reads a feature.
+the job's planned spending. algorithms/noise.py has the noise itself. Nothing here reads a feature.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def plan_privacy(job: Job, mapping: MappingSummary, loss: Loss, slope: float, we
 def _find_facts(
     job: Job, mapping: MappingSummary, loss: Loss, slope: float, weight: float
 ) -> tuple[RunTerms, RunFacts]:
-    """What was agreed on, and what is public of the run."""
+    """The agreed terms, and the public facts of the run."""
     terms = RunTerms(
         options=job.options,
         is_linear=job.model.spec.is_linear,
@@ -165,7 +165,7 @@ def _label_release(job: Job, mapping: MappingSummary) -> list[Release]:
 
 
 def _prediction_release(table: str, predictions: PredictionPrivacy, bound: float, planned: int, shown: int) -> Release:
-    """What a table's rows pay: the noise is for as many showings as the table that is read most often has."""
+    """The price for a table's rows: the noise covers as many showings as the table that is read most often has."""
     assert predictions.epsilon is not None
     noise = gaussian_noise(predictions.epsilon, predictions.delta, planned, 1.0)
     return Release(

@@ -1,4 +1,4 @@
-"""An exchange: one question that the server asks, the answer that an owner gives, and all that is checked on the way.
+"""An exchange: one question of the server, the owner's answer, and every check on the way.
 
 At the client a request passes, in this order,
 
@@ -7,8 +7,8 @@ At the client a request passes, in this order,
     check_request   sizes and shapes, by what the client holds
     handle          which computes the answer
 
-and at the server, before anything of the answer is used or kept on a disk, `check_answer`. What the fields disclose is
-declared on the messages themselves (`Message.discloses`). Where there is nothing to check, a `NoCheck` says why.
+At the server an answer passes `check_answer` before any of it is used or kept on a disk. Messages declare
+themselves what their fields disclose (`Message.discloses`). A `NoCheck` gives the reason why nothing is checked.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ class FeatureStatistics(Message, frozen=True):
 
 
 class FeatureNames(Message, frozen=True):
-    """Where sums are masked: the names of categories, and the lengths of vectors, without any figure."""
+    """The names of categories and the lengths of vectors, without statistics, where sums are masked."""
 
     discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("columns", "category names"),)
     columns: list[Statistics]
@@ -310,7 +310,7 @@ def _open_part(own: ClientState, request: OpenPart) -> FeatureStatistics | Featu
     request = _cap_subjects(own, request)
     columns = [own.column(request.job, request.scan, c) for c in request.columns]
     if columns and all_in_order(request.train_rows, len(columns[0][0])):
-        request = replace(request, train_rows=None)  # which need not be kept
+        request = replace(request, train_rows=None)  # all rows, in order: no list is kept
     part = own.parts[request.job, request.part] = Part(request)
     wanted = columns if request.wants_statistics else []
     found = [_compute_statistics(own, part, place, column) for place, column in enumerate(wanted)]
@@ -355,7 +355,7 @@ def _compute_statistics(own: ClientState, part: Part, place: int, column: Column
 
 
 def _hide_missing(own: ClientState, part: Part, column: int, statistics: Statistics) -> Statistics:
-    """Under noise, which values an expression makes NULL (NULLIF, CASE) is not told; of a column as it is, it is."""
+    """Under noise, hides which values an expression makes NULL (NULLIF, CASE). NULLs of a plain column are shown."""
     scan = own.tables.scan(part.request.job, part.request.scan)
     told = without_moments(statistics)
     if not isinstance(told, NumberStatistics) or (scan.query is None and not is_computed(scan.expressions[column])):
@@ -472,7 +472,7 @@ def _encode_features(own: ClientState, request: EncodeFeatures) -> Encoded:
     part.test = encode(columns, infos, opened.test_rows, encoders)
     part.encoders = tuple(request.encoders)
     same = [p for (job, _), p in own.parts.items() if job == opened.job and p.request.scan == opened.scan]
-    if all(p.train is not None for p in same):  # features are what training goes on with
+    if all(p.train is not None for p in same):  # training continues with features alone
         del columns, pairs, named
         for each in same:
             if limits_predictions(own, each):

@@ -1,10 +1,10 @@
-"""Groups with rows at several clients: three exchanges, between the contract and the keys, that merge their figures.
+"""Groups with rows at several clients: three exchanges, between the contract and the keys, that merge their aggregates.
 
-The server compares tokens of groups, and never sees a figure: what clients send of a shared group is masked among all
-clients of the table, and only the group's holder, the first of them that has it, takes the last mask off.
+The server compares tokens of groups, and never sees an aggregate. All clients of the table mask what they send of a
+shared group among each other. The first client that has the group holds it, and alone removes the last mask.
 
-Keys for masks follow from this owner's secret, the contract and the figures, and masks from all that the clients were
-told besides: whoever is asked the same again answers the same, and no mask is ever used for two different answers.
+Keys for masks follow from this owner's secret, the contract and the aggregates; masks follow from everything else that
+the clients received. A client that is asked the same again answers the same. No mask serves two different answers.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Groups(Message, frozen=True):
 class SumGroups(ScanRequest, frozen=True):
     """Send counts and sums of the groups that other clients have too, under masks. → GroupSums
 
-    Masks are drawn from all of it: clients that were told different things share none.
+    Masks are drawn from the whole request: clients that received different requests share none.
     """
 
     discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("rows", "shared groups"),)
@@ -99,7 +99,7 @@ class HoldGroups(ScanRequest, frozen=True):
 
 
 def commitment(salt: bytes, rows: NDArray[np.int32]) -> bytes:
-    """What stands for one client's rows towards the others."""
+    """A hash that commits one client to its rows towards the others."""
     return hashlib.sha256(salt + rows.tobytes()).digest()
 
 
@@ -111,7 +111,7 @@ _BEFORE = {SumGroups: SendGroups, HoldGroups: SumGroups}
 
 
 def _enforce_groups(job: JobUnderContract, request: SendGroups | SumGroups | HoldGroups) -> None:
-    """Groups are told, summed and held, each once and in this order, before any row is shown."""
+    """Groups are sent, summed and held, each once and in this order, before any row is shown."""
     scan = job.scan(request.scan)
     if not scan.merges:
         raise refused("groups of this scan are not merged with those of others")

@@ -1,7 +1,7 @@
 """Cutoffs: the moments until which a history is read, from the owner of the moments to the owner of the history.
 
-Two exchanges, between the contract and the keys. The server carries what it cannot read: cutoffs are sealed under the
-clients' key (AES-SIV, RFC 5297) together with the terms that both owners agreed to, so that no list can stand for
+Two exchanges, between the contract and the keys. The server carries cutoffs that it cannot read. They are sealed under
+the clients' key (AES-SIV, RFC 5297) with the terms that both owners agreed to, so that no list can replace
 another. Only distinct moments leave, never whose they are.
 """
 
@@ -115,7 +115,7 @@ def _hold_cutoffs(own: ClientState, request: HoldCutoffs) -> Done:
 
 
 def _review(own: ClientState, request: HoldCutoffs) -> None:
-    """What waits for the rows of a history: rules about few rows, and texts that name them."""
+    """The checks that wait for the rows of a history: rules about few rows, and texts that name them."""
     only = msgspec.structs.replace(own.contracts.jobs[request.job].agreed, scans=(_terms(own, request),))
     if row_rules.is_on(own):
         sets, notes = row_rules.review(own, request.job, only)
@@ -136,7 +136,7 @@ def _cipher(own: ClientState, job: str) -> AESSIV:
 
 
 def _bind(terms: Moments) -> list[bytes]:
-    """What both owners agreed to, which a sealed list is only good for."""
+    """The terms that both owners agreed to; a sealed list is valid for them only."""
     return [canonical(msgspec.structs.replace(terms, column=-1))]
 
 

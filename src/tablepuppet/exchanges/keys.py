@@ -38,7 +38,7 @@ class RowOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SendKeys(ScanRequest, frozen=True):
     """Send the key columns of a scan, one row per row number. → Keys
 
-    Unless they are plain, keys come as tokens (owner/tokens.py), a dictionary of 16 bytes each; of `dh` of 32, which
+    Unless they are plain, keys come as tokens (owner/tokens.py): a dictionary of 16 bytes each; 32 for `dh`. Those
     are compared once all owners of a domain have blinded them. With an order, rows are numbered in it from now on and
     for the whole job.
     """
@@ -198,14 +198,14 @@ def _send_keys(own: ClientState, request: SendKeys) -> Keys:
 
 
 def _shuffle(own: ClientState, request: SendKeys, order: RowOrder) -> NDArray[np.int64] | None:
-    """Puts the rows in the clients' order; what the server needs to merge it with other clients' orders."""
+    """Puts the rows in the clients' order. Out: the bits with which the server merges several clients' orders."""
     key = own.order_key if own.order_key is not None else key_of(own.key)
     scan = own.tables.scan(request.job, request.scan)
     return scan.shuffle(key, order.seed, order.offset, wants_bits=order.is_shared)
 
 
 def _enforce_blinding(job: JobUnderContract, request: BlindKeys) -> None:
-    """Whoever may ask without end learns of each guess whether this owner has it."""
+    """Limits the keys that are blinded: each one lets the server test a guess about this owner's keys."""
     contract = job.agreed
     if contract.keys != "dh":
         raise refused(f"keys leave as {contract.keys}, and nobody else's are blinded")

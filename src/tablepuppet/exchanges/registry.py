@@ -32,7 +32,7 @@ else:
 
 
 def find_exchange(request: Message) -> Exchange:
-    """The exchange that a request begins; what is in no list is refused."""
+    """The exchange that a request begins; a request without one is refused."""
     exchange = EXCHANGES.get(type(request))
     if exchange is None:
         raise refused_by("none", f"no rule decides whether a {type(request).__name__} may be answered")
@@ -40,7 +40,7 @@ def find_exchange(request: Message) -> Exchange:
 
 
 def check_answer(request: Message, answer: Any, known: Known) -> None:
-    """Raises WrongError unless this can be an honest answer; `known`: what the same client has said before."""
+    """Raises WrongError unless this can be an honest answer; `known`: earlier answers of the same client."""
     if isinstance(answer, Failure):
         return
     exchange = EXCHANGES[type(request)]

@@ -214,7 +214,7 @@ class Agreement(Message, frozen=True):
     contract: str  # its hash
     is_agreed: bool
     waits_for: Annotated[str, Meta(max_length=1000)] = ""  # who decides, where a person does
-    least_rows: int = 1  # fewer are not told apart by figures that whoever asks is shown
+    least_rows: int = 1  # metrics shown to the asker distinguish no fewer
     figures_key: bytes = b""  # by which these are rounded, the same in all jobs
     analyst_left: float | None = None  # ε that the asker has left of an analyst budget; None: there is none
     head: TreeHead | None = None  # of the owner's log on its disk: whoever keeps it notices a log that was cut
@@ -314,7 +314,7 @@ def _check_reach(contract: Contract, scan: ScanTerms, used: ScanUse, policy: Pol
 
 
 def _check_protected(contract: Contract, scan: ScanTerms, used: ScanUse, policy: Policy) -> None:
-    """What leaves under noise must not leave by another way: a filter, a split or a weight would count it exactly."""
+    """Values that leave under noise must not leave otherwise: a filter, split or weight would count them exactly."""
     rules = policy.rules_of(used.table)
     granted = frozenset() if rules is None or rules.filters is None else rules.allowed("filters")
     keys, features = _read_by(scan, used, "key"), _read_by(scan, used, "feature")
@@ -398,7 +398,7 @@ def _check_agreement(request: ProposeContract, answer: Agreement, known: Known) 
     leaves_state=True,
 )
 def _propose(own: ClientState, request: ProposeContract) -> Agreement:
-    """Its policy and its contract passed: what is left are budgets, and a person where the owner wants one."""
+    """The policy and the contract passed: budgets remain, and a person's approval where the owner wants one."""
     contract, name = request.contract, request.contract.hash
     for scan in contract.scans:
         read = own.tables.scan(request.job, scan.scan)

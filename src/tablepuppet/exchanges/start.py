@@ -1,4 +1,4 @@
-"""The start of training: a part's model is made, and the figures that the server half wants of it are told."""
+"""The start of training: makes a part's model, and sends the numbers that the server half needs."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class StartPart(PartRequest, Generic[_Options], frozen=True):
     share: Annotated[float, Meta(ge=0.0, le=1.0 + 1e-9)]  # of those with rows of the block: how many are the part's
     l2: Amount
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1 - MOST_CLIENTS)]  # the block's number is added to it
-    facts: RunFacts | None = None  # of a private run: what the client computes its noise from, by the contract
+    facts: RunFacts | None = None  # of a private run: the client computes its noise from them, by the contract
     weights: Array | None = None  # of each train row, summed over its joined rows; None: their number
     peers: list[MaskKey] = msgspec.field(
         default_factory=list
@@ -121,7 +121,7 @@ class MultiplyGram(PartRequest, frozen=True):
 
 
 Start = StartPart[AlgorithmOptions]
-_ONCE = ("start", "encode", "summed statistics 0", "summed statistics 1")  # what a part is asked for all its models
+_ONCE = ("start", "encode", "summed statistics 0", "summed statistics 1")  # asked of a part once, for all its models
 
 
 def _permit_start(policy: Policy, request: StartPart[Any], use: Use) -> None:
@@ -174,7 +174,7 @@ def _enforce_start(job: JobUnderContract, request: StartPart[Any]) -> None:
 
 
 def _enforce_noise(contract: Contract, request: StartPart[Any], training: Training) -> None:
-    """What was agreed to be noised is, by an algorithm that has a private form."""
+    """Noise that was agreed on is added, by an algorithm that has a private form."""
     facts = request.facts
     if contract.is_noisy != (facts is not None):
         raise refused("gradients and predictions are noised as agreed, or not at all")
@@ -324,7 +324,7 @@ def _check_rows(request: Start, own: float) -> None:
 
 
 def _plan_noise(own: ClientState, part: Part, request: Start, multiplicity: Array) -> PrivateGradient | None:
-    """The noise that the contract asks for. What this client can count itself it does not take from the server."""
+    """The noise that the contract asks for. The client prefers its own counts to those of the server."""
     contract = own.contracts.contract(request.job)
     use = own.tables.use(request.job, part.request.scan)
     if request.facts is None or contract is None:

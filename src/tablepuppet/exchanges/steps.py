@@ -64,7 +64,7 @@ def _enforce_step(job: JobUnderContract, request: Any) -> None:
 
 
 def _check_step_request(own: ClientState, request: Update) -> None:
-    """An algorithm's step: what is per row has the rows that were predicted last; numbers are finite."""
+    """An algorithm's step: arrays per row have the rows that were predicted last; numbers are finite."""
     part = own.started(request)
     assert part.train is not None
     assert part.setup is not None
@@ -132,7 +132,7 @@ def _check_predictions(answer: Predictions, part: KnownPart) -> None:
 
 def check_predictions(values: Any, name: str, rows: int | None, outputs: int | None) -> None:
     check_array(values, name, (rows, outputs), kinds=_FLOATS)
-    if values.size and not max(float(values.max()), -float(values.min())) <= LARGEST:  # what is not a number is neither
+    if values.size and not max(float(values.max()), -float(values.min())) <= LARGEST:  # NaN fails this too
         raise WrongError(name, "holds numbers that are not finite, or too large to be squared", diverged=True)
 
 

@@ -1,11 +1,11 @@
-"""ε of what is released: privacy loss distributions of dp-accounting, and the noise that keeps within an ε.
+"""ε of releases: privacy loss distributions of dp-accounting, and the noise that keeps within an ε.
 
 In: how often Gaussian mechanisms ran on the same rows, with which noise, under which sampling. Out: ε at δ, or σ.
 Nothing here draws.
 
-A base row moves its own table's sum by at most C, and other tables' sums through each of its joined rows. Where m of
-its κ joined rows are in a batch, m ~ Bin(κ, q), all sums together move by at most s(m) = (1/σ² + (m·partners)²)^½ in
-units of their noise: a mixture of Gaussians over m, which a row with fewer joined rows stays below.
+A base row moves its own table's sum by at most C, and other tables' sums through each of its joined rows. Let a batch
+contain m ~ Bin(κ, q) of its κ joined rows. All sums then move by at most s(m) = (1/σ² + (m·partners)²)^½ in
+units of their noise. This is a mixture of Gaussians over m, and an upper bound for rows with fewer joined rows.
 """
 
 from __future__ import annotations
@@ -169,10 +169,10 @@ def rough_noise(epsilon: float, delta: float, mechanisms: tuple[Mechanism, ...])
 
 @lru_cache(maxsize=64)
 def composed_noise(epsilon: float, delta: float, mechanisms: tuple[Mechanism, ...]) -> float:
-    """How many times the noise of the mechanisms, all of them on the same rows, is just enough.
+    """The factor by which the noise of the mechanisms, all of them on the same rows, is just enough.
 
-    Rényi's bound, which takes milliseconds, says where to look; privacy loss distributions, a few of them and none far
-    from the answer, say what is enough.
+    Rényi's bound takes milliseconds and starts the search. A few privacy loss distributions near the answer then
+    decide.
     """
 
     def of(noise: float) -> tuple[Mechanism, ...]:

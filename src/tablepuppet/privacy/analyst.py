@@ -1,10 +1,10 @@
-"""What an analyst may learn of a table: an owner's budget for each asker and period, and the noise that a job pays for.
+"""Analyst budgets: an owner's limit on the ε that each asker spends of a table in a period, and the noise of a job.
 
-Two tables are neighbours where one base row is there or is not, with all that it says: keys, features, label. A job
-releases sums over joined rows, of which a base row changes `rows` × `cap`. All of them carry Gaussian noise, and all
-together are one Gaussian mechanism of noise σ: a part with a share s of the job has σ/√s, for Σ s/σ² = 1/σ².
+Two tables are neighbours where one base row is there or is not, with its keys, features and label. A job
+releases sums over joined rows, of which a base row changes `rows` × `cap`. All of them carry Gaussian noise, and
+form one Gaussian mechanism of noise σ: a part with a share s of the job has σ/√s, for Σ s/σ² = 1/σ².
 
-In: an owner's budget, a job's ε. Out: the deviations of its noise, and what it costs. Nothing here draws.
+In: an owner's budget, a job's ε. Out: the deviations of its noise, and its cost. Nothing here draws.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 from tablepuppet.privacy.accounting import Mechanism, composed_epsilon, gaussian_noise
 
 Part = Literal["sizes", "metrics", "model"]
-# What a job spends on which part; explaining it costs what its sizes do.
+# The share of a job's ε for each part; an explanation costs as much as its sizes.
 SHARES: dict[str, dict[Part, float]] = {
     "explain": {"sizes": 0.05},
     "train": {"sizes": 0.05, "metrics": 0.15, "model": 0.8},
@@ -47,7 +47,7 @@ class AnalystBudget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class AnalystTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What was agreed on for one job: which table pays how much, and what for."""
+    """The agreed terms of one job: the table that pays, how much, and for which parts."""
 
     table: str
     epsilon: float  # of training and all that it shows
@@ -58,7 +58,7 @@ class AnalystTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     @property
     def noise(self) -> float:
-        """σ of all that this job releases, in units of what a base row changes."""
+        """σ of all that this job releases, in units of a base row's effect."""
         return self._noise(sum(self.shares.values()))
 
     def _noise(self, share: float) -> float:
@@ -69,16 +69,16 @@ class AnalystTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         return self._noise(self.shares[part]) * self.rows * self.cap * norm
 
     def leaf_noise(self, trees: int) -> float:
-        """Of every tree, in units of what a joined row contributes."""
+        """Of every tree, in units of a joined row's contribution."""
         return self.deviation("model") * math.sqrt(trees)
 
     def epsilon_of(self, *parts: Part) -> float:
-        """What some parts cost together; none: all of them."""
+        """The cost of some parts as one release; none: of all parts."""
         share = sum(self.shares[part] for part in parts or self.shares)
         return composed_epsilon((Mechanism(self._noise(share), 1),), self.delta)
 
     def lines(self) -> list[str]:
-        """What it costs, in words."""
+        """The cost in words."""
         each = ", ".join(f"{part} {self.epsilon_of(part):.3g}" for part in self.shares)
         later = "" if sum(self.shares.values()) > 0.99 else f"; training costs ε = {self.epsilon:.3g}"
         return [

@@ -2,22 +2,22 @@
 
     s_k = min(1, C / (‖Y_k‖ ‖x_k‖), R / ‖x_k‖),   gradient = Xᵀ(s∘Y) + N(0, σ²C²)
 
-A row is a base row: what it sends through all its joined rows is already summed in Y_k, so that it is clipped once,
+A row is a base row. Y_k already sums the contributions of all its joined rows, so that it is clipped once,
 whatever its multiplicity. The norm of a linear model's gradient is the product of two norms: no per-row tensor exists.
-R bounds how far a row's share moves with its signal: another table's row, whose prediction lies within ±H, can move the
+R bounds how far a row's share moves with its signal. Another table's row, whose prediction lies within ±H, can move the
 signal by a bounded amount, and so the sum.
 
-How much of a gradient is kept and how far a step goes, from what is public:
+The clip and the step size follow from public quantities:
 
     t = r √F g                           a base row whose g joined rows in a sample all pull one way, with the slope r
     e = L² F (Σ_t η_t²) (σC / (r D))²    what noise adds to the loss at most, as a share of where the loss starts
 
-In: of each block, F (‖x‖² is at most F), g, σ, the number of steps, the divisor D of its sums and the largest rate that
-is stable; the slope r of the loss and its curvature L before training, which follow from labels alone. Out: C and η.
+In, of each block: F (‖x‖² is at most F), g, σ, the number of steps, the divisor D of its sums and the largest stable
+rate. In, of the loss: its slope r and curvature L before training, which follow from labels alone. Out: C and η.
 
 A tight clip bends gradients, and the tables of a join then pull against each other; a loose one brings more noise. So C
-is as loose as a small share e allows, between t and 3t, and η makes up for the rest: the fewer rows a table has and the
-more epochs there are, the smaller its steps (docs/decisions/0025).
+is as loose as a small share e allows, between t and 3t, and η makes up for the rest. Fewer rows in a table and
+more epochs mean smaller steps (docs/decisions/0025).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _GRID_BITS = 30  # of the noise's deviation; rounding a sum of d numbers moves i
 
 @dataclass(frozen=True, kw_only=True)
 class GradientPrivacy:
-    """What a client does to every gradient of its part before anything depends on it."""
+    """The clipping and noise of every gradient of a client's part, before anything depends on it."""
 
     clip: float  # C; 0: gradients are neither clipped nor noised
     noise: float  # σ of a sum, in units of C
@@ -48,7 +48,7 @@ class GradientPrivacy:
     learning_rate: float = 0.0  # of a local step
     reach: float = math.inf  # R: how far a row's share of a sum may move, for each unit of its signal
     prediction_bound: float = 0.0  # H: predictions are clipped to it; 0: they are sent as they are
-    prediction_noise: float = 0.0  # standard deviation of what is added to each; 0: they are clipped only
+    prediction_noise: float = 0.0  # standard deviation of the noise on each; 0: they are clipped only
     limit: int = 0  # noisy gradients in all; a client gives no more
     prediction_limit: int = 0  # how often predictions are shown under noise; a client shows them no more often
     batch_rate: float = 1.0  # Poisson rate of joined rows in a batch
@@ -96,8 +96,8 @@ def secure_generator() -> np.random.Generator:
 def noised(values: Array, deviation: float, generator: np.random.Generator) -> Array:
     """Values plus Gaussian noise, all of it whole multiples of one step.
 
-    Floating-point noise betrays a value by its last digits. Here the value is rounded to a grid and so is the noise:
-    their sum is what rounding makes of exact Gaussian noise on a rounded value, and has no further digits.
+    Floating-point noise betrays a value by its last digits. Here the value is rounded to a grid and so is the noise.
+    Their sum is exact Gaussian noise on a rounded value, rounded to the grid: it has no further digits.
     """
     if deviation <= 0:
         return values

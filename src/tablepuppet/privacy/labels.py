@@ -1,8 +1,8 @@
-"""Label mechanisms: what an owner does to its labels before they leave, and how the server takes the bias out.
+"""Label mechanisms: how an owner randomises its labels before they leave, and how the server removes the bias.
 
-In: class numbers or numbers, and uniform numbers that follow from the owner's secret, so that a row's noise is drawn
-once whoever asks how often. Out: noisy labels, and the `Channel` that made them. All mechanisms on classes are k-ary
-randomised response with some probability p of the truth and q of each other class.
+In: class numbers or numbers, and uniform numbers that follow from the owner's secret. A row's noise is therefore drawn
+once, however often and by whomever it is asked for. Out: noisy labels, and the `Channel` that made them. All
+mechanisms on classes are k-ary randomised response, with probability p of the truth and q of each other class.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from tablepuppet.arrays import Array
 from tablepuppet.errors import PrivacyError
 from tablepuppet.privacy.options import LabelPrivacy
 
-RowIds = NDArray[np.uint64]  # (rows, 2): what a row is at its owner, whoever asks in which order
+RowIds = NDArray[np.uint64]  # (rows, 2): a row's identity at its owner, whoever asks in which order
 _GRID_BITS = 30
 
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """What happened to labels: randomised response on classes (or bins, at `points`), or noise on numbers."""
+    """The noise on labels: randomised response on classes (or bins, at `points`), or noise on numbers."""
 
     truth: float  # p
     other: float  # q
@@ -105,7 +105,7 @@ def privatise(values: Array, privacy: LabelPrivacy, classes: int | None, uniform
     if channel.is_additive:
         centred = uniform[:, 0] - 0.5
         noise = -channel.scale * np.sign(centred) * np.log1p(-2.0 * np.abs(centred))
-        grid = 2.0 ** (math.floor(math.log2(channel.scale)) - _GRID_BITS)  # no digits below it that tell of the label
+        grid = 2.0 ** (math.floor(math.log2(channel.scale)) - _GRID_BITS)  # no digits below it that reveal the label
         return np.asarray((np.rint(np.clip(values, low, high) / grid) + np.rint(noise / grid)) * grid)
     if channel.points:
         size = len(channel.points)
@@ -124,8 +124,8 @@ def privatise(values: Array, privacy: LabelPrivacy, classes: int | None, uniform
 def uniform_numbers(secret: bytes, release: str, rows: RowIds, labels: Array) -> Array:
     """(rows, 3) uniform numbers: a pseudo-random function of the owner's secret, the mechanism, the row and its label.
 
-    The same row with the same label gets the same draw under any filter, in any branch and in any job; a label that
-    changes gets another draw, and no other row does. The function is keyed BLAKE2b (RFC 7693; Aumasson et al., ACNS
+    The same row with the same label gets the same draw under any filter, in any branch and in any job. A label that
+    changes gets another draw; no other row does. The function is keyed BLAKE2b (RFC 7693; Aumasson et al., ACNS
     2013), whose 24 bytes are three numbers.
     """
     key = hmac.digest(secret, b"tablepuppet label noise " + release.encode(), "sha256")

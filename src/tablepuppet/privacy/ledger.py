@@ -1,12 +1,12 @@
-"""The ledger: what was (or will be) released about the rows of each table, and the ε that each observer learns.
+"""The ledger: past (or planned) releases about the rows of each table, and the ε that each observer learns.
 
-In: releases, frozen data that say which mechanism ran how often. Out: ε at δ per table and observer, lines of text,
+In: releases, frozen data with a mechanism and how often it ran. Out: ε at δ per table and observer, lines of text,
 and a refusal where a budget would be overdrawn. An ε never stands without unit, observer, δ, sampling and cap.
 
-Two tables are neighbours where one base row's features are all zero in one of them, its keys and label staying: what
-rows join with each other is public. The figure for any other row in its place stands beside it.
+Two tables are neighbours where one base row's features are all zero in one of them, its keys and label staying: which
+rows join is public. A second ε, for any other row in its place, stands with it.
 
-And an owner's account: what all jobs together have spent of its tables' privacy, and the budget that ends it. In:
+An owner's account: the privacy of its tables that all jobs have spent, and the budget that ends it. In:
 releases as they are about to happen, each under a name. Out: the account with the release in it, or PolicyError. A
 release that happened before under the same name (the same noisy labels, asked for again) costs nothing new.
 """
@@ -24,7 +24,7 @@ from tablepuppet.privacy.accounting import Mechanism, composed_epsilon, replacem
 from tablepuppet.privacy.analyst import AnalystBudget, epsilon_left
 
 Observer = Literal["everyone", "outsider", "server", "other clients"]
-Scope = Literal["model", "own", "others", "leaves"]  # what a figure of features is about: all parameters, or less
+Scope = Literal["model", "own", "others", "leaves"]  # of an ε of features: it covers all parameters, or fewer
 Sampling = Literal["poisson", "known", "none"]  # known: Poisson, but this observer knows the batches
 
 
@@ -49,7 +49,7 @@ class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     @property
     def unit(self) -> str:
-        """What ε is for one of."""
+        """The unit that ε protects."""
         return f"{self.subject or 'base row'} of {self.table}"
 
     def __post_init__(self) -> None:
@@ -64,7 +64,7 @@ class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     @property
     def gaussian(self) -> Mechanism:
-        """What ran, as the accountant counts it."""
+        """The mechanism, as the accountant counts it."""
         rate = self.rate if self.sampling == "poisson" else 1.0
         return Mechanism(self.noise, self.steps, rate, self.cap, self.partners)
 
@@ -142,7 +142,7 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return lines
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, with every ε: what is saved with results and checkpoints."""
+        """Plain values, with every ε, to be saved with results and checkpoints."""
         rows = [msgspec.to_builtins(r) | {"spent": r.spent()} for r in self.releases]
         return {"releases": rows}
 
@@ -200,7 +200,7 @@ class Spending(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     table: str
     what: Literal["label", "features", "noisy predictions", "scores", "predictions", "analyst"]
-    name: str  # no value of any row can be told from it
+    name: str  # reveals no value of any row
     epsilon: float = 0.0
     noise: float = 0.0
     steps: int = 0
@@ -209,7 +209,7 @@ class Spending(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     partners: float = 0.0
     numbers: int = 0
     columns: tuple[str, ...] = ()  # behind the numbers or the label; none: any
-    asker: str = ""  # who is shown what an analyst's job releases
+    asker: str = ""  # who sees the releases of an analyst's job
     period: str = ""  # of the analyst's budget
 
     @property
@@ -228,7 +228,7 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return any((s.table, s.what, s.name) == _place(spending) for s in self.spendings)
 
     def plus(self, *spendings: Spending) -> Account:
-        """The account after releases; of a job's predictions, the most that it was told."""
+        """The account after releases; for a job's predictions, the largest count."""
         found = self.spendings
         for spending in spendings:
             earlier = [s for s in found if _place(s) == _place(spending)]

@@ -1,4 +1,4 @@
-"""Pairwise masks: what a client adds to its integers so that only the sum over all clients can be read.
+"""Pairwise masks: a client adds them to its integers so that only the sum over all clients can be read.
 
     public_i           X25519, made anew for every part of every job
     tag_i              HMAC(clients' key; job, client, part, public_i): the server, which carries them, has no such key
@@ -6,15 +6,15 @@
     mask_i(t)          Σ_{j>i} ChaCha20(s_ij, t) − Σ_{j<i} ChaCha20(s_ij, t)   mod 2^64
 
 The masks of all clients add up to zero. t counts a client's masked answers and never returns, so that no mask serves
-twice (X25519: RFC 7748; HKDF: RFC 5869; ChaCha20: RFC 8439). Bonawitz et al., "Practical secure aggregation" (2017),
-without its recovery of lost clients: a client that is away is waited for, and its round is asked for again.
+twice (X25519: RFC 7748; HKDF: RFC 5869; ChaCha20: RFC 8439). The scheme is that of Bonawitz et al., "Practical secure
+aggregation" (2017), without recovery of lost clients: the server waits for an absent client and repeats its round.
 
 Fixed point: arrays of floats as 64-bit integers that add up exactly, at a scale that all parties share.
 
     r = round(v · 2^(F − E)),   |v| < 2^E,   F = 62 − ⌈log₂ Q⌉
 
-Q parties' integers add up to less than 2^62: sums never wrap, and wrap-around is left to the masks. The
-exponent E is all that a party tells of its array's size; the resolution is 2^(E − F), finer than a float's own.
+Q parties' integers add up to less than 2^62: sums never wrap, and wrap-around is left to the masks. A party
+discloses only the exponent E of its array's size. The resolution is 2^(E − F), finer than a float's own.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def check_key(key: MaskKey, shared: bytes, job: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """What one part shares with each other part of its block: a sign and a stream's key."""
+    """The secrets that one part shares with each other part of its block: a sign and a stream's key."""
 
     parties: int
     pairs: tuple[tuple[int, bytes], ...]
@@ -111,7 +111,7 @@ class Masks:
         return total.view(np.int64).reshape(integers.shape)
 
     def pads(self, shape: tuple[int, ...], counter: int) -> list[tuple[int, NDArray[np.uint64]]]:
-        """What this part shares with each other one, for words that one of them alone may read."""
+        """The pad that this part shares with each other one, for words that one of them alone may read."""
         size = int(np.prod(shape))
         return [
             (other, _stream(key, counter, size).reshape(shape))
@@ -166,7 +166,7 @@ def to_integers(values: Array, exponent: int, parties: int) -> Integers:
     """
     if exponent_of(values) > exponent:
         raise OverflowError("a value does not fit its scale")
-    # in two steps, for 2^(F − E) itself may be beyond what a float can hold
+    # in two steps, for 2^(F − E) itself may overflow a float
     scaled = np.ldexp(np.ldexp(np.asarray(values, np.float64), -exponent), fraction_bits(parties))
     return np.rint(scaled).astype(np.int64)
 

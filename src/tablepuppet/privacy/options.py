@@ -1,11 +1,11 @@
-"""What a job may ask of privacy: frozen, checked, no unknown names (docs/privacy.md).
+"""The privacy options of a job: frozen, checked, no unknown names (docs/privacy.md).
 
-In: `privacy={"label": {"epsilon": 3}, …}` from Python or TOML. Out: a `Privacy`. Nothing is claimed that a job does
-not ask for, except keys, which are tokens unless the job says otherwise.
+In: `privacy={"label": {"epsilon": 3}, …}` from Python or TOML. Out: a `Privacy`. A job gets only the protection that it
+asks for, except for keys, which are tokens unless the job chooses otherwise.
 
-Rounding is what owners ask for: figures that are shown become multiples of a step, at random, and the same again for
-the same figure. A number is first moved by up to one step (triangular dither): the error has mean 0 and one spread,
-whatever the number is, and follows from the number and the owners' key, so that asking again tells nothing new.
+Rounding, at the owners' request: shown metrics become multiples of a step, at random, and the same again for
+the same number. A number is first moved by up to one step (triangular dither): the error has mean 0 and one spread,
+whatever the number is. It follows from the number and the owners' key, so that asking again reveals nothing new.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 class LabelPrivacy(_Part, frozen=True):
     """Labels are randomised by their owner, once per row, before anything leaves.
 
-    `krr`: k-ary randomised response. `laplace`: the paper's mechanism, noise on the one-hot vector and argmax; on a
-    number, noise on the number. `bins`: a number is clipped, put in one of `bins` bins, and goes through k-RR.
+    - `krr`: k-ary randomised response.
+    - `laplace`: the paper's mechanism, noise on the one-hot vector and argmax; on a number, noise on the number.
+    - `bins`: a number is clipped, put in one of `bins` bins, and goes through k-RR.
     """
 
     epsilon: float
@@ -65,11 +66,12 @@ class LabelPrivacy(_Part, frozen=True):
 class FeaturePrivacy(_Part, frozen=True):
     """Released models, all their blocks, are (ε, δ)-DP per base row of each table, by clipped gradients and noise.
 
-    `cap`: at most so many joined rows per base row of a table take part in training (κ); a number for all tables, or
-    one per table. None: no cap, and the largest multiplicity is accounted for. `noise`: σ in units of `clip`; None:
-    the least that keeps within ε. `bounds`: public (low, high) of numeric features by name; with them, numbers are
-    scaled without looking at the data. `shared_noise`: where sums over a table's clients are masked, each client of
-    three or more adds a share of the noise, enough if most of them are honest; False: each adds all of it.
+    - `cap`: at most so many joined rows per base row of a table take part in training (κ); a number for all tables, or
+      one per table. None: no cap, and the largest multiplicity is accounted for.
+    - `noise`: σ in units of `clip`; None: the least that keeps within ε.
+    - `bounds`: public (low, high) of numeric features by name; with them, numbers are scaled without reading the data.
+    - `shared_noise`: where sums over a table's clients are masked, each client of three or more adds a share of the
+      noise, enough if most of them are honest; False: each adds all of it.
     """
 
     epsilon: float | None = None
@@ -103,11 +105,12 @@ class FeaturePrivacy(_Part, frozen=True):
 
 
 class PredictionPrivacy(_Part, frozen=True):
-    """What the server may see of predictions h, which read the raw rows in every round.
+    """The server's view of predictions h, which read the raw rows in every round.
 
-    `trusted`: h as it is. `local`: h with Gaussian noise for (ε, δ) over all rounds. `bound`: H, to which h is clipped
-    in mode `local` and under feature privacy; None: half of the slope of the loss over its curvature, from labels; 1.5
-    times it in mode `trusted` where no row has more than one joined row.
+    - `trusted`: h as it is.
+    - `local`: h with Gaussian noise for (ε, δ) over all rounds.
+    - `bound`: H, to which h is clipped in mode `local` and under feature privacy. None: half of the slope of the loss
+      over its curvature, from labels; 1.5 times it in mode `trusted` where no row has more than one joined row.
     """
 
     mode: Literal["trusted", "local"] = "trusted"
@@ -126,7 +129,7 @@ class PredictionPrivacy(_Part, frozen=True):
 
 
 class AnalystPrivacy(_Part, frozen=True):
-    """What a job spends of an owner's analyst budget (privacy/analyst.py).
+    """The part of an owner's analyst budget that a job spends (privacy/analyst.py).
 
     `cap`: joined rows that a row of the table is in, at the most; others are left out. `bounds`: public (low, high) of
     numeric features by name, and of a label that is a number.
@@ -158,7 +161,7 @@ class Budget(_Part, frozen=True):
 
 
 class Privacy(_Part, frozen=True):
-    """All of it; `Privacy()` is what a job gets that says nothing."""
+    """All privacy options; `Privacy()` is the default."""
 
     label: LabelPrivacy | None = None
     features: FeaturePrivacy | None = None
@@ -175,7 +178,7 @@ class Privacy(_Part, frozen=True):
 
     @property
     def key_options(self) -> dict[str, Any]:
-        """What a model keeps of them: keys that its training blinded are blinded when it is applied."""
+        """The options that a model keeps: if its training blinded keys, its predictions do too."""
         return {"keys": {"keys": self.keys, "max_keys": self.max_keys}} if self.keys == "dh" else {}
 
     def masks(self, clients: int) -> bool:
@@ -184,7 +187,7 @@ class Privacy(_Part, frozen=True):
 
 
 def privacy_of(given: Any) -> Privacy:
-    """Privacy from what a user wrote: None, a mapping, or the struct itself.
+    """Privacy from a user's argument: None, a mapping, or the struct itself.
 
     >>> privacy_of({"label": {"epsilon": 3}}).label.mechanism
     'krr'
@@ -200,7 +203,7 @@ def privacy_of(given: Any) -> Privacy:
 
 
 def _explained(error: msgspec.ValidationError) -> str:
-    """What is wrong with which option, as the user wrote it.
+    """The invalid option and its error, as the user wrote it.
 
     >>> _explained(msgspec.ValidationError("Expected `float`, got `str` - at `$.label.epsilon`"))
     'privacy.label.epsilon: expected float, got str'
@@ -226,8 +229,8 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """What the owners of a job ask for: for the one that asks for most; `least`, rows that a figure must not
-    tell apart, of 1 leaves figures as they are."""
+    """The rounding that the strictest owner of a job asks for. `least`: no metric may distinguish fewer rows; 1 leaves
+    metrics as they are."""
 
     least: int = 1
     key: bytes = b""

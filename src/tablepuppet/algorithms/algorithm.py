@@ -1,10 +1,10 @@
 """Algorithm: the declaration that makes an algorithm one folder and one line in the list (registry.py).
 
-A folder's `algorithm.py` subclasses `Algorithm` and says what it is, what it requires of a model, how its halves are
-made, what it costs, what it discloses, and its form under feature privacy or why there is none. The job, the plan and
-its text, the engine, the client, policies and owners' limits ask the declaration; none of them knows an algorithm by
-name. Everything has a default but the options, the summary and the halves: those of an algorithm that sends one signal
-per row down and one prediction per row up in a round, for any model. docs/extending.md tells how to add one.
+A folder's `algorithm.py` subclasses `Algorithm`. It declares the options, the requirements of a model, the two halves,
+the cost and the disclosures. It also declares the form under feature privacy, or why there is none. The job, the plan
+and its text, the engine, the client, policies and owners' limits ask the declaration; none of them knows an algorithm
+by name. Only the options, the summary and the halves have no default. The defaults fit an algorithm for any model whose
+round sends one signal per row down and one prediction per row up. docs/extending.md explains how to add one.
 """
 
 from __future__ import annotations
@@ -45,29 +45,30 @@ def moments_seconds(block: BlockShape, matrices: int = 1) -> float:
 
 _Options = TypeVar("_Options", bound=AlgorithmOptions)
 
-# How the figures come that a server half wants of each block before the first round: from each client as it starts;
-# the same, but only within masked sums where sums are masked; or the largest eigenvalue of Tᵀ diag(w) T / N, by power
-# iteration over the block's clients.
+# How a server half gets its figures of each block before the first round:
+# told             from each client as it starts
+# summed           the same, but within masked sums where sums are masked
+# power iteration  the largest eigenvalue of Tᵀ diag(w) T / N, over the block's clients
 FiguresBy = Literal["none", "told", "summed", "power iteration"]
 
 
 @dataclass(frozen=True, slots=True)
 class Disclosure:
-    """What the rounds of a run tell about one block, at most."""
+    """Upper bounds on a run's disclosures about one block."""
 
     predictions: int  # how often the server sees h of a row
     slopes: int  # how often an owner sees ∂ℓ/∂h of each of its rows
-    sums: str = "the gradient"  # what the clients of a table send in every round to be summed
+    sums: str = "the gradient"  # that the clients of a table send in every round to be summed
     features: bool = False  # whether the server sees every encoded feature
-    curvature_follows: bool = False  # from slopes, so that nobody is told
+    curvature_follows: bool = False  # from slopes, so nobody sends it
 
 
 @dataclass(frozen=True, slots=True)
 class PrivateForm:
     """How noisy gradients come about under feature privacy (algorithms/noise.py counts them).
 
-    Where clients sample (`options.samples_at_clients`), `local_steps` are taken on samples of base rows in an outer
-    round, shared by its `inner_rounds` where a table has several clients; otherwise an outer round is one gradient of a
+    If clients sample (`options.samples_at_clients`), an outer round takes `local_steps` on samples of base rows. A
+    table with several clients divides them among its `inner_rounds`. Otherwise an outer round is one gradient of a
     batch of joined rows.
     """
 
@@ -106,7 +107,7 @@ class Algorithm(Generic[_Options]):
     summary: ClassVar[str]  # one line of a table
     requests: ClassVar[tuple[type[Update], ...]] = ()  # the messages that its client half answers, besides common ones
     answers: ClassVar[tuple[type[Message], ...]] = ()  # what only it answers with
-    figures: ClassVar[type[Figures]] = Figures  # what the server half wants to know of a block before the first round
+    figures: ClassVar[type[Figures]] = Figures  # that the server half needs of a block before the first round
     remedy: ClassVar[str] = "check the features for extreme values"  # for a run that diverges
     untuned: ClassVar[str] = ""  # what to do without where a linear model is worse than a constant
     epochs: ClassVar[int] = 10  # of a job whose user does not say, with most losses
@@ -158,7 +159,7 @@ class Algorithm(Generic[_Options]):
         return None
 
     def title(self, options: _Options) -> str | None:
-        """What is trained, for a plan's title; None: the model, the penalty and the epochs."""
+        """The trained model, for a plan's title; None: the model, the penalty and the epochs."""
         return None
 
     def can_go_on(self, options: _Options) -> bool:
@@ -190,7 +191,7 @@ class Algorithm(Generic[_Options]):
         raise self._without_halves()
 
     def start(self, setup: PartSetup, options: _Options) -> tuple[Any, Figures]:
-        """The client half's first state, a frozen msgspec.Struct with `theta`, and what the server wants to know."""
+        """The client half's first state, a frozen msgspec.Struct with `theta`, and its figures for the server."""
         raise self._without_halves()
 
     def step(self, setup: PartSetup, options: _Options, state: Any, message: Any) -> tuple[Any, Answer | Done]:
@@ -215,7 +216,7 @@ class Algorithm(Generic[_Options]):
         return "none"
 
     def public_figures(self, features: int) -> Figures:
-        """Under feature privacy: the figures without a look at the data, of a block whose |x| is at most 1."""
+        """Under feature privacy: the figures without reading the data, of a block whose |x| is at most 1."""
         return self.figures()
 
     # -- what it costs ---------------------------------------------------------------------
@@ -264,7 +265,7 @@ class Algorithm(Generic[_Options]):
         return 4 * FLOAT * sum(block.rows * block.outputs for block in shape.blocks)
 
     def state_memory(self, shape: Shape, options: _Options) -> int:
-        """Bytes of what is kept for each joined row, where joined rows lie."""
+        """Bytes of state for each joined row, where joined rows lie."""
         return 0
 
     def client_memory(self, shape: Shape, options: _Options, block: BlockShape, part: PartShape) -> float:

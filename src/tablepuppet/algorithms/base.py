@@ -1,9 +1,8 @@
-"""What all algorithms share: the problem, what they send, and what a client's half knows.
+"""The shared parts of all algorithms: the problem, their messages, and a client half's setup.
 
-An algorithm has three pure steps. `join_step` runs at the server on shards of joined rows,
-`union_step` at the coordinator on a sum over one block's clients, `client_step` at a client.
-A server half (`Server`) strings the first two into rounds; it never sees the table mapping,
-only what a walk over joined rows gives back.
+An algorithm has three pure steps. `join_step` runs at the server on shards of joined rows. `union_step` runs at the
+coordinator on a sum over one block's clients. `client_step` runs at a client. A server half (`Server`) combines the
+first two into rounds. It never sees the table mapping, only the results of walks over joined rows.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class Walkable(Protocol):
 
     @property
     def indices(self) -> Sequence[Any]:
-        """For each block, what is known of p_i: its rows, whether it is the identity."""
+        """For each block, facts about p_i: its rows, whether it is the identity."""
 
     @property
     def weights(self) -> Array | None:
@@ -176,14 +175,14 @@ class BlockUpdate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockAnswer:
-    """What a block's clients answered: predictions in row order, inner products of θ."""
+    """The answer of a block's clients: predictions in row order, inner products of θ."""
 
     values: Array
     products: Array
 
 
 class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a client's half tells of its part as it starts, to be added up over the block's clients: floats only.
+    """Figures of a part that a client's half sends as it starts, to be summed over the block's clients: floats only.
 
     Where sums are masked, a part's own figures leave within a masked sum only, unless they are public.
     """
@@ -242,7 +241,7 @@ class Server(ABC):
         """The end of the outer round: new predictions of the blocks that were asked."""
 
     def settle(self) -> list[dict[str, Any] | None]:
-        """What clients must still be told for θ to be what the server thinks it is."""
+        """The last updates that bring the clients' θ in line with the server's."""
         return [None] * self.problem.blocks
 
     def finish(self) -> None:  # noqa: B027
@@ -264,7 +263,7 @@ class MultiModelServer(Server):
     @property
     @abstractmethod
     def continues(self) -> bool:
-        """Whether clients go on with what the fold before left them."""
+        """Whether clients continue from the state that the fold before left them."""
 
     @abstractmethod
     def turn(self, problems: Sequence[Problem], kept: Sequence[int]) -> None:
@@ -277,7 +276,7 @@ class MultiModelServer(Server):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartSetup:
-    """What a client's half knows of the problem."""
+    """The problem as a client's half knows it."""
 
     model: Model
     multiplicity: Array  # G of the part's train rows

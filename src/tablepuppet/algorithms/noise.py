@@ -1,7 +1,7 @@
-"""The noise of feature privacy: one block's steps and samples, and what all blocks together tell of a row.
+"""The noise of feature privacy: one block's steps and samples, and the disclosure of a row by all blocks.
 
-One block: how many noisy steps on which samples, and what its clients do to gradients. Steps, caps and rates are public
-(the join graph is), and so are labels that carry noise of their own or none: nothing here reads a feature.
+One block: how many noisy steps on which samples, and how its clients clip and noise gradients. Steps, caps and rates
+are public (the join graph is), and so are labels, with noise of their own or none. Nothing here reads a feature.
 
 The whole model: how far one base row moves all noisy sums of a run together, and the noise that this takes.
 
@@ -9,9 +9,9 @@ The whole model: how far one base row moves all noisy sums of a run together, an
     another table b       m · min(2 C_b, D R_b)      where m of its joined rows take part: each moves the signal of
                                                      a row of b by at most D, and its share by R_b times as much
 
-D is what the algorithm says of a score that moves by H, the bound of predictions. All blocks are noised, block b by S_b
-times one σ, and σ is the least with which no table's rows are told apart beyond (ε, δ): a claim about the whole model.
-In: noisy blocks, clips, H. Out: noise per block, mechanisms per table, releases. Nothing here reads a feature.
+D is the algorithm's bound on the change of a signal when a score moves by H, the bound of predictions. All blocks are
+noised, block b by S_b times one σ. σ is the least that keeps the rows of every table within (ε, δ): a claim about the
+whole model. In: noisy blocks, clips, H. Out: noise per block, mechanisms per table, releases.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Positive = Annotated[float, Meta(gt=0.0)]
 
 
 class BlockFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is public of a block once the tables are joined."""
+    """Public facts about a block once the tables are joined."""
 
     name: str
     table: str  # as the query names it first
@@ -64,7 +64,7 @@ class BlockFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RunFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is public of a run, by the join graph and the labels. Each client knows its own share of it better."""
+    """Public facts about a run, from the join graph and the labels. Each client knows its own share of it better."""
 
     blocks: tuple[BlockFacts, ...]
     rows: Natural  # N
@@ -83,7 +83,7 @@ class RunFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class RunTerms:
-    """What was agreed on for a run."""
+    """The agreed terms of a run."""
 
     options: AlgorithmOptions
     is_linear: bool
@@ -94,8 +94,8 @@ class RunTerms:
     showings: int  # of one row in one block, evaluation included
 
     def prediction_bound(self, blocks: Sequence[BlockFacts], slope: float, curvature: float) -> float:
-        """H. What a row adds to others' noise grows with its joined rows; where it has one, cutting predictions short
-        costs more than noise."""
+        """H. A row adds more to others' noise the more joined rows it has; if it has one, clipping predictions costs
+        more than noise."""
         is_alone = all(block.most <= 1 for block in blocks)
         has_noisy_sums = self.features is not None and self.predictions.mode == "trusted"
         return self.predictions.bound or (1.5 if is_alone and has_noisy_sums else 0.5) * slope / curvature
@@ -256,7 +256,7 @@ class NoisyBlock:
         )
 
     def gradient(self, noise: float, clip: float, rate: float, shared: dict[str, Any]) -> GradientPrivacy:
-        """What the block's clients do; `rate` is of a local step."""
+        """The noise that the block's clients add; `rate` is of a local step."""
         given: dict[str, Any] = {"clip": clip, "noise": noise, "limit": self.steps, "reach": self.reach, **shared}
         if not self.is_local:
             return GradientPrivacy(batch_rate=self.rate, summed_over=self.summed_over, **given)
@@ -305,7 +305,7 @@ class WholeModel:
         return [s * most for s in found]
 
     def mechanisms(self, table: str, deviations: Sequence[float]) -> tuple[Mechanism, ...]:
-        """What a row of a table goes through, with such noise in each block."""
+        """The mechanisms that a row of a table goes through, with such noise in each block."""
         uses, joined = self.tables[table], self.max_joined_rows(table)
         # A table that several blocks read moves a block both ways: noise is shared out between the two.
         both = math.sqrt(2.0) if len(uses) > 1 else 1.0
@@ -382,7 +382,7 @@ class WholeModel:
         return found
 
     def _release_own_steps(self, number: int, deviation: float, given: dict[str, Any]) -> Release:
-        """What the server and other clients learn of a table's own steps; the rest follows from noisy predictions."""
+        """The release of a table's own steps to all other parties; the rest follows from noisy predictions."""
         block = self.blocks[number]
         seen: Sampling = "none" if block.rate == 1.0 else "poisson" if block.is_local else "known"
         return Release(

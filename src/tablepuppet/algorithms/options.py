@@ -1,7 +1,7 @@
-"""What a user can choose about an algorithm: frozen, checked as it is made, no unknown names.
+"""Options of an algorithm: frozen, checked as they are made, no unknown names.
 
-In: keyword arguments of a user. Out: a frozen struct, or a JobError that says which option, what was found and which
-choices there are. Every algorithm's folder has its own subclass; options travel to clients as they are.
+In: keyword arguments of a user. Out: a frozen struct, or a JobError that names the option, its value and the choices.
+Every algorithm's folder has its own subclass; options travel to clients as they are.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class AlgorithmOptions(
 ):
     """The base of every algorithm's options; the tag is the algorithm's name.
 
-    What a client or its owner's policy must know of an algorithm before it starts follows from its options, and is
-    said here: a server that lies about it would have to send other options, and get another algorithm.
+    Clients and owners' policies check an algorithm by its options before it starts. A server that lies about a trait
+    would have to send other options, and would get another algorithm.
     """
 
     name: ClassVar[str] = ""
@@ -54,7 +54,7 @@ class AlgorithmOptions(
         return False
 
     def resolve_defaults(self, *, is_linear: bool, is_private: bool) -> Self:
-        """The same, with what the user left open chosen for the job."""
+        """The same, with a choice for the job wherever the user left one open."""
         return self
 
     def for_kinks(self) -> Self:
@@ -71,7 +71,7 @@ class AlgorithmOptions(
 
 
 def read_options(kind: Any, given: dict[str, Any], name: str) -> Any:
-    """A struct from plain values; `name` is what the user calls it."""
+    """A struct from plain values; `name` is the user's word for it."""
     fields = kind.__struct_fields__
     for option in given:
         if option not in fields:
@@ -84,7 +84,7 @@ def read_options(kind: Any, given: dict[str, Any], name: str) -> Any:
 
 
 def explain_error(error: msgspec.ValidationError, kind: Any, given: dict[str, Any]) -> str:
-    """What is wrong with which option, in the user's words.
+    """Names the wrong option and its problem, in the user's words.
 
     >>> class Options(msgspec.Struct):
     ...     order: Literal["up", "down"] = "up"

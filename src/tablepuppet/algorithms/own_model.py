@@ -1,8 +1,8 @@
-"""What an algorithm with a model of its own (`Algorithm.own_model`) does in place of the other rooms.
+"""An algorithm's own model (`Algorithm.own_model`), and the functions that replace those of the other packages.
 
-A model whose score is no sum, or head, of table scores has rounds, a plan and predictions of its own. The rooms ask
-`registry.own_model` for them and find None for all other models; what such a model cannot do, they leave to
-`registry.require_ability`, and name no algorithm.
+A model whose score is no sum, or head, of table scores has rounds, a plan and predictions of its own. The packages ask
+`registry.own_model` for them and find None for all other models. `registry.require_ability` refuses whatever such a
+model cannot do, so no package names an algorithm.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ class OwnNoise:
 
     rounds: int  # releases of a run
     releases: Sequence[Release]  # what outsiders learn from the model
-    form: Any  # what the algorithm itself needs to know of it
+    form: Any  # for the algorithm's own use
 
 
 @dataclass(frozen=True, slots=True)
 class OwnModel:
     """Types of later rooms are not named here: each function has those of the one whose place it takes."""
 
-    exposure_title: str  # of what the server may see of a row
+    exposure_title: str  # of the list of a row's facts that the server may see
     unmatched: str  # what LEFT JOIN leaves of a row without a partner
-    refusals: Mapping[Ability, str]  # what it cannot do, as users are told; {what}: which form of it they asked for
+    refusals: Mapping[Ability, str]  # messages about abilities that it lacks; {what}: the form that users asked for
     run: Callable[[Any, Any, str, Any], Any]  # training/run.py: a job that is prepared, link, job's name, callback
-    continue_from: Callable[[Any], Any]  # of a model or where it was saved: what a job needs to go on with it
+    continue_from: Callable[[Any], Any]  # of a model or its folder: the state from which a job continues it
 
     # plan/: of the shape of a job, and the job or its options
     check_exposure: Callable[[Shape, Any], None]  # refuses a private job that lets the server reconstruct rows
     advise: Callable[[Shape, Any], Any]
     insights: Callable[[Any, Shape, Any], list[Any]]  # who learns what
-    exposures: Callable[[Shape, Any], list[Any]]  # what the server may see of a row
-    disclosures: Callable[[Any, Shape, Any], dict[Any, int]]  # what a run discloses to whom
+    exposures: Callable[[Shape, Any], list[Any]]  # facts about a row that the server may see
+    disclosures: Callable[[Any, Shape, Any], dict[Any, int]]  # of a run, by recipient
     plan_noise: Callable[[Any, Any, Loss, float, float], OwnNoise]  # of a job, its mapping, a typical slope and weight
 
     # prediction/
-    fingerprints: Callable[[Any], dict[str, str]]  # of a model: what is applied to each block, by name
+    fingerprints: Callable[[Any], dict[str, str]]  # of a model: of its part for each block, by name
     ask_rows: Callable[[Any, Sequence[Any], Sequence[int], Any, str], list[Any]]  # what owners reveal of rows, by block
     check_columns: Callable[[Any, Sequence[Any]], None]  # refuses other types than those a block was trained on
     scores: Callable[[Any, Sequence[Any], Sequence[Any], int], Array]  # of joined rows, from what owners revealed

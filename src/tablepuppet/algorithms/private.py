@@ -1,8 +1,8 @@
 """Gradients under differential privacy.
 
-In: a part's model, a signal per base row, and what its owner does to gradients (privacy/gaussian.py). Out: a sum over
-base rows, each clipped once whatever its multiplicity, plus noise. Penalties are added after the noise, and sums are
-divided by what a sample holds on average, a constant: neither depends on any row.
+In: a part's model, a signal per base row, and its owner's clip and noise (privacy/gaussian.py). Out: a sum over base
+rows, each clipped once whatever its multiplicity, plus noise. Penalties are added after the noise, and sums are divided
+by the mean size of a sample, a constant: neither depends on any row.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PrivateGradient:
             raise _past("gradients", self.privacy.limit)
         total = model.clipped_gradient(theta, signal, self.privacy.clip, rows, draw, self.privacy.reach)
         noisy = noised(total.astype(np.float64), self.privacy.deviation, self.generator)
-        if self.is_shared:  # on the grid of all parts' noise, and nowhere beside it
+        if self.is_shared:  # exactly on the grid of all parts' noise
             return noisy
         return noisy.astype(total.dtype, copy=False)  # a network's numbers may be of 32 bits
 
@@ -58,7 +58,7 @@ class PrivateGradient:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """What a checkpoint keeps."""
+        """The counts that a checkpoint keeps."""
         return self.taken, self.showings
 
     @counts.setter

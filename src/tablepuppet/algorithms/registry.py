@@ -1,6 +1,6 @@
-"""The list of algorithms, and what follows from it: names, options, and the updates that they declare.
+"""The list of algorithms, and their names, options and updates.
 
-A new algorithm is a folder beside the others and one line here; docs/extending.md tells how.
+A new algorithm is a folder next to the others and one line here; docs/extending.md explains how.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def own_model(spec: ModelSpec) -> OwnModel | None:
 
 
 def require_ability(spec: ModelSpec, ability: Ability, what: str = "") -> None:
-    """Refuses what a model of its own kind cannot do; `what`: which form of it was asked for."""
+    """Refuses an ability that a model of its own kind lacks; `what`: the form that was asked for."""
     own = own_model(spec)
     if own is not None and ability in own.refusals:
         raise ModelError(own.refusals[ability].format(what=what))

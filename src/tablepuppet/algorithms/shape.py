@@ -1,11 +1,11 @@
 """Shape: the few sizes of a job that its cost depends on; no row, no key, no label.
 
-plan/costs.py counts them in a table mapping; algorithms say what they cost by them, without running.
+plan/costs.py counts them in a table mapping; algorithms derive their costs from them, without running.
 
-How often an algorithm asks, and what its rounds carry: how many values a part is sent and answers in an outer round and
-its inner rounds. Waves, whose bytes and seconds plan/costs.py adds up and the meter counts in a run; and Exchanges,
-from which disclosures (plan/disclosure.py), noise for predictions (plan/private.py) and a contract's limits
-(owner/enforcement.py) are counted.
+Rounds have a number of values that a part receives and answers, in an outer round and its inner rounds. plan/costs.py
+adds up their bytes and seconds, and the meter counts them in a run. Exchanges count a part's messages. Disclosures
+(plan/disclosure.py), noise for predictions (plan/private.py) and a contract's limits (owner/enforcement.py) follow from
+them.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Shape:
 
     @property
     def expanded(self) -> Shape:
-        """The same job with a row of every block for each joined row: what the VFL baselines train on."""
+        """The same job with a row of every block for each joined row, as the VFL baselines train."""
         return replace(self, blocks=tuple(_expand(block) for block in self.blocks))
 
 
@@ -176,7 +176,7 @@ Inner = Callable[[BlockShape], list[tuple[float, float]]]  # values of each inne
 
 @dataclass(frozen=True, slots=True)
 class OuterRound:
-    """What a part is sent, what it answers in the end, and the inner rounds between, where a block has several."""
+    """A part's update, its final answer, and the inner rounds between, where a block has several clients."""
 
     update: Values
     answer: Values
@@ -236,7 +236,7 @@ POWER_ROUNDS = 12  # products with second moments that bound the curvature for p
 
 @dataclass(frozen=True, slots=True)
 class RunShape:
-    """What the number of messages depends on."""
+    """The sizes that the number of messages depends on."""
 
     epochs: int
     rows: int  # joined rows that are trained on
@@ -244,7 +244,7 @@ class RunShape:
     is_linear: bool
     is_private: bool = False
     curvature_varies: bool = False
-    has_head: bool = False  # beside the sum: linear blocks begin at random numbers, which are told
+    has_head: bool = False  # other than the sum: linear blocks begin at random numbers and send predictions
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,9 @@ from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.options import FeaturePrivacy
 from tablepuppet.protocol.base import Done
 
-_SINGLE = 4  # bytes of what is kept per joined row, where that only steers it
+_SINGLE = 4  # bytes of the state per joined row, where it only steers the run
 _ITERATED = 120e-9  # CPU seconds of a joined row
-_NEURAL = 3.0  # a network's noisy steps are few beside the plain ones, and so much longer
+_NEURAL = 3.0  # a network takes far fewer noisy steps than plain ones; each is this much longer
 
 
 class AdmmAlgorithm(Algorithm[Admm]):
@@ -110,7 +110,7 @@ class AdmmAlgorithm(Algorithm[Admm]):
         return shape.outputs * shape.joined * (per_row + FLOAT * shape.has_kinks)
 
     def client_memory(self, shape: Shape, options: Admm, block: BlockShape, part: PartShape) -> float:
-        """Second moments and their eigenvectors; of wide blocks, directions and what a solver by products needs."""
+        """Second moments and their eigenvectors; of wide blocks, directions and the vectors of a solver by products."""
         has_matrix = block.width <= WIDE or (block.is_split and options.union == "exact")
         if shape.is_linear and has_matrix:
             return 4 * FLOAT * block.width**2
@@ -143,8 +143,8 @@ class AdmmAlgorithm(Algorithm[Admm]):
     def signal_change(self, options: Admm, loss: Loss, move: float, weight: float, *, is_linear: bool) -> float:
         """Of c = 2λ⁺ − λ, which remembers all rounds (docs/decisions/0047).
 
-        λ⁺ = ℓ'(u) and Δλ⁺ = g (ρΔa + Δλ)/(ρ + g) with some g of at most L: |Δλ| stays within L|Δa|, and |Δc| within
-        (2gρ + |g − ρ|L)/(ρ + g) of |Δa|, that is L|Δa| where ρ ≤ L.
+        λ⁺ = ℓ'(u) and Δλ⁺ = g (ρΔa + Δλ)/(ρ + g) with some g of at most L. So |Δλ| ≤ L|Δa|. And |Δc| is at most |Δa|
+        times (2gρ + |g − ρ|L)/(ρ + g), which is at most L where ρ ≤ L.
         """
         if not loss.is_smooth:
             return 3.0 * weight * loss.slope_change(move)  # λ lies within the slopes that there are

@@ -109,7 +109,7 @@ def _adopt(setup: PartSetup, options: Admm, state: AdmmState, agreed: Array) -> 
     state = replace(state, consensus=agreed, inner=state.inner + 1)
     if state.inner < options.inner_rounds:
         return _propose(setup, options, state)
-    if isinstance(setup.model, LinearModel):  # a network goes on from its own
+    if isinstance(setup.model, LinearModel):  # a network continues from its own
         state = replace(state, iterate=agreed)
     return _predict(setup, options, state, agreed)
 

@@ -71,9 +71,9 @@ class BatchStep:
 class LocalStep:
     """argmin_θ (1/N) Σ_k [Y_kᵀ h_k + ½ q_k ‖h_k‖²] + ½ β ‖θ‖², approached by noisy gradients.
 
-    Where a block has several clients, each takes a few steps from the agreed θ, on its own rows' mean loss; the sum of
-    what they reach, each times its part's share of the joined rows, is agreed next. There is no dual variable: it would
-    sum up the noise of all rounds.
+    If a block has several clients, each takes a few steps from the agreed θ, on its own rows' mean loss. The next
+    agreed θ is the mean of their results, weighted by each part's share of the joined rows. There is no dual variable:
+    it would sum up the noise of all rounds.
     """
 
     model: Model
@@ -87,7 +87,7 @@ class LocalStep:
     def solve(
         self, theta: Array, moments: Moments, learning_rate: float, optimizer: Optimizer, *, fades: bool = False
     ) -> tuple[Array, Moments]:
-        """θ after the client's local steps; what an optimiser makes of noisy gradients costs no privacy.
+        """θ after the client's local steps; the optimiser only processes noisy gradients, which costs no privacy.
 
         `fades`: the learning rate falls to 0 with the noisy gradients that are left of the run's.
         """

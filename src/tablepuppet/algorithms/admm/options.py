@@ -1,4 +1,4 @@
-"""What travels for admm: what a user can choose, and the messages of a round."""
+"""Options of admm, and the messages of a round."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def opening_step(shard: Any, *, intercept: Array) -> tuple[Sequence[Array], dict
 def _centre(shard: Any, loss: Loss, intercept: Array, before: Array, rho: float, relax: float) -> tuple[Array, Array]:
     """u of the last round, and where the proximal map is taken: â + b + λ/ρ with λ = ℓ'(u), z = u − b.
 
-    Of a loss with kinks u does not tell λ, which is kept beside it.
+    If the loss has kinks, u does not determine λ, which is then kept too.
     """
     last = shard.state["u"].astype(np.float64, copy=False)
     centre = loss.gradient(last, shard.labels) if "dual" not in shard.state else shard.state["dual"].copy()
@@ -91,9 +91,8 @@ def join_step(
 class AdmmServer(Server):
     """The server's half: dual variables over joined rows, ρ, residuals.
 
-    Iterates zigzag around the optimum. The model that is reported is the best combination of the
-    last ones, which the server can find alone (numerics/subspace.py) and which never gets worse; every few
-    rounds ADMM itself goes on from there.
+    Iterates zigzag around the optimum. The reported model is the best combination of the last ones. The server finds it
+    alone (numerics/subspace.py), and it never gets worse. Every few rounds ADMM itself restarts from it.
     """
 
     problem: Problem
@@ -192,7 +191,7 @@ class AdmmServer(Server):
             sums = problem.joined.run(intercept_step, h, intercept=shift, **given).sums
             move = sums["slope"] / np.maximum(sums["curvature"], 1e-300)
             shift = shift - move
-            # Newton in one variable: what is left after a step is its square
+            # Newton in one variable: the error after a step is the step's square
             if problem.loss.is_quadratic or float(np.abs(move).max()) <= 1e-3:
                 break
         return shift
@@ -243,7 +242,7 @@ class AdmmServer(Server):
             self._restart()
 
     def _restart(self) -> None:
-        """ADMM goes on from the reported model: λ = ℓ'(a), z = a."""
+        """Restarts ADMM from the reported model: λ = ℓ'(a), z = a."""
         self._iterates, self._shift = list(self._tracker.predictions), self._tracker.intercept
         self.problem.joined.run(opening_step, self._iterates, writes=("u",), intercept=self._shift)
         self._before = self._shift

@@ -4,13 +4,13 @@
              s_k = Σ z r + λ n_k h_i,   M_k = Σ L_j z zᵀ + λ n_k I,   and a ridge c       (shrinkage.py)
     client   P δ = −(Xᵀ s + Θ R),  P = Σ_k (x_k x_kᵀ) ⊗ M_k + I ⊗ R,  R = N β I + diag(c),  Θ ← Θ + δ;  sends h_i = X Θ
 
-For squared loss (L = 1) that is the least-squares solution of block i; for others L_j is the curvature of the parabola
-that touches the loss at the row's score and lies above it everywhere, so that a round never raises the objective. The
-intercept begins as the best constant for the labels; of other losses than the squared it takes such a step, too, before
+For squared loss (L = 1) that is the least-squares solution of block i. For other losses L_j is the curvature of a
+parabola that touches the loss at the row's score and lies above it everywhere. So a round never raises the objective.
+The intercept begins as the best constant for the labels. Unless the loss is squared, it takes such a step, too, before
 each round.
 
-A block with one client solves by itself. Of several clients each sends its share of the right side and of P's diagonal
-blocks, then of products P d, all summed; the server runs the conjugate gradients and sends δ.
+A block with one client solves by itself. Several clients send their shares of the right side and of P's diagonal
+blocks, then of products P d. These are summed; the server runs the conjugate gradients and sends δ.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
 """How strongly als shrinks vectors and scores: learned from the data, unless the user gave a number.
 
 Taken as random, a vector has entries of variance τ² before and the covariance S = σ² M⁻¹ after its rows are seen (σ²:
-noise of the label). The others being random, z zᵀ has the mean z zᵀ + Σ_l S_l, and the normal matrix of row k, which is
-in n_k joined rows, is (variational Bayes with one variance for all entries of a table's vectors)
+noise of the label). The others are random too, so z zᵀ has the mean z zᵀ + Σ_l S_l. This is variational Bayes with one
+variance for all entries of a table's vectors. The normal matrix of row k, which is in n_k joined rows, is
 
     M_k = L Σ_j z zᵀ + (λ_i n_k + c_i) I,    λ_i = L Σ_{l≠i} mean_j tr(S_l)/k,    c_i = σ²/τ²
 
-with τ² = mean_k (‖v_k‖² + tr S_k)/k, as the geometric mean over tables, for only products of vectors count; scores b
-have a c_i of their own. σ² = 2 mean(ℓ) / (1 − dof/N) with dof = Σ_k tr(M_k⁻¹ L Σ z zᵀ), and 1 for classes; L is the
+with τ² = mean_k (‖v_k‖² + tr S_k)/k, as the geometric mean over tables, because only products of vectors count. Scores
+b have a c_i of their own. σ² = 2 mean(ℓ) / (1 − dof/N) with dof = Σ_k tr(M_k⁻¹ L Σ z zᵀ), and 1 for classes. L is the
 mean curvature. The rows of a table with fewer encoded columns than rows do not move freely: ρ = n_i/d_i of them count
-as one. A vector that is the sum of m features' has m parameters of variance τ²/m: c_i is a ridge of m c_i on every
-parameter, and not on rows, so that what a feature says in many rows is not shrunk for what an id says in few. Beside
-ids, which say most of it, the ridge is √m c_i.
+as one. A vector that is the sum of m features' has m parameters of variance τ²/m. So c_i becomes a ridge of m c_i on
+every parameter, not on rows. A feature of many rows is then not shrunk as much as an id of few rows. In a table with
+ids, which carry most of the vector, the ridge is √m c_i.
 """
 
 from __future__ import annotations
@@ -57,8 +57,7 @@ class LearnedShrinkage:
         bound: float,
         scale: float,
     ) -> None:
-        """`entries`: m of each table; `bound`: L; `scale`: what the mean loss is multiplied by to be a variance, 0: σ²
-        is 1."""
+        """`entries`: m of each table; `bound`: L; `scale`: the factor from the mean loss to a variance, 0: σ² is 1."""
         blocks = len(rows)
         # Of m parameters, ids have most to say: a row's variance is not divided evenly among them.
         self._entries = [
@@ -98,7 +97,7 @@ class LearnedShrinkage:
             self._noise = max(self._scale * mean / free, 1e-12)
 
     def see_matrices(self, block: int, matrices: Array, penalty: Array, appearances: Array) -> None:
-        """L Σ z zᵀ of a block's rows, packed, and how much shrinkage there is beside it: (n, K)."""
+        """Takes in L Σ z zᵀ of a block's rows, packed, and the shrinkage added to it, (n, K)."""
         self._turns += 1
         if not len(matrices):  # a LEFT JOIN found nobody
             self._fitted[block], self._posterior = 0.0, np.zeros(self._outputs)
@@ -116,7 +115,7 @@ class LearnedShrinkage:
             self._spread[block] = self._noise * float(weights @ own[:, 1:].mean(axis=1) / weights.sum())
 
     def see_values(self, block: int, h: Array) -> None:
-        """What the block then gives."""
+        """Takes in the block's new predictions."""
         if self._turns > len(self._tied):
             variances = np.einsum("na,na->a", h, h) / max(1, len(h)) + self._posterior
             self._vectors[block] = max(float(variances[1:].mean()), 1e-12)

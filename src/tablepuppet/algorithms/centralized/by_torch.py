@@ -1,9 +1,9 @@
 """Networks and heads on the materialised join: one torch model, trained by torch itself.
 
-In: every table's encoded rows, which row of each table a joined row has, and labels. Out: each block's parameters, the
+In: every table's encoded rows, the row of each table in every joined row, and labels. Out: each block's parameters, the
 head's and the intercept. The objective, the initial values, the batches and their order are those of federated
-training, so that the same steps give the same model, to rounding; nothing else is shared with it. Adam under a cosine
-schedule; all is in the label's unit u: the objective is divided by u², and the intercept by u.
+training. So the same steps give the same model, to rounding. Nothing else is shared with it. The optimiser is Adam
+under a cosine schedule. Everything is in the label's unit u: the objective is divided by u², and the intercept by u.
 """
 
 from __future__ import annotations

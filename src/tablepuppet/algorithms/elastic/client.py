@@ -1,11 +1,11 @@
-"""Proximal steps: what a user can choose, what travels, and the client's half, the next proposal for its block.
+"""Proximal steps: options, messages, and the client's half, which finds the next proposal for its block.
 
 g = T_iᵀY_i/N at y = θ + m (θ − θ before),  D = (T_iᵀdiag(W_i)T_i − v vᵀ/W)/N,  v = T_iᵀW_i
 θ⁺ = argmin gᵀθ + ½ c (θ − y)ᵀ D (θ − y) + λ‖θ‖₁ + ½ β‖θ‖²;  sends T_i θ⁺
 
-The minimum has exact zeros. Sweeps of coordinate descent find which entries are zero; given those and the signs of the
-others, it is the solution of a linear system, which is tried after every sweep and followed up to the first entry that
-would change its sign.
+The minimum has exact zeros. Sweeps of coordinate descent find which entries are zero. Given those and the signs of the
+others, the minimum solves a linear system. That solution is tried after every sweep and followed up to the first entry
+that would change its sign.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ class ElasticUpdate(Update, frozen=True):
     curvature: Array | None
     bound: float  # the curvature per joined row where `curvature` is None
     total: float  # the curvature of all joined rows
-    scale: float  # what the curvature of one block is multiplied by to bound that of all of them
+    scale: float  # factor on the curvature of one block that bounds that of all of them
     momentum: float
     coefficients: Array | None  # (1,): whether the last proposal is the model now
 
 
 _SWEEPS = 400
-_EXACT = 1e-11  # of the largest slope: what the optimality conditions may miss
+_EXACT = 1e-11  # error of the optimality conditions, relative to the largest slope
 
 
 def solve(matrix: Array, scale: float, slope: Array, centre: Array, start: Array, penalty: Penalty) -> Array:
@@ -164,7 +164,7 @@ _NONE = np.zeros((0, 0))
 
 
 class ElasticState(msgspec.Struct, frozen=True):
-    """θ, θ before it, what is proposed, and the curvature of the block where that does not change."""
+    """θ, θ before it, the proposed θ, and the block's curvature if it is constant."""
 
     theta: Array
     before: Array

@@ -4,9 +4,9 @@
     client            θ⁺ = argmin gᵀθ + ½ c (θ − y)ᵀ D_i (θ − y) + g(θ);  sends T_i θ⁺
     server            f(θ⁺) ≤ f(y) + gᵀ(θ⁺ − y) + ½ c ‖θ⁺ − y‖²?  then θ⁺ is the model, else c grows
 
-The intercept has no penalty: f is what is left where the best one follows, and D_i its curvature within block i. Blocks
-that say the same need c up to their number; c is found, and for squared loss never falls. The momentum is that of
-FISTA, begun anew where it no longer leads downhill (O'Donoghue and Candès, 2015). Every θ⁺ has exact zeros.
+The intercept has no penalty: f is minimised over it, and D_i is f's curvature within block i. Blocks that say the same
+need c up to their number; c is found, and for squared loss never falls. The momentum is that of FISTA, begun anew where
+it no longer leads downhill (O'Donoghue and Candès, 2015). Every θ⁺ has exact zeros.
 """
 
 from __future__ import annotations

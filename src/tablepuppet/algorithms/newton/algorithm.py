@@ -110,7 +110,7 @@ class NewtonAlgorithm(Algorithm[Newton]):
         return FLOAT * (shape.outputs * kept + rows * curvature + matrix)
 
     def client_memory(self, shape: Shape, options: Newton, block: BlockShape, part: PartShape) -> float:
-        """Second moments and their eigenvectors; of wide blocks, directions and what a solver by products needs."""
+        """Second moments and their eigenvectors; of wide blocks, directions and the vectors of a solver by products."""
         if _is_full(shape, block) and len(block.parts) > 1:
             return 5 * FLOAT * summands(shape.outputs, block.width)  # in plain, as whole numbers, masks
         if _is_full(shape, block):

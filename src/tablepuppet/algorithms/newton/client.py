@@ -1,6 +1,6 @@
-"""Newton: what a user can choose, what travels, and the client's half.
+"""Newton: options, messages, and the client's half.
 
-That finds the next direction of its block, and moves along those that the server chose.
+The client finds the next direction of its block, and moves along those that the server chose.
 
 g = T_iᵀY_i/N + βθ,  D = T_iᵀdiag(W_i)T_i/N + βI,  d_i = −D⁻¹g;  sends T_i d_i
 """
@@ -47,8 +47,8 @@ from tablepuppet.protocol.bounds import require
 class Newton(AlgorithmOptions, frozen=True, tag="newton"):
     """Block-preconditioned Newton with subspace search: nothing to tune (docs/algorithms.md).
 
-    `memory`: how many earlier directions are kept for the search; `tolerance`: the relative gain below which it ends,
-    by default 1e-10, or 1e-6 of a label of more than two classes, whose rounds cost more.
+    `memory`: how many earlier directions are kept for the search. `tolerance`: the relative gain below which it ends.
+    The default is 1e-10, or 1e-6 for a label of more than two classes, whose rounds cost more.
 
     >>> Newton(tolerance=1e-6)
     Newton(tolerance=1e-06)
@@ -112,7 +112,7 @@ class NewtonFigures(Figures, frozen=True):
 
 
 _CLOSE = 1e-4  # residual of a wide block's direction
-_NEW = 1e-3  # of the largest of several directions: what is shorter waits for a later round
+_NEW = 1e-3  # of the largest of several directions: shorter ones wait for a later round
 
 
 class NewtonState(msgspec.Struct, frozen=True):
@@ -199,7 +199,7 @@ def _wide_step(
 ) -> tuple[NewtonState, Answer]:
     """Too many columns for a matrix: products for one client; with several, a sum of diagonals.
 
-    The direction need not be exact: the search takes what is good in it.
+    An inexact direction suffices, because the search chooses how far to follow it.
     """
     assert isinstance(setup.model, LinearModel)
     diagonal = setup.model.train.gram_diagonal(weights)
@@ -242,16 +242,16 @@ def _basis_step(setup: PartSetup, state: NewtonState, message: BasisUpdate) -> t
 def _extend(
     setup: PartSetup, state: NewtonState, found: Array, gaps: Array | None = None
 ) -> tuple[NewtonState, Answer]:
-    """What is new in some directions joins the others; a column of zeros is sent in the place of what is not.
+    """Adds the new part of some directions to the basis; a column of zeros is sent in place of the rest.
 
-    With it go ‖v‖² of the first direction (all others have length 1), which columns are new ones, and, where no sum
-    over clients has told the server, what each model is expected to gain.
+    The answer also has ‖v‖² of the first direction (all others have length 1) and which columns are new. It has each
+    model's expected gain, unless the server knows it from a sum over clients.
     """
     basis = state.basis
     assert basis is not None
     norms = np.einsum("dm,dm->m", basis, basis)
     new, length = found, float(np.linalg.norm(found))
-    for _ in range(2):  # once leaves rounding errors of the length of what was taken off
+    for _ in range(2):  # once leaves rounding errors as long as the removed part
         new = new - basis @ ((basis.T @ new) / norms[:, None])
     vectors, sizes, _ = np.linalg.svd(new, full_matrices=False)
     count = int(np.count_nonzero(sizes > max(_NEW * sizes.max(initial=0.0), 1e-11 * length)))

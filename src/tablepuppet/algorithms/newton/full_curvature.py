@@ -1,15 +1,14 @@
-"""The curvature of a loss of several outputs, over all pairs of them: what softmax needs to converge as Newton does.
+"""The curvature of a loss over all pairs of its outputs: with it softmax converges as Newton's method does.
 
     server   W_i = collapse_i(∂²ℓ/∂a_a∂a_b) for a ≤ b: K(K + 1)/2 numbers for each row of a block
     client   D[(j, a), (l, b)] = Σ_k W_ab,k T_kj T_kl,  d = −(D/N + βI)⁻¹ g over all dK parameters at once
 
-What a move of the intercept would take off D is taken off before (`intercept_share`).
+The share of D that a move of the intercept would remove is subtracted before (`intercept_share`).
 
 For softmax ∂²ℓ/∂a_a∂a_b = P_a(δ_ab − P_b). The constant bound ½ in its place needs nothing but Y, and takes several
 times the rounds where classes are nearly separable. A block of more than MOST parameters is
-solved by products instead of a matrix. Clients that share a block send a triangle for each pair of outputs, of which
-the server makes the matrix of their sum; only where that is too much to send, as with very many classes, the bound
-stands in.
+solved by products instead of a matrix. Clients that share a block send a triangle for each pair of outputs; the server
+makes the matrix of their sum. If that is too much to send, as with very many classes, the bound replaces it.
 """
 
 from __future__ import annotations
@@ -128,7 +127,7 @@ def solve(matrix: Array, ridge: float, right: Array) -> Array:
 
 
 def solve_by_products(model: LinearModel, curvature: Array, ridge: float, right: Array) -> Array:
-    """The same without the matrix; the direction need not be exact, for the search takes what is good in it."""
+    """The same without the matrix; an inexact direction suffices for the search."""
     width, outputs = right.shape
     whole = _places(outputs)
     taken = intercept_share(beside_intercept(model, curvature), curvature.sum(axis=0), outputs)

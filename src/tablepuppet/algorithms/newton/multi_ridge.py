@@ -6,8 +6,8 @@
 
 With squared loss these second moments say everything about every model within the space: any l2, any fold that is left
 out. A model is solved for without a walk over joined rows, and directions that one model asked for serve all others. A
-round is over all models of a fold; the next fold begins with the space of the folds before, which often needs nothing
-more, and a block whose directions span all of its columns is not asked again.
+round is over all models of a fold. The next fold begins with the space of the folds before, which often suffices. A
+block whose directions span all of its columns is not asked again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tablepuppet.arrays import Array
 from tablepuppet.models.losses import Loss
 
 _MOST_DIRECTIONS = 32  # of a block, beyond which the next fold begins with an empty space: they are as long as tables
-_FLAT = 1e-13  # of the largest eigenvalue: what is below has no curvature
+_FLAT = 1e-13  # of the largest eigenvalue: smaller ones count as no curvature
 
 
 def gram_step(

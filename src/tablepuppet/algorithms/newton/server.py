@@ -4,13 +4,12 @@
     client            g = T_iᵀY_i/N + βθ,  D = T_iᵀdiag(W_i)T_i/N + βI,  d_i = −D⁻¹g;  sends T_i d_i
     server            minimises F over each block's new direction and its last m
 
-One-hot columns of different blocks can trade a constant among them at the price of the penalty
-alone; each block that has such columns therefore adds the constant to the search space, for free:
-the server knows what it predicts. The search space has at most M(m+2) directions and the intercept;
-the server already holds all of them as per-row vectors, and knows the penalty from the clients'
-inner products. For squared loss W_i = G_i, and only Y_i travels; for softmax W_i is the curvature over
-all pairs of classes, or a constant bound of it (full_curvature.py). Here is the server's half; the client's is in
-client.py.
+One-hot columns of different blocks can trade a constant among them at the price of the penalty alone. So each block
+with such columns adds the constant to the search space. This is free: the server knows its predictions. The search
+space has at most M(m+2) directions and the intercept; the server already holds all of them as per-row vectors, and
+knows the penalty from the clients' inner products. For squared loss W_i = G_i, and only Y_i travels; for softmax W_i is
+the curvature over all pairs of classes, or a constant bound of it (full_curvature.py). Here is the server's half; the
+client's is in client.py.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The search's Hessian from some of the joined rows: what directions of different blocks have in common.
+"""The search's Hessian from a sample of joined rows: products between directions of different blocks.
 
 Products with the intercept, and of two directions of one block, follow from the curvatures collapsed to its rows, which
-are known of all joined rows. Products across blocks need a walk; there, some 300,000 joined rows at even distances are
-as good as all of them. Directions are taken less their means, which are known, too. The sample errs by a thousandth or
-two; a search along directions that differ from each other loses a millionth of what it gains by that, and the rounds
-that follow gain it. Directions that say nearly the same are told apart by all joined rows (`are_apart`); so are all of
-squared loss, whose search is exact, and all of joins that are smaller than the sample would be.
+cover all joined rows. Products across blocks need a walk. There, some 300,000 joined rows at even distances are as good
+as all of them. Directions are taken less their means, which are known, too. The sample errs by a thousandth or two. A
+search along clearly different directions loses a millionth of its gain by that, and later rounds recover it. All joined
+rows are used in three cases: directions are nearly equal (`are_apart`), the loss is squared, so the search is exact, or
+the join is smaller than the sample.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def complete_blocks(problem: Problem) -> list[bool]:
 
 
 def are_apart(hessian: Array) -> bool:
-    """Whether directions differ so much, beside the intercept (last), that a sample tells them apart well."""
+    """Whether directions, less the intercept (last), differ so much that a sample separates them well."""
     if not np.isfinite(hessian).all():
         return False
     own = hessian[:-1, :-1] - np.outer(hessian[:-1, -1], hessian[-1, :-1]) / hessian[-1, -1]
@@ -54,7 +54,7 @@ def are_apart(hessian: Array) -> bool:
 
 
 def images(weights: Array | Following, columns: Array, vectors: Sequence[Array]) -> tuple[Array, Array]:
-    """Of each vector v, Σ w u v of every column u, and Σ w v: what the curvature of a block's rows makes of them."""
+    """Of each vector v, Σ w u v of every column u, and Σ w v: products with the curvature of a block's rows."""
     own, constant = np.zeros((len(vectors), columns.shape[1])), np.zeros((len(vectors), 1))
     for here in pieces(len(weights)):
         w = weights[here]
@@ -67,7 +67,7 @@ def images(weights: Array | Following, columns: Array, vectors: Sequence[Array])
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Images:
-    """What the Hessian makes of directions, as a walk gives it (`hessian_step`)."""
+    """Products of the Hessian with directions, from a walk (`hessian_step`)."""
 
     signals: list[list[Array]]
     sums: dict[str, Array]
@@ -136,8 +136,7 @@ class HessianSample:
         return self.joined.run(step, here, columns=columns, signals=1, **given)
 
     def products(self, image: Array, column: Array, here: Places, other: int) -> Array:
-        """Hessian entries of some slots with another block's slot, whose column this is, from what a walk has collapsed
-        to that block."""
+        """Hessian entries of some slots with another block's slot, whose column this is, from that block's signals."""
         mean, rest, means = self.means[other], self.rest[other], self.means[here]
         found = image.T @ column / self.joined.rows
         return np.asarray(found + means * (mean * self.curvature + rest) + mean * self.rest[here])

@@ -1,7 +1,7 @@
 """First-order optimisers as pure functions, after the (summed) gradient: the steps of torch.optim.
 
-And how strongly a block's predictions depend on its parameters, for models without a Gram matrix: a step's size; how
-strongly factors are shrunk where the user leaves it open (`NoiseEdge`).
+Also the size of a step for models without a Gram matrix: how strongly a block's predictions depend on its parameters.
+And the shrinkage of factors where the user leaves it open (`NoiseEdge`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ rule_of = cache(Rule)  # a step of few rows takes hardly longer than to make one
 
 
 class Moments(msgspec.Struct, frozen=True):
-    """What an optimiser remembers of earlier gradients."""
+    """An optimiser's memory of earlier gradients."""
 
     step: int
     first: Array
@@ -110,14 +110,14 @@ def noise_edge(problem: Problem) -> NoiseEdge | None:
 class NoiseEdge:
     """λ of every output, as batches show their residuals.
 
-    With ½ λ (‖v_i‖² + ‖v_k‖²) per joined row, vectors of two tables leave zero only where the matrix of mean residuals
-    between the tables' parameters has a singular value above λ, and then have the length of what is above. Residuals of
-    pure noise, σ strong, have singular values up to
+    Take ½ λ (‖v_i‖² + ‖v_k‖²) per joined row, and the matrix of mean residuals between two tables' parameters. The
+    tables' vectors leave zero only if it has a singular value above λ; their length is the excess. Residuals of pure
+    noise, σ strong, have singular values up to
 
         E = σ (√d_i + √d_k) / √N        (d: parameters of an output, here of the two widest tables; N: label rows)
 
-    so λ = E where nothing was found, and √(s² + E²) − s where vectors have a length product s: the shrinkage of
-    singular values that leaves the least error under noise (Gavish and Donoho, for d_i = d_k). What is found is shrunk
+    so λ = E while vectors are zero, and √(s² + E²) − s where vectors have a length product s. This shrinkage of
+    singular values leaves the least error under noise (Gavish and Donoho, for d_i = d_k). Long vectors are shrunk
     little. σ and s follow the last batches, each entry of the vectors by itself. Classes, whose vectors grow the surer
     a model is, have λ = E throughout. Scores b are no vectors; l2 is all that shrinks them.
     """

@@ -1,14 +1,13 @@
 """Subspace search: F minimised over a few directions per block and the intercept.
 
-In: predictions and directions of each block as per-row vectors, F and its derivatives there, inner
-products of the parameters they come from. Out: one coefficient per direction, and F and its
-derivatives at the minimum, which are what the next round begins with. A damped Newton iteration:
-gradients are exact, from collapsed derivatives; the Hessian is computed once a round, and only its
-rows for new directions (subspace.py), and learns from every step how the slope has changed (BFGS).
-Exact in one step for squared loss.
+In: predictions and directions of each block as per-row vectors, F and its derivatives there, inner products of the
+parameters they come from. Out: one coefficient per direction, and F and its derivatives at the minimum, where the next
+round begins. The search is a damped Newton iteration. Gradients are exact, from collapsed derivatives. The Hessian is
+computed once a round, and only its rows for new directions (subspace.py). Every step updates it by the change of the
+slope (BFGS). The search is exact in one step for squared loss.
 
-Before the first round blocks predict nothing, and rows with the same label are alike: the different labels, each as
-heavy as the joined rows that have it, say what the best intercept is without a walk (`best_intercept`).
+Before the first round blocks predict nothing, and rows with the same label are alike. So the different labels, weighted
+by their joined rows, give the best intercept without a walk (`best_intercept`).
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ from tablepuppet.threads import parallel_for
 _ITERATIONS = 12
 _HALVINGS = 30
 _NO_LABELS = np.zeros(0)
-_ENOUGH = 1e-3  # of what a round has gained: less than that is left to the next round
-_ENOUGH_OUTPUTS = 0.05  # the same with several outputs, where a look at F costs more and a round brings a new Hessian
+_ENOUGH = 1e-3  # of a round's gain so far: smaller gains are left to the next round
+_ENOUGH_OUTPUTS = 0.05  # the same with several outputs, where F costs more and a round brings a new Hessian
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,7 +85,7 @@ def derivative_step(
     apart: Sequence[bool],
     follows: bool,
 ) -> tuple[Sequence[Any], dict[str, Any]]:
-    """∂ℓ/∂a, and ∂²ℓ/∂a² where it is asked for; and what metrics are made of, now that the scores are at hand.
+    """∂ℓ/∂a, and ∂²ℓ/∂a² if it is asked for; and the sums for metrics, while the scores are at hand.
 
     Blocks get both side by side, for a row that is far away is then fetched once; those marked `apart` one by one, or
     the first alone where the second `follows` from it.
@@ -283,7 +282,7 @@ def _move(vectors: Sequence[Array], coefficients: Array) -> Array:
     out = np.empty_like(h)
 
     def write(here: slice) -> None:
-        for start in range(here.start, here.stop, ROWS_IN_CACHE):  # what is summed stays in the cache
+        for start in range(here.start, here.stop, ROWS_IN_CACHE):  # the sums stay in the cache
             some = slice(start, min(start + ROWS_IN_CACHE, here.stop))
             step = directions[0][some] * coefficients[0]
             for c, direction in zip(coefficients[1:], directions[1:], strict=True):

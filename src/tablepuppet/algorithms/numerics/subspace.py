@@ -3,8 +3,8 @@
 A linear block's parameters move inside a few directions: a new one each round, the last m of them,
 and the constant that one-hot columns can express. (Directions, not the steps made of them: a step
 can cancel to rounding, and scaled up again it would part server and client.) The client holds them
-as parameters (`Trail`), the server as predictions (`Tracker`); the server chooses coefficients,
-both halves apply them, and so neither sends what the other already knows.
+as parameters (`Trail`), the server as predictions (`Tracker`); the server chooses coefficients and both halves apply
+them. So neither sends anything that the other already knows.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class Tracker:
         return found
 
     def take_pending(self) -> list[Array | None]:
-        """Coefficients that clients have not been told yet."""
+        """Coefficients that clients have not received yet."""
         found, self.pending = self.pending, [None] * self.problem.blocks
         return found
 
@@ -246,7 +246,7 @@ class Tracker:
     def _step_intercept(self) -> None:
         """A new step of very many outputs' intercept, each by its own curvature, before the last ones.
 
-        Classes without a training row stay where they began beside the others: F would fall for ever.
+        Classes without a training row stay where they began relative to the others: F would fall for ever.
         """
         slope = self.derivatives().residual / self.problem.joined.rows
         p = np.clip(self._shares + slope, 1e-12, 1.0 - 1e-12)  # on average
@@ -313,7 +313,7 @@ class Tracker:
             self._refresh(fresh)
 
     def _sample(self, known: Sequence[Array | Following] | None) -> HessianSample | None:
-        """What some joined rows tell of the Hessian where the model stands; None: all are to be looked at."""
+        """A sample's estimate of the Hessian where the model stands; None: all joined rows are used."""
         if self._sampled is None or known is None:
             return None
         along = self._hessian[-1, :-1]  # products of all slots with the intercept
@@ -366,8 +366,8 @@ class Tracker:
 
 
 def _images(block: int, signals: Sequence[list[Array]]) -> Iterator[Array]:
-    """What the Hessian makes of new directions and the intercept, per row of a block: one by one, for each is as large
-    as the table."""
+    """Products of the Hessian with new directions and the intercept, per row of a block; one by one, as each is as
+    large as the table."""
     for signal in signals:
         yield signal[block]
         signal[block] = signal[block][:0].copy()

@@ -6,8 +6,7 @@
 
 One message carries Y of this batch and the row numbers of the next, so a batch costs one round
 trip, and two where a table has several clients. Full batches without momentum are gradient
-descent on the materialised join, to rounding. In order: what a user can choose, what travels, the server's half, the
-client's half.
+descent on the materialised join, to rounding. In order: options, messages, the server's half, the client's half.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class Sgd(AlgorithmOptions, frozen=True, tag="sgd"):
     momentum: float = 0.0
     weight_decay: float = 0.0
     schedule: Literal["constant", "linear", "cosine", "exponential"] | None = None
-    decay: float = 0.9  # what an exponential schedule multiplies by, each epoch
+    decay: float = 0.9  # factor of an exponential schedule, each epoch
     warmup_epochs: float = 0.0
     clip_norm: float | None = None
     tolerance: float = 0.0
@@ -245,7 +244,7 @@ class SgdServer(Server):
             )
         self._step += 1
         self._batch = self._next_batch()
-        # Under privacy a sum is divided by what a batch holds on average: how many rows it drew is theirs to hide.
+        # Under privacy a sum is divided by the mean size of a batch: the number of drawn rows stays hidden.
         return self._updates(done.signals[0], rows, self._size if self.problem.is_private else joined.rows)
 
     def _updates(self, signals: list[Array] | None, rows: list[RowNumbers] | None, count: int) -> list[BlockUpdate]:
@@ -323,7 +322,7 @@ def client_step(
                 total = setup.model.gradient(state.theta, message.signal, state.rows, drawn)
             else:
                 total = setup.private.gradient(setup.model, state.theta, message.signal, state.rows, drawn)
-            # A share of noise lies on a grid that masks keep; whoever divided it would leave digits beside the grid.
+            # A share of noise lies on a grid that masks keep; a division would leave the grid.
             divisor = float(message.count) if setup.private is not None and setup.private.is_shared else 1.0
             gradient = total if divisor > 1.0 else total / message.count
             state = msgspec.structs.replace(

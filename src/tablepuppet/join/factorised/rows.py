@@ -110,8 +110,7 @@ class FactorisedRows:
         )
 
     def multiply(self, block: int, direction: Array) -> list[Array]:
-        """collapse_i of one block's expanded direction, (n_i, 1), with weights: the Hessian of squared loss times
-        it."""
+        """collapse_i of one block's expanded direction, (n_i, 1), with weights: squared loss's Hessian times it."""
         ones = np.ones(len(self.labels)) if self.weights is None else self.weights
         per_row: list[Array] = [np.zeros((column.rows, 1)) for column in self.side.columns[: self.side.blocks]]
         per_row[block] = direction

@@ -30,7 +30,7 @@ _LONGEST = 6000  # characters of a parameter that MLflow takes
 
 
 class TensorBoard:
-    """Writes one event file into a folder; `tensorboard --logdir` shows it, also while training goes on."""
+    """Writes one event file into a folder; `tensorboard --logdir` shows it, also during training."""
 
     def __init__(self, folder: str | Path) -> None:
         self._summary = _need("tensorboard.compat.proto.summary_pb2", "tensorboard")
@@ -72,7 +72,7 @@ class MLflow:
             ) from None
 
     def start(self, job: Job) -> None:
-        """Logs what was asked for; a parameter that the run already has stays as it is."""
+        """Logs the job's parameters; a parameter that the run already has stays as it is."""
         run = self._mlflow.active_run().info.run_id
         known = self._mlflow.MlflowClient().get_run(run).data.params
         given = {name: text[:_LONGEST] for name, text in parameters(job).items() if name not in known}

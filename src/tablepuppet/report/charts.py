@@ -3,9 +3,9 @@
 Templates are Jinja2's. All text is escaped unless it is a template's own; a template gets data and formats it by
 filters.
 
-Charts. In: series of points with what to say about each. Out: one `<svg>`. Colours are CSS variables of the page with
-fallbacks, so that a chart follows light and dark where there is a page, and stands alone where there is none. Each
-point carries its text: a browser shows it on hover without any script.
+Charts. In: series of points, each with its text. Out: one `<svg>`. Colours are CSS variables of the page with
+fallbacks: a chart follows the page's light or dark scheme, and also stands alone. A browser shows each point's text on
+hover, without any script.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ TITLES = {name: metric.title for name, metric in metrics_by_name().items()}
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """What a convergence chart has on its horizontal axis."""
+    """The horizontal axis of a convergence chart."""
 
     key: str
     label: str
@@ -252,7 +252,7 @@ def communication_seconds(rounds: int, slowest_bytes: int, net: Network) -> floa
 
 @dataclass(frozen=True, slots=True)
 class Merit:
-    """What a convergence chart has on its vertical axis."""
+    """The vertical axis of a convergence chart."""
 
     key: str
     label: str

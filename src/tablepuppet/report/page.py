@@ -4,8 +4,8 @@ In: run records. Out: HTML text with its styles, its script and the records them
 nothing is loaded from anywhere. Without the script everything is still there to read and to print.
 Its last section is the exact job, and where it ran.
 
-A card says what was trained on what, how well, and what was told to whom. What the record does not know (who may use
-the model for what) is left to its owner, as a heading with a question.
+A card states the data, the model, its quality and all disclosures. The record does not know who may use the model for
+what: the card leaves this to its owner, as a heading with a question.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def render(runs: Sequence[RunRecord], networks: Mapping[str, Network] | None = N
 
 
 def distinct_names(runs: Sequence[RunRecord]) -> list[str]:
-    """A name for each run; runs of one name are told apart by what differs in their jobs, or by number."""
+    """A name for each run; runs of one name are distinguished by differences between their jobs, or by number."""
     names = [run.name for run in runs]
     for name in {n for n in names if names.count(n) > 1}:
         same = [i for i, n in enumerate(names) if n == name]
@@ -123,7 +123,7 @@ def job_toml(job: dict[str, Any]) -> str:
     options = {name: value for name, value in job.get("options", {}).items() if name != "type"}
     options |= job.get("loss_options", {})
     left_out = {"query", "options", "loss_options", "epochs_by_rows", "l2_by_rows"}
-    # What describes a network is refused where there is none.
+    # Options of a network are refused where there is none.
     left_out |= set() if job.get("model") in ("mlp", "module") else set(NEURAL)
     if job.get("engine") == {"name": "local"}:
         left_out.add("engine")
@@ -201,13 +201,13 @@ def _rows(columns: Sequence[Mapping[str, str]]) -> list[list[str]]:
 
 
 def note_lines(runs: Sequence[RunRecord], names: Sequence[str]) -> list[str]:
-    """What is amiss with the runs, and how to go on."""
+    """The problems of the runs, and how to proceed."""
     said = [(name, note) for run, name in zip(runs, names, strict=True) for note in run.notes]
     return [f"{name}: {note}" if len(runs) > 1 else note for name, note in said]
 
 
 def _figures(run: RunRecord, networks: Mapping[str, Network]) -> dict[str, str]:
-    """What the results table says about a run, by row."""
+    """A run's entries of the results table, by row."""
     metrics = [_title_metrics(run.metrics.get(side, {}), f"{side} ") for side in _SIDES]
     return {
         "model": str(run.job["model"]),
@@ -217,7 +217,7 @@ def _figures(run: RunRecord, networks: Mapping[str, Network]) -> dict[str, str]:
 
 
 def _list_costs(run: RunRecord, networks: Mapping[str, Network]) -> dict[str, str]:
-    """What a run took."""
+    """The costs of a run."""
     training = run.traffic.training
     return {
         "objective": number(run.objective, 7),

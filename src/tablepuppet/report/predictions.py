@@ -1,4 +1,4 @@
-"""What models predict and what they weigh, for the report: confusion, curves, partial dependence, coefficients.
+"""Predictions and weights of models, for the report: confusion, curves, partial dependence, coefficients.
 
 In: run records. Out: charts, and rows for the template.
 """
@@ -35,7 +35,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """What models make of test rows, or of training rows where none were kept out."""
+    """Predictions of test rows, or of training rows where none were kept out."""
 
     matrices: list[Matrix]
     charts: list[Chart]
@@ -168,7 +168,7 @@ def _predicted_actual(name: str, numbers: NumbersRecord) -> Chart:
 
 @dataclass(frozen=True, slots=True)
 class Dependence:
-    """What models say on average at each value of a feature: a chart of numbers, or rows of texts."""
+    """Mean predictions at each value of a feature: a chart of numbers, or rows of texts."""
 
     feature: str
     names: list[str]

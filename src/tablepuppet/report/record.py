@@ -1,7 +1,7 @@
 """RunRecord: a training run as plain data, for reports, files and other programs.
 
-JSON holds a record in full, and gives it back. The report is rendered from records alone, so a run that was saved
-yesterday and one that has just ended (recording.py) look the same.
+JSON holds a record in full, and gives it back. The report is rendered from records alone, so a saved run and one that
+has just ended (recording.py) look the same.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class BlockRecord(_Plain, frozen=True):
 
 
 class ReleaseRecord(_Plain, frozen=True):
-    """One claim of the privacy ledger: what was spent about a table's rows, towards whom."""
+    """One claim of the privacy ledger: the spending on a table's rows, towards an observer."""
 
     what: str
     table: str
@@ -67,7 +67,7 @@ class ReleaseRecord(_Plain, frozen=True):
 
 
 class DataRecord(_Plain, frozen=True):
-    """What was trained on."""
+    """The training data."""
 
     relations: list[RelationRecord]
     blocks: list[BlockRecord]
@@ -91,7 +91,7 @@ class Epoch(_Plain, frozen=True):
 
 
 class NumbersRecord(_Plain, frozen=True):
-    """What a model of a number predicts of one side's rows, counted."""
+    """Predictions of a number for one side's rows, counted."""
 
     centres: list[float]  # of the cells, along either side
     cells: list[list[int]]  # rows by label (down) and prediction (across)
@@ -100,7 +100,7 @@ class NumbersRecord(_Plain, frozen=True):
 
 
 class CurvesRecord(_Plain, frozen=True):
-    """What a model predicts of one side's rows, counted; the columns of curves, where there are two classes."""
+    """Predictions for one side's rows, counted; the columns of curves, where there are two classes."""
 
     classes: list[str | int | float | bool]
     confusion: list[list[int]]  # of each class (down), predicted to be of each (across)
@@ -110,7 +110,7 @@ class CurvesRecord(_Plain, frozen=True):
 
 
 class DependenceRecord(_Plain, frozen=True):
-    """What a model says on average where a feature has the same value in all rows."""
+    """A model's mean prediction if a feature has the same value in all rows."""
 
     feature: str
     values: list[float | str | None]  # None: missing
@@ -129,7 +129,7 @@ class Coefficients(_Plain, frozen=True):
 
 
 class AccountRecord(_Plain, frozen=True):
-    """What passed in one phase."""
+    """The traffic of one phase."""
 
     rounds: int
     bytes_up: int
@@ -142,7 +142,7 @@ class AccountRecord(_Plain, frozen=True):
 
 
 class TrafficRecord(_Plain, frozen=True):
-    """What passed in all phases."""
+    """The traffic of all phases."""
 
     training: AccountRecord
     setup: AccountRecord
@@ -172,7 +172,7 @@ class RunRecord(_Plain, frozen=True, kw_only=True):
     history: list[Epoch]
     epoch: int = 0  # whose parameters the model has; 0 in older records: the last one's
     converged: bool | None = None  # None: an older record, which does not say
-    notes: list[str] = []  # what is amiss, and how to go on
+    notes: list[str] = []  # problems, and how to proceed
     measured: dict[str, MeasuredRecord] = {}  # by side, where metrics are not of all rows
     coefficients: Coefficients | None
     # table, feature, and of trees: Σ gain, splits; of a linear model: how far it moves the score, None
@@ -180,9 +180,9 @@ class RunRecord(_Plain, frozen=True, kw_only=True):
     trees: list[str] = []  # the first of them, in words
     curves: dict[str, CurvesRecord] = {}  # by side
     dependence: list[DependenceRecord] = []  # of features that somebody asked about
-    intercept: list[float | None]  # on the original scale for linear models, else what is added to the scores
+    intercept: list[float | None]  # on the original scale for linear models, else added to the scores
     traffic: TrafficRecord
-    explanation: str  # the plan, with what was counted beside what was estimated
+    explanation: str  # the plan, with the run's counts next to the estimates
     insights: list[Insight]
     exposures: list[Exposure]
     ledger: list[ReleaseRecord] = []

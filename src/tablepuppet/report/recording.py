@@ -100,7 +100,7 @@ def record_of(result: Result, name: str | None = None) -> RunRecord:
 
 
 def dependence_of(curves: Mapping[str, pd.DataFrame]) -> list[DependenceRecord]:
-    """What Federation.partial_dependence gave, by feature, as plain data."""
+    """The answers of Federation.partial_dependence, by feature, as plain data."""
     return [
         DependenceRecord(
             feature=feature,

@@ -42,7 +42,7 @@ class ConnectedFederation(Federation):
         self._coordinator.cancel(run)
 
     def resume(self, run: str) -> None:
-        """Goes on with an interrupted run, by its name; `wait` gives its result."""
+        """Continues an interrupted run, by its name; `wait` gives its result."""
         self._coordinator.resume(run)
 
     def submit(

@@ -2,9 +2,9 @@
 
     tp.RelationalClassifier(algorithm="admm").fit(federation, query, label="returned").score(federation, query)
 
-In: a federation and a query in place of X and y. They keep scikit-learn's conventions (parameters are
-what the constructor got, `fit` returns self, learned attributes end in an underscore, use before `fit`
-raises NotFittedError) and work with its `clone` and `is_classifier`, without needing scikit-learn.
+In: a federation and a query in place of X and y. They keep scikit-learn's conventions: parameters are the constructor's
+arguments, `fit` returns self, learned attributes end in an underscore, use before `fit` raises NotFittedError. They
+work with its `clone` and `is_classifier`, without needing scikit-learn.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ParameterError(JobError, ValueError):
 
 
 class _RelationalEstimator:
-    """What both estimators share."""
+    """The shared part of both estimators."""
 
     _estimator_type: ClassVar[str]
     _loss: ClassVar[str]
@@ -152,7 +152,7 @@ class _RelationalEstimator:
         self._require_result().save(path)
 
     def __sklearn_tags__(self) -> Any:
-        """What scikit-learn's `is_classifier`, `is_regressor` and its displays ask for."""
+        """The tags for scikit-learn's `is_classifier`, `is_regressor` and its displays."""
         from sklearn.utils import ClassifierTags, RegressorTags, Tags, TargetTags  # only scikit-learn asks
 
         is_classifier = self._estimator_type == "classifier"

@@ -423,7 +423,7 @@ class Federation(ModelVerbs):
         )
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the tables and who holds them."""
+        """The tables and who holds them, in a notebook."""
         rows = [
             [name, ", ".join(owners[:6]) + " …" * (len(owners) > 6), f"{len(owners):,}"]
             for name, owners in self._tables.items()

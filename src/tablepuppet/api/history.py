@@ -56,13 +56,14 @@ def history(
     categories: Sequence[str] = (),
     name: str | None = None,
 ) -> str:
-    """A LATERAL join with what `table` held about a key before a moment; its features are `name.*`.
+    """A LATERAL join with the rows of `table` about a key before a moment; its features are `name.*`.
 
     `key`: a column that both tables have, several, or {column of the history: column of the other table}.
     `time`: the history's time; `at`: the moment, as in "t.ts": only rows before it count.
     `windows`: how far back, as in "90 days" or "1 year"; None: all rows before the moment.
-    `columns`: numbers, for their mean, least, greatest, spread, trend by the day, and last value; `categories`: for
-    how many there are and which is the most frequent. The number of rows and the days since the last are always there.
+    `columns`: numbers, for their mean, least, greatest, spread, trend by the day, and last value.
+    `categories`: for their number and the most frequent one.
+    The number of rows and the days since the last are always there.
 
     >>> print(history("results", key="driver_id", time="date", at="t.ts", windows=["90 days"]))
     LEFT JOIN LATERAL (
@@ -92,7 +93,7 @@ class _History:
 
     @property
     def features(self) -> dict[str, str]:
-        """Their names and what they are."""
+        """Their names and definitions."""
         found: dict[str, str] = {}
         at, time = self.moment.sql("duckdb"), _past(self.time)
         for number, (end, back) in enumerate(self.windows):

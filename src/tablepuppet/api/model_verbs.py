@@ -1,7 +1,7 @@
-"""What a federation is asked about a trained model: predictions, recommendations, metrics, importance, drift.
+"""A federation's verbs for a trained model: predictions, recommendations, metrics, importance, drift.
 
-In: a model as users give it (a result, a loaded model or its folder), and a query with its features. Out: what train.py
-answers, here or at a coordinator; or the options that a job starts with a model's weights from.
+In: a model as users give it (a result, a loaded model or its folder), and a query with its features. Out: the answers
+of train.py, here or at a coordinator; or the options of a job that starts with a model's weights.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ModelVerbs(ABC):
 
     @abstractmethod
     def _ask(self, question: story.Question, **given: Any) -> Any:
-        """What train.py answers without training: a profile, metrics, a comparison, importance, dependence, drift."""
+        """Answers of train.py without training: a profile, metrics, a comparison, importance, dependence, drift."""
 
     @abstractmethod
     def _offer_builder(self, name: str, builder: Builder | None) -> AbstractContextManager[None]:
@@ -278,7 +278,7 @@ def own_head(model: Model, head: Any) -> AbstractContextManager[None]:
 def labelled_job(model: Model, query: str | None, privacy: Any = None) -> Job:
     """The labelled rows of a query, by default of the model's own, with its features as it was trained on them.
 
-    `privacy`: what is asked for besides the keys that the model was trained with.
+    `privacy`: further requests besides the keys that the model was trained with.
     """
     numbers = [e for block in model.blocks for e in block.encoders if isinstance(e, NumberEncoder)]
     is_plain = bool(numbers) and all((e.scale == 1.0).all() and not e.mean.any() for e in numbers)
@@ -303,7 +303,7 @@ def model_of(model: Model | Result) -> Model:
 
 
 def with_start(options: dict[str, Any]) -> dict[str, Any]:
-    """Options in which a model to start with is what a job holds of it."""
+    """Options that hold a model to start with in the form that a job takes."""
     given = options.get("warm_start")
     if given is None:
         return options

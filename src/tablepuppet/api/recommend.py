@@ -1,8 +1,8 @@
-"""Recommend: what a model predicts for one user and every item, the best first.
+"""Recommend: a model's predictions for one user and every item, the best first.
 
 In: a model over a query whose label's table joins a user's table with an item's (with further tables on either side).
-Out: a query in which that user meets every item, and one of the items that the user has met. Both are answered by
-`predict`, under the owners' rules for it; nothing else is asked of them. And how good orders are that were recommended.
+Out: a query in which that user meets every item, and one of the items that the user has met. Both go to `predict`,
+under the owners' rules for it; owners are asked for nothing else. Also here: the quality of recommended orders.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Candidates:
 
 
 def candidates(model: Model, user: Any, by: str | None = None) -> Candidates:
-    """What to predict for a user; `by`: the alias of the user's table, by default the first beside the label's."""
+    """The queries to predict for a user; `by`: the alias of the user's table, by default the first but the label's."""
     if len(model.classes) > 2:
         raise JobError(
             f"items are ranked by a number or by a probability, and a label of several classes is neither{_INSTEAD}"

@@ -3,7 +3,7 @@
     tp.cross_validate(federation, query, label="returned", folds=5, group="customer_id").table
     tp.search(federation, query, {"l2": [1e-4, 1e-2], "l1": [0, 1e-3]}, label="returned").best
 
-In: a federation, a query and what is to be tried. Out: SearchResult, a table with mean and spread. All models share one
+In: a federation, a query and the settings to try. Out: SearchResult, a table with mean and spread. All models share one
 mapping of the tables, and owners agree to all of them in one contract.
 """
 

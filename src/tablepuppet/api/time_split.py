@@ -63,7 +63,7 @@ def split_by_time(
 
 
 def _take_conditions(tree: exp.Select, alias: str) -> list[exp.Expr]:
-    """What WHERE says of one table, taken out of it: the test is a share of the rows that are left."""
+    """The conditions of WHERE on one table, taken out of it: the test is a share of the remaining rows."""
     conditions = conditions_of(tree)
 
     def is_own(condition: exp.Expr) -> bool:

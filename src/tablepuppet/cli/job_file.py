@@ -48,7 +48,7 @@ class JobFile:
 
     @property
     def analyst(self) -> dict[str, Any] | None:
-        """What models are measured under where a table has an analyst budget."""
+        """The privacy under which models are measured where a table has an analyst budget."""
         asked = self.arguments.get("privacy")
         return {"analyst": asked["analyst"]} if isinstance(asked, dict) and "analyst" in asked else None
 

@@ -312,7 +312,7 @@ def accept(screen: Screen, client: ClientOption = _CLIENT) -> None:
     screen.show_json(lambda: {"kept": msgspec.to_builtins(kept), "found": msgspec.to_builtins(before)})
 
 
-_FILES = ("log.jsonl", "decisions.jsonl")  # the client's own, and what people decided beside it
+_FILES = ("log.jsonl", "decisions.jsonl")  # the client's own, and people's decisions
 
 
 def _entries(client: Path) -> list[Entry]:

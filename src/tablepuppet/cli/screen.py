@@ -1,7 +1,6 @@
 """A command's output: results on standard output, progress and errors on standard error.
 
-With --json a command writes one JSON document and nothing else to standard output; progress is
-shown to people only, that is on a terminal.
+With --json a command writes one JSON document and nothing else to standard output. Progress appears only on a terminal.
 """
 
 from __future__ import annotations
@@ -104,7 +103,7 @@ def _refuse_full_disk() -> Iterator[None]:
 
 
 def drop_output() -> None:
-    """Whatever is still written to standard output goes nowhere."""
+    """Discards all further writes to standard output."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -259,7 +259,7 @@ def search(
 
 
 def read_grid(given: Sequence[str]) -> dict[str, list[Any]]:
-    """NAME=V,V as the values of each name, written as in a job file; a word need not be quoted.
+    """NAME=V,V as the values of each name, written as in a job file; a word needs no quotes.
 
     >>> read_grid(["l2=0.1,1", "activation=relu,tanh"])
     {'l2': [0.1, 1], 'activation': ['relu', 'tanh']}

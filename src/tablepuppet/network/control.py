@@ -36,17 +36,17 @@ def to_frame(value: Any) -> Frame:
     {'a': (1, array([0, 1]))}
     """
     buffers: list[Buffer] = []
-    named = value.values() if isinstance(value, dict) else ()  # what a user asks for: {"model": …, "query": …}
+    named = value.values() if isinstance(value, dict) else ()  # a user's request: {"model": …, "query": …}
     declared = e.reachable((type(value), *map(type, named)))
     header = msgspec.msgpack.encode(_flat(value, buffers, declared))
     return Frame(header, buffers)
 
 
 def from_frame(frame: Frame, roots: tuple[type, ...] | None = None) -> Any:
-    """The value in a frame; with `roots`, of these classes and what their fields are declared to hold.
+    """The value in a frame; with `roots`, of these classes and the declared types of their fields.
 
-    Without `roots` it is a result, which an earlier release may have written: fields that it did not know yet have
-    their defaults, those that are no more are left out, and a class may lie in another module now.
+    Without `roots` it is a result, perhaps of an earlier release. Fields that the release did not know have
+    their defaults, dropped fields are left out, and a class may lie in another module now.
     """
     allowed = None if roots is None else e.reachable(roots)
     try:
@@ -241,8 +241,8 @@ class Round(e.Envelope, frozen=True):
 
 
 class Waiting(e.Envelope, frozen=True):
-    """News: who is away, and for how many more seconds the run waits, or whose approval it waits for; nobody: it goes
-    on."""
+    """News: who is away, and for how many more seconds the run waits, or whose approval it waits for; nobody: it
+    continues."""
 
     clients: dict[str, float]
     approval: str = ""

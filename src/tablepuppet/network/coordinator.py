@@ -1,9 +1,11 @@
 """The coordinator: runs jobs one after another over the clients that are connected, users in turn.
 
-In: jobs that users submit. Out: news and results, to whoever asked and to nobody else. A run computes in a process of
-its own (run_process.py); this one only carries messages and keeps the journal. A run that was under way when the
-coordinator ended or died is taken up again when it starts; one that ended because a client stayed away waits to be
-resumed; one whose process died twice is set aside.
+In: jobs that users submit. Out: news and results, to the user who asked and to nobody else. A run computes in a process
+of its own (run_process.py); this one only carries messages and keeps the journal. Interrupted runs:
+
+- A run under way when the coordinator ended or died is continued when it starts again.
+- A run that ended because a client stayed away waits to be resumed.
+- A run whose process died twice is set aside.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ _DEATHS = 2  # of a run's processes, after which it is set aside
 _ASK_AGAIN = (1.0, 30.0)  # seconds between two looks whether a person has approved: at first, and later on
 _APPROVAL = 30 * 86400.0  # seconds after which nobody has
 _SHARE = 0.7  # of the memory, for the process of a run
-_OF_A_USER = 16  # times less is for what the runs of one user were given and gave
+_OF_A_USER = 16  # times less is for the inputs and results of one user's runs
 
 
 class Coordinator:
@@ -194,7 +196,7 @@ class Coordinator:
         self._store.close()
 
     def _keep_heads(self) -> None:
-        """Reads the heads of clients' logs that an earlier life was told, and writes down those to come."""
+        """Reads the heads of clients' logs that an earlier process received, and writes down those to come."""
         path = self._folder / "heads.json"
         if path.exists():
             try:

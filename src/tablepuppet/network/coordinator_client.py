@@ -27,12 +27,12 @@ from tablepuppet.transport.flight import TOO_MANY, Connection, Party
 
 log = logging.getLogger(__name__)
 _CONTRACT = msgspec.json.Decoder(Contract)
-_LONGEST = 10_000  # characters of what the server says; it quotes queries
+_LONGEST = 10_000  # characters of a message of the server, which quotes queries
 OnRound = Callable[[RoundEvent], None]
 
 
 class CoordinatorClient:
-    """Where a user hands in jobs; one connection per question."""
+    """A user's access to the coordinator, to submit jobs; one connection per question."""
 
     def __init__(self, settings: FederationSettings, asker_key: str | Path | None = None) -> None:
         if asker_key is None and settings.user is not None and settings.user.asker_key is not None:
@@ -59,7 +59,7 @@ class CoordinatorClient:
         return self._hear(connection, "", on_round)
 
     def _sign(self, kind: c.Kind, asked: Frame) -> dict[str, Signature]:
-        """Signs what owners will be asked to agree to, where there is a key for it, once it is what was asked for."""
+        """Signs the contracts that owners will be asked to agree to, if there is a key, once they match the request."""
         key = self._asker_key
         if key is None:
             return {}

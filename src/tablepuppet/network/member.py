@@ -185,7 +185,7 @@ class Member:
         self._stop = threading.Event()
         self._connection: Connection | None = None
         self._pause = _SHORTEST
-        self._sent: TreeHead | None = None  # the head of its log, as the server was told it last
+        self._sent: TreeHead | None = None  # the head of its log that the server received last
         self._witnessed: dict[str, TreeHead] = {}  # of others' logs
 
     def run(self) -> None:
@@ -263,7 +263,7 @@ class Member:
             connection.close()
 
     def _compare(self, heads: dict[str, TreeHead]) -> None:
-        """What the server keeps of this client's log must be the beginning of it; others' heads are written down."""
+        """The server's head of this client's log must be one of its prefixes; others' heads are written down."""
         own, others = heads.get(self._name), {name: head for name, head in heads.items() if name != self._name}
         if own is not None:
             self._client.log.expect(own, "the server")

@@ -2,9 +2,9 @@
 
 A log has one line an event, as text for people or as JSON for machines; never a row's value.
 
-Failed TLS handshakes are events too. Who shows no certificate, or one of another authority, is refused by gRPC before
-any code of ours hears of it; all that is left is a line of gRPC's own on the standard error of the process. In: such
-lines. Out: warnings in our log, in its format and at its level. Whatever else is written there passes unchanged.
+Failed TLS handshakes are events too. gRPC refuses a peer without a certificate, or with one of another authority,
+before our code runs. It only writes a line of its own to the standard error of the process. In: such
+lines. Out: warnings in our log, in its format and at its level. All other lines there pass unchanged.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _logging_to(target: IO[str]) -> Iterator[None]:
 
 
 def reason(line: bytes) -> str | None:
-    """Why a handshake failed, if that is what a line says.
+    """The reason of a failed handshake, if a line reports one.
 
     >>> reason(b"I0000 ssl_transport_security.cc:2158] Handshake failed with error SSL_ERROR_SSL: error:0A0000C7:SSL "
     ...        b"routines::peer did not return a certificate\\n")

@@ -96,7 +96,7 @@ class Journal:
 
 
 class GivesWayError(RunInterruptedError):
-    """A client keeps the run waiting, or it worked for long, and others wait for their turn: it goes on after them."""
+    """The run waits for a client, or worked for long, and others wait for their turn: it continues after them."""
 
 
 @dataclass

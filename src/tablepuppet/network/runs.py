@@ -24,7 +24,7 @@ from tablepuppet.version import __version__
 log = logging.getLogger(__name__)
 NewsItem = tuple[News, list[Frame]]
 _UNREAD = 1000  # rounds that somebody may be behind
-_LONGEST = 2000  # characters of what is said about a run
+_LONGEST = 2000  # characters of a message about a run
 _OVER = ("finished", "failed", "interrupted", "cancelled")
 
 
@@ -42,7 +42,7 @@ class Card(Envelope, frozen=True, forbid_unknown_fields=False):
     readers: tuple[str, ...] = ()  # users who may follow it too
     deaths: int = 0  # of processes that it was computed in
     version: str = ""
-    protocol: str = ""  # that what was asked, and the answers in its journal, are written in
+    protocol: str = ""  # of the request, and of the answers in its journal
     signatures: dict[str, Signature] = msgspec.field(default_factory=dict)  # of contracts, by their hashes
 
 
@@ -151,7 +151,7 @@ class Run:
         return news
 
     def unfollow(self, news: queue.SimpleQueue[NewsItem]) -> None:
-        """Whoever read this queue is gone."""
+        """Drops a queue whose reader is gone."""
         with self._lock:
             self._followers = [follower for follower in self._followers if follower[0] is not news]
 

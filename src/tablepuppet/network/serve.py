@@ -78,7 +78,7 @@ class Monitor(ThreadingHTTPServer):
         return super().get_request()
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Where many are connected, only whoever has asked something whole is heard."""
+        """Accepts a connection. If many are open, only one that has sent a whole request is accepted."""
         with self._lock:
             is_crowded = len(self._since) >= _HEALTH_CONNECTIONS
         if not is_crowded:

@@ -34,7 +34,7 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     turn: NotNegative = 30.0  # seconds that a run waits for a client before other runs have their turn
     share: NotNegative = 300.0  # seconds that a run works before other users' runs have their turn
     heartbeat: Annotated[float, msgspec.Meta(ge=0.01, le=3600)] = 5.0
-    limit: Annotated[int, msgspec.Meta(gt=0)] = LIMIT  # bytes of one message, or what the memory allows if that is less
+    limit: Annotated[int, msgspec.Meta(gt=0)] = LIMIT  # bytes of one message; less where the memory is small
     memory: Annotated[int, msgspec.Meta(gt=0)] | None = None  # bytes of a run; None: 70 % of the machine's
     compute: NotNegative = 3600.0  # seconds that a run may compute between two questions, or a client before it answers
 
@@ -137,7 +137,7 @@ class ClientSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     @property
     def head_path(self) -> Path:
-        """Where the head of the owner's log is kept: next to the client's key, or its file where there is none."""
+        """The file of the head of the owner's log: next to the client's key; without TLS, next to its settings."""
         beside = f"certs/{self.name}.head" if self.key is None else str(Path(self.key).with_suffix(".head"))
         return self.path(self.head or (f"{self.name}.head" if self.server.startswith("grpc+tcp://") else beside))
 

@@ -1,11 +1,11 @@
-"""What every message is, what its fields disclose, and the messages that belong to no one exchange.
+"""The base of every message, the disclosures of its fields, and the messages that belong to no one exchange.
 
-A message is a frozen struct that rejects unknown fields. With its fields it declares, as data on its class
-(`discloses`), what they tell whom about what. The meter counts these disclosures as it counts bytes.
+A message is a frozen struct that rejects unknown fields. Its class declares as data (`discloses`) which of its fields
+reveal something, and to whom. The meter counts these disclosures as it counts bytes.
 
-Any request may be answered by `Failure`, and one that asks for an action by `Done`. The two halves of any algorithm
-share what follows them: a part answers an update with its predictions, or with one client's summand of what all clients
-of the block share, in plain numbers (`Partial`) or under masks (`Masked`). Their rules are in exchanges/steps.py.
+Any request may be answered by `Failure`, and one that asks for an action by `Done`. The halves of any algorithm
+share the further messages here. A part answers an update with its predictions, or with one client's summand of a sum
+over the block, in plain numbers (`Partial`) or under masks (`Masked`). Their rules are in exchanges/steps.py.
 """
 
 from __future__ import annotations
@@ -81,12 +81,12 @@ Exponent = Annotated[int, Meta(ge=-1200, le=1200)]  # of floats, subnormal ones 
 
 
 class FieldDisclosure(NamedTuple):
-    """One field tells the receiver of a message something about rows that are not its own."""
+    """One field reveals something about rows that are not the receiver's own."""
 
     field: str
     what: What
     is_per_row: bool = False  # an entry (or a line of them) for each row
-    if_empty: bool = False  # whether leaving the field out tells as much ("all are one", "too many to list")
+    if_empty: bool = False  # whether leaving the field out reveals as much ("all are one", "too many to list")
 
 
 FieldDisclosures = tuple[FieldDisclosure, ...]
@@ -96,7 +96,7 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True,
     """Base of all messages; the tag is the class name."""
 
     discloses: ClassVar[FieldDisclosures] = ()
-    repeats: ClassVar[bool] = False  # whether the answer says again what the last one said
+    repeats: ClassVar[bool] = False  # whether the answer repeats the last one
 
 
 class ScanRequest(Message, frozen=True):
@@ -128,7 +128,7 @@ _MANY = (np.ndarray, list, dict)
 
 
 def disclosures(message: Message) -> list[tuple[FieldDisclosure, int]]:
-    """What a message tells, each with how many numbers it tells of each row (or, where it is not per row, one).
+    """The disclosures of a message, each with its numbers per row (or, where it is not per row, one).
 
     >>> disclosures(Done())
     []
@@ -147,7 +147,7 @@ def disclosures(message: Message) -> list[tuple[FieldDisclosure, int]]:
 
 
 def _numbers(value: Any) -> int:
-    """How many numbers, or bits, a field tells of each row: a list's entries tell one each, unless they say it."""
+    """The numbers, or bits, that a field reveals of each row: one per entry of a list, unless it declares more."""
     if isinstance(value, np.ndarray):
         return int(value.shape[1]) if value.ndim > 1 else 1
     if isinstance(value, list):
@@ -156,7 +156,7 @@ def _numbers(value: Any) -> int:
 
 
 class Update(PartRequest, frozen=True):
-    """What an algorithm's server half sends a part in a round. → Predictions | Partial | Masked"""
+    """An algorithm's server half updates a part in a round. → Predictions | Partial | Masked"""
 
     keeps_trail: ClassVar[bool] = False  # whether predictions come with inner products of θ and all directions so far
 

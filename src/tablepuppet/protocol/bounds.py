@@ -1,8 +1,8 @@
-"""Bounds of what both ends send: sizes, ranges and shapes of fields, and what one client has said of its rows before.
+"""Bounds of messages in both directions: sizes, ranges and shapes of fields, and earlier answers of one client.
 
 In: a field's value and its name. Out: nothing, or a `WrongError` that names the field. Plain limits of numbers, texts
-and lists are written beside the field (`msgspec.Meta`); here is what relates fields to each other, to an array's
-shape, or to what was said before (`Known`).
+and lists are declared with the field (`msgspec.Meta`). This module relates fields to each other, to an array's
+shape, or to earlier answers (`Known`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _INTEGERS = frozenset("i")
 
 
 class WrongError(ValueError):
-    """A field of an answer, and what is wrong with it."""
+    """A field of an answer, and its fault."""
 
     def __init__(self, field: str, what: str, *, diverged: bool = False) -> None:
         self.field, self.what, self.diverged = field, what, diverged
@@ -34,7 +34,7 @@ class WrongError(ValueError):
 
 @dataclass
 class KnownScan:
-    """What a client has said of one scan."""
+    """A client's earlier answers about one scan."""
 
     asked: int  # columns
     columns: list[ColumnInfo] = field(default_factory=list)
@@ -45,13 +45,13 @@ class KnownScan:
 
 @dataclass
 class KnownPart:
-    """What is known of one part: how many rows, columns and parameters it has."""
+    """The known sizes of one part: its rows, columns and parameters."""
 
     scan: KnownScan | None = None
     train: int | None = None
     test: int | None = None
     total: float = 0.0  # Σ G of the train rows
-    columns: list[ColumnInfo] = field(default_factory=list)  # of its features, where the scan told
+    columns: list[ColumnInfo] = field(default_factory=list)  # of its features, where the scan described them
     width: int | None = None
     outputs: int = 1
     theta: int | None = None
@@ -62,14 +62,14 @@ class KnownPart:
     vectors: int | None = None  # whose inner products come with predictions
     products: int | None = None  # how many numbers came with the first predictions of a part without a trail
     norm: float | None = None  # ‖θ‖² at the last evaluation
-    summed: str = ""  # what is summed now
-    shapes: list[tuple[int | None, ...]] | None = None  # of its arrays; None: what an algorithm sums
-    scales: dict[str, list[int]] = field(default_factory=dict)  # of masked sums, by what is summed
+    summed: str = ""  # the sum under way
+    shapes: list[tuple[int | None, ...]] | None = None  # of its arrays; None: a sum of the algorithm
+    scales: dict[str, list[int]] = field(default_factory=dict)  # of masked sums, by the kind of sum
     kinds: Any = None  # of columns in bins
     bins: int | None = None  # of all columns, where the server chose them
     keys: list[int] = field(default_factory=list)  # of trees: the column of each
     splits: Counter[int] = field(default_factory=Counter)  # keys of each column
-    has_missing: set[int] = field(default_factory=set)  # columns of which a key says what is missing
+    has_missing: set[int] = field(default_factory=set)  # columns with a key for missing values
 
     @property
     def shape(self) -> tuple[int, ...] | None:

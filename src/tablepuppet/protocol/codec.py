@@ -1,13 +1,13 @@
-"""Message ↔ frame: a MessagePack header and raw buffers beside it; no pickle.
+"""Message ↔ frame: a MessagePack header and raw buffers outside it; no pickle.
 
 In: a message (base.py). Out: a frame, the bytes that really travel. Every transport
 carries frames and nothing else, so a run gives the same bits and the same byte counts
 in process and over a network.
 
-An Arrow stream of a peer is looked at before it is read: no compressed body, and nothing but plain types. A body in
-Arrow's own compression says itself how large it becomes, and Arrow believes it; we compress around streams, never
-inside, so such a body is refused. The metadata are flatbuffers: `RecordBatch.compression` is the one field that is read
-here by hand, for pyarrow has no word for it. Arrow itself verifies the rest, and `Table.validate(full=True)` every
+A peer's Arrow stream is checked before it is read: no compressed body, and nothing but plain types. A body in
+Arrow's own compression states how large it becomes, and Arrow believes it. We compress around streams, never
+inside, so such a body is refused. The metadata are flatbuffers. pyarrow does not expose `RecordBatch.compression`, so
+this one field is read here by hand. Arrow itself verifies the rest, and `Table.validate(full=True)` every
 offset and index.
 """
 
@@ -90,12 +90,12 @@ def _is_packed(metadata: bytes) -> bool:
 
 
 def _table(metadata: bytes, at: int) -> int:
-    """Where the table begins that an offset points at."""
+    """The position of the table that an offset points at."""
     return at + int(struct.unpack_from("<I", metadata, at)[0])
 
 
 def _field(metadata: bytes, table: int, number: int) -> int | None:
-    """Where a field of a table lies; None: it is not there."""
+    """The position of a field of a table; None: it is not there."""
     vtable = table - int(struct.unpack_from("<i", metadata, table)[0])
     if vtable < 0:
         raise IndexError("a table without fields")
@@ -110,14 +110,14 @@ def _field(metadata: bytes, table: int, number: int) -> int | None:
 Wire = Literal["float64", "float32", "float64+lz4", "float32+lz4", "float64+zstd", "float32+zstd"]
 Buffer = bytes | memoryview
 _WIRES: tuple[Wire, ...] = get_args(Wire)  # a header's first byte is a place in this list
-# What reading a peer's bytes may raise.
+# Errors that reading a peer's bytes may raise.
 UNREADABLE = (
     *(msgspec.MsgspecError, ValueError, ArithmeticError, LookupError, TypeError),
     *(pa.ArrowException, ImportError, OSError, MemoryError, RecursionError),
 )
 LARGEST = 2**34  # bytes of the arrays of one message, unpacked
 _reading = threading.local()  # .buffers, .packing and .room (bytes) of the frame that a thread is decoding
-_ELEMENTS = {"float": "f", "uint8": "u", "bool": "b", "signedinteger": "i", "numpy.int": "i"}  # by what is declared
+_ELEMENTS = {"float": "f", "uint8": "u", "bool": "b", "signedinteger": "i", "numpy.int": "i"}  # by the declared type
 _ANY = "fiub"
 _DTYPES = {name: np.dtype(name) for name in ("<f8", "<f4", "<i8", "<i4", "<i2", "|i1", "|u1", "|b1")}
 
@@ -214,7 +214,7 @@ def _bytes(array: NDArray[Any]) -> Buffer:
 def decode(frame: Frame, types: Any, unpacked: int = LARGEST) -> Any:
     """The message in a frame, which must be one of `types`; its arrays are read-only.
 
-    What is compressed in it takes `unpacked` bytes at the most, or is refused before it takes any.
+    Compressed data may unpack to `unpacked` bytes at the most; more is refused before it takes any memory.
     """
     _reading.buffers, _reading.packing, _reading.room = frame.buffers, frame.wire.partition("+")[2], unpacked
     try:
@@ -236,7 +236,7 @@ _NAMED = msgspec.msgpack.Decoder(_Named)
 
 
 def message_name(frame: Frame) -> str:
-    """What a message calls itself; "": it cannot be read."""
+    """The type name that a message gives; "": it cannot be read."""
     try:
         return _NAMED.decode(memoryview(frame.header)[1:]).type
     except msgspec.MsgspecError:
@@ -256,7 +256,7 @@ def _decoder_of(types: Any) -> msgspec.msgpack.Decoder[Any]:
 
 
 def _beside_header(declared: type, value: Any) -> Any:
-    """An array or a table, which lies beside the header that this thread is reading."""
+    """An array or a table, which lies outside the header that this thread is reading."""
     known = _DECLARED.get(id(declared)) or _declared(declared)
     kind, elements = known[1:]
     if kind is np.ndarray:
@@ -273,7 +273,7 @@ def _beside_header(declared: type, value: Any) -> Any:
         if original == dtype:
             return array
         _make_room(array.size * _DTYPES[original].itemsize)
-        with np.errstate(invalid="ignore"):  # what is not a number is refused by the rules, which name its field
+        with np.errstate(invalid="ignore"):  # the rules refuse NaN, and name its field
             return array.astype(original)
     if kind is pa.Table:
         stream = pa.py_buffer(_take(*value))
@@ -283,7 +283,7 @@ def _beside_header(declared: type, value: Any) -> Any:
     raise ValueError("unknown field type")
 
 
-_DECLARED: dict[int, tuple[type, Any, str]] = {}  # by the id of what is declared, which is kept beside
+_DECLARED: dict[int, tuple[type, Any, str]] = {}  # by the id of the declared type, which is kept in the entry
 
 
 def _declared(declared: type) -> tuple[type, Any, str]:

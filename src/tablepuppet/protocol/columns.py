@@ -18,7 +18,7 @@ Categories = Annotated[list[Text], Meta(max_length=MOST_CATEGORIES)]
 IdCount = Annotated[int, Meta(ge=0, le=MOST_CATEGORIES)]
 
 
-# What a column is where a join finds no row. None: no row, which adds nothing; True: a value that is missing.
+# The value of a column where a join finds no row. None: no row, which adds nothing; True: a value that is missing.
 Absent = float | str | list[float] | bool | None
 
 
@@ -86,7 +86,7 @@ class CategoryEncoder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
 class IdEncoder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     """One 0/1 column per id, then one for NULL where asked; an id that no training row had is all zeros.
 
-    Which column is whose is known to the owner alone, or, where a block has several parts, by tokens.
+    Only the owner knows the column of each id; where a block has several parts, tokens identify them.
     """
 
     count: IdCount

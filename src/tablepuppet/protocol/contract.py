@@ -1,8 +1,8 @@
-"""The contract: what one owner is asked to agree to before anything of its tables is read.
+"""The contract: the terms that one owner agrees to before anything of its tables is read.
 
-It is data: the owner's scans with the role of every expression, the algorithm with its options, how often what is told
-to whom, and under which noise. Its hash names it in logs and approvals. The client that agreed to it answers what it
-says, and nothing else (owner/enforcement.py).
+It is data: the owner's scans with the role of every expression, the algorithm with its options, every disclosure with
+its receiver and its limit, and the noise. Its hash names it in logs and approvals. The client that agreed to it
+answers within it, and nothing else (owner/enforcement.py).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Moments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ScanTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is read of one table under one filter."""
+    """The expressions that are read of one table under one filter."""
 
     scan: int
     table: str
@@ -67,7 +67,7 @@ class ScanTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     clients: int = 1  # how many owners the table has
     query: str | None = None  # whose rows are read instead of a table's
     merges: Merges = ""  # figures of its groups are merged with those of the table's other owners
-    moments: tuple[Moments, ...] = ()  # of a history: what its cutoffs are; of their own table: who is told them
+    moments: tuple[Moments, ...] = ()  # of a history: its cutoffs; of their own table: who learns them
     stability: dict[str, int | None] = {}  # of a query: how many of its rows one row of each table changes; None: any
     subject: str = ""  # the column of whom a row is about, where the owner names one: stability is then of their rows
 
@@ -83,7 +83,7 @@ class BlockTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scan: int
     columns: tuple[int, ...]
     is_masked: bool = False  # whether sums leave under masks only
-    model: str = ""  # the fingerprint of what is applied, or of trees that more are added to; "": what the owner holds
+    model: str = ""  # fingerprint of the model to apply, or of the trees to extend; "": the one that the owner holds
     start: tuple[dict[str, list[float]], ...] = ()  # train: weights of each feature's units to begin with; none: zero
     ids: tuple[int, ...] = ()  # features, by their place in `columns`, whose texts are ids and stay with the owner
     finds_ids: bool = False  # the owner takes further texts for ids, by its own rule
@@ -100,13 +100,13 @@ class BlockTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Disclosure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Something that leaves, or that the owner is told, at most so many times (None: once for each joined row)."""
+    """A value that leaves, or that the owner receives, at most so many times (None: once for each joined row)."""
 
     what: str
     to: Literal["server", "client", "partners"]
     table: str
     times: int | None
-    partners: tuple[str, ...] = ()  # other clients, who learn it from what the server sends them
+    partners: tuple[str, ...] = ()  # other clients, who learn it through the server's messages
 
 
 class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -117,7 +117,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     epochs: int
     batch_size: int | Literal["auto"] | None
     l2: float | dict[str, float]  # for all tables, or by table or alias
-    has_weights: bool  # joined rows count differently: the owner is told sums of weights of its rows
+    has_weights: bool  # joined rows count differently: the owner receives sums of weights of its rows
     releases: bool  # whether trained parameters leave
     is_expanded: bool = False  # a baseline over joined rows
     is_pooled: bool = False  # a baseline over pooled features
@@ -127,9 +127,9 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     l2_by_rows: float = 0.0  # besides, divided by the joined rows
     l1: float = 0.0
     signs: dict[str, int] = {}  # of features: parameters that may not be negative (1) or positive (−1)
-    loss: str = ""  # what is minimised; "auto": as the label is
+    loss: str = ""  # "auto": by the kind of label
     loss_options: dict[str, float] = {}  # which quantile
-    negatives: int = 0  # for each joined row, pairs of rows that the server draws beside it
+    negatives: int = 0  # further pairs of rows that the server draws for each joined row
 
     @property
     def name(self) -> str:
@@ -137,7 +137,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def most_splits(self) -> int:
-        """Distinct splits of a table that boosted trees may be told; 0: they are no trees."""
+        """Distinct splits of a table that boosted trees may use; 0: they are no trees."""
         options = self.algorithm
         if "trees" not in options:
             return 0
@@ -152,7 +152,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SideTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A scan of whose rows it is told on which side of a split they are, and the fractions of its sides."""
+    """A scan whose rows disclose their side of a split, and the fractions of its sides."""
 
     scan: int
     test_fraction: float
@@ -176,25 +176,25 @@ class Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     label_privacy: LabelPrivacy | None = None
     feature_privacy: FeaturePrivacy | None = None
     prediction_privacy: PredictionPrivacy = PredictionPrivacy()
-    analyst: AnalystTerms | None = None  # what the asker pays of a table with an analyst budget
-    allow_reconstruction: bool = False  # whether exact predictions of a private job may be enough to tell its features
+    analyst: AnalystTerms | None = None  # the asker's payment for a table with an analyst budget
+    allow_reconstruction: bool = False  # whether exact predictions of a private job may reveal its features
     split: tuple[float, float] = (0.0, 0.0)  # fractions of test and validation rows
     seed: int = 0  # that they are drawn by, with the clients' key
     holds_all_labels: bool = (
         False  # nobody else has rows with labels: they are numbered from 0, groups dealt out evenly
     )
-    others: tuple[Training, ...] = ()  # settings that are tried beside the first, in a search
+    others: tuple[Training, ...] = ()  # further settings that a search tries
     fits: int = 1  # how many models are trained: a setting on all folds but one, each
     folds: Folds | None = None  # of cross-validation
     shuffles: int = 0  # evaluate: how often every feature is shuffled at its owner, and its rows scored again
-    sides: tuple[SideTerms, ...] = ()  # predict, evaluate: of which rows it is told which side of a split they are on
+    sides: tuple[SideTerms, ...] = ()  # predict, evaluate: scans that disclose their rows' sides
     disclosures: tuple[Disclosure, ...] = ()
     days: int = 30  # how long an approval of it lasts at most
     version: int = 1
 
     @property
     def is_noisy(self) -> bool:
-        """Whether what leaves of features is noised."""
+        """Whether disclosures of features carry noise."""
         return self.feature_privacy is not None or self.prediction_privacy.mode == "local"
 
     @property

@@ -2,7 +2,7 @@
 
     leaf = SHA-256(0x00 ‖ entry)      node = SHA-256(0x01 ‖ left ‖ right)      empty = SHA-256()
 
-The left half of n leaves are the largest power of two below n. Whoever keeps a head notices a log that was cut,
+The left half of n leaves is the largest power of two below n. A party that keeps a head notices a log that was cut,
 restored from an older copy or forked: its first `size` entries have another root, or are not there.
 """
 

@@ -1,13 +1,13 @@
-"""A small certificate authority: who is who in a federation.
+"""A small certificate authority: the identity of each party of a federation.
 
 In: a folder and names. Out: PEM files. `ca.pem` is given to everybody, `ca.key` to nobody; each
 party gets `NAME.pem` and `NAME.key`. A certificate's first subject alternative name is the party's
-name, which is what the server sees of it. Server certificates cannot be used by clients, nor the
+name, and the server sees no other. Server certificates cannot be used by clients, nor the
 other way round. `revoked.txt` lists the serial numbers that the server refuses.
 
-A party can make its key itself: `NAME.key` stays with it, and the authority signs `NAME.csr`. The clients' shared
-secret is made by one of them and sealed for each of the others, by their certificates: whoever carries the sealed
-files, the administrator included, reads nothing in them.
+A party can make its key itself: `NAME.key` stays with it, and the authority signs `NAME.csr`. One client makes the
+clients' shared secret and seals it for each of the others, by their certificates. Nobody who carries the sealed
+files, the administrator included, can read them.
 
     shared   ECDH(one-time key, recipient's key) → HKDF-SHA256 → ChaCha20-Poly1305
     proof    the sender's signature over recipient, one-time key and ciphertext
@@ -182,7 +182,7 @@ def warn_of_loose(*paths: Path) -> None:
         try:
             mode = path.stat().st_mode & 0o077
         except OSError:
-            continue  # whoever reads it says what is wrong
+            continue  # its reader reports the error
         if mode:
             log.warning("%s can be read or changed by others on this machine; chmod 600 it", path)
 

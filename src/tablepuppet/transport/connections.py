@@ -1,12 +1,12 @@
-"""Connections: parcels both ways over one Flight exchange; who is at the door, and for how long.
+"""Connections: parcels both ways over one Flight exchange; and limits on who may stay connected.
 
 Stream: any thread may send; one thread receives. Heartbeats slip in between the pieces of a long parcel and are never
-returned by `receive`: they only say that the other side lives.
+returned by `receive`: they only show that the other side lives.
 
-Watch: strangers who say nothing, who are too many, and parties that were revoked are cut off, so that descriptors are
-left for the parties of the federation. A connection that has not greeted lasts some seconds (`Limits`); a certificate
-that appears in the list of revoked ones ends the connections that it opened. gRPC shows and ends no connection: the
-process looks at its own TCP connections. Linux only; elsewhere nobody is seen.
+Watch: ends connections of silent strangers, of too many strangers and of revoked parties, so that descriptors are
+left for the parties of the federation. A connection that has not greeted lasts some seconds (`Limits`). A newly
+revoked certificate ends the connections that it opened. gRPC neither lists nor ends connections: the
+process inspects its own TCP connections. Linux only; elsewhere nobody is seen.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ class _Stranger:
 
 
 def find_excess(strangers: Iterable[_Stranger], limits: Limits, now: float) -> set[Peer]:
-    """Which strangers go: whose time is over, then the silent before the others, the oldest first."""
+    """The strangers to disconnect: those whose time is over, then the silent before the others, the oldest first."""
     ending, staying = set(), []
     for stranger in strangers:
         if now - stranger.since > (limits.greeting if stranger.has_spoken else limits.silent):

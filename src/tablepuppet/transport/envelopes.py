@@ -1,4 +1,4 @@
-"""What travels around frames on a network: the handshake, numbered requests, signs of life.
+"""Envelopes around frames on a network: the handshake, numbered requests, signs of life.
 
 Every envelope that a client may send, or be sent, is here; frames (protocol/) lie inside
 `Request` and `Reply` only. A request is known by its run and step: sent twice, it is answered twice
@@ -7,11 +7,11 @@ with the same reply and acted upon once.
 Parcel ↔ pieces: an envelope and its frames, cut to pieces that any stream can carry.
 
 In: an envelope (a typed struct) and frames of any size. Out: pieces of at most a mebibyte, the
-first of which announces all sizes. `Assembler` puts them together again straight into their final
-buffers and refuses what is malformed or larger than announced, before it takes any memory for it.
+first of which announces all sizes. `Assembler` joins them again straight into their final
+buffers. It refuses malformed or too large pieces before it takes any memory for them.
 
-Fingerprint: two ends that give the same one understand each other's messages, whatever their packages call themselves.
-It covers names, fields and declared types; what these mean is `PROTOCOL`.
+Fingerprint: two ends with the same one understand each other's messages, whatever versions their packages have.
+It covers names, fields and declared types; `PROTOCOL` covers their meaning.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ decode_label = msgspec.msgpack.Decoder(_Label).decode
 
 
 def encode_label(envelope: Envelope, frames: Sequence[Frame]) -> bytes:
-    """What announces a parcel: its envelope, and the sizes of all that follows."""
+    """The announcement of a parcel: its envelope, and the sizes of all that follows."""
     sizes = [[len(f.header), *(len(b) for b in f.buffers)] for f in frames]
     return msgspec.msgpack.encode(_Label(msgspec.Raw(msgspec.msgpack.encode(envelope)), sizes))
 

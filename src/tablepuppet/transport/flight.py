@@ -3,7 +3,7 @@
 Clients and users dial out and open one exchange; parcels then pass both ways (connections.py). With TLS
 both sides show certificates of the federation's authority. Flight shows the server only the first
 alternative name of a certificate, so the handshake also asks for a signature by the key of that very
-certificate: a revoked one is known by its serial number even when its successor has the same name.
+certificate. A revoked one is known by its serial number even when its successor has the same name.
 Without TLS (`insecure`) names are believed, and both ends must be on this machine.
 """
 
@@ -293,7 +293,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _first_line(error: BaseException) -> str:
-    """What went wrong, without the names of those who pass it on.
+    """The error, without the names of those who pass it on.
 
     >>> _first_line(OSError("Flight returned unavailable error, with message: failed to connect to all addresses; "
     ...                     "last error: UNKNOWN: ipv4:127.0.0.1:1: Connection refused. gRPC client debug context: …"))

@@ -5,11 +5,11 @@ back. The link above it speaks messages. One `ask` is one round: all clients are
 at once, and the round ends with the last answer.
 
 `LocalTransport` carries frames in process: clients in threads. Nothing but a frame's bytes passes between server and
-client: copies, or what nobody can change (arrays.fixed).
+client: copies, or immutable arrays (arrays.fixed).
 
-Nothing that a client sends is used before it is what it can honestly be: `AnswerChecks`, or an error that names the
-client, the message and the field (exchanges/ has the rules). A question about what a run fixes (columns, keys, labels)
-that is asked again must be answered as it was: a digest of the first answer is kept.
+`AnswerChecks` verifies every answer before it is used. A dishonest one raises an error that names the client, the
+message and the field (exchanges/ has the rules). Columns, keys and labels are fixed in a run: a repeated
+question about them must get the same answer. A digest of the first answer is kept.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class DisclosureKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What passed in one phase of a run."""
+    """The traffic in one phase of a run."""
 
     bytes_up: int = 0
     bytes_down: int = 0

@@ -62,7 +62,7 @@ class _Line:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the other side does not read: what waits for it takes memory."""
+        """Whether the other side does not read: unsent parcels take memory."""
         return self.outbox.qsize() > _MOST_UNREAD
 
     def drain(self) -> None:
@@ -104,7 +104,7 @@ class Switchboard:
         self.clients = tuple(clients)
         self.room = room  # bytes of all clients' answers to one step
         self.heartbeat = heartbeat
-        self.heads: dict[str, TreeHead] = {}  # of clients' logs, as they were told last
+        self.heads: dict[str, TreeHead] = {}  # of clients' logs, as received last
         self.on_head: Callable[[], None] = lambda: None
         self.waited = dict.fromkeys(clients, 0.0)  # seconds that runs spent waiting for each client
         self._lines: dict[str, _Line] = {}
@@ -282,8 +282,8 @@ class Switchboard:
     def _drop_silent(self, now: float) -> None:
         """Ends lines without a sign of life, whatever TCP still believes, and lines that nobody reads.
 
-        A client that computes may be silent for longer. Where its machine is gone, gRPC ends the line within seconds:
-        what we send is not acknowledged.
+        A client that computes may be silent for longer. If its machine is gone, gRPC ends the line within seconds:
+        the machine acknowledges nothing.
         """
         for client, line in list(self._lines.items()):
             if line.is_stuck:

@@ -1,11 +1,11 @@
 """The demo: New York's flights of 2013, as tables of nineteen owners who pool nothing.
 
-In: the Parquet files beside this one (tools/make_demo_data.py says where they come from). Out: a Federation: sixteen
+In: the Parquet files in this folder (tools/make_demo_data.py documents their origin). Out: a Federation. Sixteen
 airlines hold one table, each its own flights and their delays; a weather service, an aircraft registry and an airport
 authority hold one each.
 
-The question: will a flight arrive more than a quarter of an hour late? Features are what is known at the
-scheduled departure, so no departure delay and no arrival time.
+The question: will a flight arrive more than a quarter of an hour late? Features are known at the
+scheduled departure, so there is no departure delay and no arrival time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a job may ask for: every rule that needs no query and no data, each with what to do instead."""
+"""The rules for a job: every rule that needs no query and no data, each with an alternative for the user."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TRIED = ("l2", "l1", "signs", "options", "epochs", "batch_size", "hidden", "act
 
 
 def check_job(job: Job) -> None:
-    """What `make_job` promises, of a job that somebody else made."""
+    """Checks a job from elsewhere as `make_job` does."""
     job_of(job.arguments())
     if job.algorithm not in BY_NAME:
         raise JobError(f"unknown algorithm {job.algorithm[:64]!r}; choose one of {', '.join(BY_NAME)}")
@@ -39,7 +39,7 @@ def check_job(job: Job) -> None:
 
 
 def check_given(job: Job, given: dict[str, Any]) -> None:
-    """The same of a job that is being made; `given` is what the user wrote, defaults left out."""
+    """Checks a job that is being made; `given` has the user's arguments, without defaults."""
     _check(job)
     _check_stopping(job)
     _check_model(job, given)
@@ -160,7 +160,7 @@ def check_loss(job: Job) -> None:
 
 
 def _check_model(job: Job, given: dict[str, Any]) -> None:
-    """What the model cannot have, and what the algorithm cannot train."""
+    """Refuses options that do not fit the model, and models that the algorithm cannot train."""
     algorithm, loss = algorithm_of(job.options), job.model.loss_class
     _check_penalties(job)
     if job.warm_start is not None and not algorithm.can_go_on(job.options):
@@ -269,7 +269,7 @@ def _check_refusal(job: Job) -> None:
 
 
 def _check_stopping(job: Job) -> None:
-    """What early stopping needs, and cannot be had with."""
+    """Checks the requirements of early stopping, and its conflicts."""
     if job.patience is None:
         return
     if not job.split.validation_fraction and job.split.validation_where is None:
@@ -295,7 +295,7 @@ def _check_label_privacy(job: Job) -> None:
 
 
 def check_search(job: Job) -> None:
-    """What a search may vary, and what it cannot go with."""
+    """Checks the arguments that a search varies, and its conflicts."""
     search = job.search
     if search is None:
         return

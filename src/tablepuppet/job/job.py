@@ -67,7 +67,7 @@ ENGINES = ("local", "ray")
 
 
 def engine_of(given: Any) -> Engine:
-    """An engine from what a user wrote: a name, an object, or a table of a TOML file.
+    """An engine from a user's argument: a name, an object, or a table of a TOML file.
 
     >>> engine_of({"name": "ray", "workers": 4})
     Ray(address=None, storage=None, workers=4)
@@ -103,7 +103,7 @@ class JobData(_Part, frozen=True):
     label: str
     weight: str | None = None  # of rows: a column of the label's table, or an expression over it
     exposure: str | None = None  # how long, or of how many, a count is: its rate is modelled, weighted by it
-    negatives: int = 0  # for each joined row, so many pairs that did not meet: joined rows are then what was seen
+    negatives: int = 0  # so many pairs that did not meet for each joined row, which is then an observed pair
     class_weight: Literal["balanced"] | dict[str, float] | None = None
     standardize: bool = True
     max_categories: int | None = None
@@ -120,8 +120,8 @@ class JobModel(_Part, frozen=True):
     """The model of every block, the head over them, the loss and the penalties."""
 
     name: str = "auto"  # auto: what fits the label
-    loss: str | None = None  # None: what the model's name or the label says
-    loss_options: dict[str, float] = {}  # what the loss declares: delta of huber, quantile
+    loss: str | None = None  # None: by the model's name or the label
+    loss_options: dict[str, float] = {}  # as the loss declares: delta of huber, quantile
     # For all tables, or by table (or alias); others have the usual one; factor heads: 1e-8; sums: 1 / joined rows.
     l2: float | dict[str, float] = L2
     l2_by_rows: float = 0.0  # where l2 is left open: so much more, divided by the joined rows
@@ -142,7 +142,7 @@ class JobModel(_Part, frozen=True):
 
     @property
     def spec(self) -> ModelSpec:
-        """What every block's model is."""
+        """The specification of every block's model."""
         kind = self.name if self.name in ("mlp", "module", "boosted") else "linear"
         return ModelSpec(
             kind=cast("Any", kind),
@@ -155,7 +155,7 @@ class JobModel(_Part, frozen=True):
 
     @property
     def is_sum(self) -> bool:
-        """Whether scores are the sum of what tables say."""
+        """Whether scores are the sum of the tables' predictions."""
         return traits_of(self.head).is_sum
 
     @property
@@ -181,7 +181,7 @@ class JobModel(_Part, frozen=True):
 
 
 class JobSplit(_Part, frozen=True):
-    """Which rows of the label's table are held out."""
+    """The rows of the label's table that are held out."""
 
     test_fraction: float = 0.15
     test_where: str | None = None  # a condition on the label table's rows, instead of a fraction
@@ -264,14 +264,14 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     @property
     def chooses_steps(self) -> bool:
-        """Whether the length of steps is left to the software: it begins at a constant, and takes the label's unit."""
+        """Whether the software chooses the step size: training begins at a constant, and takes the label's unit."""
         algorithm = algorithm_of(self.options)
         is_linear = self.model.is_convex if algorithm.is_pooled else self.model.spec.is_linear
         return algorithm.chooses_steps(self.options, is_linear=is_linear, features=self.privacy.features)
 
     @property
     def is_centred(self) -> bool:
-        """Whether networks without an intercept stand beside the best constant."""
+        """Whether networks without an intercept are added to the best constant."""
         is_network = not self.model.spec.is_linear or traits_of(self.model.head).is_network
         return self.chooses_steps and is_network and self.model.intercept is None
 
@@ -326,5 +326,5 @@ def models() -> list[str]:
 
 
 def loss_options() -> dict[str, str]:
-    """What losses let a job set, and the loss that it belongs to."""
+    """The options that losses declare, each with its loss."""
     return {option: loss.name for loss in LOSSES for option in loss.options}

@@ -1,4 +1,4 @@
-"""A checked job from what a user wrote: names, options objects, keyword arguments, TOML values."""
+"""A checked job from a user's arguments: names, options objects, keyword arguments, TOML values."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from tablepuppet.privacy.options import privacy_of
 from tablepuppet.protocol.contract import Folds
 
 _OURS = ("module", "head_module")  # arguments of a job that nobody gives by hand
-# Arguments that are options of a job: not those with a place of their own, nor what the software finds.
+# Arguments that are options of a job: not those with a place of their own, nor those that the software sets.
 _OPTIONS = frozenset(ARGUMENTS) - {"query", "label", "model", "algorithm", "options", "epochs_by_rows", "l2_by_rows"}
 _PROBE_EPOCHS = 6
 
 
 def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[str, Any]) -> Job:
-    """A checked job from what a user wrote: names, options objects, keyword arguments, TOML values.
+    """A checked job from a user's arguments: names, options objects, keyword arguments, TOML values.
 
     >>> make_job("SELECT …", label="y", model="linear", algorithm="admm", given={"rho": 0.5}).options.rho
     0.5
@@ -241,6 +241,6 @@ def _epochs(job: Job, algorithm: Algorithm[Any]) -> int:
 
 
 def _options(algorithm: str) -> str:
-    """What can be chosen: of the algorithm, and of every job."""
+    """The options to choose from: of the algorithm, and of every job."""
     others = sorted(_OPTIONS - set(_OURS))
     return f"It has {', '.join(BY_NAME[algorithm].options.__struct_fields__)}; every job has {', '.join(others)}"

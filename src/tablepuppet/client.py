@@ -27,7 +27,7 @@ from tablepuppet.protocol.bounds import WrongError
 from tablepuppet.protocol.codec import Frame, Wire, decode, encode
 
 log = logging.getLogger(__name__)
-# The one answer to whatever goes wrong with protected rows: which failure it was would tell of them.
+# The one answer to every failure on protected rows: the kind of failure would reveal something about them.
 UNREADABLE = (
     "its policy refuses the request: the owner's rows cannot be used as the job asks; check the types of its "
     "expressions, its labels and weights, or ask the owner, whose log has the reason (rule values)"
@@ -103,7 +103,7 @@ class Client(ClientState):
                 self.told[job] = Counter()
             self.told[job][tells.what] += numbers
 
-    # -- what a checkpoint holds -----------------------------------------------------------
+    # -- checkpoints -----------------------------------------------------------
 
     def states(self, job: str) -> dict[int, Any]:
         """All that rounds have changed in each part, and its key for masks."""

@@ -41,7 +41,7 @@ Roles = dict[Place, list[Role]]
 
 
 def roles_of(bound: BoundQuery, identifiers: Sequence[tuple[int, int]] = ()) -> Roles:
-    """What every expression of every scan is for."""
+    """The roles of every expression of every scan."""
     roles: Roles = {}
 
     def play(scan: int, column: int, role: Role) -> None:
@@ -81,19 +81,19 @@ def roles_of(bound: BoundQuery, identifiers: Sequence[tuple[int, int]] = ()) -> 
 
 @dataclass(frozen=True, slots=True)
 class ModelUse:
-    """Models that are applied to rows of a query, and what is asked beside their scores."""
+    """Models that are applied to rows of a query, and further requests to their owners."""
 
     models: tuple[Mapping[str, str], ...] = ()  # of each: the fingerprint of every block
     sides: tuple[SideTerms, ...] = ()
     shuffles: int = 0  # of every feature
     fixed: tuple[str, int, int] | None = None  # a block, the place of a feature in it, how many values that is set to
-    analyst: AnalystTerms | None = None  # what the asker pays
+    analyst: AnalystTerms | None = None  # the asker's payment
 
 
 def job_contracts(
     bound: BoundQuery, job: Job, purpose: Purpose, asker: str, use: ModelUse | None = None
 ) -> dict[str, Contract]:
-    """What each client is asked for a training run, an explanation of it, or an evaluation of models."""
+    """The contract of each client for a training run, an explanation of it, or an evaluation of models."""
     use = use or ModelUse()
     models, shuffles = use.models, use.shuffles
     privacy = job.privacy
@@ -162,7 +162,7 @@ def _partners(bound: BoundQuery, client: str) -> tuple[str, ...]:
 
 
 def id_features(job: Job, block: Block) -> tuple[tuple[int, ...], bool]:
-    """Which features of a block are ids that stay with their owner, by place; whether owners find them themselves."""
+    """The places of a block's features that are ids and stay with their owner; whether owners find them themselves."""
     if job.data.ids is None:
         is_sum = job.model.is_sum and not job.probe  # a probe stands for heads
         is_open = is_sum or job.data.max_categories is not None or job.is_expanded
@@ -223,7 +223,7 @@ def _training(job: Job) -> Training:
 
 
 def key_contracts(bound: BoundQuery, purpose: Purpose, asker: str, privacy: Privacy) -> dict[str, Contract]:
-    """What each client is asked for a profile: keys and nothing else."""
+    """The contract of each client for a profile: keys and nothing else."""
     return {
         client: Contract(
             purpose=purpose,
@@ -241,7 +241,7 @@ def key_contracts(bound: BoundQuery, purpose: Purpose, asker: str, privacy: Priv
 def score_contracts(
     bound: BoundQuery, use: ModelUse, identifiers: Sequence[Place], asker: str, privacy: Privacy
 ) -> dict[str, Contract]:
-    """What each client is asked for predictions of one model."""
+    """The contract of each client for predictions of one model."""
     asked = {name: (False, fingerprint) for name, fingerprint in use.models[0].items()}
     found = {}
     for client, scans, blocks in _owners(bound, roles_of(bound, identifiers), privacy.keys, asked):
@@ -274,7 +274,7 @@ def _clients(bound: BoundQuery, block: int) -> int:
 
 
 def _moments(bound: BoundQuery, number: int) -> tuple[Moments, ...]:
-    """What a scan's moments are cutoffs of, and until whose moments it is read itself."""
+    """The histories that a scan's moments are cutoffs of, and the moments until which it is read itself."""
 
     def terms(place: Place, history: int, column: int) -> Moments:
         giver, told = bound.scans[place[0]], bound.scans[history]
@@ -290,8 +290,8 @@ def _owners(
     keys: KeyMode,
     asked: Mapping[str, tuple[Any, ...]] | None = None,
 ) -> Iterator[tuple[str, tuple[ScanTerms, ...], tuple[BlockTerms, ...]]]:
-    """Each client with its own scans and blocks; `asked`: by a block's name, whether it is masked, what is applied to
-    it, and the weights that it starts with."""
+    """Each client with its own scans and blocks. `asked`: by a block's name, whether it is masked, the model that is
+    applied to it, and the weights that it starts with."""
     clients = dict.fromkeys(client for scan in bound.scans for client in scan.clients)
     for client in clients:
         scans, blocks = [], []
@@ -329,7 +329,7 @@ def _owners(
 
 
 def _with_disclosures(contract: Contract, partners: tuple[str, ...] = ()) -> Contract:
-    """The contract with all that leaves; `partners`: who is told the slope of the loss at its rows."""
+    """The contract with its disclosures; `partners`: clients that learn the slope of the loss at its rows."""
     found, training = _disclosures(contract), contract.training
     is_by_slopes = contract.purpose == "train" and training is not None and not training.most_splits
     if partners and is_by_slopes and training is not None and not training.is_pooled:
@@ -339,7 +339,7 @@ def _with_disclosures(contract: Contract, partners: tuple[str, ...] = ()) -> Con
 
 
 def _disclosures(contract: Contract) -> tuple[Disclosure, ...]:
-    """What leaves each table and what comes, at most how often; a batch's rows are as many as they have joined rows."""
+    """The disclosures from and to each table, with limits; in batches, once for each joined row."""
     found: list[Disclosure] = []
     purpose, scans, blocks, fits = contract.purpose, contract.scans, contract.blocks, contract.fits
     trainings = () if contract.training is None else (contract.training, *contract.others)

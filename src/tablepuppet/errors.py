@@ -32,7 +32,7 @@ class TablePuppetError(Exception):
     """Base class of every error that TablePuppet raises."""
 
     def _render_traceback_(self) -> list[str]:
-        """What a notebook shows: the message, and the user's own lines that led to it; no frame of ours.
+        """A notebook's view of the error: the message, and the user's own lines that led to it; no frame of ours.
 
         IPython calls this by its name. TABLEPUPPET_TRACEBACK=1 in the environment shows every frame.
         """
@@ -129,7 +129,7 @@ def _excerpt(text: str, line: int | None, column: int | None) -> str:
 
 
 _SHOWN = 12
-# What other libraries call options that we have under another name.
+# Names that other libraries give to our options.
 _ELSEWHERE = {
     "alpha": "l2",
     "c": "l2",
@@ -186,7 +186,7 @@ def nearest(name: str, known: Sequence[str], cutoff: float = 0.6) -> str | None:
 
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:
-    """The nearest known name, or else what is known.
+    """The nearest known name, or else all known ones.
 
     >>> did_you_mean("quantiy", ["price", "quantity"])
     'Did you mean quantity?'
@@ -201,7 +201,7 @@ def did_you_mean(name: str, known: Sequence[str]) -> str:
 
 
 def hint(name: str, known: Sequence[str], whose: str = "it") -> str:
-    """What to say after an unknown option: the nearest known one, or all of them.
+    """The hint after an unknown option: the nearest known one, or all of them.
 
     >>> hint("epoch", ["epochs", "seed"])
     "did you mean 'epochs'?"

@@ -80,7 +80,7 @@ def plural(count: int, word: str) -> str:
 
 
 def columns(rows: Sequence[Sequence[str]], indent: str = "  ", flush_first: bool = True) -> list[str]:
-    """Lines of a table: the first column to the left unless told otherwise, the others to the right.
+    """Lines of a table: by default the first column to the left, the others to the right.
 
     >>> print(*columns([["", "rows"], ["orders", "12"]]), sep="\\n")
                rows

@@ -71,7 +71,7 @@ def _own_limits() -> Iterator[tuple[int, int]]:
 
 
 def _folders() -> Iterator[Path]:
-    """Where limits may be: a container sees its own group as the root, other processes theirs below it."""
+    """The folders that may have limits: a container sees its own group as the root, other processes theirs below it."""
     try:
         lines = _SELF.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -130,7 +130,7 @@ def trim_heap(rows: int = 0) -> None:
 
 
 class _Heap(ctypes.Structure):
-    """What glibc knows of its memory: `mallinfo2` of malloc.h."""
+    """glibc's account of its memory: `mallinfo2` of malloc.h."""
 
     _fields_ = tuple((name, ctypes.c_size_t) for name in (*(f"other_{i}" for i in range(8)), "unused", "top"))
 

@@ -1,7 +1,7 @@
-"""Files that are whole or not there: written beside their target, then renamed.
+"""Files that are whole or not there: written next to their target, then renamed.
 
 In: a path and a function that writes a file. Out: the file, or an error of the kind asked for and nothing on the disk.
-`check_place` asks beforehand, so that hours of training do not end at a folder that does not exist.
+`check_place` checks the folder first, so that hours of training do not end at a folder that does not exist.
 """
 
 from __future__ import annotations

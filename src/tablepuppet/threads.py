@@ -4,9 +4,9 @@ A sum that BLAS divides among threads is rounded differently for every number of
 and a rehearsal in one process has yet another: with one thread each, all give the same model. Clients in one process
 and shards of joined rows keep the cores busy by themselves; BLAS threads on top of them would fight over the cores.
 
-What is done row by row is shared out among the same threads: none of it depends on their number.
+Work row by row is shared out among the same threads: none of it depends on their number.
 
-Lanes of joined rows are walked over by threads of one pool: as many results at a time as there are threads. A lane's
+One pool of threads walks over the lanes of joined rows. It keeps as many results at a time as it has threads: a lane's
 result can be as large as the tables, so a lane is begun only when an earlier one's result has been taken.
 """
 

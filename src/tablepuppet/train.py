@@ -126,7 +126,7 @@ def _with_heads(found: Result | SearchResult, link: Link) -> Any:
 
 
 def explain(job: Job, tables: Tables, link: Link, job_id: str | None = None) -> Plan:
-    """What training would do and cost."""
+    """The plan of a training run, and its cost."""
     if job.probe:
         probe_job(job)  # what it refuses is refused before anything is read
     with _session(tables, link, job_id) as session, at_work(job.engine) as cluster:
@@ -145,7 +145,7 @@ def explain(job: Job, tables: Tables, link: Link, job_id: str | None = None) -> 
 
 
 def _gains(plan: Plan, tables: Tables, link: Link) -> tuple[Gain, ...]:
-    """What models that are no sum would add: a sum is trained for it, under a contract of its own."""
+    """The gains of models that are no sum. A sum is trained to estimate them, under a contract of its own."""
     job = probe_job(plan.job)
     with _session(tables, link) as session, one_blas_thread:
         prepared = prepare_job(job, session, "train")
@@ -283,7 +283,7 @@ def partial_dependence(
     points: int,
     rows: str = "test",
 ) -> Inspection:
-    """What a model says on average where one feature has the same value in every row; no label is read."""
+    """A model's mean prediction where one feature has the same value in every row; no label is read."""
     given = vary_feature(model, feature, values, points)
     if values is None and len(given.values) == points and isinstance(given.values[0], str):
         given = replace(given, values=_most_frequent(model, job, tables, link, given))
@@ -329,7 +329,7 @@ _QUESTIONS: dict[str, Callable[..., Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Models, the rows that they are measured on, and what is done to a feature there."""
+    """Models, the rows that they are measured on, and the shuffled or fixed features."""
 
     models: tuple[Model, ...]
     rows: RowSelection
@@ -393,7 +393,7 @@ def _noise(job: Job, terms: AnalystTerms, rounding: Rounding) -> AnalystNoise:
 
 @contextmanager
 def _hide_rows(noise: AnalystNoise | None) -> Iterator[None]:
-    """What fails on rows of a table with an analyst budget fails alike, whatever it is that they have."""
+    """Gives one and the same error for every failure on rows of a table with an analyst budget."""
     try:
         yield
     except (MappingError, ModelError, JobError, PolicyError):

@@ -29,7 +29,7 @@ from tablepuppet.training.metrics import Criterion, Metrics, measure_constant
 if TYPE_CHECKING:
     from tablepuppet.training.result import Result
 
-_STILL = 0.01  # of all that the objective has fallen below a constant's: what the last fifth of the epochs may bring
+_STILL = 0.01  # the last fifth of the epochs may bring this share of the objective's whole fall below a constant's
 _FLAT = 1e-3  # of the objective: likewise, where it has not fallen below a constant's
 _AT_OPTIMUM = 1e-6  # of the objective: likewise, of an algorithm that would have ended by itself at its optimum
 _NEGLIGIBLE = 1e-3  # of a constant's loss: to be worse by less is to be as good
@@ -80,7 +80,7 @@ def judge(
 
 
 def _measure_constant(prepared: Prepared, constant: Array) -> Metrics:
-    """What a constant, which is the majority class or the mean, reaches on test rows; on training rows without any."""
+    """The metrics of a constant (majority class or mean) on test rows; on training rows if there are none."""
     loss, mapping = prepared.plan.loss, prepared.mapping
     rows = mapping.test if mapping.test.rows else mapping.train
     return measure_constant(rows, constant, Criterion(loss, Moment.HELD_OUT, mapping.label.channel))

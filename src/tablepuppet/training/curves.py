@@ -1,8 +1,8 @@
-"""Curves: what a model does on one side of the split, beyond one number.
+"""Curves: a model's behaviour on one side of the split, beyond one number.
 
-In: sums over joined rows and the scores in order (metrics.py). Out: a confusion matrix; of two classes also the
-calibration curve, and what every threshold would give, from which one is chosen. Of numbers: how often labels meet
-predictions, and residuals. Counts only: no row is in it.
+In: sums over joined rows and the scores in order (metrics.py). Out: a confusion matrix. For two classes also the
+calibration curve, and the effect of every threshold, from which one is chosen. For numbers: how often labels meet
+predictions, and residuals. Curves hold counts only, and no row.
 """
 
 from __future__ import annotations

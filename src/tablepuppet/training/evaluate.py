@@ -1,7 +1,7 @@
 """evaluate: how good a model is on the labelled rows of a query, without learning from them.
 
-In: a model and a plan over the query. Each client is sent the encoders and parameters of its block, as
-for a prediction, and answers with h of its rows; the labels come as they do in training. Out: metrics.
+In: a model and a plan over the query. Each client receives the encoders and parameters of its block, as for a
+prediction, and answers with h of its rows. The labels come as they do in training. Out: metrics.
 
 compare: two models on the same rows, side by side, and how sure one can be that one is better. Joined rows that share a
 row of the label's table are no witnesses of their own: the standard error counts them as one.
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scored:
-    """What a model says of the joined rows of a query, before it is added up: h of each block's rows, or bits."""
+    """A model's contributions to a query's joined rows, before they are summed: h of each block's rows, or bits."""
 
     model: Model
     rows: Joined
@@ -75,7 +75,7 @@ class Scored:
 
 
 def score_labelled(model: Model, prepared: Prepared, link: Link, job_id: str) -> Scored:
-    """Asks every client what the model says of its rows, and puts labels beside it."""
+    """Asks every client for the model's contributions to its rows, and adds the labels."""
     mapping = prepared.mapping
     found = tuple((block.name, block.features) for block in mapping.bound.blocks)
     if found != tuple((block.name, block.features) for block in model.blocks):
@@ -85,7 +85,7 @@ def score_labelled(model: Model, prepared: Prepared, link: Link, job_id: str) ->
 
 
 def score_rows(model: Model, rows: Joined, union: UnionOperator) -> Scored:
-    """Asks every client what the model says of its rows."""
+    """Asks every client for the model's contributions to its rows."""
     parts = [(part, part.train_rows, part.train) for part in union.parts]
     blocks = ask_blocks(model, parts, [index.rows for index in rows.indices], union.link, union.job)
     return Scored(model, rows, blocks, union)

@@ -1,17 +1,17 @@
-"""What a feature does in a model, and how a query's rows differ from those that the model was trained on.
+"""The effect of a feature in a model, and the drift of a query's rows from those that the model was trained on.
 
 Partial dependence sets a feature to one value in every row. Out: a row for each value: the mean prediction, or the mean
-probability of each class. Who holds a part of the model keeps it so: values of the server's choice would reveal its
-parameters.
+probability of each class. A feature whose owner holds its part of the model is refused: chosen values would reveal the
+part's parameters.
 
 Permutation importance shuffles a feature, or a table. Out: the rise of the mean loss, and its spread over repetitions.
-A table is shuffled here, by moving what it says from row to row, which asks its owner for nothing more.
+A table is shuffled here, by moving its contributions from row to row, without another request to its owner.
 
 Owners set or shuffle a feature and score their rows anew: each time one more number of every row leaves. They keep the
 shuffled order to themselves. A feature of boosted trees whose splits are known is changed here, by its bits.
 
 Drift compares the statistics of the query's features, as training would agree on them, with the encoders that a model
-keeps, and how tables meet with its profile. Nothing is trained or scored.
+keeps. It compares the tables' matches with the model's profile. Nothing is trained or scored.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _mean(model: Model, scores: Array) -> dict[str, float]:
 
 
 def _set(scored: Scored, given: Varied, value: Value) -> Array:
-    """What a block says once a feature of it has one value in all rows."""
+    """A block's contributions once a feature of it has one value in all rows."""
     own = own_model(scored.model.spec)
     if own is not None:
         return cast(
@@ -123,7 +123,7 @@ def _set(scored: Scored, given: Varied, value: Value) -> Array:
 
 
 def _score_again(scored: Scored, block: int, **change: Any) -> Array:
-    """What a block's owners say of its rows with one feature changed."""
+    """The contributions of a block's rows, from its owners, with one feature changed."""
     union, parts, own = scored.union, scored.union.blocks[block], scored.blocks[block].copy()
     requests = [(p.client, score_request(scored.model, p, p.train_rows, union.job, **change)) for p in parts]
     for part, answer in zip(parts, union.link.ask_each(requests, "evaluation"), strict=True):
@@ -132,7 +132,7 @@ def _score_again(scored: Scored, block: int, **change: Any) -> Array:
 
 
 def _usual(model: Model, block: int, feature: int, points: int) -> Sequence[Value]:
-    """Of a number: from two deviations below its mean to two above, or between the borders of trees; of a text: the
+    """Of a number: from two deviations below its mean to two above, or between the borders of trees. Of a text: the
     categories that the model knows."""
     held = model.blocks[block]
     name = held.features[feature]
@@ -182,7 +182,7 @@ def _units(scored: Scored, by: str) -> Iterator[tuple[int, int | None, str | Non
 
 
 def _shuffle(scored: Scored, block: int, feature: int | None, rng: np.random.Generator) -> Array:
-    """What a block says once a feature of it, or all of them, are shuffled."""
+    """A block's contributions once a feature of it, or all of them, are shuffled."""
     said, own = scored.blocks[block], own_model(scored.model.spec)
     if own is not None:
         return cast("Array", own.shuffle_feature(scored.model, block, said, feature, rng))
@@ -218,7 +218,7 @@ class JoinDrift:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """All features and tables; `found` says in sentences what is beyond the limits."""
+    """All features and tables; `found` describes in sentences those beyond the limits."""
 
     features: tuple[FeatureDrift, ...]
     joins: tuple[JoinDrift, ...]

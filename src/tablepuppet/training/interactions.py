@@ -1,14 +1,14 @@
-"""A look at what the sum of tables leaves: would tables say more together?
+"""The residual of the sum of tables: would an interaction of two tables explain it?
 
 In: a trained sum, of which the server knows every table's score h_i and every joined row's residual. Out: the pair of
-tables that would explain most of it, and how much. Nobody is asked anything, and at most 200,000 joined rows are looked
-at. For every pair, on some of them,
+tables that would explain most of it, and how much. No party is asked, and at most 200,000 joined rows are examined. For
+every pair, on some of them,
 
     cells    the mean residual where h_i and h_k fall into the same of up to 24 × 24 bins, shrunk towards none
     vectors  a number for each row of both tables whose product fits the residual best: factors of rank 1
 
 and on others: the share of the residual's variance that this explains. Both share no row of any table, so that noise
-explains nothing, however often a row is joined; vectors are numbers of rows, and share those of the two tables alone.
+explains nothing, however often a row is joined. Vectors are numbers of rows, and share those of the two tables alone.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Rows = NDArray[np.integer[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Interaction:
-    """Two blocks, and the share of what the sum leaves that they explain on rows held back."""
+    """Two blocks, and the share of the sum's residual that they explain on rows held back."""
 
     blocks: tuple[int, int]
     cells: float  # by bins of what both say
@@ -118,8 +118,8 @@ class _Halves:
         return self.rows[-1]
 
     def learnt_and_judged(self, pair: tuple[int, int], *, shares_none: bool = False) -> tuple[Rows, Rows]:
-        """Joined rows in which all rows are of one half, and of the other; those of the pair may be of either, unless
-        none are to be shared."""
+        """Joined rows whose rows are all of one half, and those whose rows are all of the other. The pair's rows may be
+        of either half, unless none are to be shared."""
         both = (self.rows[pair[0]] >= 0) & (self.rows[pair[1]] >= 0)
         sides = [both, both.copy()]
         for table, (own, is_first) in enumerate(zip(self.rows, self.is_first, strict=True)):
@@ -132,10 +132,10 @@ class _Halves:
 def compare_with_sum(
     problem: Problem, sides: Mapping[str, tuple[Any, float]], held_out: Sequence[Array], seen: Sequence[Array]
 ) -> list[str]:
-    """A note where held-out rows are predicted better by the sum that stands beside a perceptron than by both.
+    """A note where the plain sum predicts held-out rows better than the sum and a perceptron do.
 
-    `sides`: their joined rows and the model's mean loss there; `held_out`: what blocks say of them, `seen`: of the
-    training rows, on which the sum finds an intercept of its own.
+    `sides`: their joined rows and the model's mean loss there. `held_out`: the blocks' contributions to them; `seen`:
+    to the training rows, on which the sum finds an intercept of its own.
     """
     spec = HeadSpec() if problem.head is None else problem.head.head.spec
     side = next((name for name in ("validation", "test") if name in sides and sides[name][0].rows), None)
@@ -166,7 +166,7 @@ def advise_head(plan: Plan, found: Interaction) -> str:
     )
 
 
-# Rows to learn from with their residuals, and rows to judge → what is expected of those.
+# Rows to learn from with their residuals, and rows to judge → the expected residuals of those.
 Fit = Callable[[Rows, Array, Rows], Array]
 
 
@@ -224,7 +224,7 @@ def _vectors(left: Rows, right: Rows, n: int, m: int, seed: int) -> Fit:
 
 
 def _solve(rows: Rows, residual: Array, other: Array, count: int) -> Array:
-    """The number of each row that explains its residuals best beside the others', shrunk."""
+    """The number of each row that best explains its residuals, given the other table's numbers; shrunk."""
     return np.asarray(
         np.bincount(rows, residual * other, count) / (np.bincount(rows, np.square(other), count) + _RIDGE)
     )
@@ -249,7 +249,7 @@ def gains_of(plan: Plan, pairs: Sequence[Interaction]) -> tuple[Gain, ...]:
 
 
 def headed_cost(plan: Plan, head: HeadKind) -> Cost:
-    """What the job would cost under another head, by the algorithm that it is usually trained by."""
+    """The cost of the job under another head, by the algorithm that usually trains it."""
     several = plan.loss.outputs > 1
     algorithm = BY_NAME[usual_algorithm(head, "softmax" if several else "auto")]
     job = plan.job.replace(

@@ -1,10 +1,10 @@
 """How good a model is on some joined rows: sums over shards, scores in order, and the curves of a finished model.
 
-In: predictions of each block's rows beside labels. Out: Measured. What is dear is measured when it matters (Moment).
+In: predictions of each block's rows, and labels. Out: Measured. Expensive metrics are measured when they matter
+(Moment).
 
-`SideRows`: of joined rows that nobody has written down, what sums give is exact, the rest is of rows that were drawn:
-with how many there are, and the standard error of each metric, from twenty batches of them. That is the error of the
-draw alone.
+`SideRows`: joined rows that are not materialised. Metrics that follow from sums are exact. The others come from a
+sample of rows, with its size and a standard error from twenty batches of it. That is the error of the draw alone.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def measure(
 ) -> Measured:
     """A model's predictions on some joined rows, as far as they are measured at the moment.
 
-    Where rows have weights, the loss is their weighted mean; metrics count every row alike. `known`: the sums of an
+    The loss is the mean weighted by the rows' weights, if any; metrics count every row alike. `known`: the sums of an
     epoch, where an algorithm's own walk has counted them.
     """
     if joined.rows == 0:
@@ -147,7 +147,7 @@ def measure(
 
 
 def measure_constant(joined: Walkable, constant: Array, criterion: Criterion) -> Metrics:
-    """What a constant, the majority class or the mean, reaches on some joined rows."""
+    """The metrics of a constant, the majority class or the mean, on some joined rows."""
     nothing = [np.zeros((index.rows, criterion.loss.outputs)) for index in joined.indices]
     return measure(joined.sample if isinstance(joined, Summable) else joined, nothing, constant, criterion).metrics
 
@@ -295,7 +295,7 @@ def _exact_metrics(joined: FactorisedRows, total: float, loss: Loss) -> Metrics:
 def describe_walk(
     mapping: MappingSummary, measured: Mapping[str, MeasuredOn], metrics: Mapping[str, Metrics]
 ) -> list[str]:
-    """What a result was trained and measured on, where that is not every joined row."""
+    """The rows that a result was trained and measured on, where these are not all joined rows."""
     found = []
     if mapping.walk == "drawn" and mapping.whole is not None and mapping.whole.train > mapping.train_rows:
         found.append(f"trained on {_share(mapping.train_rows, mapping.whole.train)}, drawn with replacement")

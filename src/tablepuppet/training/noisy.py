@@ -92,7 +92,7 @@ class NoisyMetrics:
 
 
 def _norm(loss: Loss) -> float:
-    """The length of what a joined row contributes, at the most."""
+    """The largest length of a joined row's contribution."""
     return _NUMBER_NORM if loss.task == "number" else _CLASS_NORM
 
 

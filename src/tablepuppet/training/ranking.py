@@ -1,7 +1,7 @@
-"""Ranking: what scores in order say of two classes: areas under curves, and what each threshold would give.
+"""Ranking of two classes by ordered scores: areas under curves, and the effect of each threshold.
 
-In: scores, each with its row's class, in ascending order and in any chunks. Rows are counted in whole numbers, so that
-it does not matter how they are cut; scores that differ in their last bit alone are ties.
+In: scores, each with its row's class, in ascending order and in any chunks. Rows are counted in whole numbers, so the
+chunks do not matter. Scores that differ in their last bit alone are ties.
 """
 
 from __future__ import annotations

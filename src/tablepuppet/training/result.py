@@ -1,4 +1,4 @@
-"""Result: what a training run gives back, as data and as a notebook shows it."""
+"""Result: the outcome of a training run, as data and for notebooks."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class EpochRecord(Mapping[str, Any]):
     __hash__ = None  # type: ignore[assignment]
 
     def without_figures(self) -> EpochRecord:
-        """The same without what was measured on rows."""
+        """The same without any measurement on rows."""
         return replace(self, objective=math.nan, metrics={}, residuals={})
 
 
@@ -116,18 +116,18 @@ class Result:
     blocks: tuple[BlockModel, ...]
     encoded_intercept: Array
     classes: tuple[Class, ...]
-    privacy: Ledger = field(default_factory=Ledger)  # what was spent, of which table, towards whom
+    privacy: Ledger = field(default_factory=Ledger)  # spending by table and observer
     builder: Builder | None = field(default=None, repr=False)  # of the user's own torch modules
     epoch: int = 0  # whose parameters these are: the last one, or the best one where training was stopped early
     id: str = ""  # under which owners hold the parts that are withheld
     converged: bool = True  # whether more epochs would change little
     head: HeadModel | None = None  # None: a sum
     head_module: Any = field(default=None, repr=False)  # of a head of the user's own
-    notes: tuple[str, ...] = ()  # what is amiss, and how to go on (training/convergence.py)
+    notes: tuple[str, ...] = ()  # problems, and how to proceed (training/convergence.py)
     trees: tuple[tuple[Tree, ...], ...] = ()  # of a boosted model
     heads: dict[str, TreeHead] = field(default_factory=dict)  # of owners' logs, with their agreement to this run
     curves: dict[str, Curves] = field(default_factory=dict)  # by side: confusion, calibration, residuals, …
-    baseline: Metrics = field(default_factory=dict)  # of the majority class, or the mean: what a constant reaches
+    baseline: Metrics = field(default_factory=dict)  # of a constant: the majority class, or the mean
     measured: dict[str, MeasuredOn] = field(default_factory=dict)  # by side: what metrics are of, if not of all rows
 
     def for_release(self) -> Result:
@@ -163,7 +163,7 @@ class Result:
 
     @property
     def baseline_name(self) -> str:
-        """What the constant is that predicts best."""
+        """The name of the constant that predicts best."""
         loss = self.plan.loss
         return "majority class" if loss.task != "number" else _CONSTANTS.get(loss.name, "best constant")
 
@@ -192,7 +192,7 @@ class Result:
         return f"{ran}" if self.epoch in (0, ran) else f"{self.epoch} of {ran}"
 
     def _took(self) -> str:
-        """What was reached, and what it took."""
+        """The objective reached, and its cost."""
         ran = f"epoch {self.epochs}" if " of " in self.epochs else plural(len(self.history), "epoch")
         ran = plural(len(self.trees), "tree") if self.trees else ran
         if self.plan.job.model.l1 and not self.withheld:
@@ -204,16 +204,16 @@ class Result:
         return f"{objective}{ran}, {plural(self.traffic.rounds, 'round')}, {size(self.traffic.bytes)}{withheld}"
 
     def __str__(self) -> str:
-        """The same, and below it what is amiss."""
+        """The same, and the problems below it."""
         return "\n".join([repr(self), *(f"Note: {note}" for note in self.remarks)])
 
     @property
     def remarks(self) -> list[str]:
-        """What a reader should know: which rows the figures are of, and the notes."""
+        """Remarks for a reader: the rows that were measured, and the notes."""
         return [*describe_walk(self.plan.mapping, self.measured, self.metrics), *self.notes]
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """The result in a notebook."""
         title = f"{self.plan.job.model.name} by {self.plan.job.algorithm}: {self._took()}"
         title = ". ".join([title, *self.remarks])
         from tablepuppet.report.charts import draw_objective  # here and below: not loaded every run

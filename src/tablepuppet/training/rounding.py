@@ -1,12 +1,12 @@
-"""Figures as they leave the server: rounded such that no two of them tell one row's label.
+"""Metrics as they leave the server: rounded such that no two of them reveal one row's label.
 
-An exact metric counts labels: of two models that differ in one row's prediction, the two accuracies say what that row's
-label is, and so do a curve's neighbouring points. Where an owner asks for `minimum_rows`, figures are multiples of what
-so many label rows contribute, or of what √n / 2 of n rows do where that is less: about the standard error that a share
-of n rows has in any case (privacy/options.py). Shares of fewer rows than `minimum_rows` are left out.
+An exact metric counts labels. If two models differ in one row's prediction, their accuracies reveal that row's label,
+and so do a curve's neighbouring points. Where an owner asks for `minimum_rows`, metrics are multiples of the
+contribution of so many label rows, or of √n / 2 of n rows where that is less. The latter is about the standard error
+that a share of n rows has in any case (privacy/options.py). Shares of fewer rows than `minimum_rows` are left out.
 
-In: Measured, Result, Comparison. Out: the same, to be shown. What decides in training (early stopping, the best epoch)
-is exact.
+In: Measured, Result, Comparison. Out: the same, to be shown. Decisions in training (early stopping, the best epoch) use
+exact numbers.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class SupportCounts:
         by_class: tuple[float, ...] = ()
         if has_classes and side.rows:
             by_class = tuple(np.bincount(side.labels[seen].astype(np.intp), counts[seen]).tolist())
-        if has_negatives:  # a row, and the pairs that were drawn beside it, are one witness
+        if has_negatives:  # a row and the pairs drawn for it are one witness
             counts = counts.reshape(2, -1).sum(axis=0)
         return cls(side.rows, effective_rows(counts), int(counts.max(initial=1)), by_class)
 
@@ -65,8 +65,8 @@ class SupportCounts:
 
 
 def check_label_rows(mapping: TableMapping, job: Job, rounding: Rounding) -> None:
-    """Refuses training on few rows of the label's table, or on few that are most of all joined rows; its owner counts
-    the rows of features itself, and of labels learns nothing."""
+    """Refuses training on few rows of the label's table, or on few that are most of all joined rows. The owner of
+    features counts their rows itself, and learns nothing about labels."""
     owners = {c for b in mapping.bound.branches for c in mapping.bound.scans[b.label_place.scan].clients}
     least = max((rows for client, rows in rounding.by_client if client in owners), default=1)
     if least <= 1 or not mapping.train.rows:
@@ -105,7 +105,7 @@ class SideRounding:
         return float(min(self.least, math.ceil(math.sqrt(own) / 2)) if own >= self.least else self.least) * rows.most
 
     def unit(self, mean: float) -> float:
-        """What a step's rows contribute to a mean: a power of two, which does not tell the mean itself."""
+        """The contribution of a step's rows to a mean, as a power of two, which hides the mean itself."""
         share = abs(mean) * self.step() / max(1.0, self.rows.joined)
         return 2.0 ** round(math.log2(share)) if 0 < share < math.inf else 0.0
 
@@ -114,7 +114,7 @@ class SideRounding:
         return max(0.0, self.rounding.number(name, value, self.unit(value)))
 
     def share(self, name: str, value: float, unit: float | None = None) -> float:
-        """A share of the rows, in units of what a step of them is."""
+        """A share of the rows, in units of a step's share."""
         unit = self.step() / self.rows.joined if unit is None else unit
         return min(max(self.rounding.number(name, value, unit), 0.0), 1.0)
 
@@ -222,7 +222,7 @@ class RoundedResults:
 
     @classmethod
     def of(cls, rounding: Rounding, mapping: TableMapping, loss: Loss) -> RoundedResults | None:
-        """None: figures are shown as they are; those of labels that carry noise tell of the noisy ones."""
+        """None: metrics are shown as they are. Under label noise they are those of the noisy labels."""
         if not rounding.is_on or mapping.label.channel is not None:
             return None
         given = {"has_classes": loss.task != "number", "has_negatives": mapping.label.negatives > 0}
@@ -237,7 +237,7 @@ class RoundedResults:
         return replace(record, objective=self.train.relative("objective", record.objective), metrics=metrics)
 
     def following(self, on_round: Callable[[RoundEvent], None] | None) -> Callable[[RoundEvent], None] | None:
-        """What is told after a round."""
+        """The callback after a round, with rounded metrics."""
         if on_round is None:
             return None
         return lambda event: on_round(
@@ -266,8 +266,8 @@ class RoundedResults:
         return replace(found, fits=tuple(fits))
 
     def comparison(self, found: Comparison, first: Measured, second: Measured) -> Comparison:
-        """A difference that few rows make is none: it is rounded as the losses themselves are, and one step of that,
-        which chance adds one time in four, is less than its error says."""
+        """Rounds a difference as the losses are rounded: a difference that few rows make is none. A single
+        step, which chance adds one time in four, stays within the stated error."""
         unit, rounding = self.train.unit(first.loss), self.train.rounding
         error = rounding.number("error", math.hypot(found.standard_error, unit / 2), unit / 2)
         return replace(

@@ -93,7 +93,7 @@ class Run:
     is_fold: bool = False  # one of several models over some of the joined rows
     models: int = 1  # that are trained at once
     continues: bool = False  # from the parameters of the model before
-    last_moves: Sequence[dict[str, Any] | None] = ()  # that the model before had yet to be told
+    last_moves: Sequence[dict[str, Any] | None] = ()  # of the model before, not sent yet
 
     def __post_init__(self) -> None:
         self.plan = self.prepared.plan
@@ -259,7 +259,7 @@ class Run:
         return {number: answers[-1] for number, answers in self.union.ask(ask, "evaluation").items()}
 
     def predict_train(self) -> list[Array]:
-        """h of all train rows by the trained model; clients that must still be told what that is, are told later."""
+        """h of all train rows by the trained model. If the server knows them, clients receive its last step later."""
         known = self.server.predictions
         if known is not None:
             return known
@@ -270,7 +270,7 @@ class Run:
         return found
 
     def advice(self, encoders: Sequence[Sequence[Encoder]]) -> list[str]:
-        """That tables say more together, where a look at what the sum leaves finds it; or less than their sum."""
+        """A note that tables interact, if the sum's residual shows it; or that a plain sum predicts better."""
         job, mapping = self.plan.job, self.mapping
         if not job.model.is_sum:
             sides = {"validation": mapping.validation, "test": mapping.test}
@@ -280,7 +280,7 @@ class Run:
         return [] if found is None else [advise_head(replace(self.plan, widths=widths_of(encoders)), found)]
 
     def _may_probe(self) -> bool:
-        """Whether a look at what a sum leaves is worth it, and disclosed to nobody."""
+        """Whether an examination of the sum's residual is useful, and discloses nothing."""
         job = self.plan.job
         is_exact = not job.is_private and job.privacy.label is None
         return job.model.is_convex and is_exact and isinstance(self.mapping.train, JoinedRows)

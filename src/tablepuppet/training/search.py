@@ -1,10 +1,10 @@
 """Cross-validation of several settings over one mapping: every model is trained on all folds but one.
 
 In: a prepared job whose `search` says which settings and folds. Out: SearchResult. Keys, labels, statistics and
-encoders are asked for once. A fold is some of the joined rows, with the tables' rows numbered as before: a client is
-told how often its rows occur in them, and predicts all of its rows, those of the fold that is held out among them.
-Where an algorithm can, it trains all settings of a fold at once (algorithms/base.py: MultiModelServer); where it
-reaches the optimum wherever it begins, it goes on from the model before.
+encoders are asked for once. A fold is some of the joined rows, with the tables' rows numbered as before. A client
+learns how often its rows occur in them, and predicts all of its rows, including those of the held-out fold. Some
+algorithms train all settings of a fold at once (algorithms/base.py: MultiModelServer). An algorithm that reaches the
+optimum from any start continues from the model before.
 """
 
 from __future__ import annotations
@@ -176,8 +176,8 @@ def check_apart(jobs: Sequence[Job], folds: Folds) -> None:
 def search_apart(
     jobs: Sequence[Job], settings: Sequence[dict[str, Any]], folds: Folds, train: Callable[[Job], Result]
 ) -> SearchResult:
-    """A search of models that cannot share a mapping: each setting is trained `folds` times without a share of 1/folds
-    of the rows, which other seeds draw each time, the same for every setting."""
+    """A search of models that cannot share a mapping. Each setting is trained `folds` times without a share of 1/folds
+    of the rows. Another seed draws them each time, the same for every setting."""
     fits, results = [], []
     for fold in range(folds.count):
         for number, job in enumerate(jobs):
@@ -312,11 +312,11 @@ class FoldRows:
         return [[_count_rows(p) for p in piece.indices] for piece in self.pieces]
 
     def kept_folds(self, fold: int) -> list[int]:
-        """What is trained on while a fold is held out (by time: what comes before it)."""
+        """The folds to train on while a fold is held out (by time: those before it)."""
         return list(range(fold + 1)) if self.is_time else [n for n in range(len(self.pieces)) if n != fold]
 
     def sides(self, fold: int) -> tuple[TableMapping, JoinedRows]:
-        """The mapping of what is kept, and the fold."""
+        """The mapping of the kept folds, and the fold held out."""
         held = self.pieces[fold + self.is_time]
         kept = np.flatnonzero(self.numbers <= fold if self.is_time else self.numbers != fold)
         if not held.rows or not len(kept):

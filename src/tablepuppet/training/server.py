@@ -3,13 +3,13 @@
 Join: gather the blocks' predictions, compute over joined rows (expand, the algorithm's join step, collapse: its server
 half), scatter the result. One outer round of Algorithm 1.
 
-Union. Outer loop: scatter the join operator's arrays to the clients that hold the rows, gather their
-predictions in row order. Inner loop: while clients answer with partial results, sum them, let the
-algorithm's union step make something of the sum, and send that to all. The blocks' inner loops run
-side by side, so that a round of all blocks is one round. Where a block's sums are masked, nothing
-but the sum can be read, once all clients have agreed on its scale: one
-that fits the largest and still tells the smallest float apart. All that the server learns of a single part is the
-power of two above its largest entry.
+Union. Outer loop: scatter the join operator's arrays to the clients that hold the rows, gather their predictions in row
+order. Inner loop: while clients answer with partial results, sum them, apply the algorithm's union step to the sum, and
+send the outcome to all. The blocks' inner loops run side by side, so that a round of all blocks is one round.
+
+Where a block's sums are masked, only the sum can be read. All clients first agree on its scale: one that fits the
+largest float and still resolves the smallest. All that the server learns of a single part is the power of two above its
+largest entry.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def sum_parts(answers: Sequence[Any]) -> list[Array]:
 
 
 def _unmask(answers: Sequence[Masked]) -> list[Array]:
-    """The masks cancel; what is left is the sum of the integers."""
+    """The masks cancel, which leaves the sum of the integers."""
     first = answers[0]
     shapes = [v.shape for v in first.values]
     if len(shapes) != len(first.kinds) or any(
@@ -251,7 +251,7 @@ def clients_of(parts: Sequence[Part]) -> str:
 
 @contextmanager
 def _naming(parts: Sequence[Part]) -> Iterator[None]:
-    """What is wrong with the answers of some parts together is said with their clients' names."""
+    """Adds the clients' names to an error in the joint answers of some parts."""
     try:
         yield
     except TransportError as error:

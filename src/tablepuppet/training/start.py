@@ -1,7 +1,7 @@
 """How a run starts: features are agreed on, then the problem that an algorithm's server half is given, and its parts.
 
-In: a plan. Out: one set of encoders per block, from clients' join-weighted statistics; a Problem; every part started
-at its client (StartPart); and the numbers of each block that the algorithm wants to know before the first round.
+In: a plan. Out: one set of encoders per block, from clients' join-weighted statistics; a Problem; every part, started
+at its client (StartPart); the numbers of each block that the algorithm needs before the first round.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def ids_of(encoders: Sequence[Sequence[Encoder]]) -> Ids:
 def make_problem(
     plan: Plan, mapping: TableMapping, union: UnionOperator, encoders: Sequence[Sequence[Encoder]]
 ) -> Problem:
-    """What an algorithm's server half is given."""
+    """The problem for an algorithm's server half."""
     job, private, head = plan.job, plan.private, _head(plan)
     ridges = [l2_of(job.model.l2, block.name, block.table) for block in mapping.bound.blocks]
     return Problem(
@@ -230,7 +230,7 @@ def start_parts(
     continues: bool = False,
     moves: Sequence[dict[str, Any] | None] = (),
 ) -> dict[int, Started]:
-    """Starts every part; `moves`: what the model before had yet to be told."""
+    """Starts every part; `moves`: the last steps of the model before, not sent yet."""
     job = plan.job
     starts = bool(job.start) and plan.algorithm.can_continue(problem)
 
@@ -269,10 +269,10 @@ def start_parts(
 
 
 def figures_of(plan: Plan, union: UnionOperator, problem: Problem, started: Mapping[int, Started]) -> list[Figures]:
-    """What the server half wants to know of each block."""
+    """The numbers of each block that the server half needs."""
     algorithm = plan.algorithm
     kind = algorithm.figures
-    if problem.is_private:  # what bounds the curvature without a look at the data: every |x| is at most 1
+    if problem.is_private:  # bounds of the curvature that depend on no data: every |x| is at most 1
         return [algorithm.public_figures(len(block.features)) for block in plan.mapping.bound.blocks]
     by = algorithm.figures_by(plan.job.options, is_linear=problem.is_linear)
     if by == "power iteration":

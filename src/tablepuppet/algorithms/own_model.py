@@ -24,7 +24,7 @@ class OwnNoise:
     """How the noise on a whole model keeps feature privacy; such a run is not cut short."""
 
     rounds: int  # releases of a run
-    releases: Sequence[Release]  # what outsiders learn from the model
+    releases: Sequence[Release]  # of the model to outsiders
     form: Any  # for the algorithm's own use
 
 
@@ -33,7 +33,7 @@ class OwnModel:
     """Types of later rooms are not named here: each function has those of the one whose place it takes."""
 
     exposure_title: str  # of the list of a row's facts that the server may see
-    unmatched: str  # what LEFT JOIN leaves of a row without a partner
+    unmatched: str  # the values of a row without a partner in a LEFT JOIN
     refusals: Mapping[Ability, str]  # messages about abilities that it lacks; {what}: the form that users asked for
     run: Callable[[Any, Any, str, Any], Any]  # training/run.py: a job that is prepared, link, job's name, callback
     continue_from: Callable[[Any], Any]  # of a model or its folder: the state from which a job continues it
@@ -48,12 +48,12 @@ class OwnModel:
 
     # prediction/
     fingerprints: Callable[[Any], dict[str, str]]  # of a model: of its part for each block, by name
-    ask_rows: Callable[[Any, Sequence[Any], Sequence[int], Any, str], list[Any]]  # what owners reveal of rows, by block
+    ask_rows: Callable[[Any, Sequence[Any], Sequence[int], Any, str], list[Any]]  # owners' answers, by block
     check_columns: Callable[[Any, Sequence[Any]], None]  # refuses other types than those a block was trained on
-    scores: Callable[[Any, Sequence[Any], Sequence[Any], int], Array]  # of joined rows, from what owners revealed
+    scores: Callable[[Any, Sequence[Any], Sequence[Any], int], Array]  # of joined rows, from the owners' answers
     importance: Callable[[Any], Any]  # how far each feature moves the score, as a data frame
 
-    # training/inspection.py: what owners of a block reveal once a feature is changed
+    # training/inspection.py: answers of a block's owners once a feature is changed
     set_feature: Callable[[Any, int, Any, int, Any], Any]  # one value in all rows
     shuffle_feature: Callable[[Any, int, Any, int | None, Any], Any]  # a feature, or the block, among rows
     usual_values: Callable[[Any, int, int, int], Sequence[Any]]  # of a feature; none: the model knows none

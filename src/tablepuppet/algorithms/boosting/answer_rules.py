@@ -1,4 +1,4 @@
-"""What answers about boosted trees must be: sizes follow from the part's rows and from what was asked."""
+"""Checks of answers about boosted trees: sizes follow from the part's rows and from the request."""
 
 from __future__ import annotations
 

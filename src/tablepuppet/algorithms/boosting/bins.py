@@ -1,9 +1,9 @@
 """Bins: a client's columns as small whole numbers, and the keys that can be made of them.
 
-In: raw columns of a block's rows. Out: one code per row and column. Code 0 is "missing"; numbers have codes 1, 2, … by
-borders at midpoints between values, a few joined rows or more in each; categories one each, the rarest of too many
-sharing the last, unless further columns, which come after all others, tell them apart. The row after the training rows
-stands for those that an outer join did not find: all its values are missing.
+In: raw columns of a block's rows. Out: one code per row and column. Code 0 is "missing". Numbers have codes 1, 2, … by
+borders at midpoints between values; each bin has at least a few joined rows. Each category has a code. If there are too
+many, the rarest share the last code, unless further columns, which come after all others, separate them. The row after
+the training rows stands for those that an outer join did not find: all its values are missing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class BinRules:
-    """How finely columns are told apart."""
+    """How fine the bins of columns are."""
 
     bins: int  # of a column, at most
     categories: int  # of a string, at most
@@ -60,8 +60,8 @@ def number_bins(values: Array, weights: Array, most: int, least: int) -> NumberB
 def _share_out(counts: Array, most: int, least: int) -> NDArray[np.int64]:
     """Where bins of values that occur so often end, the last one's end aside.
 
-    If there are few values, a bin ends as soon as it has `least`. Else a value of more than an even share has a bin to
-    itself, and the others have even shares of what is left.
+    If there are few values, a bin ends as soon as it has `least`. Else a value of more than an even share has its own
+    bin, and the others share the remaining bins evenly.
     """
     last = len(counts) - 1
     if last < most and (last < 0 or counts.min() >= least):
@@ -80,7 +80,7 @@ def _share_out(counts: Array, most: int, least: int) -> NDArray[np.int64]:
     while len(ends) < most - 1:
         start = ends[-1] + 1 if ends else 0
         end = int(cumulated.searchsorted(done + size))
-        own = int(heavy.searchsorted(start))  # the next heavy value: what is before it stays apart, if it is half a bin
+        own = int(heavy.searchsorted(start))  # the next heavy value: values before it get a bin if they fill half
         if own < len(heavy) and end >= heavy[own]:
             end = int(heavy[own])
             if end > start and cumulated[end - 1] - done >= max(1.0, size / 2):

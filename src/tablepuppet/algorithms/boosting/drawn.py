@@ -1,12 +1,12 @@
 """Trees whose splits are drawn, not searched: any number of them by the bits of one round.
 
     pool     keys that may be drawn: every border of a number; each of few categories against the rest; of more, as many
-             random halves as there are categories. Of a block, no more than its owners tell
+             random halves as there are categories. Of a block, no more than its owners reveal
     a tree   each node down to the last level has a column, one of its keys, and a side for missing values, which follow
              from the seed, the tree's number and the node alone; the trees of all classes share them
     a leaf   has exact sums of its joined rows; a node of which one side would be too light is one
 
-In: layouts of blocks. Out: the keys that are to be told, then trees. Clients are sent no sums, and the server no gains.
+In: layouts of blocks. Out: the keys to reveal, then trees. Clients are sent no sums, and the server no gains.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _DRAWS, _ORDER, _SETS = 7_919, 7_920, 7_921  # streams of chance, beside those o
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drawable:
-    """What is known of a block before its keys are drawn."""
+    """Facts about a block before its keys are drawn."""
 
     layout: Columns
     has_missing: NDArray[np.bool_]  # of each column
-    limit: int | None = None  # keys that its owners tell
+    limit: int | None = None  # keys that its owners reveal
 
 
 class Draws:
@@ -146,7 +146,7 @@ def _candidates(layout: Columns, has_missing: NDArray[np.bool_], first: int, col
     if len(codes) < 2:
         return []
     if layout.kinds[column] == ONE_HOT:
-        told = codes[:1] if len(codes) == 2 else codes  # of two, the second is what the first is not
+        told = codes[:1] if len(codes) == 2 else codes  # of two, the second is the complement of the first
         return [Key(column, left=(code,)) for code in told.tolist()]
     coins = np.arange(len(codes) ** 2, dtype=np.uint64).reshape(len(codes), -1)
     is_left = uniform(seed + _SETS, first + column, coins) < 0.5

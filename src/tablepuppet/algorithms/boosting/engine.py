@@ -1,4 +1,4 @@
-"""Runs a plan of boosted trees: bins, then tree after tree, then what the model is made of.
+"""Runs a plan of boosted trees: bins, then tree after tree, then the model's splits.
 
 In: a plan and a link to the clients. Out: a Result. A tree takes as many rounds as its checks need
 (algorithms/boosting/server.py); held-out rows are scored without any, for keys cover them.
@@ -360,12 +360,12 @@ class _Training:
 
 
 def _find_known_rules(before: GrownTrees | None, block: int) -> list[SplitRule]:
-    """What the splits of earlier trees mean."""
+    """The rules of earlier trees' splits."""
     return [] if before is None else before.blocks[block].rules
 
 
 def _rules(answers: Sequence[Message], parts: Sequence[Part]) -> tuple[SplitRule, ...]:
-    """What a block's keys mean: all its clients say the same."""
+    """The rules of a block's keys, on which all its clients must agree."""
     found = [cast("Splits", a).rules for a in answers]
     if any(rules != found[0] for rules in found):
         raise TransportError(f"{clients_of(parts)} of one table do not agree on the splits of their trees")

@@ -74,7 +74,7 @@ _CODES = 256  # of a column in bins
 
 
 class TreesState(msgspec.Struct, frozen=True):
-    """The keys of a part, or columns of them, and which of them it has told."""
+    """The keys of a part, or columns of them, and which of them it has revealed."""
 
     entries: list[Key] = []
     is_told: list[bool] = []
@@ -82,7 +82,7 @@ class TreesState(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TreesPart:
-    """What a part's trees are grown from."""
+    """The data of a part that trees are grown from."""
 
     request: trees.StartTrees
     columns: list[RawColumn]
@@ -350,7 +350,7 @@ def _half(part: Part) -> ClientHalf:
     own = _require_trees(part)
     state = part.state
     if own.halves:
-        left, half = own.halves.pop()  # it comes back with what the request leaves
+        left, half = own.halves.pop()  # `_keep` puts it back after the request
         if left is state:  # else a checkpoint was restored
             return half
     layout = Columns.of([b.kind for b in own.bins], [b.size for b in own.bins], own.request.signs)
@@ -363,7 +363,7 @@ def _half(part: Part) -> ClientHalf:
 
 
 def _keep(part: Part, half: ClientHalf) -> None:
-    """What a request changed is the part's state from now on."""
+    """Makes the result of a request the part's state."""
     part.state = TreesState(list(half.book.entries), list(half.book.is_told))
     part.trees.halves.append((part.state, half))
 
@@ -441,7 +441,7 @@ def _enforce_start(job: JobUnderContract, request: trees.StartTrees) -> None:
 
 
 def _enforce_leaves(contract: Contract, request: trees.StartTrees) -> None:
-    """Under feature privacy splits are drawn between bounds that were agreed on, and the model costs what was."""
+    """Under feature privacy, refuses trees without the agreed noise, or with bits of all splits unless agreed."""
     agreed = contract.feature_privacy
     if agreed is None or contract.prediction_privacy.mode == "local":
         if contract.prediction_privacy.mode == "local":
@@ -454,8 +454,8 @@ def _enforce_leaves(contract: Contract, request: trees.StartTrees) -> None:
 
 
 def _spends(own: ClientState, request: trees.StartTrees, table: str) -> tuple[Mechanism, ...]:
-    """What the agreed noise on leaves tells of a row of a table: at most ε; of noise in units of the clip, by the
-    joined rows that this client counts."""
+    """The privacy cost of the agreed noise on leaves for a row of a table: at most ε. If the noise is given in units of
+    the clip, the cost follows from the joined rows that this client counts."""
     contract = own.contracts.contract(request.job)
     agreed = None if contract is None else contract.feature_privacy
     if agreed is None:

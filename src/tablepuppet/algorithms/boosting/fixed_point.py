@@ -6,8 +6,8 @@ Scales are powers of two, so that rounding happens once; sums of whole numbers h
 row, hi is one too.
 
 Sums of leaves may carry noise. A joined row adds u = (g_1 … g_K, s·h_1 … s·h_K) to one leaf of each of K trees, clipped
-to ‖u‖ ≤ C. A base row that has at most κ joined rows moves all sums of these trees by κC at most, wherever its joined
-rows fall; splits are drawn, so nothing else depends on it. Later trees see other rows through noisy values alone.
+to ‖u‖ ≤ C. A base row with at most κ joined rows moves all sums of these trees by at most κC, wherever its joined rows
+fall. Splits are drawn, so nothing else depends on it. Later trees see other rows through noisy values alone.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class Derivatives:
 def derivatives(
     loss: Loss, scores: Array, labels: Labels, bits: int, last: Sequence[Derivatives] = ()
 ) -> list[Derivatives]:
-    """In fixed point, for each output. `scores` is (joined rows, outputs). `last` are those of the tree before: their
-    memory is used again, and their scales are tried first, for most often they stay."""
+    """In fixed point, for each output. `scores` is (joined rows, outputs). `last` are those of the tree before. Their
+    memory is reused, and their scales are tried first, as they rarely change."""
     both = [own.both for own in last] or [np.empty(len(scores), np.int64) for _ in range(loss.outputs)]
     scales = [(1 / g, 1 / h) for g, h in (own.unit for own in last)] or [(1.0, 1.0)] * loss.outputs
     is_constant = loss.is_quadratic and labels.weights is None
@@ -120,7 +120,7 @@ def _write(
 
 
 class LeafNoise(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What the server does to the sums of every group of trees before anything depends on them."""
+    """The server's clip and noise for the sums of every group of trees, applied before anything depends on them."""
 
     clip: float  # C, of a joined row
     scale: float  # s

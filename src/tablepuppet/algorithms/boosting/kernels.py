@@ -1,7 +1,7 @@
 """The loops of boosted trees over rows, compiled once per machine.
 
-What is summed is whole numbers, so no order of summation can change a bit. g and h of a joined row lie in one number of
-64 bits, as its upper and its lower half.
+Sums are of whole numbers, so the order of summation cannot change a bit. The g and h of a joined row lie in one number
+of 64 bits, as its upper and its lower half.
 
 Numbers of rows and places are unsigned: with signed ones every access would check whether they count from the end.
 A signed and an unsigned number together would become a floating-point one, so they are never mixed.
@@ -44,7 +44,7 @@ def compile_loop(function: F) -> F:
 
 @cache
 def announce_compilation() -> None:
-    """Says what the first training on a machine waits for."""
+    """Warns that the first training on a machine waits for the compiler."""
     kept = Path(str(count_nodes.stats.cache_path)).glob("kernels.count_nodes*.nbi")  # type: ignore[attr-defined]
     written = Path(__file__).stat().st_mtime
     if not any(index.stat().st_mtime > written for index in kept):  # those of an earlier version are of no use
@@ -170,8 +170,8 @@ def _count_rows(rows: Integers, block: BlockRows, starts: Any, both: Integers, p
 
 @compile_loop
 def order_rows(block: BlockRows, starts: Sums, joined: Integers) -> None:
-    """Lists joined rows by the row of a block that they come from. `starts` has zeros, two more than there are rows;
-    those of row r are joined[starts[r] : starts[r + 1]] afterwards."""
+    """Lists joined rows by the row of a block that they come from. On entry `starts` has rows + 2 zeros. Afterwards row
+    r has the joined rows joined[starts[r] : starts[r + 1]]."""
     count, two = np.uint64(len(block.numbers)), np.uint64(2)
     for j in range(count):
         r = _row_of(block, j) + two
@@ -229,8 +229,8 @@ def sum_pairs(rows: RowOrder, cell: Cells, both: Integers, here: Sums, out: Pair
 
 @compile_loop
 def count_pairs(pairs: PairArrays, codes: Codes, offsets: Sums, out: Sums) -> None:
-    """out[cell, bin] += (g, h) for the bin of every column, column by column, so that what is added to stays in the
-    cache; codes[f, row]."""
+    """out[cell, bin] += (g, h) for the bin of every column, column by column, so that the sums stay in the cache;
+    codes[f, row]."""
     for f in range(np.uint64(len(codes))):
         start, t = np.uint64(offsets[f]), np.uint64(0)
         for r in range(np.uint64(len(pairs.counts))):

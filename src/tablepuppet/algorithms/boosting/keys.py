@@ -62,17 +62,17 @@ class KeyBook:
     rules: NDArray[np.float64]
     entries: list[Key] = field(default_factory=list)  # keys, or columns of them
     is_told: list[bool] = field(default_factory=list)  # by a client; else a union that the server made
-    limit: int | None = None  # bits of a row that may be told
-    reveals_columns: bool = False  # whether a column is told whole once one of its splits is
+    limit: int | None = None  # bits of a row that may be revealed
+    reveals_columns: bool = False  # whether a column is revealed whole with its first split
 
     def __post_init__(self) -> None:
         self.keys: list[Key] = []
         self.numbers: dict[Key, int] = {}
         self.told = 0
         self._codes: dict[int, tuple[int, dict[bytes, list[int]]]] = {}  # by column: of so many keys
-        self._columns: set[int] = set()  # of which something was told
-        self._whole: set[int] = set()  # and of which all was
-        self._marks: dict[int, list[NDArray[np.bool_]]] = {}  # by column: of keys that were told, which codes go right
+        self._columns: set[int] = set()  # of which something was revealed
+        self._whole: set[int] = set()  # and of which everything was
+        self._marks: dict[int, list[NDArray[np.bool_]]] = {}  # by column: of revealed keys, which codes go right
         for entry, is_told in zip(self.entries, self.is_told, strict=True):
             self._enter(entry, is_told)
 
@@ -103,24 +103,24 @@ class KeyBook:
         return [Key(column, left=(code,)) for code in range(size)] if kind == ONE_HOT else []
 
     def is_whole(self, entry: Key) -> bool:
-        """Whether it is a column with all that can be told of it."""
+        """Whether it stands for a whole column."""
         return entry.border == WHOLE
 
     def bits(self, entry: Key) -> int:
-        """How many bits of a row tell it."""
+        """How many bits of a row reveal it."""
         if not self.is_whole(entry):
             return 1
         return digits_of(int(self.columns.kinds[entry.column]), self.columns.size(entry.column))
 
     def may_tell(self, entries: Sequence[Key]) -> bool:
-        """Whether so many bits of a row are left to be told."""
+        """Whether the limit allows to reveal these entries, too."""
         return self.limit is None or self.told + sum(map(self.bits, entries)) <= self.limit
 
     def _missing(self, column: int) -> Key:
         return Key(column, border=self.columns.size(column) - 1)
 
     def key(self, number: int) -> Key:
-        """What a number stands for; one that stands for nothing is refused."""
+        """The key of a number; an unknown number is refused."""
         if not 0 <= number < len(self.keys):
             raise TransportError(f"there is no key {number} in block {self.block}")
         return self.keys[number]
@@ -138,15 +138,15 @@ class KeyBook:
             self.add(Key(union.column, left=tuple(sorted(left))), is_told=False)
 
     def _known_codes(self, column: int) -> tuple[dict[bytes, list[int]], int, int]:
-        """The codes of a column by how the server knows them: as they are, where it was told all of them, else by the
-        keys that it was told; how many these are, and how many bytes say it."""
+        """The codes of a column as the server knows them: exact if the column was revealed whole, else by the revealed
+        keys. Also the number of these keys, and the bytes of their marks."""
         if column in self._whole:
             return {bytes([code]): [code] for code in range(self.columns.size(column))}, 0, 1
         own = self._marks.get(column, [])
         return self._codes_by_marks(column, own) if own else {}, len(own), (len(own) + 7) // 8
 
     def _codes_by_marks(self, column: int, own: Sequence[NDArray[np.bool_]]) -> dict[bytes, list[int]]:
-        """The codes of a column by what its told keys say of them, packed; made anew once there is one key more."""
+        """The codes of a column by their sides under its revealed keys, packed; made anew after each new key."""
         count, codes = self._codes.get(column, (0, {}))
         if count != len(own):
             codes = {}
@@ -156,8 +156,7 @@ class KeyBook:
         return codes
 
     def add_new(self, objections: Sequence[Objection]) -> tuple[list[Objection], list[Key]]:
-        """The objections that may be told, and the keys, or columns, that must be for them; they are known from now
-        on."""
+        """The objections that may be sent, and the keys, or columns, to reveal for them; these count as known now."""
         fresh: list[Key] = []
         kept = [o for o in objections if o.split is None or self._tell(o.split.key, fresh)]
         return kept, fresh
@@ -181,8 +180,8 @@ class KeyBook:
         return NewKey(column, self.columns.is_missing(key), np.packbits(sides))
 
     def is_complete(self, column: int, occurs: NDArray[np.int64]) -> bool:
-        """Whether there is nothing more to tell of a column that is not told whole: it has one value, or all borders
-        are known; `occurs` are the codes that training rows have, ascending."""
+        """Whether a column that was not revealed whole has nothing more to reveal: one value, or known borders only.
+        `occurs`: the codes of training rows, ascending."""
         codes = occurs.tolist()
         if self.columns.kinds[column] != NUMBER:
             return len(codes) < 2
@@ -195,10 +194,10 @@ class KeyBook:
         return self.limit is not None and self.told >= self.limit
 
     def _list_wanted(self, key: Key) -> list[Key]:
-        """What must be told before a key is known: all of its column, where that may be.
+        """The entries to reveal before a key is known: its whole column, if that is allowed.
 
-        Sparse categories are always told apart: which of them are light in a node nobody could foresee else, and every
-        level would be a round.
+        A sparse column is revealed whole even if others are not. Otherwise the server could not foresee which
+        categories are light in a node, and every level would take a round.
         """
         wanted = [k for k in self._list_needed(key) if k not in self.numbers]
         column = key.column

@@ -1,13 +1,13 @@
-"""What the server knows of a block's rows: the bits of keys that were told, as coarse bins.
+"""The server's knowledge of a block's rows: the bits of revealed keys, as coarse bins.
 
-In: keys with a bit per row, and whole columns. Out: a code per row and column that tells apart what the keys do, and
-nothing finer; so the server finds the best split among keys that it knows as a client does among all (splits.py).
+In: keys with a bit per row, and whole columns. Out: a code per row and column, exactly as fine as the keys. So the
+server finds the best split among its known keys as a client does among all (splits.py).
 
     numbers             code 0 missing, then 1 + the number of known borders below
-    one against rest    code c: the c-th category that was told, 0 all others
-    sorted categories   atoms: categories that no known set tells apart
+    one against rest    code c: the c-th revealed category, 0 all others
+    sorted categories   atoms: categories that no known set separates
 
-A column that was told whole has its client's own codes.
+A column that was revealed whole has its client's own codes.
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ class Choice:
 
 @dataclass
 class _Column:
-    """What is known of one column."""
+    """The server's knowledge of one column."""
 
     kind: int
     place: int  # among the columns of known codes
     missing: int = -1  # the key that says which numbers are missing
-    borders: list[int] = field(default_factory=list)  # keys of numbers, ascending; of one-hot categories, as told
+    borders: list[int] = field(default_factory=list)  # keys of numbers, ascending; of one-hot categories, as revealed
     above: list[int] = field(default_factory=list)  # rows above each border
     size: int = 1  # atoms
-    told: list[int] = field(default_factory=list)  # keys of sorted categories that clients told
-    keys: list[int] = field(default_factory=list)  # of sorted categories: all, told or made here
+    told: list[int] = field(default_factory=list)  # keys of sorted categories that clients revealed
+    keys: list[int] = field(default_factory=list)  # of sorted categories: all, revealed or made here
     by_set: dict[bytes, int] = field(default_factory=dict)  # of sorted categories: which atoms go right → the key
-    marks: NDArray[np.bool_] | None = None  # of sorted categories: (atoms, told keys), whether it goes right
+    marks: NDArray[np.bool_] | None = None  # of sorted categories: (atoms, revealed keys), whether it goes right
     is_whole: bool = False  # codes are those of the client
 
     @property
@@ -91,8 +91,8 @@ class KnownBlock:
         self.block, self.kinds, self.owner = block, kinds, owner
         self.signs = [*signs, *[0] * (len(kinds) - len(signs))]  # of columns that leaves are monotone in
         self.rows, self.held = rows, held  # training rows (without the missed one), and held-out ones
-        self.keys: list[tuple[int, bool]] = []  # column, and whether a client told it
-        self.told = 0  # bits of each row that the server has been told
+        self.keys: list[tuple[int, bool]] = []  # column, and whether a client revealed it
+        self.told = 0  # bits of each row that clients revealed
         self.columns: dict[int, _Column] = {}
         self.sets: dict[int, NDArray[np.bool_]] = {}  # of keys of categories: for each code, whether it goes right
         self.unions: list[Union] = []  # that the client does not know of yet
@@ -102,7 +102,7 @@ class KnownBlock:
         self._active: list[int] = []  # known columns, ascending
 
     def learn(self, keys: Sequence[NewKey | NewColumn]) -> None:
-        """Takes in keys that a client told."""
+        """Takes in keys that a client revealed."""
         size = len(self.codes)
         apart: dict[int, Codes] = {}  # columns whose codes lie side by side while keys are taken in
         for new in keys:
@@ -129,7 +129,7 @@ class KnownBlock:
             self.layout = Columns.of(kinds, [c.bins for c in known], [self.signs[n] for n in self._active])
 
     def _learn_whole(self, new: NewColumn, column: _Column) -> None:
-        """Takes in a column with all that its client can tell of it."""
+        """Takes in a whole column."""
         if column.kind != new.kind or column.is_whole or column.borders or column.keys or column.missing >= 0:
             raise self._wrong("column", "is of another kind, or was told before", "NewColumn")
         if new.digits.shape[1] != (len(self.codes) + 7) // 8:
@@ -261,7 +261,7 @@ class KnownBlock:
         return Choice(gain, self.block, -1 - number, left=tuple(splits.order[node, :at].tolist()), sums=(g, h))
 
     def give_key(self, choice: Choice) -> Choice:
-        """A choice with a key: a set of atoms becomes a union that the client will be told of."""
+        """A choice with a key: a set of atoms becomes a union, which is sent to the client later."""
         if choice.key >= 0:
             return choice
         number = -1 - choice.key

@@ -1,4 +1,4 @@
-"""Feature privacy of trees whose splits are drawn: the noise on their leaves, and what a row of each table pays.
+"""Feature privacy of trees whose splits are drawn: the noise on their leaves, and the cost for each table's rows.
 
 In: a job, a table mapping, the loss. Out: `OwnNoise`: the mechanisms and releases of every table, the noise, and the
 bounds, public, that borders lie between. Nothing here reads a feature.
@@ -49,7 +49,7 @@ def plan_leaves(job: Job, mapping: MappingSummary, loss: Loss, slope: float, wei
 
 
 def leaf_noise(job: Job, mapping: MappingSummary, loss: Loss, slope: float, weight: float) -> LeafNoise:
-    """The least noise that keeps the rows of every table within ε; or what the job gives, in units of the clip."""
+    """The least noise that keeps the rows of every table within ε; or the job's own, in units of the clip."""
     assert isinstance(job.options, Boosting)
     features, trees = job.privacy.features, job.options.trees
     assert features is not None
@@ -66,7 +66,7 @@ def leaf_noise(job: Job, mapping: MappingSummary, loss: Loss, slope: float, weig
 
 
 def _slope_bound(mapping: MappingSummary, loss: Loss, slope: float) -> float:
-    """What the slope of a row of weight one is cut at: where it ends, or beyond what is usual; from labels alone."""
+    """The clip of the slope of a row of weight one: its largest value, or one above the usual; from labels alone."""
     channel = mapping.label.channel
     if loss.task == "binary":
         ends = np.array([0.0, 1.0]) if channel is None else channel.unbiased(np.array([0.0, 1.0]))
@@ -86,7 +86,7 @@ def joined_rows(mapping: MappingSummary) -> dict[str, int]:
 
 
 def leaf_mechanisms(mapping: MappingSummary, noise: LeafNoise, trees: int) -> dict[str, tuple[Mechanism, ...]]:
-    """What a row of each table goes through: a release for each tree, or group of trees of all classes."""
+    """The mechanisms for a row of each table: a release for each tree, or group of trees of all classes."""
     return {
         table: (Mechanism(noise.deviation / (noise.clip * most), trees),)
         for table, most in joined_rows(mapping).items()

@@ -1,7 +1,7 @@
 """Boosted trees: bins, checks of trees, and the splits that a model is made of (docs/boosting.md).
 
-Of a part's rows the server is told which bin each lies in, a column at a time (`NewColumn`), or one bit per split that
-is asked of all of them (`NewKey`); and how good splits are.
+The server learns the bins of a part's rows, a column at a time (`NewColumn`), or one bit of each row per split
+(`NewKey`). It also learns how good splits are.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ class TreesStarted(Message, frozen=True):
     )
     kinds: NDArray[np.uint8]  # of each column: numbers, or which categories
     has_missing: NDArray[np.bool_]  # where bins were given, or splits are drawn; else nothing
-    limit: Annotated[int, Meta(ge=0)] | None = None  # bits of a row that the client will tell
-    reveals_columns: bool = False  # whether it tells a column whole, once a tree splits it
+    limit: Annotated[int, Meta(ge=0)] | None = None  # bits of a row that the client will reveal
+    reveals_columns: bool = False  # whether it reveals a column whole, once a tree splits it
     right: list[NDArray[np.uint8]] = msgspec.field(default_factory=list)  # of earlier splits, as NewKey has it
     sizes: NDArray[np.int64] = msgspec.field(default_factory=lambda: np.zeros(0, np.int64))  # of drawn splits: bins
 
@@ -136,7 +136,7 @@ class RevealedKeys(Message, frozen=True):
 
 
 class SplitRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a split of a trained model asks of a row; it goes right if the answer is yes.
+    """The question of a trained model's split; a row goes right if the answer is yes.
 
     Numbers: is x > border, or missing? (`border` None: is it missing?) Categories: is it none of `left`? A missing one
     goes left with `null_left`, and one that is not in `known` with `other_left`.
@@ -153,7 +153,7 @@ class SplitRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def splits_name(rules: Sequence[SplitRule]) -> str:
-    """What a table's splits are called in contracts and accounts: the same splits, the same name."""
+    """The name of a table's splits in contracts and accounts; equal splits have equal names."""
     return hashlib.sha256(msgspec.msgpack.encode(list(rules))).hexdigest()
 
 

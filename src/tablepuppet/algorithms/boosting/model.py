@@ -1,7 +1,7 @@
 """Trees as they are kept: topology, values of leaves, and for each inner node whose key it asks.
 
-What a key means (a column and a border, or a set of categories) its owner knows; the server may hold that too, once it
-is released.
+The owner knows a key's rule (a column and a border, or a set of categories). The server may hold it too, once it is
+released.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def compact(
 
     `missing_key`: of a block and a key, the key that says which values of its column are missing, or −1.
     """
-    used: list[dict[int, None]] = [{} for _ in range(blocks)]  # in order, whatever order they were told in
+    used: list[dict[int, None]] = [{} for _ in range(blocks)]  # in the trees' order, not that of their disclosure
     for tree in (t for group in trees for t in group):
         for node in tree.splits:
             block, key = tree.block[node], tree.key[node]

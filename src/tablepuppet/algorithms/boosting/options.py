@@ -1,4 +1,4 @@
-"""What a user can choose about boosted trees."""
+"""Options of boosted trees."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
         """Distinct splits that a table's owner tells at most: those of all nodes, with some that others outdo."""
         if self.max_splits is not None:
             return self.max_splits
-        if self.is_random:  # each with the one that says what is missing
+        if self.is_random:  # each with the one that marks missing values
             return 2 * self.trees * (self.most_leaves - 1)
         return 4 * self.trees * self.searched_leaves
 
@@ -199,19 +199,19 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
 
     @property
     def rules(self) -> NDArray[np.float64]:
-        """λ, the least Σh of a side, the least gain; of sorted categories what λ is raised by, what smooths them, and
-        the least Σh of one, in columns of many rows for each and in sparse ones; of these, that of how many rows; the
-        least rows of a side."""
+        """In order: λ, the least Σh of a side, the least gain. Of sorted categories: the increase of λ, their
+        smoothing, and the least Σh of one, in dense columns and in sparse ones. Then the number of rows whose Σh a
+        sparse category must reach, and the least rows of a side."""
         given = self.min_category_weight
         least = [0.0, 0.0, _LIGHT_ROWS] if given is None else [given, given, 0.0]
         return np.array([self.penalty, self.least_weight, self.min_gain, 10.0, 10.0, *least, self.least_rows])
 
     @property
     def bin_rules(self) -> BinRules:
-        """How finely columns are told apart."""
+        """How fine the bins of columns are."""
         return BinRules(self.bins, self.most_categories, self.min_bin_rows)
 
     @property
     def most_categories(self) -> int:
-        """The categories of a string that are told apart at most."""
+        """The largest number of distinct categories of a string."""
         return self.categories or (_MOST_CATEGORIES if self.bins == _FINEST else self.bins)

@@ -1,4 +1,4 @@
-"""Who learns what from boosted trees, in words, how many bits of a row the server may be told, and what is advised.
+"""Disclosures of boosted trees in words, the bits of a row that the server may learn, and advice.
 
 In: a table mapping, its Shape and the job. Out: insights and exposures, as knowledge.py has them for other algorithms.
 """
@@ -70,7 +70,7 @@ def tree_insights(mapping: MappingSummary, shape: Shape, job: Job) -> list[Insig
 
 
 def _of_rows(options: Boosting) -> str:
-    """What is told of rows."""
+    """Describes the disclosure of rows."""
     if options.reveals_columns:
         return (
             f"of every column that a tree splits: which of up to {options.bins} bins, or categories, each row of its "
@@ -87,7 +87,7 @@ def _of_rows(options: Boosting) -> str:
 
 
 def tree_disclosures(mapping: MappingSummary, shape: Shape, job: Job) -> dict[DisclosureKey, int]:
-    """What a run tells whom, from its first key to the last split; of checks and splits, at most so many."""
+    """A run's disclosures by recipient, from its first key to the last split; checks and splits are upper bounds."""
     account, options, held = Account(), _as_boosting(job.options), held_blocks(job, mapping)
     account.told = setup_disclosures(mapping, job.privacy.keys)
     told = _count_drawn_splits(shape, job)
@@ -109,8 +109,8 @@ def tree_disclosures(mapping: MappingSummary, shape: Shape, job: Job) -> dict[Di
 
 
 def _count_drawn_splits(shape: Shape, job: Job) -> list[int] | None:
-    """By block: how many splits are told, where borders are public and no column is text; else None: it depends on the
-    data, or on names."""
+    """By block: how many splits are revealed, if borders are public and no column is text. Else None: the number
+    depends on the data, or on names."""
     options = _as_boosting(job.options)
     if job.privacy.features is None or any(block.strings for block in shape.blocks):
         return None
@@ -129,7 +129,7 @@ def earlier_splits(job: Job, block: int) -> int:
 
 
 def tree_exposures(shape: Shape, given: AlgorithmOptions) -> list[Exposure]:
-    """Per block: the bits of a row that the server may be told, against those that its bins have."""
+    """Per block: the bits of a row that the server may learn, against those that its bins have."""
     options = _as_boosting(given)
     found = []
     for block in shape.blocks:
@@ -167,7 +167,7 @@ def most_told(block: BlockShape, options: Boosting) -> int:
 
 
 def advise_trees(shape: Shape, given: AlgorithmOptions) -> Advice:
-    """What the trees cost: they have no other algorithm."""
+    """The cost of the trees: they have no other algorithm."""
     options = _as_boosting(given)
     if options.is_random:
         drawn = cost(shape, options.name, options, options.trees)

@@ -2,8 +2,8 @@
 
 In: a model and the joined rows of a query. Out: a score per joined row and output. A joined row without a row in some
 table (an outer join found none, or its owner is away) is one whose values there are all missing. Bits of a block are
-(splits, rows + 1), the last row being the one that does not exist. What a feature does is found from the same bits,
-changed, and asks no owner for more. Of a block whose owners hold its splits only totals are known here.
+(splits, rows + 1), the last row being the one that does not exist. Effects of a feature follow from the same bits,
+changed, and ask no owner for more. Of a block whose owners hold its splits only totals are known here.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _values(tree: Tree, bits: Sequence[Bits], numbers: Sequence[RowNumbers], cou
 
 
 def tree_text(model: Model, number: int, output: int = 0) -> str:
-    """A tree in words: a line a node, what goes right under "yes". Splits that stay with their owners are not told."""
+    """A tree in words: a line a node, the right side under "yes". Splits that stay with their owners are not shown."""
     if not 0 <= number < len(model.trees) or not 0 <= output < model.outputs:
         raise ModelError(f"there is no such tree; the model has {len(model.trees)} of {model.outputs} output(s) each")
     tree = model.trees[number][output]
@@ -177,7 +177,7 @@ def _question(model: Model, tree: Tree, node: int) -> str:
     return f"{feature} > {rule.border:.6g}" + (" or missing?" if has_missing else "?")
 
 
-# -- what a feature does ---------------------------------------------------------------------
+# -- effects of a feature --------------------------------------------------------------------
 
 
 def set_feature(model: Model, block: int, bits: Bits, feature: int, value: Value) -> Bits:

@@ -1,8 +1,7 @@
 """Rounds of boosted trees: one block's clients as if they were one.
 
-Where a block lies with one client, that client finds what it objects to. Where several share it, their histograms are
-summed (under masks, where the block's sums are), the objections are found here, and bits of new keys are asked for in
-one more round.
+A block's only client finds its objections itself. Several clients send their histograms, which are summed (under masks,
+if the block's sums are). The objections are then found here, and one more round asks for the bits of new keys.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ from tablepuppet.protocol.base import Message
 from tablepuppet.sources.binning import merged_bins, merged_public_bins
 from tablepuppet.training.server import UnionOperator, clients_of
 
-_BITS = 1 << 29  # of an answer, that is 64 MB; more are told in further rounds
+_BITS = 1 << 29  # of an answer, that is 64 MB; more are sent in further rounds
 
 
 class TreeRounds:
@@ -102,7 +101,7 @@ class TreeRounds:
         return kinds, earlier
 
     def _before(self, block: int) -> list[SplitRule] | str:
-        """What a block's client needs to know of the splits of earlier trees."""
+        """The splits of earlier trees, as a block's client needs them."""
         if self.before is None:
             return []
         own = self.before.blocks[block]
@@ -241,8 +240,8 @@ def _join_codes(block: Sequence[Part], revealed: Sequence[NewKey | NewColumn]) -
 
 
 def _drawable(answers: Sequence[TreesStarted], options: Boosting) -> Drawable:
-    """What a block's keys are drawn from; its clients have the same bins. Where nobody caps them, all trees together
-    draw no more than are told."""
+    """The data from which a block's keys are drawn; its clients have the same bins. Without a cap, all trees draw no
+    more keys than owners reveal."""
     if not answers:
         return Drawable(Columns.of([], []), np.zeros(0, np.bool_))
     layout = Columns.of(answers[0].kinds.tolist(), answers[0].sizes.tolist())

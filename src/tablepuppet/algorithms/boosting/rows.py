@@ -67,8 +67,8 @@ class BlockIndex:
         self, starts: Sequence[int], cells: tuple[Cells, int], given: Derivatives, spare: RowNumbers
     ) -> list[Pairs]:
         """The pairs of each part of the block, whose rows begin where `starts` says. Joined rows without a row here
-        have row n_i, of the last part. `cells` has the cell of every joined row and how many there are; `spare` has
-        room for the numbers of all joined rows."""
+        have row n_i, of the last part. `cells`: the cell of every joined row, and the number of cells. `spare` has room
+        for the numbers of all joined rows."""
         cell, most_cells = cells
         most = min(int(np.count_nonzero(cell >= 0)), (self.rows + 1) * most_cells)
         counts = np.empty(self.rows + 1, np.int32)

@@ -47,7 +47,7 @@ class HeldRows:
 
 @dataclass(slots=True)
 class _Better:
-    """What was objected to one node: the best split, and whether its own is not even a candidate."""
+    """The objections to one node: the best split, and whether its own is not even a candidate."""
 
     best: Choice | None = None
     is_void: bool = False
@@ -217,7 +217,7 @@ class BoostingServer:
 
 
 def _mend_nodes(tree: GrowingTree, better: dict[int, _Better]) -> list[int]:
-    """Gives the topmost nodes that were objected to their better splits and grows what is below; what to check next."""
+    """Gives the topmost nodes with objections their better splits and grows the tree below; the nodes to check next."""
     forced: dict[int, Choice] = {}
     again = []
     for number in sorted(better):

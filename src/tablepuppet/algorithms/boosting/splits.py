@@ -1,7 +1,7 @@
 """The best split of each of some nodes, from Σ(g, h) of every node and bin.
 
-Gains are the only floating-point numbers; they are rounded as written (no fused products), so that a client and the
-server that see the same sums find the same split whatever their processors are.
+Gains are the only floating-point numbers. They are rounded as written (no fused products). So a client and the server
+with the same sums find the same split on any processors.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ CLOSE = 1 - 1e-9  # more than products and quotients are rounded by
 
 
 class SplitRules(NamedTuple):
-    """What a split must fulfil."""
+    """Conditions on a split."""
 
     unit: Array  # of g and of h
     rules: Array  # as the options have them
-    bounds: Array  # (nodes, 2): what the values of leaves lie within; (0, 2): nothing is bound
+    bounds: Array  # (nodes, 2): bounds of the values of leaves; (0, 2): nothing is bound
     least: Array  # (nodes, 2): Σh that each side must have, and that below which sparse categories are left out
 
 
@@ -63,7 +63,7 @@ def _value(G: Any, H: Any, bound: Array) -> Any:
 
 @compile_loop
 def _worth(G: Any, H: Any, bound: Array) -> Any:
-    """What a leaf gains: G²/H, or less where it is bound."""
+    """The gain of a leaf: G²/H, or less where it is bound."""
     if len(bound) == 0:
         return G * G / H
     w = _value(G, H, bound)

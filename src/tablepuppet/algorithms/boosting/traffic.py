@@ -1,11 +1,11 @@
-"""What a tree costs, from what is known before training: rows, kinds of columns and joined rows; never their values.
+"""The cost of a tree, from facts before training: rows, kinds of columns and joined rows; never their values.
 
-A block has so many columns, or splits, to tell. Every checked tree asks for some of them, most often for some that are
-known by now: after K wishes S·(1 − e^(−K/S)) of S are told, and a tree that finds no new ones takes one round. A block
-that has told all is not asked any more. When a tree first splits by a column that says little, and how many values an
-integer or a string has, nobody knows before training, so that a block is counted as asked less and less, not until some
-tree. Which column says little is guessed from its kind: of two values it is likely, of many it is not. The constants
-are those of runs (docs/decisions/0120-a-column-is-told-once.md).
+A block has S columns, or splits, to reveal. Every checked tree asks for some of them, most often for some that are
+known by now. After K wishes S·(1 − e^(−K/S)) of them are revealed; a tree that finds no new ones takes one round. A
+block that has revealed everything is not asked any more. Two things are unknown before training: when a tree first
+splits by a weak column, and how many values an integer or a string has. So the chance that a block is asked falls
+gradually, not at some tree. A column's kind decides how likely it is weak: likely with two values, unlikely with many.
+The constants were measured in runs (docs/decisions/0120-a-column-is-told-once.md).
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.shape import BlockShape, PartShape, RoundTraffic, Shape
 
 _NODE = 40  # bytes that a node takes, down and up
-_KEY, _ANSWER = 24, 70  # bytes of a split that is asked for by name, and of one that is told, besides its rows' bits
+_KEY, _ANSWER = 24, 70  # bytes of a split that is asked for by name, and of a revealed one, without its rows' bits
 _BIN = 16  # bytes of Σg and Σh
 _SPARE = 3  # bits of a derivative that few rows need
 _CLASS = 1  # bits of a first derivative, which zstd leaves of labels that are classes: all scores are still equal
 _COUNT = 5  # bits of a pair's row and of how many joined rows it has
-_INTEGERS, _CATEGORIES = 30, 8  # splits of a column that hold all it can tell, most often
+_INTEGERS, _CATEGORIES = 30, 8  # splits that hold all of a column's information, most often
 _FIRST, _LATER = 1.5, 0.16  # splits that a tree asks a block for, by inner node
 _ROWS_OF_LEAF = 100  # joined rows, fewer of which have no leaf of their own, most often
-_SLOW = 300  # wishes of a block of few splits, before it has told the last one
+_SLOW = 300  # wishes of a block of few splits, before it has revealed the last one
 _OF_FIRST = 0.75  # of the first tree's rows, that a round is about: branches end
 _MENDED, _EARLY = 0.35, 0.4  # of a tree, that rounds which mend are about; and more of it in the first few
 _LATE_PAIRS, _EARLY_PAIRS = 0.08, 0.35  # of the pairs of rows and cells that chance would make, in late trees and early
@@ -33,9 +33,9 @@ _STEEP = 2  # how suddenly a block is no longer asked
 _POOR_BOOLEAN, _POOR_STRING, _POOR_NUMBER = 0.8, 0.15, 0.015  # how likely a column says little, by its kind
 _OF_COLUMNS = 0.35  # columns that a later tree asks a block for, by inner node
 _SOON, _WAIT = 40, 420  # wishes of a block, before a tree splits by the last of its columns: any, or one of little use
-_SPLITS_APART = 1.5  # times more or fewer rounds than estimated, where splits are told and not columns
-_STEEPLY = 4  # how suddenly a block whose columns are told is no longer asked
-_NUMBER_BITS, _CATEGORY_BITS = 8, 5  # that tell a column's bins apart, most often
+_SPLITS_APART = 1.5  # times more or fewer rounds than estimated, where splits are revealed and not columns
+_STEEPLY = 4  # how suddenly a block whose columns are revealed is no longer asked
+_NUMBER_BITS, _CATEGORY_BITS = 8, 5  # of a column's bin numbers, most often
 _DITHER = (math.sqrt(5) - 1) / 2
 
 # CPU seconds (docs/performance.md).
@@ -70,8 +70,9 @@ def tree_waves(shape: Shape, options: Boosting, tree: int) -> list[RoundTraffic]
 def tree_round_range(shape: Shape, options: Boosting, estimate: int) -> tuple[int, int]:
     """How many rounds a run takes, at least and at most; `estimate`: as shapes alone say.
 
-    A tree takes one round, and another each time that columns are told first: so at most as many more as there are
-    columns, twice where clients share them. A block of more columns than it can tell at the first root is asked again.
+    A tree takes one round, and another whenever columns are revealed first. So there are at most as many more rounds as
+    columns, twice as many if clients share them. A block of more columns than it can reveal at the first root is asked
+    again.
     """
     if options.is_random:
         return estimate, estimate
@@ -83,7 +84,7 @@ def tree_round_range(shape: Shape, options: Boosting, estimate: int) -> tuple[in
 
 
 def tree_seconds(shape: Shape, options: Boosting, tree: int) -> float:
-    """CPU seconds of the tree of this number, messages apart: what the server grows, and what owners are asked."""
+    """CPU seconds of the tree of this number, without messages: the server's growth and the owners' checks."""
     columns = {block.name: block.numbers + block.strings for block in shape.blocks}
     binned = _SORTED * sum((p.rows + p.test_rows) * columns[b.name] for b, p in shape.parts) * (tree == 0)
     records = min(1.0, _RECORDS / options.trees)
@@ -137,8 +138,8 @@ def _rounds(shape: Shape, options: Boosting, tree: int) -> list[_Round]:
 
 
 def _first_tree(shape: Shape, options: Boosting) -> list[_Round]:
-    """One round a level, of which growth by leaves has a few more than a balanced tree; fewer, where columns are told
-    whole, for the same columns split several levels. A block's first column is told at the root."""
+    """One round a level; growth by leaves has a few more levels than a balanced tree. Columns that are revealed whole
+    take fewer, as the same columns split several levels. A block's first column is revealed at the root."""
     levels, most = options.deep_levels, max(1, options.searched_leaves // 2)
     cells = [min(2**level, most) for level in range(levels)]
     again = [1.0] * len(shape.blocks)
@@ -165,24 +166,24 @@ def _all_bits(shape: Shape, options: Boosting) -> list[RoundTraffic]:
 
 
 def _together(tree: int) -> float:
-    """Of the pairs of rows and cells that chance would make: later trees are split more by what a row has itself."""
+    """The share of the pairs of rows and cells that chance would make: later trees split more by a row's values."""
     return _LATE_PAIRS + _EARLY_PAIRS * math.exp(-tree / 30)
 
 
 def _things(block: BlockShape, options: Boosting) -> int:
-    """S: what a block can tell: its columns, or their splits."""
+    """S: the columns of a block, or their splits."""
     return max(1, block.numbers + block.strings) if options.reveals_columns else _splits(block, options)
 
 
 def _bits(block: BlockShape, options: Boosting) -> float:
-    """Of a row, that tell a column, or a split."""
+    """Of a row, that reveal a column, or a split."""
     if not options.reveals_columns:
         return 1.0
     return (_NUMBER_BITS * block.numbers + _CATEGORY_BITS * block.strings) / _things(block, options)
 
 
 def _answer(part: PartShape, bits: float) -> float:
-    """Bytes that tell a column, or a split, by so many bits of every row."""
+    """Bytes that reveal a column, or a split, by so many bits of every row."""
     return _ANSWER + bits * (part.rows + part.test_rows + 1) / 8
 
 

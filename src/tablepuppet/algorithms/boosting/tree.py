@@ -1,4 +1,4 @@
-"""A tree while it grows: the joined rows of its nodes, and histograms over what the server knows.
+"""A tree while it grows: the joined rows of its nodes, and histograms over the server's known bins.
 
 In: derivatives in fixed point and known blocks. Out: nodes. The joined rows of a node lie side by side in one array of
 row numbers; a split parts them. Of two children the one with fewer rows is counted, the other is its parent less it.
@@ -65,7 +65,7 @@ class Growth:
 
 @dataclass(frozen=True, eq=False)
 class TreeRows:
-    """What a tree is grown on."""
+    """The rows that a tree is grown on."""
 
     blocks: Sequence[KnownBlock]
     indices: Sequence[BlockIndex]
@@ -120,7 +120,7 @@ class GrowingTree:
     def _grow_leaves(self, leaves: int, forced: Mapping[int, Choice]) -> None:
         """Splits the leaf that gains most, from the root on, until there are so many; the lower path wins a tie.
 
-        What was split before and is not reached any more is a leaf again.
+        Nodes that were split before and are not reached any more are leaves again.
         """
         for number, choice in forced.items():
             node = self.nodes[number]
@@ -171,7 +171,7 @@ class GrowingTree:
         return [asked[f].choice(found[f], place) for place, f in enumerate(first)]
 
     def bounds(self, numbers: Sequence[int]) -> NDArray[np.float64]:
-        """What the values of nodes lie within; of none, where nothing is bound."""
+        """Bounds of the nodes' values; empty where nothing is bound."""
         if not self.growth.is_bound:
             return _UNBOUND
         return np.array([self.nodes[n].bound for n in numbers], np.float64).reshape(-1, 2)
@@ -185,7 +185,7 @@ class GrowingTree:
         return least
 
     def undo(self, number: int, *, keeps: bool = False) -> None:
-        """A node without what was below it, and without its split unless it `keeps` that."""
+        """Removes all nodes below a node, and its split unless it `keeps` that."""
         below = [self.nodes[number].left]
         while below:
             left = below.pop()
@@ -239,7 +239,7 @@ class GrowingTree:
         return (below, above) if sign > 0 else (above, below)
 
     def _check_gain(self, number: int, choice: Choice) -> None:
-        """What a client claimed of its split is what the split does, now that its rows are known."""
+        """Checks a client's claim about its split, now that its rows are known."""
         node, (unit_g, unit_h), rules = self.nodes[number], self.given.unit, self.growth.rules
         block = self.blocks[choice.block]
         ridge = rules[0] + (rules[3] if block.is_set(choice.key) else 0.0)
@@ -316,7 +316,7 @@ class GrowingTree:
         return sorted(found)
 
     def make_outline(self, roots: Sequence[int]) -> tuple[Outline, list[int]]:
-        """These nodes and what is below them, as far as it may be split; and their numbers here."""
+        """These nodes and all below them that may be split; and their numbers here."""
         numbers = [n for n in roots if self.is_open(n)]
         left = []
         place = 0
@@ -351,7 +351,7 @@ class GrowingTree:
 
 
 def _worth(g: float, h: float, bound: tuple[float, float] | None) -> float:
-    """What a leaf gains: g²/h, or less where it is bound."""
+    """The gain of a leaf: g²/h, or less where it is bound."""
     if bound is None:
         return g * g / h
     w = value_of(g, h, bound)

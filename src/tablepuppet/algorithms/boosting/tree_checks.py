@@ -25,7 +25,7 @@ NUMBER, ONE_HOT, SORTED, KNOWN_ONE_HOT, SPARSE = 0, 1, 2, 3, 4  # how the bins o
 SETS = (SORTED, SPARSE)  # sorted categories; of sparse ones those that are light in a node are left out
 FEW = 4  # categories up to which each is tried against the rest
 _WIDTHS = (1, 2, 4, 8)
-WHOLE = 0  # the border of a key that stands for a column with all that can be told of it
+WHOLE = 0  # the border of a key that stands for a whole column
 
 
 class NumberBins(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -71,7 +71,7 @@ Bins = NumberBins | CategoryBins
 
 
 class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a key means: rows with a code above `border` go right; or those whose code is none of `left`."""
+    """The rule of a key: rows with a code above `border` go right; or those whose code is none of `left`."""
 
     column: int
     border: int = -1  # of numbers; the last code: only missing values go right; WHOLE: all that the column has
@@ -128,17 +128,17 @@ class Outline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     block: NDArray[np.int32]  # whose split it is; −1: none
     key: NDArray[np.int32]  # where it is the client's own; else −1
     to_left: NDArray[np.bool_]  # whether missing values go left
-    bounds: Array  # (nodes, 2): what the values of a node lie within; (0, 2): nothing is bound
+    bounds: Array  # (nodes, 2): bounds of a node's values; (0, 2): nothing is bound
     least: Array  # (nodes, 2): Σh that each side must have, and that below which sparse categories are left out
     pairs: Pairs | None = None  # sums of the client's rows in cells; cells are numbered as they come
 
 
 class Union(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A set of categories that the server made of sets it knew: those whose membership in the column's keys is one of
-    `rows` (a row each, a bit per key of the column, packed)."""
+    """A set of categories that the server made of known sets. It has the categories whose membership in the column's
+    keys is one of `rows` (a row each, a bit per key of the column, packed)."""
 
     column: int
-    keys: int  # of the column, that clients told
+    keys: int  # of the column, that clients revealed
     rows: NDArray[np.uint8]
 
 
@@ -196,7 +196,7 @@ class NewColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=Tru
 
 
 def digits_of(kind: int, size: int) -> int:
-    """Bits that tell a column's codes apart, and from them a category that nobody knows."""
+    """Bits that distinguish a column's codes, and one more code for an unknown category."""
     return (size - 1 if kind == NUMBER else size).bit_length()
 
 
@@ -210,7 +210,7 @@ class Objections(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: NDArray[np.int32]
     to_left: NDArray[np.bool_]
     is_void: NDArray[np.bool_]  # the split in the outline is not one of the client's candidates
-    complete: list[int] = []  # columns of which there is nothing more to tell, besides those that were told whole
+    complete: list[int] = []  # columns with nothing more to reveal, besides those that were revealed whole
 
     @property
     def bits_of_a_row(self) -> int:

@@ -46,8 +46,8 @@ class Centralized(AlgorithmOptions, frozen=True, tag="centralized"):
 
 _ITERATIONS = 100
 
-# CPU seconds (docs/performance.md): of an encoded number of a table, which is read, encoded and pooled; of a joined row
-# and of each of its columns; of a row in an iteration, for each output; and of an entry of the Hessian.
+# CPU seconds (docs/performance.md). Of an encoded number of a table, which is read, encoded and pooled; of a joined row
+# and of each of its columns. Of a row in an iteration, for each output; and of an entry of the Hessian.
 _POOLED, _JOINED, _COLUMN, _ITERATED, _SQUARED = 130e-9, 400e-9, 30e-9, 180e-9, 0.3e-9
 _START = 5e-3
 _BATCH_STEPS = 5  # of a network, that torch's own takes as long as

@@ -6,8 +6,8 @@
 
 One-hot columns of different blocks can trade a constant among them at the price of the penalty alone. So each block
 with such columns adds the constant to the search space. This is free: the server knows its predictions. The search
-space has at most M(m+2) directions and the intercept; the server already holds all of them as per-row vectors, and
-knows the penalty from the clients' inner products. For squared loss W_i = G_i, and only Y_i travels; for softmax W_i is
+space has at most M(m+2) directions and the intercept. The server already holds all of them as per-row vectors, and
+knows the penalty from the clients' inner products. For squared loss W_i = G_i, and only Y_i travels. For softmax W_i is
 the curvature over all pairs of classes, or a constant bound of it (full_curvature.py). Here is the server's half; the
 client's is in client.py.
 """

@@ -87,8 +87,8 @@ def derivative_step(
 ) -> tuple[Sequence[Any], dict[str, Any]]:
     """∂ℓ/∂a, and ∂²ℓ/∂a² if it is asked for; and the sums for metrics, while the scores are at hand.
 
-    Blocks get both side by side, for a row that is far away is then fetched once; those marked `apart` one by one, or
-    the first alone where the second `follows` from it.
+    Blocks get both side by side, because a distant row is then fetched only once. Blocks marked `apart` get them one by
+    one, or the first alone if the second `follows` from it.
     """
     scores = np.add(shard.scores, intercept, out=shard.scores)
     total, gradient, curvature = loss.derivatives(scores, shard.labels, wants_curvature=wants_curvature)

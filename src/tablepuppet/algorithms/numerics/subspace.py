@@ -1,10 +1,10 @@
 """Where a model stands and how it came there: the two halves of a subspace search.
 
 A linear block's parameters move inside a few directions: a new one each round, the last m of them,
-and the constant that one-hot columns can express. (Directions, not the steps made of them: a step
-can cancel to rounding, and scaled up again it would part server and client.) The client holds them
-as parameters (`Trail`), the server as predictions (`Tracker`); the server chooses coefficients and both halves apply
-them. So neither sends anything that the other already knows.
+and the constant that one-hot columns can express. They are directions, not the steps made of them. A step can cancel to
+rounding; scaled up again, it would part server and client. The client holds directions as parameters (`Trail`), the
+server as predictions (`Tracker`). The server chooses coefficients and both halves apply them. So neither sends anything
+that the other already knows.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Requests by key, answered from memory: Predictor from a batch, PredictionCache as long as no table has changed.
 
-Predictor. In: a batch of predictions and its key. Out: for one key, its rows, in microseconds. What it answers is what
-the tables held when it was made or last refreshed.
+Predictor. In: a batch of predictions and its key. Out: for one key, its rows, in microseconds. Its answers reflect the
+tables as they were when it was made or last refreshed.
 
 PredictionCache. In: a request for the rows with some keys, and how it would be predicted from the tables. Out: its
-answer. The first request of a kind is predicted for its keys alone; the second predicts all rows and keeps them; from
-then on a request costs one round that asks the owners whether their tables are what they were, and a look-up. Where an
-owner cannot tell (MySQL), the tables are read at every request.
+answer. The first request of a kind is predicted for its keys alone. The second predicts all rows and keeps them. Each
+later request costs a look-up and one round, which asks the owners whether their tables are unchanged. If an owner
+cannot know (MySQL), the tables are read at every request.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class _Kind:
 
 
 class PredictionCache:
-    """What was predicted ahead, for the last few kinds of request."""
+    """Predictions made ahead, for the last few kinds of request."""
 
     def __init__(self) -> None:
         self._kinds: OrderedDict[Hashable, _Kind] = OrderedDict()
@@ -197,7 +197,7 @@ def _owners(query: str, tables: Mapping[str, tuple[str, ...]], link: Link) -> li
 
 
 def _stamps(owners: Sequence[tuple[str, str]], link: Link) -> tuple[bytes, ...]:
-    """One round: what the owners say about the state of their tables."""
+    """The state of the owners' tables, in one round."""
     requests = [(client, DescribeTable(table=table)) for client, table in owners]
     answers: list[TableSchema] = link.ask_each(requests, "evaluation")
     return tuple(answer.stamp for answer in answers)

@@ -1,7 +1,7 @@
-"""Predicting while an owner is away: who is there, and what stands in for those who are not.
+"""Predicting while an owner is away: who is there, and the stand-ins for those who are not.
 
-In: a model, the federation's tables and a link. Out: the tables as far as their owners answer. A table none of whose
-owners answers is held by a *stand-in* that knows of it what the model knows: which expressions its query reads, and
+In: a model, the federation's tables and a link. Out: the tables as far as their owners answer. If no owner of a table
+answers, a *stand-in* holds it. The stand-in knows the table from the model: which expressions its query reads, and
 their types. It has no rows, so that every joined row gets the table's mean contribution over training.
 """
 

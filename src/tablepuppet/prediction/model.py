@@ -1,7 +1,7 @@
 """Model: all that predictions need, and nothing of the rows that it was trained on.
 
-In: a finished run. Out: what is saved, loaded, and asked to predict: the query with its label, and for each block the
-encoders and parameters. And what a linear model says on the original scale of its features: an encoded column is
+In: a finished run. Out: a model to save, load and predict with: the query with its label, and for each block the
+encoders and parameters. Also the weights of a linear model on the original scale of its features. An encoded column is
 (x − mean) / scale, so the weight of x is θ / scale, and the intercept absorbs −θ · mean / scale.
 """
 
@@ -76,7 +76,7 @@ class BlockModel:
 
 @dataclass(frozen=True, slots=True)
 class TableUse:
-    """What the query read of one table: each expression, as the model's query has it, with its type."""
+    """The query's use of one table: each expression, as the model's query has it, with its type."""
 
     table: str
     expressions: tuple[str, ...]
@@ -92,7 +92,7 @@ class Model:
     ('logistic', 'returned', {'o': 'here', 'i': 'here'})
     """
 
-    kind: str  # linear, logistic, softmax …: what the sum of the blocks' contributions means
+    kind: str  # linear, logistic, softmax …: the meaning of the sum of the blocks' contributions
     query: str
     label: str
     label_aliases: tuple[str, ...]  # of each branch: the alias that the label comes from
@@ -104,7 +104,7 @@ class Model:
     spec: ModelSpec = field(default_factory=ModelSpec)  # how a block's model is built
     builder: Builder | None = field(default=None, repr=False)  # of the user's own torch modules; never saved
     id: str = ""  # under which owners hold their parts; "": not saved yet, and nobody does
-    head: HeadModel | None = None  # how scores come from what the blocks give; None: their sum
+    head: HeadModel | None = None  # how the blocks' contributions become scores; None: their sum
     head_module: Any = field(default=None, repr=False)  # of a head of the user's own; never saved
     loss_name: str = ""  # "": the usual one for such labels
     loss_options: dict[str, float] = field(default_factory=dict)
@@ -113,7 +113,7 @@ class Model:
 
     @property
     def loss(self) -> Loss:
-        """What the scores mean, and which metrics the model has."""
+        """The loss: it defines the scores' meaning and the model's metrics."""
         kind = loss_named(self.loss_name) if self.loss_name else usual_loss(self.outputs * len(self.classes))
         return kind.of(LabelFacts(len(self.classes)), **self.loss_options)
 
@@ -225,7 +225,7 @@ class Model:
         columns: Sequence[str] = (),
         use: int = 0,
     ) -> str:
-        """A SELECT that a block's owner runs: what the block adds to the score of each of its rows.
+        """A SELECT that a block's owner runs: the block's contribution to the score of each of its rows.
 
         It works for linear models and for networks without modules of your own. A row's score is the sum over the
         blocks and `encoded_intercept`; a row that an outer join does not find adds 0.
@@ -243,8 +243,9 @@ class Model:
         return to_sql(self, block, table=table, dialect=dialect, columns=columns, use=use)
 
     def to_onnx(self, path: str | Path, block: str | None = None) -> None:
-        """Writes what a block adds to the score as an ONNX graph to `path`; its inputs are the block's features, by
-        name.
+        """Writes a block's contribution to the score as an ONNX graph to `path`.
+
+        Its inputs are the block's features, by name.
 
         `block`: its alias or table. It needs the extra `onnx`.
         """
@@ -291,7 +292,7 @@ class Model:
         return pooled_model(self)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the blocks with their features, and where their parameters are."""
+        """The model in a notebook: the blocks with their features, and where their parameters are."""
         where = self.parts
         rows = [[b.name, b.table, ", ".join(b.features), where[b.name]] for b in self.blocks]
         return fragment(repr(self), table(["block", "table", "features", "parameters"], rows, text_columns=4))
@@ -305,7 +306,7 @@ class Model:
 
 
 def describe_use(bound: BoundQuery) -> tuple[tuple[str, ...], tuple[TableUse, ...]]:
-    """The alias of the label in each branch, and what was read of each table."""
+    """The alias of the label in each branch, and the query's use of each table."""
     aliases = tuple(branch.relations[branch.label_relation].alias for branch in bound.branches)
     return aliases, tuple(TableUse(s.table, s.expressions, s.columns, _names(s)) for s in bound.scans)
 

@@ -1,12 +1,18 @@
 """Predict: a model and a query's new rows → an Arrow table with one prediction per joined row.
 
-Four rounds: schemas, scans, keys, and then each client is sent the encoders and parameters of its block and answers
-with h of its rows. The server expands them to joined rows and adds them up, as in training. No feature leaves its
-owner.
+Four rounds: schemas, scans, keys, and scores. In the last, each client receives the encoders and parameters of its
+block and answers with h of its rows. The server expands them to joined rows and adds them up, as in training. No
+feature leaves its owner.
 
-Columns: the key; `prediction`, in the label's own type; where scores are probabilities, `probability` of the second
-class for two classes, `probability_<class>` for each class of softmax; and, where the request allowed owners to be
-missing, `assumed`: the tables whose mean contribution stands in for an unknown row; `split`, where it was asked for.
+Columns:
+
+- The key.
+- `prediction`, in the label's own type.
+- Where scores are probabilities: `probability` of the second class for two classes, `probability_<class>` for each
+  class of softmax.
+- `assumed`, where the request allowed owners to be missing: the tables whose mean contribution stands in for an unknown
+  row.
+- `split`, where it was asked for.
 """
 
 from __future__ import annotations
@@ -111,7 +117,7 @@ def predict_rows(
 
 
 def block_fingerprints(model: Model) -> dict[str, str]:
-    """What is applied to each block, by name; nothing where its owners hold their part."""
+    """The fingerprint of each block's parameters, by name; empty where its owners hold their part."""
     own = own_model(model.spec)
     if own is not None:
         return own.fingerprints(model)
@@ -238,8 +244,8 @@ def score_request(
     fixed: int = -1,
     value: float | str | None = None,
 ) -> Message:
-    """A request for h of some rows of a part; `shuffled`: features whose values change rows first, `fixed`: one that is
-    set to a value."""
+    """A request for h of some rows of a part; `shuffled`: features whose values change rows first; `fixed`: a feature
+    that is set to a value."""
     block = model.blocks[part.block]
     if block.is_held:
         return ScoreOwnRows(

@@ -1,13 +1,13 @@
 """A model on disk: JSON and Arrow, one folder per block; no pickle.
 
     model/
-      model.json              query, label, classes, intercept, what was read of each table, metrics
+      model.json              query, label, classes, intercept, the use of each table, metrics
       blocks/0/block.json     the block's features and encoders
       blocks/0/theta.arrow    its parameters, row by row
 
-A block's folder is all that its owner has to hold (owner/part_store.py): it may be moved there, and a model whose
-owners hold their parts lacks their folders. Everything is written beside the target and renamed into place, so that a
-folder with that name is whole or not there. `version` rises when an older reader could not understand the file.
+A block's folder is all that its owner has to hold (owner/part_store.py): it may be moved there. A model whose owners
+hold their parts lacks their folders. Everything is written next to the target and then renamed, so that a folder
+with that name is whole or absent. `version` rises when an older reader could not understand the file.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def load(path: str | Path) -> Model:
 
 
 def fingerprint(table: TableUse) -> str:
-    """A name for the shape of what was read: it changes when an expression or its type does."""
+    """A name for the shape of a table's use: it changes when an expression or its type does."""
     shape = [table.table, *((e, c.kind, c.size) for e, c in zip(table.expressions, table.columns, strict=True))]
     return hashlib.sha256(msgspec.json.encode(shape)).hexdigest()[:16]
 

@@ -1,13 +1,13 @@
 """Which side of a model's split rows are on: of predicted rows, and of the rows that a verdict is about.
 
-In: what a model's record says of its split, and a bound query. Out: train, validation or test for each predicted row
-(`AskedSides`); or a mark for every row of the label's table that a measurement asks for (`RowSelection`): rows that no
+In: a model's record of its split, and a bound query. Out: train, validation or test for each predicted row
+(`AskedSides`). Or a mark for every row of the label's table that a measurement asks for (`RowSelection`): rows that no
 compared model was trained on, training rows, or all.
 
-The label's owners draw sides by a hash of the seed and the row's number among the rows that the model's query reads of
-that table, or by a condition (owner/labels.py). A condition (`test_where`) tells the side of any row. A fraction holds
-for the same table under the same filter; rows behind those that there were are new. Rows of another label table were
-never trained on. For the same table under another filter nobody can tell.
+The label's owners draw sides by a hash or by a condition (owner/labels.py). The hash is of the seed and the row's
+number among the rows that the model's query reads of that table. A condition (`test_where`) gives the side of any row.
+A fraction holds for the same table under the same filter; rows after the original ones are new. Rows of another label
+table were never trained on. For the same table under another filter the side is unknown.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _OTHER_ROWS = "retrain the model, with test_where instead of fractions if it is 
 
 
 class SplitRows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a branch of the model's query read of the table with the label: which rows, and how many of each owner."""
+    """The rows that a branch of the model's query read of the label's table: which ones, and how many of each owner."""
 
     table: str
     filter: str | None
@@ -83,7 +83,7 @@ def split_of(job: Job, mapping: MappingSummary) -> dict[str, Any]:
 
 
 def split_record(model: Model, way_out: str = "retrain it, or predict without the column split") -> SplitRecord:
-    """What a model's record says of its split."""
+    """A model's record of its split."""
     if "split" not in model.metadata:
         raise ModelError(
             f"the model does not say which rows it was trained on, for it was saved by an earlier release; {way_out}"
@@ -96,7 +96,7 @@ def split_record(model: Model, way_out: str = "retrain it, or predict without th
 
 @dataclass(frozen=True, slots=True)
 class AskedSides:
-    """What is asked of the owners of the predicted rows."""
+    """The request for sides to the owners of the predicted rows."""
 
     record: SplitRecord
     places: tuple[tuple[int, int, int, int], ...]  # of each branch: scan, first row's number, and the two conditions
@@ -119,7 +119,7 @@ class AskedSides:
 
     @property
     def terms(self) -> tuple[SideTerms, ...]:
-        """What a contract says of each request; nothing where every row was for training."""
+        """A contract's terms for each request; nothing where every row was for training."""
         drawn = (self.record.test_fraction, self.record.validation_fraction, self.record.seed, self.record.is_keyed)
         return tuple(SideTerms(scan, *drawn) for scan, *_ in dict.fromkeys(self.places)) if self._is_split else ()
 
@@ -256,7 +256,7 @@ class RowSelection:
         return " AND ".join(found) or None
 
     def terms(self, bound: BoundQuery) -> tuple[SideTerms, ...]:
-        """What a contract says of the owners' answers."""
+        """A contract's terms for the owners' answers."""
         draws = self._draws(bound)
         return tuple(SideTerms(draw.place.scan, draw.fraction, 0.0, draw.seed, draw.is_keyed) for draw in draws)
 

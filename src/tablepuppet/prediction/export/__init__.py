@@ -1,7 +1,7 @@
 """Models for other tools: SQL that an owner runs, ONNX, and an estimator of scikit-learn for pooled rows.
 
-`layers_of`: a block's parameters as dense layers, whatever tool then computes them: the layers from encoded features to
-what the block adds to the scores,
+`layers_of`: a block's parameters as dense layers, for any tool. They lead from encoded features to the block's
+contribution to the scores,
 
     h = W_L φ(… φ(W_1 x + b_1) …) + b_L
 

@@ -1,8 +1,8 @@
-"""A boosted model as LightGBM's text format, for rows that already lie together.
+"""A boosted model as LightGBM's text format, for pooled rows.
 
-In: a model whose splits are all released. Out: the text, and how strings are numbered. LightGBM sends a category that
-is missing right at every split; so that it can go left too, 0 stands for "missing", and a last number for any other
-than those known. The model's constant is in the leaves of the first trees.
+In: a model whose splits are all released. Out: the text, and how strings are numbered. LightGBM sends a missing
+category right at every split. To let it go left too, 0 stands for "missing", and a last number for any unknown
+category. The model's constant is in the leaves of the first trees.
 """
 
 from __future__ import annotations

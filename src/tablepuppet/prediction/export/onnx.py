@@ -1,10 +1,13 @@
 """to_onnx: a block of a model → an ONNX graph that any runtime scores.
 
 In: a model and the name of a block. Out: an onnx.ModelProto. Each feature is an input of its own, called as in the
-query: numbers as doubles of shape (rows, 1) or, for vectors, (rows, length), NaN where one is missing; dates as days
-since 1970-01-01; texts as strings of shape (rows, 1), the empty one where it is missing (`<missing>` where the empty
-text is a category of its own). The output `contribution`, (rows, outputs) in double, is what the block adds to the
-score.
+query:
+
+- Numbers are doubles of shape (rows, 1) or, for vectors, (rows, length); NaN where one is missing.
+- Dates are days since 1970-01-01.
+- Texts are strings of shape (rows, 1). A missing one is empty, or `<missing>` where the empty text is a category.
+
+The output `contribution`, (rows, outputs) in double, is the block's contribution to the score.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""pooled_model: a model → an estimator of scikit-learn over rows that already lie together.
+"""pooled_model: a model → an estimator of scikit-learn over pooled rows.
 
 In: a frame with a column for each feature, called as in the query ("o.quantity"). Out: predictions, as
 `federation.predict` gives them for the same joined rows. It is trained already: `fit` changes nothing, so that
 pipelines and model inspection can hold it. A row that a LEFT JOIN did not find has nulls in all features of its table,
-but for those that have a value there, as COALESCE(x, 0) has.
+except those that have a value there, as COALESCE(x, 0) has.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class PooledModel(BaseEstimator):  # type: ignore[misc]
         return np.asarray(trained.head.combine(trained.own, h) + self.model.encoded_intercept)
 
     def _contribution(self, table: pa.Table, number: int) -> Array:
-        """What a block adds to the scores."""
+        """A block's contribution to the scores."""
         block = self.model.blocks[number]
         for name in block.features:
             if name not in table.column_names:
@@ -123,7 +123,7 @@ def pooled_model(model: Model) -> PooledModel:
 
 
 def _is_absent(column: pa.ChunkedArray, info: ColumnInfo) -> NDArray[np.bool_]:
-    """Which rows have what the column is where a LEFT JOIN finds no row."""
+    """Which rows have the column's value for a row that a LEFT JOIN did not find."""
     if info.absent is None or info.absent is True:
         return np.asarray(column.is_null().to_numpy(), np.bool_)
     if info.kind in STRING_KINDS:

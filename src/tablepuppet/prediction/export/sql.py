@@ -1,4 +1,4 @@
-"""to_sql: a block of a model → a SELECT that its owner runs, and that gives what the block adds to every row's score.
+"""to_sql: a block of a model → a SELECT that its owner runs, for the block's contribution to every row's score.
 
 In: a model, the name of a block, the dialect of the owner's database. Out: text. Features are computed as the query
 said, encoded and weighed in one expression for each output:
@@ -43,7 +43,7 @@ def to_sql(
     columns: Sequence[str] = (),
     use: int = 0,
 ) -> str:
-    """The text; `table` is what the owner calls its table, `use` which of several uses of it is meant."""
+    """The text; `table` is the owner's name for its table, `use` selects one of several uses of it."""
     if dialect not in DIALECTS:
         raise ModelError(f"dialect {dialect!r} is not known; take {', '.join(DIALECTS)}")
     number = block_named(model, block, "SQL")
@@ -88,7 +88,7 @@ def _features(block: BlockModel, use: int, kinds: Sequence[str], carried: Sequen
 
 
 def _number_or_text(expression: str, kind: str) -> str:
-    """A feature as the encoders take it: a DOUBLE with NULL for what is missing, or a text."""
+    """A feature as the encoders take it: a DOUBLE, NULL if missing, or a text."""
     if kind in ("date", "timestamp"):
         return f"EXTRACT(EPOCH FROM {expression}) / 86400"
     if kind == "boolean":

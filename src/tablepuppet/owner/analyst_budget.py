@@ -2,7 +2,7 @@
 
 In: a contract, and the columns that its scans read. Out: nothing, or PolicyError where the job would show something
 without noise; then the charge in the owner's log, and the asker's remaining ε. The server adds the noise. Owners
-trust it with exact rows, as in every job; this module limits what the server passes on (docs/guarantees.md).
+trust it with exact rows, as in every job; this module limits the server's answers to analysts (docs/guarantees.md).
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ class JobUnderContract:
         return next((block.start for block in blocks if (block.place, block.name) == (place, request.name)), ())
 
     def check_role(self, scan: int, column: int | None, role: Role) -> None:
-        """Refuses an expression that is not for what it is asked as; None: there is none."""
+        """Refuses an expression that does not have the requested role; None: there is none."""
         if column is not None and column not in self.scan(scan).numbers(role):
             raise refused(f"an expression was asked for as the {role}, and it is not")
 
@@ -162,7 +162,7 @@ class ContractEnforcer:
     jobs: dict[str, JobUnderContract] = field(default_factory=dict)
 
     def check(self, exchange: Exchange, request: Any) -> None:
-        """Refuses whatever the job's contract does not have, and counts what it has."""
+        """Refuses requests outside the job's contract, and counts the others."""
         if "job" not in request.__struct_fields__:
             return
         job = self.jobs.get(request.job)

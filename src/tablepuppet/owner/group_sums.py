@@ -31,8 +31,8 @@ from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.sources.columns import numpy_of
 from tablepuppet.sources.grouped_queries import GroupedQuery, State
 
-STEP = 16  # powers of two in which clients say how large their figures are
-SMALLEST = -512  # figures below it are as good as zero
+STEP = 16  # powers of two: clients disclose their sums' sizes in such steps
+SMALLEST = -512  # smaller numbers are as good as zero
 _WHOLE = pa.decimal128(38, 0)
 _LARGEST = 2**60  # of one client's integer
 
@@ -55,7 +55,7 @@ class Partials:
     def of(
         cls, rows: pa.Table, infos: Sequence[ColumnInfo], casts: Sequence[str], query: GroupedQuery, key: bytes
     ) -> Partials:
-        """From the rows of a partial query; `infos`, `casts`: what its columns are."""
+        """From the rows of a partial query; `infos`, `casts`: the kinds of its columns."""
         groups, states = query.groups, query.states
         if any(info.kind == "float" for info in infos[:groups]):
             raise SourceError("groups by a float cannot be compared between clients; CAST it to BIGINT or DECIMAL")
@@ -90,14 +90,14 @@ class Partials:
         return self.values[0]
 
     def digest(self) -> bytes:
-        """A figure that changes with any of them."""
+        """A hash that changes with any of them."""
         digest = hashlib.sha256(repr((self.kinds, self.count)).encode())
         for array in (self.tokens, *self.values, *self.present):
             digest.update(np.ascontiguousarray(array).tobytes())
         return digest.digest()
 
     def sizes(self) -> list[int]:
-        """The power of two that the largest figure of each scale lies below, roughly."""
+        """The power of two that the largest number of each scale lies below, roughly."""
         found = []
         for number, state in enumerate(self.states):
             if scales_of(self.kinds[number + 1]):

@@ -76,10 +76,10 @@ def fold_numbers(
     order: NDArray[np.int64] | None,
     is_alone: bool = False,
 ) -> NDArray[np.int16]:
-    """The fold that each row is in: drawn by row, the same for all rows of a group, or in the order of a time.
+    """The fold of each row: drawn by row, the same for all rows of a group, or in the order of a time.
 
-    By time there is one fold more: the first, which the others come after. Groups are drawn by a hash of their value,
-    which owners of one group share; who has all rows (`is_alone`) deals them out, the largest first.
+    By time there is one more fold, before all others. Groups are drawn by a hash of their value, which owners of
+    one group share. An owner of all rows (`is_alone`) deals them out, the largest first.
     """
     if column is None:
         drawn = _uniform(rows, sides.offset, sides.seed + _FOLDS, sides.key)
@@ -136,11 +136,11 @@ MAX_STRING_CLASSES = 10_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LabelNoise:
-    """A mechanism and the owner's secret; `name` says which table this is, `rows` which row each label belongs to.
+    """A mechanism and the owner's secret; `name` names the table, and `rows` has the row of each label.
 
     `label` is the expression: another one is another release, and yet the same draw wherever its value is the same.
 
-    `spend` hears the name of every release before it leaves, and may refuse it.
+    `spend` receives the name of every release before it leaves, and may refuse it.
     """
 
     privacy: LabelPrivacy
@@ -152,8 +152,8 @@ class LabelNoise:
     identity: str = ""  # how rows are known: another way is another release
 
     def add_to(self, values: Array, classes: Sequence[str | float] | None, order: RowNumbers | None) -> Array:
-        """Noisy labels, of classes in ascending order. The noise belongs to a row and to its label: asked for again,
-        under whatever filter, it is the same; of another label, it is another. Other classes are another release. The
+        """Noisy labels, of classes in ascending order. The noise belongs to a row and its label: it is the same again
+        under any filter, and another for another label. Other classes are another release. The
         number in a release's name is that of the function that draws."""
         how = "LabelPrivacy(epsilon={0.epsilon}, mechanism={0.mechanism!r}, bounds={0.bounds}, bins={0.bins})"
         named = f"{self.name} {None if classes is None else list(classes)} {how.format(self.privacy)}"

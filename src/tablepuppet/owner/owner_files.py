@@ -3,7 +3,7 @@
 The secret outlives jobs and processes. The noise of labels follows from it: a repeated job gets the same noise.
 
 Approvals: contracts that wait for a person, and the decisions about them. A running client checks every proposal;
-whoever decides (the command `tablepuppet approve`, a program, a console) writes a decision here.
+the command `tablepuppet approve`, a program or a console writes a decision here.
 
     state/orders/contracts/1f…e2.json     a contract that was proposed and waits
     state/orders/approvals.json           decisions: which contract or which asker and columns, until when
@@ -120,7 +120,7 @@ class Approvals:
             self._write(after)
 
     def wait(self, contract: Contract, notes: Sequence[str] = ()) -> None:
-        """Keeps a contract for a person to look at, with what that person should know besides."""
+        """Keeps a contract for a person to review, with warnings."""
         self._waiting[contract.hash], self._notes[contract.hash] = contract, tuple(notes)
         if any(d.is_used and d.name == contract.hash for d in self._read()):
             self._write([d for d in self._read() if not (d.is_used and d.name == contract.hash)])

@@ -48,7 +48,7 @@ Event = Literal[
     "accepted",  # a person accepts that a kept head is no prefix; detail: lost
     "witnessed",  # heads of other owners' logs
 ]
-_ALWAYS = ("disclosed", "spent", "migrated", "repaired", "accepted")  # what left was agreed to, and is always written
+_ALWAYS = ("disclosed", "spent", "migrated", "repaired", "accepted")  # releases were agreed to, and are always written
 _MOST_AN_HOUR = 10_000  # lines: about 3 MB, so that refused requests cannot fill the owner's disk
 _NO_HASH = "0" * 64
 
@@ -189,7 +189,7 @@ class OwnerLog:
         self._accepted.add(lost)
 
     def witness(self, heads: Mapping[str, TreeHead]) -> None:
-        """Writes down the heads of other owners' logs: what they kept cannot be replaced unnoticed."""
+        """Writes down the heads of other owners' logs, whose lines can then not be replaced unnoticed."""
         if heads:
             self.write("witnessed", detail={"heads": msgspec.to_builtins(dict(heads))})
 
@@ -244,7 +244,7 @@ def _spendings(entries: Iterable[Entry]) -> list[Spending]:
 
 
 def read_log(path: Path) -> list[Entry]:
-    """All lines of a log, each of which follows from those before it."""
+    """All lines of a log, each verified against those before it."""
     return _check(path, _lines(path)[0])
 
 

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 FORMAT = "tablepuppet model"
 VERSION = 4  # of parts whose ids are known by tokens
 TREES = 3
-BEFORE_TREES = 2  # what all others are written as
+BEFORE_TREES = 2  # the version of all other parts
 _MODEL = re.compile(r"[0-9a-f]{16}")
 _T = TypeVar("_T", bound=msgspec.Struct)
 
@@ -141,7 +141,7 @@ class PartStore:
         self._parts[part.model, part.name] = part
 
     def take_out(self, model: str, name: str) -> BlockPart:
-        """A part that is known elsewhere from now on; what lies in a folder stays there."""
+        """A part that is kept elsewhere from now on; its folder stays."""
         found = self.find(model, name)
         self._parts.pop((model, name), None)
         return found
@@ -231,7 +231,7 @@ def _put(unfinished: Path, target: Path) -> None:
 
 
 def read_json(file: Path, kind: type[_T]) -> _T:
-    """A JSON file of ours, whose format and version are looked at first."""
+    """A JSON file of ours, whose format and version are checked first."""
     try:
         content = file.read_bytes()
     except OSError:

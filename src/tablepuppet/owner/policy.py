@@ -1,6 +1,6 @@
 """Policy: the data that an owner lets leave, whatever the server asks.
 
-    minimum_rows = 50            # fewer distinct rows of a table than this never take part, and no WHERE selects fewer
+    minimum_rows = 50            # fewer distinct rows of a table never take part, and no WHERE separates fewer
     minimum_difference = 50      # jobs are about the same rows, or about rows that differ by so many
     keys_in_plain = false        # join keys leave as tokens only
     keys_need_dh = true          # …and only such as one leaking client does not open (privacy.md, Join keys)
@@ -13,7 +13,7 @@
     predictions = true           # a trained model may be applied to my rows, by default unless their features have a
                                  # budget; "held": only one whose part I hold
     identifiers = true           # key values may be shown with predictions; by default not under the first two rules
-    own_noise = true             # what I add to gradients is enough by itself, and no share of all clients' noise
+    own_noise = true             # my noise on gradients is enough by itself, and no share of all clients' noise
     max_splits = 50              # boosted trees may ask so many distinct splits of a table's rows, and no column whole
     allow_reconstruction = false # no more predictions of a row, in training or after, than leave its features unknown
 
@@ -34,12 +34,12 @@
     filters = ["quantity"]       # columns that a WHERE may read; by default the keys
     cutoffs = ["ordered_at"]     # times that owners of histories may learn; by default none
     texts = ["comment"]          # features that name nearly every row, and may leave as names of categories
-    row_key = "order_id"         # the column that identifies a row in all jobs; by default all
+    row_key = "order_id"         # identifies a row in all jobs; by default all its columns
     subject = "patient_id"       # whom a row is about: minimum sizes count them, and noise protects all rows of one
-    rows_per_subject = 5         # that train under noise on features; of further rows no feature does
+    rows_per_subject = 5         # that train under noise on features; further rows do not
 
-In: such a file's rules (`read_policy`). Out: a Policy, each of whose checks is nothing, or PolicyError: one sentence
-that names the rule. Which checks a request must pass is said with its exchange (exchanges/, `permit`).
+In: such a file's rules (`read_policy`). Out: a Policy, whose checks pass or raise PolicyError: one sentence
+that names the rule. An exchange declares the checks of its requests (exchanges/, `permit`).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from tablepuppet.protocol.columns import Merges
 from tablepuppet.protocol.contract import Contract, ScanTerms
 from tablepuppet.protocol.signatures import Signature, check_signature, read_public
 
-BITS_OF_NUMBER = 64  # that an exact number tells at most: several columns fit into one
+BITS_OF_NUMBER = 64  # that an exact number reveals at most: several columns fit into one
 Use = Callable[[str, int], ScanUse]  # the columns that a job's open scan reads
 
 
@@ -114,11 +114,11 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     release_parameters: bool = True
     predictions: bool | Literal["held"] | None = None  # None: unless the features have a budget
     identifiers: bool | None = None  # None: unless keys stay hidden and rows come in numbers (the two rules above)
-    allow_reconstruction: bool | None = None  # None: training as the job says; scores of few models, but in process
+    allow_reconstruction: bool | None = None  # None: training as the job chooses; scores of few models, but in process
     max_splits: int | None = None
     own_noise: bool = False
     labels: LabelRules = LabelRules()
-    askers: dict[str, str] = {}  # who may ask, and the public key that signs its contracts; none: whoever is let in
+    askers: dict[str, str] = {}  # who may ask, and the public key that signs its contracts; none: anyone admitted
     budget: dict[str, TableBudget] = {}
     tables: dict[str, TableRules] = {}
 
@@ -139,7 +139,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     @property
     def subjects(self) -> dict[str, str]:
-        """By table: the column of whom a row is about."""
+        """By table: the column that identifies a row's subject."""
         return {table: rules.subject for table, rules in self.tables.items() if rules.subject is not None}
 
     def rows_per_subject(self, table: str) -> int:
@@ -162,14 +162,14 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         return "extremes" if self.merge_groups == "extremes" else "sums" if self.merge_groups else ""
 
     def check_asker(self, contract: Contract, signature: Signature | None) -> None:
-        """Refuses a contract that was not signed by a person whom the owner names."""
+        """Refuses a contract without the signature of a person whom the owner names."""
         if self.askers:
             self.rule(contract.asker in self.askers, "askers", f"{contract.asker!r} is none of its askers")
             why = check_signature(contract, signature, self.askers[contract.asker])
             self.rule(not why, f"askers.{contract.asker}", why)
 
     def check_merging(self, scan: ScanTerms, use: ScanUse) -> None:
-        """Refuses figures of groups that would leave for another owner of the table."""
+        """Refuses to merge groups with another owner of the table, unless the policy allows it."""
         self.rule(
             scan.merges in ("", "sums", self.merges) and (not scan.merges or self.merges != ""),
             "merge_groups",

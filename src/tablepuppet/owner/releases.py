@@ -72,10 +72,10 @@ class Releases:
     log: OwnerLog = field(default_factory=OwnerLog)
     is_in_process: bool = False  # server and client are one process: there is nobody to hide from
     charged: dict[tuple[str, str], Charged] = field(default_factory=dict)  # by job and table
-    is_restoring: bool = False  # a checkpoint is lived again: what it released was written down then
+    is_restoring: bool = False  # a checkpoint is being restored: its releases were written down then
 
     def check_contract(self, contract: Contract, use: Callable[[int], ScanUse]) -> None:
-        """A contract was proposed: what has a budget leaves under noise only, whatever subquery reads it."""
+        """A contract was proposed: tables with a budget leave under noise only, whatever subquery reads them."""
         for scan in contract.scans if contract.purpose in ("train", "explain", "evaluate") else ():
             for base in use(scan.scan).bases:
                 if scan.numbers("label") and contract.label_privacy is None:
@@ -170,7 +170,7 @@ class Releases:
             self.charge_scores(shown, unknowns)
 
     def charge_scores(self, shown: DisclosedValues, unknowns: Callable[[], int]) -> None:
-        """A model is about to be applied to rows of a table; the same model again, by its name, tells nothing new."""
+        """A model is about to be applied to rows of a table; the same model again, by its name, reveals nothing new."""
         spending = shown.spending("scores")
         if self.log.account.knows(spending):
             return
@@ -186,8 +186,8 @@ class Releases:
             self.log.spend(Spending(table=table, what="scores", name=name))
 
     def charge_whole_model(self, job: str, use: ScanUse, spends: tuple[Mechanism, ...]) -> None:
-        """A model is about to be trained on a table as one release, for so much; without noise, a table that has a
-        budget does not take part. Blocks that read one table pay one figure, which counts all of them."""
+        """A model is about to be trained on a table as one release, at a cost. Without noise, a table that has a
+        budget does not take part. Blocks that read one table pay once: the cost counts all of them."""
         if not spends:
             for base in use.bases:
                 self._refuse_plain(base.table, "features")
@@ -296,7 +296,7 @@ def release_predictions(own: ClientState, part: Part, predictions: Array) -> Arr
 
 
 def count_predictions(own: ClientState, part: Part, times: int = 1) -> None:
-    """Counts the exact numbers that leave of each row; the owner may say that it is enough."""
+    """Counts the exact numbers that leave of each row, up to the owner's limit."""
     assert part.setup is not None
     assert part.train is not None
     is_noisy = part.setup.private is not None and part.setup.private.privacy.hides_predictions

@@ -83,14 +83,14 @@ def review(own: ClientState, job: str, contract: Contract) -> tuple[list[RowSet]
             _enough_rows(own, job, scan)
             if contract.purpose != "predict":
                 notes += [*_near_constant(own, job, scan, contract), *_models_of_few(own, job, scan, contract)]
-        if contract.purpose != "predict":  # scores of single rows are what it is for; others limit those
+        if contract.purpose != "predict":  # which is for scores of single rows; other rules limit those
             sets.append(_compared(own, scan.table, "rows", own.tables.scan(job, scan.scan).row_keys(), sets, notes))
     return sets, list(dict.fromkeys(notes))
 
 
 def _predicates(own: ClientState, job: str, scan: ScanTerms, contract: Contract) -> list[int]:
-    """The expressions that say as a whole which rows are held out; groups and times of folds, which do not, are looked
-    at once the folds are known (`check_folds`)."""
+    """The expressions that decide as a whole which rows are held out. Groups and times of folds do not: they are
+    checked once the folds are known (`check_folds`)."""
     kinds, has_folds = own.tables.scan(job, scan.scan).columns, contract.folds is not None and contract.folds.column
     return [n for n in scan.numbers("split") if not has_folds or kinds[n].kind == "boolean"]
 
@@ -323,7 +323,7 @@ def check_classes(own: ClientState, request: DescribeLabels | SendLabels, column
 
 
 def check_subjects(own: ClientState, job: str, contract: Contract) -> None:
-    """Refuses noise that would protect a row and not all rows of whom it is about."""
+    """Refuses noise that would protect a row and not all rows of its subject."""
     has_trees = contract.training is not None and bool(contract.training.most_splits)
     for scan in contract.scans if contract.is_noisy else ():
         rules = own.policy.tables.get(scan.table)

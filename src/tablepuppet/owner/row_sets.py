@@ -114,7 +114,7 @@ def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 _BLOCK = 8  # numbers in a block of ChaCha20, which its nonce begins to count at
-_CHUNK = 1 << 15  # numbers that are made together: they stay in the cache
+_CHUNK = 1 << 15  # numbers that are made at a time: they stay in the cache
 _SHARE = 1 << 18  # of a thread
 
 
@@ -153,10 +153,10 @@ def in_order(bits: NDArray[np.uint64]) -> RowNumbers:
 Kind = Literal["rows", "held out", "part"]  # of a scan or condition; of a split; of training, with multiplicities
 Keys = NDArray[np.uint64]
 _HASHES = 3
-_LEAST = 64  # rows of difference that every sketch can tell
+_LEAST = 64  # rows of difference that every sketch can count
 _STEPS = np.arange(1, _HASHES + 1, dtype=np.uint64) * GOLDEN
 _CHECK = np.uint64(0xC2B2AE3D27D4EB4F)
-MOST_SETS = 10_000  # of one table: then a person must look
+MOST_SETS = 10_000  # of one table: then a person must decide
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -287,7 +287,7 @@ class RowSets:
         self._database: sqlite3.Connection | None = None
 
     def sketch(self, keys: Keys, limit: int) -> Sketch:
-        """The sketch of a set that can tell differences of fewer than `limit` rows."""
+        """The sketch of a set that can count differences of fewer than `limit` rows."""
         return Sketch.of(keys, _cells(limit))
 
     def nearest(self, table: str, kind: Kind, keys: Keys, limit: int, sketch: Sketch | None = None) -> int | None:

@@ -252,7 +252,7 @@ _MOST = 60  # bits of a group's number before groups are numbered anew
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One comparison: its text, the columns that it looks at, and whether it is of one column or of two as they are."""
+    """One comparison: its text, the columns that it reads, and whether it is of one column or of two as they are."""
 
     text: str
     columns: frozenset[str]
@@ -273,7 +273,7 @@ def conditions_of(sql: str, *, is_predicate: bool) -> list[Condition]:
 
 
 def conditions_of_query(sql: str, tables: Mapping[str, Sequence[str]]) -> dict[str, list[Condition]]:
-    """The comparisons in a query over an owner's tables, by the table whose columns they look at."""
+    """The comparisons in a query over an owner's tables, by the table whose columns they read."""
     tree = parse_one(sql, dialect="duckdb")
     has = {table: {column.lower() for column in columns} for table, columns in tables.items()}
     given = find_shadowed_names(tree)
@@ -297,7 +297,7 @@ def conditions_of_query(sql: str, tables: Mapping[str, Sequence[str]]) -> dict[s
 
 
 def smallest_group(holds: Sequence[NDArray[np.bool_]], subjects: NDArray[np.uint64] | None = None) -> int:
-    """How many rows, or subjects, the smallest group has that some conditions tell apart; no rows: 0.
+    """The number of rows, or subjects, in the smallest group that some conditions separate; no rows: 0.
 
     >>> smallest_group([np.array([True, True, False, True]), np.array([True, True, False, False])])
     1

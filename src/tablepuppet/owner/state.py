@@ -80,7 +80,7 @@ class ClientState:
         self.tables.protect(self.policy.hides_values_of)
         self.releases = Releases(self.policy, self.log, is_in_process=self.may_reveal)
         self.contracts = ContractEnforcer(self.policy.minimum_rows)
-        self.told: dict[str, Counter[str]] = {}  # by job: what left
+        self.told: dict[str, Counter[str]] = {}  # by job: the disclosures
         self.waiting: dict[tuple[str, str], tuple[str, ...]] = {}  # jobs and contracts that a person was notified of
 
     @property
@@ -142,7 +142,7 @@ class Part:
     encoders: tuple[Encoder, ...] = ()
     started: StartPart[AlgorithmOptions] | None = None
     ids: dict[int, list[str]] = field(default_factory=dict)  # the names in columns of ids, which nobody else knows
-    trees: Any = None  # what boosted trees are grown from
+    trees: Any = None  # the data that boosted trees are grown from
     batches_left: NDArray[np.unsignedinteger[Any]] | None = None  # that each row may still be in
 
     @property
@@ -184,7 +184,7 @@ class Kept(Struct, frozen=True):
 
 
 class Checkpoint(Struct, Generic[_State], frozen=True):
-    """All that rounds have changed in a part: the state of its algorithm, what it kept, and its masks."""
+    """All that rounds have changed in a part: the state of its algorithm, its kept values, and its masks."""
 
     state: _State
     kept: Kept | None = None

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from tablepuppet.exchanges.groups import SumGroups
     from tablepuppet.exchanges.schema import OpenScan
 
-_PIECE = 1 << 18  # rows that are looked at together
+_PIECE = 1 << 18  # rows that are hashed at a time
 
 
 class TableDescription(NamedTuple):
@@ -74,8 +74,8 @@ class ScanUse:
     columns: tuple[frozenset[str], ...]
     filter: frozenset[str]
     rows: Callable[[], int]
-    others: tuple[ScanUse, ...] = ()  # of a query over several tables: what it reads of the others
-    compared: frozenset[str] = frozenset()  # of the filter: columns whose values it looks at
+    others: tuple[ScanUse, ...] = ()  # of a query over several tables: the use of the others
+    compared: frozenset[str] = frozenset()  # of the filter: columns whose values it reads
     grouping: frozenset[str] = frozenset()  # columns that decide otherwise which rows there are (sources/lineage.py)
     stability: int | None = 1  # rows that differ, at most, where one row of the table is there or not; None: no bound
 
@@ -98,8 +98,8 @@ class TableConditions:
     source: Source
     conditions: tuple[Condition, ...]
     filter: str | None
-    row_key: str | None = None  # that rows are known by
-    subject: str | None = None  # whom they are about
+    row_key: str | None = None  # the column that identifies rows
+    subject: str | None = None  # the column of their subjects
 
     def read(self) -> tuple[NDArray[np.uint64], list[NDArray[np.bool_]], NDArray[np.bool_] | None]:
         """Of all rows: their keys, where each condition holds, and where the filter does."""
@@ -113,7 +113,7 @@ class TableConditions:
 
 @dataclass(slots=True, eq=False)
 class Scan:
-    """One table under one filter, open for a job; its rows are read by the first who asks, and put in the order that
+    """One table under one filter, open for a job. The first request reads its rows, and puts them in the order that
     the server sees."""
 
     source: Source
@@ -125,12 +125,12 @@ class Scan:
     lock: threading.RLock = field(repr=False)  # of all scans: sources serve one reader at a time
     is_identified: bool = False  # whether each row is known again in other jobs, whatever filter or order it comes in
     is_keyed: bool = False  # whether its rows are compared with those of other jobs
-    row_keys_of: Mapping[str, str] = field(default_factory=dict)  # by table: the column that its rows are known by
-    subjects_of: Mapping[str, str] = field(default_factory=dict)  # by table: the column of whom they are about
-    subject_rows: int = 1  # of one of whom they are about, that train under noise on features, at all clients
+    row_keys_of: Mapping[str, str] = field(default_factory=dict)  # by table: the column that identifies its rows
+    subjects_of: Mapping[str, str] = field(default_factory=dict)  # by table: the column of their subjects
+    subject_rows: int = 1  # of one subject, that train under noise on features, at all clients
     agreed: SumGroups | None = None  # which groups are shared with whom, until they are merged
     _rows: pa.Table | None = None
-    _order: RowNumbers | None = None  # for each row, its position at the owner; None: the same, or let go with the rows
+    _order: RowNumbers | None = None  # for each row, its position at the owner; None: the same, or freed with the rows
     _bits: Callable[[], NDArray[np.uint64]] | None = None  # that the order follows; None: there is no other order
     _ids: NDArray[np.uint64] | None = None
     _keys: NDArray[np.uint64] | None = None
@@ -154,7 +154,7 @@ class Scan:
         return self._rows is not None or self._is_let_go
 
     def rows(self) -> pa.Table:
-        """Columns c0, c1, …: read at the first call, kept until they are let go."""
+        """Columns c0, c1, …: read at the first call, kept until they are freed."""
         with self.lock:
             if self._rows is None:
                 self._read_again() if self._is_let_go else self._read()
@@ -180,7 +180,7 @@ class Scan:
         return self._ids
 
     def order(self) -> RowNumbers | None:
-        """For each row, its position at the owner; None: the same. It is found again where it was let go."""
+        """For each row, its position at the owner; None: the same. It is computed again after it was freed."""
         with self.lock:
             if self._order is None and self._bits is not None:
                 self._order = in_order(self._bits())
@@ -234,7 +234,7 @@ class Scan:
             self._is_let_go = False
 
     def fingerprint(self) -> int:
-        """A figure that changes with any value or the order of the rows."""
+        """A checksum that changes with any value or the order of the rows."""
         with self.lock:
             if self._fingerprint is None:
                 self._fingerprint = _checksum(self.rows())
@@ -260,7 +260,7 @@ class Scan:
             return self.source.read([self.expressions[c] for c in columns], None)
 
     def singles_out(self, numbers: Sequence[int], least: int) -> list[str]:
-        """The tables of whose rows some expressions, or the query, tell fewer than `least`."""
+        """The tables of which some expressions, or the query, reveal fewer than `least` rows."""
         with self.lock:
             asked = [self.expressions[number] for number in numbers]
             found = [self.table] if singles_out(self.source, asked, self.filter, least) else []
@@ -315,7 +315,7 @@ class Scan:
 
     @property
     def subject(self) -> str | None:
-        """The column of whom a row is about."""
+        """The column that identifies a row's subject."""
         return self.subjects_of.get(self.table) if self.query is None else None
 
     def rows_of_a_subject(self) -> int:
@@ -383,12 +383,12 @@ class ClientTables:
             source = self._source(table, query, cutoffs)
             columns = source.describe()
             stamp = source.stamp()
-            # A figure for comparison: paths, times and transactions are the owner's business.
+            # A hash for comparison: paths, times and transactions are the owner's business.
             shown = b"" if stamp is None else hmac.digest(self._secret, f"{table} {stamp}".encode(), "sha256")[:16]
             return TableDescription(columns, shown)
 
     def open_scan(self, request: OpenScan) -> list[ColumnInfo]:
-        """Checks a scan's expressions and says their types; reads nothing."""
+        """Checks a scan's expressions and finds their types; reads nothing."""
         with self._lock:
             source = self._source(request.table, request.query, request.cutoffs)
             names = [column.name for column in source.describe()]
@@ -416,13 +416,13 @@ class ClientTables:
         return self.scan(job, number).use()
 
     def fingerprints(self, job: str) -> dict[int, int]:
-        """For each scan that a job has read, a figure that changes with any value or the order of its rows."""
+        """For each scan that a job has read, a checksum that changes with any value or the order of its rows."""
         with self._lock:
             own = [(number, scan) for (of, number), scan in sorted(self._scans.items(), key=itemgetter(0)) if of == job]
             return {number: scan.fingerprint() for number, scan in own if scan.was_read}
 
     def find_changed(self, job: str, fingerprints: Mapping[int, int]) -> list[str]:
-        """The tables of which scans, read again where they are not, have other fingerprints now."""
+        """The tables whose fingerprints have changed; scans whose rows were freed are read again."""
         with self._lock:
             known = [(self._scans[job, s], before) for s, before in fingerprints.items() if (job, s) in self._scans]
             return sorted({scan.table for scan, before in known if scan.fingerprint() != before})

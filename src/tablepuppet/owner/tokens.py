@@ -67,7 +67,7 @@ def job_key(shared: bytes | None, job: str) -> bytes:
 
 
 def key_check(key: bytes) -> bytes:
-    """Eight bytes that are equal where two clients' keys for a job are, and say nothing else about them.
+    """Eight bytes that are equal where two clients' keys for a job are, and reveal nothing else about them.
 
     The number stands for the definition of tokens above: clients that hash otherwise are noticed, too.
     """
@@ -99,7 +99,7 @@ def tokens(column: pa.ChunkedArray, info: ColumnInfo, mode: KeyMode, key: bytes,
 
 
 def sorted_tokens(indices: pa.Array, tokens: pa.Array) -> pa.DictionaryArray:
-    """Tokens in their own order, which tells nothing, and the rows' indices into them."""
+    """Tokens in their own order, which reveals nothing, and the rows' indices into them."""
     order = np.lexsort(to_points(tokens).view(">u8").T[::-1])
     rank = np.empty(len(order), np.int32)
     rank[order] = np.arange(len(order), dtype=np.int32)

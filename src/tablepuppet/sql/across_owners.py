@@ -88,7 +88,7 @@ def at_one_owner(text: str, tables: Tables) -> Ucq | None:
 
 
 def join_owners(ucq: Ucq, tables: Tables) -> Ucq:
-    """The query with every subquery at one owner, as far as joins can say the same."""
+    """The query with every subquery at one owner, as far as joins can express it."""
     return replace(ucq, branches=tuple(_Branch(ucq, tables).rewrite(branch) for branch in ucq.branches))
 
 
@@ -159,7 +159,7 @@ class _Branch:
         return replace(branch, sources=tuple(sources), where=tuple(where))
 
     def _keys(self, test: exp.Expr) -> tuple[list[exp.Expr], exp.Select] | None:
-        """What of a table is looked up by IN or EXISTS, and the query for the keys among which it is; None: no keys."""
+        """The expressions that IN or EXISTS looks up, and the query for the keys to find them among; None: no keys."""
         if isinstance(test, exp.In) and isinstance(test.args.get("query"), exp.Expr):
             query = test.args["query"].unnest()
             subject = test.this.unnest()
@@ -204,7 +204,7 @@ class _Branch:
         return refuse(self.ucq, f"{begin}. Join its keys instead: {keys}", inner)
 
     def _check_items(self, source: Source, name: str) -> None:
-        """An item that looks another owner's rows up is refused with the join that says the same, called `name`."""
+        """Refuses an item that looks up another owner's rows, and suggests the equivalent join, called `name`."""
         own = self._owners(exp.Table(this=source.table))
         assert source.derived is not None
         for item in source.derived.selects:
@@ -254,7 +254,7 @@ class _Branch:
         if inner is None:
             return None
         if len(inner.sources) == 1 and inner.sources[0].derived is not None and self._spans(inner.sources[0].derived):
-            return None  # a single table under a condition that no join can say
+            return None  # a single table under a condition that no join can express
         return inline_source(branch, at, inner)
 
 

@@ -24,7 +24,7 @@ from tablepuppet.sql.ucq import JoinKind, Ucq
 
 
 class Holders(tuple[str, ...]):
-    """The clients of a table, in the order of their rows, and the columns that say whose a row is.
+    """The clients of a table, in the order of their rows, and the columns that determine a row's client.
 
     Rows that are equal in one of `partitioned_by` all lie with one client. So do rows of the same clients'
     other tables that are equal to them in theirs. A federation that claims this is believed until keys meet
@@ -50,7 +50,7 @@ def partitions_of(tables: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str,
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """One table under one filter: what each of its clients reads, once."""
+    """One table under one filter; each of its clients reads it once."""
 
     table: str
     clients: tuple[str, ...]
@@ -119,7 +119,7 @@ class Join:
 
     @property
     def is_lookup(self) -> bool:
-        """Whether the relation only says which rows are kept: no joined row has a row of it."""
+        """Whether the relation only decides which rows are kept: no joined row has a row of it."""
         return self.is_anti or self.kind == "semi"
 
 
@@ -189,8 +189,7 @@ class BoundQuery:
     blocks: tuple[Block, ...]
 
     def merges(self, scan: int, keys: KeyMode) -> Merges:
-        """Which figures of a scan's groups are merged over its clients; tokens that only blind owners compare, cannot
-        be compared for it."""
+        """Which states of a scan's groups are merged over its clients; none if only blind owners can compare tokens."""
         return "" if keys == "dh" else self.scans[scan].merges
 
     @property

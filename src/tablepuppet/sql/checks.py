@@ -67,7 +67,7 @@ def check_keys(ucq: Ucq, branches: Sequence[PlacedBranch], scans: Sequence[Scan]
 
 
 def check_groups(ucq: Ucq, branches: Sequence[PlacedBranch], scans: Sequence[Scan]) -> None:
-    """A subquery that several clients compute in groups is joined on what its groups have in common."""
+    """Requires that a subquery with groups at several clients is joined on a column that its groups share."""
     witnessed = {number for scan in scans for number, _ in scan.witness_of}
     for branch in branches:
         for relation, number in enumerate(branch.scans):

@@ -40,7 +40,7 @@ class Correlation:
 
     @property
     def source(self) -> tuple[str, ...]:
-        """What two histories must have in common to be computed as one."""
+        """The parts that two histories must share to be computed as one."""
         sources = [self.query.args["from_"], *(self.query.args.get("joins") or ())]
         keys = sorted(f"{own.sql()} = {other.sql()}" for own, other in self.keys)
         return (*(node.sql() for node in sources), *keys, self.moment.sql() if self.moment is not None else "")
@@ -80,7 +80,7 @@ class Correlation:
         return self.rows(items, conditions).group_by(*self._by(), copy=False)
 
     def latest(self, items: Sequence[exp.Expr], rows: exp.Expr, order: exp.Order | None) -> exp.Select:
-        """The first so many rows of each key and cutoff in an order."""
+        """The first `rows` rows of each key and cutoff in an order."""
         ordered = None if order is None else order.copy()
         number = exp.Window(this=exp.RowNumber(), partition_by=self._by(), order=ordered)
         select = self.rows(items)

@@ -28,7 +28,7 @@ DIALECT = Dialect.get_or_raise("duckdb")
 
 @lru_cache(maxsize=8)
 def words(text: str) -> tuple[Token, ...]:
-    """The text as SQL words, without the semicolons at its end; raises what sqlglot raises if it cannot be split."""
+    """The text as SQL words, without the semicolons at its end; raises sqlglot's error if it cannot be split."""
     tokens = DIALECT.tokenize(text)
     while tokens and tokens[-1].token_type == TokenType.SEMICOLON:
         tokens.pop()
@@ -83,7 +83,7 @@ _lock = Lock()
 
 @cache
 def _duckdb() -> duckdb.DuckDBPyConnection:
-    """A database without tables or files, whose parser tells us the place of an error."""
+    """A database without tables or files, whose parser locates errors."""
     connection = duckdb.connect(config={"threads": 1})
     connection.execute("SET errors_as_json = true")
     return connection
@@ -139,7 +139,7 @@ _NAME_AT = re.compile(r"(?:(?:\b(?:FROM|JOIN)\s|[,.])\s*([A-Z_]+)|\b([A-Z_]+)\s*
 
 
 def _quoting(text: str, at: int) -> str:
-    """What to do with a reserved word in the place of a name, if the error is there."""
+    """Advice on a reserved word in the place of a name, if the error is there."""
     for found in _NAME_AT.finditer(text):
         word = found[1] or found[2]
         if word.lower() in _reserved_words() and found.start() <= at <= found.end():

@@ -48,7 +48,7 @@ def group_columns(query: exp.Query, partitions: Partitions | None = None) -> tup
 
 
 def mergeable(query: exp.Query, partitions: Partitions) -> tuple[Merges, str]:
-    """What of a query's groups must be merged where they lie with several clients; or what in it is in the way."""
+    """How to merge a query's groups that lie with several clients; or the part that prevents it."""
     try:
         split = split_groups(query)
         select, _ = grouped_select(_without_cutoffs(query))
@@ -86,7 +86,7 @@ def _without_cutoffs(query: exp.Query) -> exp.Query:
 
 
 def _sides(join: exp.Join) -> list[tuple[exp.Column, exp.Column]]:
-    """The plain columns that a join says are equal."""
+    """The plain columns that a join equates."""
     sides = [(e.left, e.right) for e in conjuncts_of(join.args.get("on")) if isinstance(e, exp.EQ)]
     return [(a, b) for a, b in sides if isinstance(a, exp.Column) and isinstance(b, exp.Column)]
 
@@ -133,7 +133,7 @@ class _Reader:
         return {(alias, c.name.lower()): (_witness(rows, c),) for columns in divisions for c in columns}
 
     def read_source(self, source: exp.Expr) -> Divided | None:
-        """What must hold of a table or query in FROM; None: nothing."""
+        """The columns that divide a table or query in FROM; None: nothing divides it."""
         if any(value for key, value in source.args.items() if key not in ("this", "alias")):
             return {}
         query, renamed = source.this, source.args.get("alias")
@@ -215,7 +215,7 @@ def _witness(rows: exp.Select, column: exp.Column) -> exp.Select:
 
 
 def _find(column: exp.Column, places: Mapping[_Place, Witnesses]) -> _Place | None:
-    """The column that a name means: one of two tables' columns says whose it is, where both have it."""
+    """The column that a name means; where two tables have it, the name includes its table."""
     name, table = column.name.lower(), column.table.lower()
     return next((place for place in places if place[1] == name and table in ("", place[0])), None)
 

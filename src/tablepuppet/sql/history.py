@@ -99,7 +99,7 @@ class _Branch:
     # -- who holds what ---------------------------------------------------------------------
 
     def _sources(self) -> dict[str, exp.Expr]:
-        """What FROM names, by alias in lower case."""
+        """The sources of FROM, by alias in lower case."""
         return {node.alias_or_name.lower(): node for node in relations_of(self.select)}
 
     def _holders(self, node: exp.Expr) -> frozenset[tuple[str, ...]]:
@@ -393,6 +393,6 @@ def _plain_table(query: exp.Expr) -> str:
 
 
 def _group_texts(select: exp.Select) -> set[str]:
-    """What GROUP BY names: expressions, or places in the SELECT list."""
+    """The items of GROUP BY: expressions, or places in the SELECT list."""
     items, given = named_items(select), grouped_by(select, select.args["group"])
     return {(items.get(e.name.lower(), e) if isinstance(e, exp.Column) and not e.table else e).sql() for e in given}

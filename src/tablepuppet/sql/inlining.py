@@ -1,8 +1,8 @@
 """inline: a subquery of FROM that only joins and filters → its tables and conditions in the query around it.
 
-In: a branch of a query, and which of its sources is such a subquery. Out: the branch without the subquery, t.x being
-whatever the subquery calls x; None where the text alone does not say which table a column comes from, or where the
-subquery does more than join.
+In: a branch of a query, and which of its sources is such a subquery. Out: the branch without the subquery; t.x becomes
+the subquery's expression for x. None where a column's table does not follow from the text alone, or where the subquery
+does more than join.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _name(item: Item) -> str:
 
 
 def _names_all(branch: Conjunctive) -> bool:
-    """Every column of the outer query says its table, and no bare * would show columns that the subquery leaves out."""
+    """Every outer column names its table, and no bare * would show columns that the subquery leaves out."""
     bare = any(isinstance(item, Star) and item.alias is None for item in branch.items)
     return not bare and all(map(is_resolved, _expressions(branch)))
 

@@ -128,7 +128,7 @@ def _is_same(column: exp.Expr, key: exp.Expr) -> bool:
 
 
 def _holds_without_match(condition: Condition, kinds: Mapping[int, JoinKind]) -> bool:
-    """Whether a condition says of an anti-joined table only what holds anyway: that it has no row."""
+    """Whether a condition only states that an anti-joined table has no row, which holds anyway."""
     return (
         isinstance(condition, Filter)
         and kinds.get(condition.relation) == "anti"
@@ -205,7 +205,7 @@ def _place(
     joins: list[TreeJoin] = []
 
     def join(relation: int) -> TreeJoin | None:
-        """The join of a table, if what its keys need is there already."""
+        """The join of a table, if the tables that its keys need are there already."""
         if relation in outer:
             own = keys[relation]
             ready = bool(own) and all(key.left in placed for key in own)

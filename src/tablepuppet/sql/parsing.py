@@ -1,7 +1,7 @@
 """parse: SQL text → Ucq, or a QueryError that points at the text and says what to write instead.
 
-sqlglot makes the tree of one SELECT statement. No text whatever makes anything else than a QueryError, however long or
-deep or strange.
+sqlglot makes the tree of one SELECT statement. An invalid text, however long, deep or
+strange, always raises a QueryError.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _words(text: str) -> Sequence[Token]:
     """The words of the text, which must be exactly one statement, a SELECT, not nested too deeply."""
     try:
         tokens = words(text)
-    # The tokenizer meets arbitrary text here: whatever it raises means that the text is not SQL.
+    # The tokenizer meets arbitrary text here: any error means that the text is not SQL.
     except Exception as error:
         check_grammar(text)
         raise QueryError(f"{INVALID}: a word, a number or a quote in it cannot be read") from error
@@ -89,7 +89,7 @@ def _words(text: str) -> Sequence[Token]:
 
 
 def _place(error: Exception) -> int | None:
-    """Where sqlglot stopped, if it says so: it gives the text up to there."""
+    """Where sqlglot stopped, if its error gives the text up to there."""
     found = error.errors[0] if isinstance(error, ParseError) and error.errors else {}
     start = found.get("start_context")
     # The context is cut to its last hundred characters; a longer one does not locate the error.
@@ -151,7 +151,7 @@ _DEFAULT_SCHEMAS = ("main", "public", "dbo")  # DuckDB's and SQLite's, PostgreSQ
 
 
 def _without_schemas(tree: exp.Expr) -> exp.Expr:
-    """The tree with main.orders as orders: a default schema says nothing about a table."""
+    """The tree with main.orders as orders: a default schema adds nothing to a table's name."""
     for node in list(tree.find_all(exp.Table, exp.Column)):
         schema = node.args.get("db")
         if schema is not None and schema.name.lower() in _DEFAULT_SCHEMAS and not node.args.get("catalog"):
@@ -237,7 +237,7 @@ def _check_union(text: str, node: exp.SetOperation) -> None:
 
 
 def unqualified_columns(tree: exp.Expr) -> list[exp.Column]:
-    """The columns that do not say which of two queries they belong to."""
+    """The columns that may belong to either of two queries."""
     found: dict[int, exp.Column] = {}
     for select in tree.find_all(exp.Select):
         histories = [join for join in select.args.get("joins") or () if _may_be_history(join)]
@@ -256,10 +256,10 @@ def _may_be_history(join: exp.Join) -> bool:
 
 
 def qualify(tree: exp.Expr, columns: Columns) -> None:
-    """Names the table of each such column, in place: TPC's o_custkey = c_custkey does not say whose they are.
+    """Names the table of each such column, in place: TPC's o_custkey = c_custkey names no table.
 
-    A column is looked up as SQL does: in the FROM clause around it, then in the one around that. What two tables have,
-    or may have, stays as it was written.
+    A column is looked up as SQL does: in the FROM clause around it, then in the one around that. A column that
+    two tables have, or may have, stays as it was written.
     """
     for column in unqualified_columns(tree):
         scope = column.find_ancestor(exp.Select)

@@ -126,7 +126,7 @@ def _check_cast(text: str, cast: exp.Cast) -> None:
 
 
 def _check_replace(text: str, node: exp.Replace) -> None:
-    """Owners refuse a replacement that could grow without end when nested; say so here, with the place."""
+    """Owners refuse a replacement that could grow without end when nested; refuse it here, with the place."""
     old, new = node.expression, node.args.get("replacement")
     if not isinstance(old, exp.Literal) or not isinstance(new, exp.Literal) or not len(new.name) <= len(old.name) > 0:
         raise refusal(
@@ -135,7 +135,7 @@ def _check_replace(text: str, node: exp.Replace) -> None:
 
 
 def _refuse(text: str, node: exp.Expr) -> QueryError:
-    """Why a node is not on the list, and what to write instead."""
+    """Why a node is not on the list, and its replacement."""
     at: At = node
     match node:
         case exp.Query() | exp.Exists() | exp.Any() | exp.All() | exp.Table():

@@ -40,7 +40,7 @@ from tablepuppet.sql.ucq import Ucq
 
 @dataclass(slots=True)
 class _Draft:
-    """A scan while it is being put together."""
+    """A scan under construction."""
 
     shape: TableShape
     filters: tuple[exp.Expr, ...]
@@ -109,7 +109,7 @@ class Scans:
         self._drafts[number].witness_of[scan, column] = None
 
     def requests(self, job: str) -> dict[str, list[Message]]:
-        """What to ask each client: to open every scan of its tables."""
+        """The requests to each client to open every scan of its tables."""
         requests: dict[str, list[Message]] = {}
         for number, draft in enumerate(self._drafts):
             for client in draft.shape.clients:
@@ -215,7 +215,7 @@ class PlacedBranch:
     def bind_branch(self, base: int, label_column: int, beside: Mapping[str, int]) -> Branch:
         """The bound branch whose joined rows are ordered by relation `base`; −1: there is no label in it.
 
-        `beside`: what else is read of the base, by name.
+        `beside`: further columns of the base, by name.
         """
         order, number = self._order(), self._numbers()
         joins = []

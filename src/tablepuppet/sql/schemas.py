@@ -32,7 +32,7 @@ from tablepuppet.transport.link import Link
 
 _SHOWN = 12  # differences that an error lists
 
-Columns = Mapping[str, ColumnInfo]  # common name → what one client has
+Columns = Mapping[str, ColumnInfo]  # common name → one client's column
 
 
 def differences(columns: Sequence[str], by_client: Mapping[str, Columns]) -> list[str]:
@@ -155,7 +155,7 @@ class TableShape:
     clients: tuple[str, ...]
     columns: tuple[str, ...]
     spelling: Mapping[str, Mapping[str, str]]
-    infos: Mapping[str, Mapping[str, ColumnInfo]]  # what each client says of them
+    infos: Mapping[str, Mapping[str, ColumnInfo]]  # as each client describes them
     withholding: tuple[str, ...] = ()  # clients that keep the parameters trained on their rows
     query: str | None = None  # over one owner's tables, `name` among them, whose rows are meant instead of a table's
     groups: tuple[GroupColumn, ...] | None = None  # of such a query: each value must lie with one client
@@ -181,7 +181,7 @@ class _Read(NamedTuple):
     table: str
     query: str | None
     groups: tuple[GroupColumn, ...] | None = None  # see TableShape
-    merging: Merges = ""  # what must be merged where groups lie with several clients; "": they cannot be
+    merging: Merges = ""  # how groups at several clients are merged; "": they cannot be
     why_not: str = ""
     cutoffs: CutoffType = ""
 
@@ -257,7 +257,7 @@ def describe(ucq: Ucq, tables: Mapping[str, tuple[str, ...]], link: Link) -> dic
 
 
 def _cutoff_types(ucq: Ucq, tables: Mapping[str, tuple[str, ...]], link: Link) -> dict[Origin, CutoffType]:
-    """Of each history, the type of its cutoffs, as their owners say. One round, where there are any."""
+    """Of each history, the type of its cutoffs, from their owners. One round, where there are any."""
     asked: dict[str, list[tuple[Origin, exp.Expr, DescribeTable]]] = {}
     for branch in ucq.branches:
         for source in branch.sources:
@@ -312,7 +312,7 @@ def _why_unmerged(read: _Read, closed: Sequence[str]) -> str:
 
 
 def _shape(table: str, clients: tuple[str, ...], columns: Mapping[str, list[ColumnInfo]]) -> TableShape:
-    """Brings the clients' spellings of each column together."""
+    """Matches the clients' spellings of each column."""
     common: list[str] = []
     spelling: dict[str, dict[str, str]] = {}
     for client in clients:

@@ -1,4 +1,4 @@
-"""read_select: one SELECT of the syntax tree → Conjunctive, or a refusal that says what to write instead.
+"""read_select: one SELECT of the syntax tree → Conjunctive, or a refusal with a replacement.
 
 read_from: its FROM clause → one Source for each table, in the order of the text.
 """
@@ -137,7 +137,7 @@ def _check_kind(text: str, join: exp.Join, at: At) -> None:
 
 
 def _join_words(text: str, table_start: int | None) -> list[Token]:
-    """The words just before a table that say how it is joined: LEFT OUTER JOIN, or a comma."""
+    """The words just before a table that join it: LEFT OUTER JOIN, or a comma."""
     found: list[Token] = []
     for word in reversed([w for w in words(text) if table_start is not None and w.start < table_start]):
         if word.token_type == TokenType.COMMA and not found:
@@ -224,7 +224,7 @@ _READ = frozenset({"expressions", "from_", "joins", "where"})
 def read_select(text: str, select: exp.Select, *, is_branch: bool = False) -> Conjunctive:
     """A SELECT as a conjunctive query; all that can be checked without a schema is checked.
 
-    `is_branch`: of a UNION ALL, in which a constant may say which branch a row comes from.
+    `is_branch`: of a UNION ALL, in which a constant may mark a row's branch.
     """
     check_clauses(text, select, _READ)
     if select.args.get("from_") is None:
@@ -323,7 +323,7 @@ def _item(node: exp.Expr, text: str) -> Item | Star:
 
 
 def _check_tables(text: str, query: Conjunctive, is_branch: bool) -> None:
-    """Checks who owns what as far as the text alone tells: only for columns that name their table."""
+    """Checks ownership as far as the text alone allows: only for columns that name their table."""
     scope = Scope(text, query.sources)
     for item in query.items:
         if isinstance(item, Star):

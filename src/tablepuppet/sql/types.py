@@ -1,4 +1,4 @@
-"""Which types go together: of a column at several clients, of two keys, of a position of UNION ALL."""
+"""Which types are compatible: of a column at several clients, of two keys, of a position of UNION ALL."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _scale(detail: str) -> int | None:
 
 
 def common_key_cast(left: ColumnInfo, right: ColumnInfo) -> tuple[str, str] | None:
-    """What two keys that differ can both be cast to: the key type and its SQL name; None if nothing is sensible."""
+    """The common type of two different keys, for a cast: the key type and its SQL name; None if nothing is sensible."""
     kinds = {left.kind, right.kind}
     if kinds & {"vector", "other"}:
         return None
@@ -98,7 +98,7 @@ def common_key_cast(left: ColumnInfo, right: ColumnInfo) -> tuple[str, str] | No
 
 
 def union_column(name: str, columns: list[ColumnInfo]) -> ColumnInfo | None:
-    """The type of one position of UNION ALL over all branches; None if they do not go together."""
+    """The type of one position of UNION ALL over all branches; None if they are incompatible."""
     first = columns[0]
     absent = next((c.absent for c in columns if c.absent is not None), None)
     if len({(c.kind, c.size) for c in columns}) == 1:

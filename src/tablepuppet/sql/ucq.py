@@ -150,7 +150,7 @@ class Scope:
 
 
 def is_resolved(expression: exp.Expr) -> bool:
-    """Every column says which table it comes from."""
+    """Every column names its table."""
     return all(c.args.get("table") for c in expression.find_all(exp.Column))
 
 

@@ -241,7 +241,7 @@ class SQLite(Session):
         return next((kind for kind in order if stored - {"null"} <= set(_STORED[kind][0])), "BLOB")
 
     def _check_storage(self, used: Sequence[OwnerColumn]) -> None:
-        """No row of these columns holds a value of another kind than its column's type says."""
+        """No row of these columns holds a value of another kind than its column's type."""
         for column in used:
             if column.type != "BLOB":
                 allowed = ", ".join(f"'{kind}'" for kind in (*_STORED[column.type][0], "null"))

@@ -89,7 +89,7 @@ def raw_columns(columns: Sequence[pa.ChunkedArray], infos: Sequence[ColumnInfo])
 
 
 def sketch(column: RawColumn, weights: Array, most: int, least: int = 1) -> Sketch:
-    """At most `most` values with weights, from which number_bins makes nearly what it would of them all; or categories.
+    """At most `most` values with weights, which give number_bins nearly the same bins as all values; or categories.
 
     No name that fewer than `least` rows hold is among them, nor a value for every fewer rows.
     """

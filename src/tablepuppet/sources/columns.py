@@ -73,8 +73,8 @@ NUMBER_KINDS: Final[frozenset[Kind]] = frozenset(
     {"integer", "float", "decimal", "boolean", "date", "timestamp", "vector"}
 )
 STRING_KINDS: Final[frozenset[Kind]] = frozenset({"string", "uuid"})
-_PIECE: Final = 1 << 16  # row numbers that are looked at together
-MIN_LONG_ROWS: Final = 1 << 20  # that are copied together; fewer stay as they come
+_PIECE: Final = 1 << 16  # row numbers per step
+MIN_LONG_ROWS: Final = 1 << 20  # that are copied at once; fewer stay as they come
 _REPEATS: Final = 8  # times, from which codes are the shorter way
 _PER_DAY: Final = {"s": 86_400.0, "ms": 86_400e3, "us": 86_400e6, "ns": 86_400e9}
 
@@ -234,7 +234,7 @@ def _vectors(column: pa.ChunkedArray, info: ColumnInfo) -> Array:
 
 
 def put_together(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
-    """The rows of all batches; where they are many, those of a column lie together."""
+    """The rows of all batches; many rows are copied into memory of their own."""
     whole, waiting, rows = list[list[pa.ChunkedArray]](), list[pa.RecordBatch](), 0
     for batch in batches:
         waiting.append(batch)

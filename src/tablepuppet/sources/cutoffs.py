@@ -1,6 +1,6 @@
 """Names in queries over a history: the table of cutoffs, and the columns by which its rows are joined.
 
-A history is a table of which a query asks what it said until a moment (sql/history.py). The moments are rows of the
+A history is a table that a query reads until a moment (sql/history.py). The moments are rows of the
 table CUTOFFS, which has one column and which only the history's owner ever fills.
 """
 
@@ -20,7 +20,7 @@ AT_ONCE: Final = "tablepuppet at, once"  # the same, where no two rows of the cu
 
 
 def name_for_people(expression: str) -> str:
-    """A column of a history by what it is, and any other as it is written.
+    """A column of a history by its meaning, and any other as it is written.
 
     >>> name_for_people('"tablepuppet key 0"'), name_for_people('"item"')
     ('key', '"item"')

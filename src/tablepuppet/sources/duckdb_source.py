@@ -44,7 +44,7 @@ MOST_SECONDS = 900.0  # of one reading
 MOST_HELD = 300.0  # seconds that a reading keeps a database of the owner's busy
 _AHEAD = 1 << 28  # bytes of a database's answer that are taken before anything is computed over them
 _ROWS_SHARE = 3  # times less than all memory is for the rows of one reading
-_BATCH = 1 << 13  # rows that come together
+_BATCH = 1 << 13  # rows per batch
 _CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "threads": min(2, os.cpu_count() or 1),  # several clients may share a machine
     "preserve_insertion_order": True,
@@ -113,7 +113,7 @@ class DuckSource:
 
 @contextmanager
 def _limit_time(connection: duckdb.DuckDBPyConnection, seconds: float | None = None) -> Iterator[None]:
-    """Whatever runs inside is interrupted after a while: nobody keeps an owner's machine busy for ever."""
+    """Interrupts the code inside after a while: nobody keeps an owner's machine busy for ever."""
     alarm = threading.Timer(MOST_SECONDS if seconds is None else seconds, connection.interrupt)
     alarm.daemon = True
     alarm.start()
@@ -124,7 +124,7 @@ def _limit_time(connection: duckdb.DuckDBPyConnection, seconds: float | None = N
 
 
 def _rows(connection: duckdb.DuckDBPyConnection, query: str) -> pa.Table:
-    """The rows of a query; DuckDB's own limit of memory does not hold for what it has handed out, so it is counted."""
+    """The rows of a query. DuckDB's own memory limit does not cover rows already handed out, so they are counted."""
     reader = connection.sql(query).to_arrow_reader(_BATCH)
 
     def count_bytes() -> Iterator[pa.RecordBatch]:
@@ -137,7 +137,7 @@ def _rows(connection: duckdb.DuckDBPyConnection, query: str) -> pa.Table:
 
     try:
         return put_together(count_bytes(), reader.schema)
-    except OSError as error:  # as Arrow passes on what DuckDB says
+    except OSError as error:  # as Arrow passes on DuckDB's errors
         kind = str(error).partition(" Error: ")[0].title().replace(" ", "")
         found = getattr(duckdb, f"{kind}Exception", duckdb.Error)
         raise found(str(error)) from None
@@ -228,7 +228,7 @@ def from_types(name: str, columns: Sequence[tuple[str, str]]) -> DuckSource:
 
 
 def absent_row(name: str, columns: Sequence[ColumnInfo], expressions: Sequence[str]) -> pa.Table:
-    """What expressions give, c0, c1, …, for a row that a LEFT JOIN does not find: all its columns are NULL."""
+    """The values of expressions, c0, c1, …, for a row that a LEFT JOIN does not find: all its columns are NULL."""
     types = {"ENUM": "VARCHAR", '"NULL"': "INTEGER"}  # an enum's values stay with the owner, and NULL has no type
     nulls = ", ".join(f"CAST(NULL AS {types.get(c.detail, c.detail)}) AS {quote_name(c.name)}" for c in columns)
     source = create_source(name, f"CREATE TABLE {RELATION} AS SELECT {nulls}", [name], ())

@@ -51,7 +51,7 @@ from tablepuppet.threads import parallel_for
 __all__ = ["encode", "encoder", "merge", "statistics"]
 
 
-# A column is constant if its deviation is this small beside its mean. Two-pass moments of a
+# A column is constant if its deviation is this small relative to its mean. Two-pass moments of a
 # constant leave about 1e-16; there is no absolute bound, for a column may be in tiny units.
 _CONSTANT = 1e-12
 _CHUNK, _LEAST = 1 << 17, 1 << 12  # numbers that are encoded at a time, and rows at the least
@@ -69,7 +69,7 @@ class KnownIds:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KnownNames:
-    """What names, NULL and other names become at one owner: the column of each (−1: none)."""
+    """The column of each name, of NULL and of other names at one owner (−1: none)."""
 
     names: pa.Array
     codes: Codes
@@ -315,14 +315,14 @@ def _ends(encoders: Sequence[Encoder]) -> list[int]:
 
 
 def _scales(encoder: Encoder) -> Array:
-    """What each unit is divided by."""
+    """The divisor of each unit."""
     if isinstance(encoder, NumberEncoder):
         return np.concatenate([encoder.scale, np.ones(int(encoder.has_missing))])
     return np.ones(encoded_width(encoder))
 
 
 def encoded_names(feature_names: Sequence[str], encoders: Sequence[Encoder]) -> list[str]:
-    """The name of each row of θ, as SQL would say it (entries of a vector count from 1).
+    """The name of each row of θ, in SQL's terms (entries of a vector count from 1).
 
     >>> from tablepuppet.protocol.columns import CategoryEncoder
     >>> encoded_names(["i.category"], [CategoryEncoder(categories=["toys"], has_missing=True, has_other=True)])

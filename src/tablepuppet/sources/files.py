@@ -208,7 +208,7 @@ def _web_file(url: str) -> list[_File]:
         if error.code not in _ONLY_GET:
             raise
         error.close()
-        with _send_request(url, "GET") as answer:  # a signed address, say: its body is not read yet
+        with _send_request(url, "GET") as answer:  # such as a signed address: its body is not read yet
             headers = answer.headers
     told = [headers.get(name, "") for name in ("ETag", "Last-Modified", "Content-Length")]
 

@@ -1,6 +1,6 @@
-"""Groups with rows at several clients: what each client computes of its own rows, and what comes out of all of them.
+"""Groups with rows at several clients: each client's query over its own rows, and the query over all answers.
 
-In: a query whose rows are groups. Out: two queries that together mean the same; or why there are none.
+In: a query whose rows are groups. Out: two queries that, one after the other, mean the same; or why there are none.
 
     SELECT k, avg(x) AS mean FROM t WHERE … GROUP BY k HAVING count(*) > 2
 
@@ -8,7 +8,7 @@ In: a query whose rows are groups. Out: two queries that together mean the same;
     final     SELECT g0 AS k, s2 / s1 AS mean FROM groups WHERE s0 > 2
 
 The first runs over one client's rows. Its *states* s are merged group by group over all clients (group_sums.py); the
-second runs over what that gives.
+second runs over the merged groups.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _NOT_BY_ROW = {
 
 
 class UnmergeableError(ValueError):
-    """Why groups of a query cannot be merged over clients: what in it is in the way."""
+    """Why groups of a query cannot be merged over clients: the part that prevents it."""
 
 
 class State(NamedTuple):
-    """A figure of a group that clients compute each for itself.
+    """A number about a group that each client computes for itself.
 
     number: they are added up. spread: Σ (x − x̄)², merged by means (`of`: the states Σ 1 and Σ x). least, greatest.
     """
@@ -172,7 +172,7 @@ def split_groups(query: str | exp.Expr, columns: Callable[[], Collection[str]] =
 
 @dataclass
 class _Merging:
-    """The states that a query's aggregates need, while they are put together."""
+    """The states that a query's aggregates need, under construction."""
 
     by: Sequence[exp.Expr]
     items: Mapping[str, exp.Expr]
@@ -248,7 +248,7 @@ def _parse(text: str) -> exp.Expr:
 
 
 def grouped_by(select: exp.Select, group: exp.Group) -> list[exp.Expr]:
-    """What GROUP BY names: expressions, positions in the SELECT list, or ALL of it that is no aggregate."""
+    """The items of GROUP BY: expressions, positions in the SELECT list, or ALL of it that is no aggregate."""
     if group.args.get("all"):
         items = named_items(select)
         return [item.unalias() for item in select.expressions if not _has_aggregate(item.unalias(), items)]
@@ -259,7 +259,7 @@ def grouped_by(select: exp.Select, group: exp.Group) -> list[exp.Expr]:
 
 
 def named_items(select: exp.Select) -> dict[str, exp.Expr]:
-    """What SELECT gives names to, by name in lower case."""
+    """The expressions that SELECT names, by name in lower case."""
     return {item.alias.lower(): item.this for item in select.expressions if isinstance(item, exp.Alias)}
 
 

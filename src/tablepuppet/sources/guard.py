@@ -98,7 +98,7 @@ _MOST: dict[type[exp.Expr], int] = {
 }  # calls in one expression that cost much, or grow
 _JOINED = (exp.Concat, exp.ConcatWs, exp.DPipe)
 _GROWING = (*_JOINED, exp.Array)
-_MOST_JOINED = 64  # columns whose texts are put together: a row's value is as long as all of them
+_MOST_JOINED = 64  # columns whose texts are concatenated: a row's value is as long as all of them
 _LONGEST_ARGUMENT = 200  # characters of SQL: of those calls' arguments
 
 
@@ -122,7 +122,7 @@ def columns_of(sql: str) -> frozenset[str]:
 
 
 def compared_columns(sql: str) -> frozenset[str]:
-    """The columns whose values a guarded predicate looks at; `x IS NOT NULL` asks only whether there is one.
+    """The columns whose values a guarded predicate reads; `x IS NOT NULL` asks only whether there is one.
 
     >>> sorted(compared_columns('"x" IS NOT NULL AND "y" > 3'))
     ['y']
@@ -164,7 +164,7 @@ def parse_tree(sql: str, kind: type[exp.Expr], what: str) -> exp.Expr:
         parser = dialect.parser()
         [tree] = parser.parse(tokens, sql) if kind is exp.Query else parser.parse_into(kind, tokens, sql)
     except SqlglotError:
-        # The parser's message marks the text with terminal codes; the server knows what it sent.
+        # The parser's message marks the text with terminal codes; the server knows its own text.
         tree = None
     if tree is None or (kind is exp.Query and not isinstance(tree, exp.Query)):
         asked = "one SELECT" if kind is exp.Query else "one scalar SQL expression; write one value or condition per row"

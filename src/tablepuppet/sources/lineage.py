@@ -38,7 +38,7 @@ class Lineage:
     """The base columns and tables that the rows of a query come from."""
 
     outputs: Mapping[str, BaseColumns]  # by name, in lower case
-    conditions: BaseColumns  # columns that WHERE, HAVING and QUALIFY look at
+    conditions: BaseColumns  # columns that WHERE, HAVING and QUALIFY read
     grouping: BaseColumns  # columns that decide otherwise which rows there are: GROUP BY, ON, DISTINCT
     stability: Counts
     everything: BaseColumns
@@ -115,10 +115,10 @@ def _times(counts: Counts, factor: int | None) -> dict[str, int | None]:
 class _Tracer:
     def __init__(self, tables: Mapping[str, Sequence[str]]) -> None:
         self._tables = {table.lower(): (table, {c.lower(): c for c in columns}) for table, columns in tables.items()}
-        self._outside: dict[str, _Rows] = {}  # relations that a subquery in an expression may look at
+        self._outside: dict[str, _Rows] = {}  # relations that a subquery in an expression may read
 
     def query(self, node: exp.Expr, known: Mapping[str, _Rows]) -> _Rows:
-        """The rows of a SELECT, or of a union of some; `known`: what WITH has named."""
+        """The rows of a SELECT, or of a union of some; `known`: the queries of WITH."""
         named = dict(known)
         with_ = node.args.get("with_") or node.args.get("with")
         for cte in with_.expressions if with_ is not None else ():
@@ -276,7 +276,7 @@ _CONDITIONS = ("where", "having", "qualify")
 
 
 def _parts(node: exp.Expr) -> list[exp.Expr]:
-    """The expressions of a SELECT or of a join: all but what it reads from."""
+    """The expressions of a SELECT or of a join: all but its sources."""
     sources = (exp.From, exp.With, exp.Join)
     children = [c for key, c in node.args.items() if not (isinstance(node, exp.Join) and key == "this")]
     flat = [c for child in children for c in (child if isinstance(child, list) else [child])]
@@ -323,7 +323,7 @@ def _rename(rows: _Rows, node: exp.Expr) -> _Rows:
 
 
 def _outside_queries(node: exp.Expr) -> Iterable[exp.Expr]:
-    """Every part of an expression; of a query inside it the query itself, and nothing of what it is made of."""
+    """Every part of an expression; a query inside it counts as one part."""
     stack = [node]
     while stack:
         part = stack.pop()
@@ -333,7 +333,7 @@ def _outside_queries(node: exp.Expr) -> Iterable[exp.Expr]:
 
 
 def _equalities(on: exp.Expr | None) -> Iterable[tuple[Name, Name]]:
-    """The pairs of columns that a condition wants to be equal, whatever else it wants."""
+    """The pairs of columns that a condition equates, among its other requirements."""
     for node in conjuncts_of(on):
         if isinstance(node, exp.EQ) and isinstance(node.this, exp.Column) and isinstance(node.expression, exp.Column):
             yield _name(node.this), _name(node.expression)

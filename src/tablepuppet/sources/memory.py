@@ -38,7 +38,7 @@ def _to_arrow(value: object, name: str) -> pa.Table:
         return pa.Table.from_batches([value])
     if _is_pandas(value):
         return _from_pandas(value, name)
-    if hasattr(value, "__arrow_c_stream__"):  # polars, and whatever else speaks Arrow
+    if hasattr(value, "__arrow_c_stream__"):  # polars, and any other library that speaks Arrow
         return pa.table(value)
     hint = "; call .collect() on it first" if hasattr(value, "collect") else ""
     module, kind = type(value).__module__, type(value).__name__
@@ -50,7 +50,7 @@ def _to_arrow(value: object, name: str) -> pa.Table:
 
 
 def check_names(names: Sequence[str], name: str) -> None:
-    """Refuses a table without columns, or with two that SQL cannot tell apart."""
+    """Refuses a table without columns, or with two that SQL cannot distinguish."""
     if not names:
         raise SourceError(f"table {name} has no columns; give a table with at least one")
     seen: dict[str, str] = {}

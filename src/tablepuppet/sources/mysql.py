@@ -108,7 +108,7 @@ class MySQL:
         """A connection lasts for one query."""
 
     def _describe_columns(self, columns: str, of: str, where: str = "") -> list[dict[str, Any]]:
-        """What information_schema says about the table."""
+        """The rows of information_schema about the table."""
         schema, _, table = self._table.rpartition(".")
         select = (
             f"SELECT {columns} FROM information_schema.{of} WHERE table_name = {_literal(table)} AND table_schema = "

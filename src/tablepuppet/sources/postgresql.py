@@ -162,7 +162,7 @@ class PostgreSQL(Session):
 
 
 def _without_extensions(table: pa.Table) -> pa.Table:
-    """The table with what Arrow stores in the place of types that PostgreSQL alone knows."""
+    """The table with Arrow's storage types in the place of types that PostgreSQL alone knows."""
     for i, field in enumerate(table.schema):
         if isinstance(field.type, pa.BaseExtensionType):
             chunks = [chunk.storage for chunk in table.column(i).chunks]

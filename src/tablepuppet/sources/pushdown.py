@@ -52,7 +52,7 @@ _NUMBERS: Final[frozenset[type[exp.Expr]]] = frozenset({exp.Neg, exp.Add, exp.Su
 ARITHMETIC: Final = _NUMBERS
 COMMON: Final = _LOGIC | _ORDER | _CHOICE | ARITHMETIC
 _PARTS: Final = frozenset({"YEAR", "MONTH", "DAY", "HOUR", "MINUTE"})
-# How a text beside a date or a time must be written to be read alike everywhere.
+# How a text that is compared with a date or a time must be written to be read alike everywhere.
 _DAY: Final = r"\d{4}-\d{2}-\d{2}"
 _WRITTEN: Final[dict[Family, re.Pattern[str]]] = {
     "date": re.compile(_DAY),
@@ -65,8 +65,8 @@ class PushDown:
     """One scan, divided."""
 
     select: str  # for the database
-    fetched: tuple[OwnerColumn | None, ...]  # what its columns are; None: an expression
-    inner: tuple[str, ...]  # what DuckDB makes of the fetched columns: `expression AS name`
+    fetched: tuple[OwnerColumn | None, ...]  # its columns; None: an expression
+    inner: tuple[str, ...]  # DuckDB's expressions over the fetched columns: `expression AS name`
     columns: tuple[str, ...]  # c0, c1, … over those
     filter: str | None  # the rest of the filter
     used: tuple[OwnerColumn, ...]  # all columns that take part, in the filter too
@@ -172,7 +172,7 @@ def family(node: exp.Expr, known: Mapping[str, OwnerColumn], dialect: Dialect) -
 
 
 def _common_family(children: Sequence[Family | None], nodes: Sequence[exp.Expr]) -> Family | None:
-    """The one family of all; a text literal beside a date or time is read as one."""
+    """The one family of all; a text literal compared with a date or time is read as one."""
     families = {f for f, n in zip(children, nodes, strict=True) if f != "text" or not isinstance(n, exp.Literal)}
     if len(families) == 1 and families <= {"date", "timestamp"}:
         found = families.pop()

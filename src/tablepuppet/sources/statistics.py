@@ -43,7 +43,7 @@ from tablepuppet.sources.columns import (
 __all__ = ["Statistics"]
 
 _ROUNDING = 1e-6  # of effective rows: n rows that count alike are n
-ROWS_PER_STATISTICS = 1 << 18  # rows that are looked at together
+ROWS_PER_STATISTICS = 1 << 18  # rows per step
 
 
 def statistics(
@@ -86,7 +86,7 @@ def without_moments(statistics: Statistics) -> Statistics:
 
 
 def merge(parts: Sequence[Statistics]) -> Statistics:
-    """The statistics of all parts together (Chan's parallel formula; categories sorted by code point)."""
+    """The merged statistics of all parts (Chan's parallel formula; categories sorted by code point)."""
     if all(isinstance(part, NumberStatistics) for part in parts):
         return _merge_numbers(cast("Sequence[NumberStatistics]", parts))
     if all(isinstance(part, CategoryStatistics) for part in parts):
@@ -230,7 +230,7 @@ def _without_few(found: NumberStatistics, values: Array, rows: RowWeights, least
 
 def _merge_numbers(parts: Sequence[NumberStatistics]) -> NumberStatistics:
     missing = sum(part.missing for part in parts)
-    # A part without values says nothing, not even how long its vectors are.
+    # A part without values contributes nothing, not even the length of its vectors.
     filled = [part for part in parts if part.weight > 0]
     if not filled:
         return _no_values(missing, max((part.mean.size for part in parts), default=0))
@@ -255,7 +255,7 @@ def _merge_categories(parts: Sequence[CategoryStatistics]) -> CategoryStatistics
 
 def _merge_ids(parts: Sequence[IdStatistics]) -> IdStatistics:
     has_missing = any(part.has_missing for part in parts)
-    if parts[0].tokens is None:  # which only one part tells
+    if parts[0].tokens is None:  # which only one part reports
         return msgspec.structs.replace(parts[0], has_missing=has_missing)
     if len({part.check for part in parts}) > 1:
         raise TransportError("the clients of one table have different keys; give all of them the same key file")

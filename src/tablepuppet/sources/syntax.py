@@ -1,4 +1,4 @@
-"""What several readers ask of sqlglot's trees: conditions that AND joins, relations of FROM, free names."""
+"""Helpers for sqlglot's trees: conditions that AND joins, relations of FROM, free names."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class TotalSource:
         self._source.close()
 
     def _make_total_filter(self, filter: str) -> str:
-        """Each condition by itself: a database of the owner's may still look for those that cannot fail."""
+        """Each condition by itself: the owner's database may still evaluate those that cannot fail."""
         kinds = {info.name.lower(): info.kind for info in self._source.describe()}
         conditions = list(conjuncts_of(parse_one(filter, dialect="duckdb")))
         texts = [c.sql("duckdb", identify=True) for c in conditions]

@@ -58,7 +58,7 @@ def analyst_terms(bound: BoundQuery, job: Job, purpose: Purpose) -> AnalystTerms
 
 
 def _conditions(bound: BoundQuery, job: Job, purpose: Purpose, places: list[int]) -> Iterator[tuple[bool, str]]:
-    """What bounds how far one row of the table reaches."""
+    """Conditions that bound how far one row of the table reaches."""
     relations = [relation.scan for branch in bound.branches for relation in branch.relations]
     kinds = {join.kind for branch in bound.branches for join in branch.joins}
     is_once = len(bound.branches) == 1 and sum(scan in places for scan in relations) == 1
@@ -140,7 +140,7 @@ class AnalystNoise:
     """Noise on a job's answers to its analyst, by the terms that were agreed on."""
 
     terms: AnalystTerms
-    least: int = 1  # rows that no figure tells apart, by the rules of other owners
+    least: int = 1  # rows that no metric distinguishes, by the rules of other owners
     left: float | None = None  # ε that the analyst has left
     bounds: tuple[float, float] | None = None  # of a label that is a number
     generator: np.random.Generator = field(default_factory=secure_generator, repr=False)
@@ -151,7 +151,7 @@ class AnalystNoise:
         return noised(sums, max(self.terms.deviation(part, norm), least), self.generator)
 
     def check_rows(self, rows: float, part: Part, norm: float) -> None:
-        """Refuses to go on where noisy rows are few: with none the job would fail, and must not fail for that alone."""
+        """Refuses a job with few noisy rows: with none it would fail, and must not fail for that alone."""
         if rows < _FEW * max(self.terms.deviation(part, norm), self.least):
             raise JobError("too few rows are left for the noise on them; ask for more rows, or a larger epsilon")
 
@@ -173,7 +173,7 @@ class AnalystNoise:
 
 @dataclass(frozen=True, slots=True)
 class NoisySizes:
-    """A mapping in figures, under noise, and what its training labels are like."""
+    """The sizes of a mapping under noise, and the distribution of its training labels."""
 
     summary: MappingSummary
     labels: tuple[Array, Array]  # values, and how many training rows have each
@@ -208,7 +208,7 @@ class _Sizes:
     test: int
     own: int  # rows of the table with the budget
     matched: list[int]  # of each relation
-    parts: list[int]  # train and test rows of each, and what else was counted
+    parts: list[int]  # train and test rows of each, and further counts
 
 
 def _label_sums(train: Joined, classes: int, noise: AnalystNoise) -> tuple[Array, list[float]]:
@@ -224,7 +224,7 @@ def _label_sums(train: Joined, classes: int, noise: AnalystNoise) -> tuple[Array
 
 
 def _noisy_summary(exact: MappingSummary, scan: int, sizes: _Sizes, terms: AnalystTerms, margin: int) -> MappingSummary:
-    """What follows from noisy sizes alone; tables without a budget have the rows that they have."""
+    """A summary from noisy sizes alone; tables without a budget keep their exact rows."""
     joined = max(1, sizes.train + sizes.test)
     fits = []
     for (fit, place), matched in zip(zip(exact.fits, _places(exact), strict=True), sizes.matched, strict=True):
@@ -269,5 +269,5 @@ def _places(exact: MappingSummary) -> list[int]:
 
 
 def _share_out(rows: int, clients: dict[str, int]) -> dict[str, int]:
-    """Alike: what each has is exact."""
+    """In equal shares, for each client's own number is exact."""
     return dict.fromkeys(clients, rows // max(1, len(clients)))

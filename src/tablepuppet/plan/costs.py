@@ -40,7 +40,7 @@ from tablepuppet.transport.meter import Network, network
 if TYPE_CHECKING:
     from tablepuppet.plan.plan import Plan
 
-RUN_EPOCHS = 10  # what runs of different algorithms are compared by
+RUN_EPOCHS = 10  # over which runs of different algorithms are compared
 HEADER_BYTES = 90  # of one message, all but its arrays
 _MESSAGE = 1.4e-4  # CPU seconds to write, check, count and read one
 
@@ -108,7 +108,7 @@ def cost(
     *,
     after: int = 0,
 ) -> Cost:
-    """What `epochs` epochs of an algorithm cost, `after` so many others: the first may send more."""
+    """The cost of `epochs` epochs of an algorithm, `after` so many others: the first may send more."""
     declared = BY_NAME[algorithm]
     shape = as_walked(shape, declared)
     own = shape.expanded if is_expanded(algorithm) else shape
@@ -117,7 +117,7 @@ def cost(
     agreed = agreement(shape) if after == 0 and not (declared.is_pooled or declared.own_model) else []
     size = shape.joined if batch_size is None else min(batch_size, shape.joined)
     batches = -(-shape.joined // max(1, size)) if declared.uses_batches or declared.is_pooled else 1
-    is_solved = declared.is_pooled and shape.is_linear and shape.is_sum  # at once, whatever the epochs
+    is_solved = declared.is_pooled and shape.is_linear and shape.is_sum  # at once, independent of the epochs
     computed = numbers if is_solved else range(after, after + epochs)
     computing = None if shape.has_module else sum(declared.cpu(own, options, epoch, batches) for epoch in computed)
     traffic = (*round_traffic, *agreed)

@@ -78,7 +78,7 @@ def exchanges_of(job: Job, loss: Loss, rows: int, epochs: int | None = None) -> 
 
 
 class Account:
-    """Disclosures while they are put together."""
+    """Disclosures under construction."""
 
     def __init__(self) -> None:
         self.told: dict[DisclosureKey, int] = {}
@@ -137,7 +137,7 @@ def _of_groups(account: Account, client: str, scan: int, merged: MergedGroups, *
 
 
 def statistics_disclosures(mapping: MappingSummary, shape: Shape) -> dict[DisclosureKey, int]:
-    """What encoders are made from."""
+    """The statistics for encoders."""
     account = Account()
     for part in mapping.parts:
         block, subject = shape.blocks[part.block], f"part {part.number}"

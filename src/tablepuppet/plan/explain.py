@@ -259,7 +259,7 @@ def _knowledge(plan: Plan) -> list[str]:
 
 
 def _privacy(plan: Plan) -> list[str]:
-    """ε with unit, observer, δ and sampling, as the ledger says it."""
+    """ε with unit, observer, δ and sampling, as in the ledger."""
     lines = ["Privacy that the job spends, if every epoch is run"]
     for line in plan.ledger.lines():
         lines += wrap(line, _LINE, initial_indent="  ", subsequent_indent="    ")

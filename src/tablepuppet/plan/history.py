@@ -20,7 +20,7 @@ _LATER = (exp.GT, exp.GTE)
 
 
 def describe_histories(mapping: MappingSummary) -> list[str]:
-    """A line for each history: what it is read until, and how many rows that makes."""
+    """A line for each history: its cutoffs, and the resulting number of rows."""
     aliases = {r.scan: r.alias for branch in mapping.bound.branches for r in branch.relations}
     rows = {fit.alias: fit.rows for fit in mapping.fits}
     return [

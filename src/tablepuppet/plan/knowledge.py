@@ -29,7 +29,7 @@ _NAMED = 6  # features of a block that are listed by name
 
 @dataclass(frozen=True, slots=True)
 class Insight:
-    """What one party learns."""
+    """The insights of one party."""
 
     party: str
     learns: tuple[str, ...]
@@ -104,7 +104,7 @@ def merged_scans(mapping: MappingSummary) -> list[tuple[Scan, MergedGroups]]:
 
 
 def merging_insights(mapping: MappingSummary) -> list[Insight]:
-    """What clients learn of each other where their groups are merged."""
+    """Insights of clients into each other where their groups are merged."""
     found = []
     for scan, merged in merged_scans(mapping):
         for client, held in merged.held.items():
@@ -204,7 +204,7 @@ def _about_features(mapping: MappingSummary, block: BlockShape, job: Job, ids: I
 
 
 def _statistics(mapping: MappingSummary, block: BlockShape, job: Job, ids: Ids, has_counts: bool) -> str:
-    """The figures that a block's encoders are made from, or those that are left in the encoders: no counts."""
+    """The statistics for a block's encoders, or those that remain in the encoders: no counts."""
     numbers, text = (_list_features(mapping, block, ids, is_text) for is_text in (False, True))
     here, tokens = (_list_features(mapping, block, ids, is_text=True, where=where) for where in ("here", "tokens"))
     missing = "number of missing values" if has_counts else "presence of missing values"
@@ -231,7 +231,7 @@ def _list_features(mapping: MappingSummary, block: BlockShape, ids: Ids, is_text
 
 
 def _whose(block: BlockShape) -> str:
-    """Of whom the server sees figures of features, gradients or parameters."""
+    """Whose statistics, gradients or parameters the server sees."""
     if not block.is_split:
         return f"from {owners_of(block)}"
     if not block.is_masked:

@@ -1,4 +1,4 @@
-"""Plan: what will be run, as data. `explain` renders it, the engine runs it."""
+"""Plan: the run to come, as data. `explain` renders it, the engine runs it."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Plan:
 
     @property
     def spec(self) -> ModelSpec:
-        """What every block's model is, the label's unit included: a sum's; other heads multiply by it themselves."""
+        """The model of every block. A sum's includes the label's unit; other heads multiply by it themselves."""
         return msgspec.structs.replace(self.job.model.spec, unit=self.unit if self.job.model.is_sum else 1.0)
 
     @property
@@ -121,7 +121,7 @@ class Plan:
 
     @property
     def costs(self) -> list[AlgorithmCost]:
-        """What every algorithm that can train the model would cost."""
+        """The cost of every algorithm that can train the model."""
         found = []
         for name, algorithm in BY_NAME.items():
             is_able = self.job.model.head in algorithm.heads and (self.job.model.is_sum or not is_expanded(name))
@@ -199,7 +199,7 @@ class Plan:
 
     @cached_property
     def private(self) -> PrivatePlan:
-        """What clients do for the job's privacy; refuses what cannot be kept."""
+        """The clients' measures for the job's privacy; refuses a promise that cannot be kept."""
         return plan_privacy(self.job, self.mapping, self.loss, self.slope, self.weight)
 
     @property

@@ -46,7 +46,7 @@ class Prepared:
     plan: Plan
     mapping: TableMapping
     training: TableMapping  # the same, or expanded for the VFL baselines
-    rounding: Rounding = field(default_factory=Rounding)  # of figures that are shown
+    rounding: Rounding = field(default_factory=Rounding)  # of metrics that are shown
     noise: AnalystNoise | None = None  # on all of them, for an analyst
     start: Array | None = None  # the constant that scores begin with; None: the best one
 
@@ -100,7 +100,7 @@ def typical_slope(mapping: TableMapping, loss: Loss) -> float:
 
 
 def _check_stopping(job: Job, mapping: TableMapping, loss: Loss) -> None:
-    """Early stopping has rows to look at, and a figure of theirs."""
+    """Requires validation rows for early stopping, and a metric of theirs."""
     if job.patience is None:
         return
     if not mapping.validation.rows:
@@ -133,7 +133,7 @@ def check_labels(loss: Loss, mapping: TableMapping) -> None:
 
 
 def task_of(job: Job) -> Task:
-    """What kind of label a job's loss needs."""
+    """The kind of label that a job's loss needs."""
     loss = job.model.loss_class
     if job.data.negatives:
         return "seen"
@@ -165,7 +165,7 @@ def _label_facts(kind: type[Loss], mapping: TableMapping) -> LabelFacts:
     if classes:
         targets = None if channel is None else channel.targets(classes)
         return LabelFacts(classes, targets=targets)
-    if kind.is_quadratic:  # whatever its labels are
+    if kind.is_quadratic:  # for any labels
         return LabelFacts()
     train = mapping.train
     counts = train.label_counts()
@@ -340,7 +340,7 @@ def column_signs(job: Job, blocks: Sequence[Any], encoders: Sequence[Sequence[En
             if sign and not isinstance(encoder, NumberEncoder):
                 raise JobError(f"signs names {feature!r}, which is text: only a number can be bound to a sign")
             width = encoded_width(encoder)
-            free = int(isinstance(encoder, NumberEncoder) and encoder.has_missing)  # the column that says it is missing
+            free = int(isinstance(encoder, NumberEncoder) and encoder.has_missing)  # the column of missing values
             signs += [sign] * (width - free) + [0] * free
         found.append(tuple(signs))
     return tuple(found)

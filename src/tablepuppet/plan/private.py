@@ -26,13 +26,13 @@ from tablepuppet.privacy.options import PredictionPrivacy
 
 @dataclass(frozen=True, slots=True)
 class PrivatePlan:
-    """What clients do, block by block, and what it costs."""
+    """The clients' measures, block by block, and their cost."""
 
-    noise: NoisePlan  # what clients do to gradients and predictions
+    noise: NoisePlan  # on gradients and predictions
     ledger: Ledger  # if every step is taken
     planned_rounds: int
     rounds: int  # outer rounds after which the budget is spent; no more are run
-    facts: RunFacts | None = None  # what clients compute the noise from; None: there is none
+    facts: RunFacts | None = None  # from which clients compute the noise; None: there is none
     own: Any = None  # how a model of its own kind is noised (algorithms/own_model.py)
 
     @property
@@ -46,7 +46,7 @@ class PrivatePlan:
 
 
 def plan_privacy(job: Job, mapping: MappingSummary, loss: Loss, slope: float, weight: float = 1.0) -> PrivatePlan:
-    """Everything that follows from `privacy` before training; refuses what cannot be kept.
+    """Everything that follows from `privacy` before training; refuses a promise that cannot be kept.
 
     `slope`: ∂ℓ/∂a of a typical training row; `weight`: the largest of any row.
     """
@@ -153,7 +153,7 @@ def _label_release(job: Job, mapping: MappingSummary) -> list[Release]:
     mechanism = how[privacy.mechanism]
     if privacy.mechanism == "laplace" and not channel.is_additive:
         mechanism += f" and argmax, which leaves ε = {true_epsilon(channel):.3g}"
-    # A row draws once for each expression that is its label somewhere in the query, whatever filters there are.
+    # A row draws once for each expression that is its label somewhere in the query, under any filters.
     labels: dict[str, set[str]] = {}
     for branch in mapping.bound.branches:
         scan = mapping.bound.scans[branch.label_place.scan]

@@ -1,4 +1,4 @@
-"""The report: runs as plain data, and one HTML page that people like to look at."""
+"""The report: runs as plain data, and one HTML page."""
 
 from tablepuppet.report.page import model_card, render, write_report
 from tablepuppet.report.predictions import draw_curves

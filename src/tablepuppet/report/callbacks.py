@@ -1,9 +1,9 @@
-"""Loggers people already look at: objects to give to `train` as `on_round`.
+"""Loggers for common tools: objects to give to `train` as `on_round`.
 
     federation.train(query, label="returned", on_round=TensorBoard("runs/newton"))
     federation.train(query, label="returned", on_round=MLflow(experiment="returns"))
 
-Each writes the figures of an epoch at its end, under the names of `write_history`; MLflow also gets the job's
+Each writes the metrics of an epoch at its end, under the names of `write_history`; MLflow also gets the job's
 parameters, before the first of them. Both need their extra (`tensorboard`, `mlflow`), which is imported when the
 object is made.
 """

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 
-# Distinct in light, dark and for colour-blind eyes; dashes tell lines apart in print.
+# Distinct in light, dark and for colour-blind eyes; dashes distinguish lines in print.
 COLOURS = ("#3b6fd4", "#d9730d", "#1f9d6b", "#b5479b", "#8a6d1d", "#c23b3b", "#2a93a8", "#6b5bd2")
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "5 5", "1 4", "12 4", "6 2 1 2 1 2")
 
@@ -133,7 +133,7 @@ MAX_POINTS = 240  # in one chart
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One mark: where it lies and what it says."""
+    """One mark: its place and its text."""
 
     x: float
     y: float
@@ -202,7 +202,7 @@ class Chart:
 
 
 def _visible(series: Series, chart: Chart, most: int) -> Series:
-    """The finite points, thinned evenly where there are too many to tell apart."""
+    """The finite points, thinned evenly where there are too many to distinguish."""
 
     def is_drawable(value: float, is_log: bool) -> bool:
         return math.isfinite(value) and (value > 0 or not is_log)
@@ -293,7 +293,7 @@ def _is_same_problem(runs: Sequence[RunRecord]) -> bool:
 
 
 def convergence(runs: Sequence[RunRecord], names: Sequence[str], merit: Merit, scale: Scale) -> Chart:
-    """One figure of merit of all runs on one horizontal axis."""
+    """One metric of all runs on one horizontal axis."""
     lines = []
     for style, (run, name) in enumerate(zip(runs, names, strict=True)):
         points = []

@@ -96,7 +96,7 @@ def _title(runs: Sequence[RunRecord]) -> str:
 
 
 def _records(runs: Sequence[RunRecord]) -> list[str]:
-    """The runs' own records, so that every figure can be traced; the longest parts are left out where too long."""
+    """The runs' own records, so that every number can be traced; the longest parts are left out where too long."""
     kept = list(runs)
     left_out: tuple[dict[str, Any], ...] = ({}, {"coefficients": None}, {"history": []})
     for part in left_out:
@@ -111,7 +111,7 @@ NEURAL = ("hidden", "activation", "dropout", "dtype", "module")
 
 
 def job_toml(job: dict[str, Any]) -> str:
-    """A job as a job file: the names are those of the Python arguments, options beside them.
+    """A job as a job file: the names are those of the Python arguments and options.
 
     >>> print(job_toml({"query": "SELECT 1", "label": "y", "options": {"type": "newton", "memory": 8}}))
     query = '''
@@ -170,7 +170,7 @@ class Results:
 
 
 def results(runs: Sequence[RunRecord], names: Sequence[str], networks: Mapping[str, Network]) -> Results:
-    """Metrics, and of several runs what each of them took, which of a lone one the tiles show."""
+    """Metrics, and the costs of several runs; for a single run the tiles show them."""
     baselines = {repr(run.baseline): (run.baseline_name, run) for run in runs if run.baseline}
     alone = [name for name, _ in baselines.values()]
     if len(runs) == 1:

@@ -110,7 +110,7 @@ def _matrix(caption: str, curves: CurvesRecord) -> Matrix:
 
 
 def _line(style: int, name: str, columns: Mapping[str, Sequence[float]]) -> Series:
-    """A line through the first two columns; every point says what all of them are."""
+    """A line through the first two columns; every point's text has all of them."""
     points = [
         Point(row[0], row[1], "\n".join(filter(None, [name, *map(_describe, columns, row)])))
         for row in zip(*columns.values(), strict=True)

@@ -171,7 +171,7 @@ class RunRecord(_Plain, frozen=True, kw_only=True):
     baseline_name: str = "constant"  # majority class, mean
     history: list[Epoch]
     epoch: int = 0  # whose parameters the model has; 0 in older records: the last one's
-    converged: bool | None = None  # None: an older record, which does not say
+    converged: bool | None = None  # None: an older record, without it
     notes: list[str] = []  # problems, and how to proceed
     measured: dict[str, MeasuredRecord] = {}  # by side, where metrics are not of all rows
     coefficients: Coefficients | None

@@ -238,7 +238,7 @@ def _environment() -> dict[str, str]:
 
 
 def figures(record: EpochRecord) -> dict[str, float]:
-    """The figures of one epoch under flat names: objective, test_accuracy, rounds, residual_primal, …"""
+    """The metrics of one epoch under flat names: objective, test_accuracy, rounds, residual_primal, …"""
     return {
         "objective": record.objective,
         **{f"{side}_{name}": value for side, of in record.metrics.items() for name, value in of.items()},

@@ -51,8 +51,8 @@ STARTED = NoCheck("it follows from a part that was started under the policy")
 
 @dataclass(frozen=True)
 class Rules:
-    """Who decides on a request and its answer. As a decorator of the client's handler they make an exchange of it: the
-    handler's signature names the request and every answer that it may have."""
+    """The checks of a request and its answer. As a decorator of the client's handler they make an exchange of it: the
+    handler's signature names the request and all its possible answers."""
 
     purposes: Purposes  # of contracts that have it
     _: KW_ONLY
@@ -62,7 +62,7 @@ class Rules:
         "its fields have bounds, and the contract names the rest"
     )
     check_answer: Callable[[Any, Any, Known], None] = NoCheck("Done says nothing")
-    leaves_state: bool = False  # besides a part's state: the request is answered again when a checkpoint is restored
+    leaves_state: bool = False  # outside a part's state: the request is answered again when a checkpoint is restored
     is_fixed: bool = False  # for a run: asked again, it must be answered as before
 
     def __call__(self, handle: Handler) -> Exchange:

@@ -73,7 +73,7 @@ class HoldPart(PartRequest, frozen=True):
     model: str
     block: Place
     features: list[str]
-    readers: list[str] = msgspec.field(default_factory=list)  # users who may apply it besides who asked
+    readers: list[str] = msgspec.field(default_factory=list)  # further users who may apply it
 
 
 def _enforce_evaluation(job: JobUnderContract, request: Evaluate) -> None:

@@ -99,7 +99,7 @@ class OpenPart(PartRequest, frozen=True):
     multiplicity: RowNumbers | None  # G of the train rows; None: all one
     wants_moments: bool = True  # False: no mean and no spread of any number
     wants_statistics: bool = True  # False: nothing about any column
-    wants_key: bool = False  # whether the block's sums are masked: then names of categories come, and no figure
+    wants_key: bool = False  # whether the block's sums are masked: then names of categories come, without statistics
     ids: tuple[Place, ...] = ()  # features, by their place in `columns`, whose texts are ids and stay with their owner
     has_absent: bool = False  # whether some part of the block has a row −1 with features
     finds_ids: bool = False  # the owner takes further texts for ids, by its own rule (owner/tokens.py)
@@ -478,7 +478,7 @@ def _encode_features(own: ClientState, request: EncodeFeatures) -> Encoded:
             if limits_predictions(own, each):
                 count_unknowns(own, each)
         own.tables.scan(opened.job, opened.scan).let_go()
-    trim_heap(part.train.rows)  # before training: what encoding took would stay with Arrow's pool
+    trim_heap(part.train.rows)  # before training: Arrow's pool would keep the memory of encoding
     return Encoded(width=part.train.width)
 
 

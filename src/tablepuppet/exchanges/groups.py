@@ -1,6 +1,6 @@
 """Groups with rows at several clients: three exchanges, between the contract and the keys, that merge their aggregates.
 
-The server compares tokens of groups, and never sees an aggregate. All clients of the table mask what they send of a
+The server compares tokens of groups, and never sees an aggregate. All clients of the table mask their summands of a
 shared group among each other. The first client that has the group holds it, and alone removes the last mask.
 
 Keys for masks follow from this owner's secret, the contract and the aggregates; masks follow from everything else that
@@ -55,9 +55,9 @@ class Groups(Message, frozen=True):
         FieldDisclosure("sizes", "magnitudes"),
     )
     tokens: NDArray[np.uint8]  # groups × 16, ascending
-    kinds: Kinds  # of the groups' columns, and of each figure
-    sizes: list[Exponent]  # powers of two above the largest figures, in steps of 16
-    key: MaskKey  # under which figures are masked
+    kinds: Kinds  # of the groups' columns, and of each aggregate
+    sizes: list[Exponent]  # powers of two above the largest aggregates, in steps of 16
+    key: MaskKey  # for masks on aggregates
     salt: Salt  # which nobody can guess this client's rows in a commitment without
 
 

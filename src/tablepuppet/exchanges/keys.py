@@ -232,7 +232,7 @@ def _check_blinded(request: BlindKeys, answer: BlindedKeys, known: Known) -> Non
     check_answer=_check_blinded,
 )
 def _blind_keys(own: ClientState, request: BlindKeys) -> BlindedKeys:
-    """Other owners' keys under this owner's secret too; the log says how many."""
+    """Other owners' keys under this owner's secret too; the log has their number."""
     told = own.told.setdefault(request.job, Counter())
     told["keys of others, blinded"] += len(request.points)
     return BlindedKeys(points=blind(request.points, blinding_key(own.secret, request.job, request.domain)))

@@ -74,11 +74,11 @@ class SendLabels(ScanRequest, frozen=True):
     seed: Seed
     test_fraction: Fraction
     validation_fraction: Fraction = 0.0
-    test_column: int | None = None  # a predicate of the scan that says which are test rows, instead of a fraction
+    test_column: int | None = None  # a predicate of the scan that holds for test rows, instead of a fraction
     validation_column: int | None = None
     folds: Place = 0  # that rows are shared out in, for cross-validation; 0: none
     fold_by: FoldBy = "row"
-    fold_column: int | None = None  # of groups that stay together, or of a time
+    fold_column: int | None = None  # of undivided groups, or of a time
 
 
 class Labels(Message, frozen=True):
@@ -161,8 +161,8 @@ def _describe_labels(own: ClientState, request: DescribeLabels) -> LabelSummary:
 
 
 def _describe_domain(own: ClientState, request: DescribeLabels, privacy: LabelPrivacy) -> LabelSummary:
-    """The classes of a label under noise, which no row of the job's says: those of the contract, or of all rows of the
-    label's one column. Who has none is drawn as well."""
+    """The classes of a label under noise, which depend on no selected row: those of the contract, or of all rows of the
+    label's one column. Rows without a label are randomised as well."""
     scan = own.tables.scan(request.job, request.scan)
     column, info = scan.column(request.column)
     if privacy.classes is not None and info.kind != "boolean":
@@ -219,7 +219,7 @@ def _check_sides_request(own: ClientState, request: SendLabels | SendSides) -> N
     check_range(request.validation_fraction, "validation_fraction", 0, 1 - request.test_fraction)
 
 
-_PIECE = 1 << 16  # labels that are looked at together: they stay in the cache
+_PIECE = 1 << 16  # labels that are checked at a time: they stay in the cache
 
 
 def _count_missing(labels: Array, classes: int | None) -> int:

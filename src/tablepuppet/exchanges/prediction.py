@@ -205,7 +205,7 @@ def _score(
     if own.releases.limits_scores and not noisy:
         place = (own, request.job, request.scan, request.columns)
         table = own.tables.scan(request.job, request.scan).table
-        name = np.append(theta, secure_generator().random()) if request.shuffled else theta  # tells something new
+        name = np.append(theta, secure_generator().random()) if request.shuffled else theta  # a new disclosure
         if isinstance(request, ScoreRows) and fixed >= 0:  # as well, unless it was asked for before
             name = np.append(name, np.frombuffer(repr((fixed, request.value)).encode(), np.uint8))
         told = DisclosedValues(table, reads(*place), outputs, score_name((encoders, spec, outputs), name))

@@ -1,7 +1,7 @@
-"""All exchanges there are: the one list that says what may pass between the server and a client.
+"""The one list of all exchanges: nothing else passes between the server and a client.
 
 A subject module declares its exchanges in `EXCHANGES`; an algorithm declares its updates (`Algorithm.requests`). Both
-ends decode nothing but the requests and answers that are listed here, and look every check up here.
+ends decode only the requests and answers in this list, and find every check in it.
 """
 
 from __future__ import annotations

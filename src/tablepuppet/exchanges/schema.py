@@ -52,7 +52,7 @@ class DescribeTable(Message, frozen=True):
 class TableSchema(Message, frozen=True):
     columns: Annotated[list[ColumnInfo], Meta(max_length=MOST_COLUMNS)]
     withholds: bool = False  # whether the owner keeps the parameters that are trained on its table
-    merges: Merges = ""  # which figures of groups the owner lets be merged with those of other owners
+    merges: Merges = ""  # aggregates of groups that the owner lets be merged with those of other owners
     stamp: Annotated[bytes, Meta(max_length=1024)] = b""  # another one whenever the table may have changed
     features: Annotated[list[Text], Meta(max_length=MOST_COLUMNS)] | None = None  # that may be some; None: all
 
@@ -66,8 +66,8 @@ class OpenScan(ScanRequest, frozen=True):
     table: str
     columns: list[str]
     filter: str | None = None
-    query: str | None = None  # a SELECT over tables of the client's, of which `table` is one, read instead of it
-    is_outer: bool = False  # whether a LEFT JOIN may find no row: then the answer says what each expression is there
+    query: str | None = None  # a SELECT over the client's tables, `table` among them, read instead of it
+    is_outer: bool = False  # whether a LEFT JOIN may find no row: then the answer has each expression's value there
     missing_is_null: bool = False  # whether NULL there is a value that is missing, rather than no row
     cutoffs: CutoffType = ""  # of a history: the type of the moments until which it is read
 
@@ -76,7 +76,7 @@ class ScanSchema(Message, frozen=True):
     columns: Annotated[list[ColumnInfo], Meta(max_length=MOST_COLUMNS)]
     # Of a query: how many of its rows one row of each table may change; None: no bound.
     stability: dict[str, int | None] = msgspec.field(default_factory=dict)
-    subject: Text = ""  # the column of whom a row is about; the bound is then on rows of one of them
+    subject: Text = ""  # the column of a row's subject; the bound is then on rows of one subject
     budgeted: list[Text] = msgspec.field(default_factory=list)  # tables behind it that have an analyst budget
 
 
@@ -96,7 +96,7 @@ class CloseJob(Message, frozen=True):
 
 
 def check_row_count(rows: int, scan: KnownScan, known: Known) -> int:
-    """A scan's number of rows, which stays what it was the first time."""
+    """A scan's number of rows, which never changes in a job."""
     check_count(rows, "rows", known.most_rows)
     require(scan.rows in (None, rows), "rows", f"are {rows:,}, and were {scan.rows} before: a table changes in a run")
     scan.rows = rows
@@ -205,7 +205,7 @@ class ProposeContract(Message, frozen=True):
 
     job: str
     contract: Contract
-    signature: Signature | None = None  # of whoever asks, not of the server
+    signature: Signature | None = None  # of the asker, not of the server
 
 
 class Agreement(Message, frozen=True):
@@ -217,7 +217,7 @@ class Agreement(Message, frozen=True):
     least_rows: int = 1  # metrics shown to the asker distinguish no fewer
     figures_key: bytes = b""  # by which these are rounded, the same in all jobs
     analyst_left: float | None = None  # ε that the asker has left of an analyst budget; None: there is none
-    head: TreeHead | None = None  # of the owner's log on its disk: whoever keeps it notices a log that was cut
+    head: TreeHead | None = None  # of the owner's log on its disk: its keeper notices a log that was cut
 
 
 def _permit_contract(policy: Policy, request: ProposeContract, use: Use) -> None:
@@ -269,7 +269,7 @@ def _permit_contract(policy: Policy, request: ProposeContract, use: Use) -> None
             training = contract.training
             policy.check_split_limit(bool(training.most_splits), training.algorithm.get("max_splits"))
             policy.check_moments_of(training.sends_second_moments, training.name, clients[block.scan])
-            if block.start or block.model:  # what they predict is seen before anything is learned here
+            if block.start or block.model:  # their predictions leave before anything is learned here
                 policy.check_applied(is_held=False)
         elif contract.purpose in ("predict", "evaluate"):
             policy.check_applied(is_held=not block.model)
@@ -337,7 +337,7 @@ def _check_protected(contract: Contract, scan: ScanTerms, used: ScanUse, policy:
 
 
 def _check_shown(scan: ScanTerms, used: ScanUse, rules: TableRules | None, asked: Collection[str]) -> None:
-    """Scores are of rows that one knows by their keys: a condition on other columns would tell these of each row."""
+    """Scores belong to rows with known keys: a condition on another column would reveal that column of each row."""
     granted = frozenset() if rules is None or rules.filters is None else rules.allowed("filters")
     known = _read_by(scan, used, "key") | _read_by(scan, used, "identifier") | granted
     for column in sorted(asked):
@@ -421,7 +421,7 @@ def _propose(own: ClientState, request: ProposeContract) -> Agreement:
     readable = _without_histories(contract)
     counted = _without_budgeted(own, request.job, readable)
     sets, notes = row_rules.review(own, request.job, counted) if row_rules.is_on(own) else ([], [])
-    if not own.may_reveal or own.policy != Policy():  # in one process, whoever says nothing lets everything pass
+    if not own.may_reveal or own.policy != Policy():  # in one process, an owner without a policy allows everything
         row_rules.check_texts(own, request.job, readable)
         for scan in contract.scans:
             own.policy.check_cutoffs(own.tables.use(request.job, scan.scan), scan)
@@ -481,8 +481,8 @@ def _without_histories(contract: Contract) -> Contract:
 
 
 def _without_budgeted(own: ClientState, job: str, contract: Contract) -> Contract:
-    """The contract over scans whose rows may be counted: of a table with an analyst budget, a refusal by an exact count
-    would tell whether a row is there."""
+    """The contract over scans whose rows may be counted. A table with an analyst budget is left out: a refusal by an
+    exact count would reveal whether a row is there."""
     if contract.analyst is None:
         return contract
     uses = {scan.scan: own.tables.use(job, scan.scan) for scan in contract.scans}

@@ -305,7 +305,7 @@ def _start_part(own: ClientState, request: Start) -> Started:
 
 
 def _take_start(own: ClientState, part: Part, request: Start) -> Array:
-    """θ of the weights that were agreed on; what it predicts leaves before anything is learned here."""
+    """θ of the weights that were agreed on; its predictions leave before anything is learned here."""
     given, opened = own.contracts.start_of(request), part.request
     theta = start_theta(given, part.encoders, request.outputs)
     if theta.any():
@@ -316,7 +316,7 @@ def _take_start(own: ClientState, part: Part, request: Start) -> Array:
 
 
 def _check_rows(request: Start, own: float) -> None:
-    """The number of joined rows says how many batches an epoch has: at least this part's own take part."""
+    """The number of joined rows determines the batches of an epoch: it covers at least this part's own."""
     if request.joined_rows < own:
         raise PolicyError(
             "the request is outside its contract: this table's rows alone have more joined rows than said"

@@ -137,7 +137,7 @@ def check_predictions(values: Any, name: str, rows: int | None, outputs: int | N
 
 
 def _check_vectors(products: int, part: KnownPart) -> None:
-    """Inner products of θ, its direction, constants and earlier directions, of which a round adds one at most."""
+    """Inner products of θ, its direction, constants and earlier directions; a round adds one direction at most."""
     count = isqrt(products)
     require(count * count == products, "products", "are not those of each vector with each")
     if part.vectors is None:
@@ -225,7 +225,7 @@ def _take_step(own: ClientState, request: Any) -> Message:
 
 
 def count_batch(own: ClientState, part: Part, request: Any) -> None:
-    """In an epoch a row is in no more batches than it has joined rows, however many there are said to be."""
+    """In an epoch a row is in no more batches than it has joined rows, whatever the server claims."""
     epochs = own.contracts.epochs(part.request.job, part.request.part)
     if epochs is None or not hasattr(request, "next_rows"):
         return
@@ -318,7 +318,7 @@ _MOVE = Rules(TRAINING, permit=STARTED, enforce=_enforce_move, check_request=_ch
 
 
 def update_exchange(request: type[Message], *answers: type[Message], rules: Rules = _STEP) -> Exchange:
-    """The exchange of an algorithm's own update; `answers`: what only this algorithm answers with."""
+    """The exchange of an algorithm's own update; `answers`: those of this algorithm only."""
     return rules.over(request, (Predictions, Partial, Masked, *answers), _take_step)
 
 

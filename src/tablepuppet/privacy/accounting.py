@@ -36,7 +36,7 @@ class Mechanism(NamedTuple):
     partners: float = 0.0  # how far other tables' sums move for each joined row in the sample, in units of their noise
 
     def moved(self, joined: int) -> float:
-        """s(m): how far all sums together move, in units of their noise."""
+        """s(m): how far all sums move, in units of their noise."""
         return math.hypot(1.0 / self.noise, joined * self.partners)
 
     def scaled(self, noise: float) -> Mechanism:
@@ -77,7 +77,7 @@ def gaussian_epsilon(noise: float, steps: int, probability: float, delta: float,
 
 @lru_cache(maxsize=256)
 def composed_epsilon(mechanisms: tuple[Mechanism, ...], delta: float, interval: float = 1e-4) -> float:
-    """ε at δ of all the mechanisms together, each of which saw the same row; the row is there, or zero."""
+    """ε at δ of the composition of all mechanisms, each of which saw the same row; the row is there, or zero."""
     taken = tuple(m for m in mechanisms if m.steps)
     if not taken:
         return 0.0
@@ -88,9 +88,9 @@ def composed_epsilon(mechanisms: tuple[Mechanism, ...], delta: float, interval: 
 
 @lru_cache(maxsize=256)
 def replacement_epsilon(mechanisms: tuple[Mechanism, ...], delta: float, interval: float = 1e-4) -> float:
-    """ε at δ where any other row may stand in the row's place: it goes, and the other comes.
+    """ε at δ where any other row may replace the row: one is removed, and the other is added.
 
-    Both steps are (ε, δ₀)-DP, and together (2ε, (1 + e^ε) δ₀). Without sampling, all sums move twice as far.
+    Both steps are (ε, δ₀)-DP; composed they are (2ε, (1 + e^ε) δ₀). Without sampling, all sums move twice as far.
     """
     taken = tuple(m for m in mechanisms if m.steps)
     if not taken:
@@ -118,7 +118,7 @@ def _gaussian_epsilon(noise: float, delta: float) -> float:
 
 
 def _one(mechanisms: tuple[Mechanism, ...]) -> float:
-    """σ of the one Gaussian that all of them are together, where none samples."""
+    """σ of the one Gaussian mechanism that they compose to, where none samples."""
     return 1.0 / math.sqrt(sum(m.steps * m.moved(m.joined) ** 2 for m in mechanisms))
 
 

@@ -52,7 +52,7 @@ class AnalystTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     table: str
     epsilon: float  # of training and all that it shows
     delta: float
-    shares: dict[Part, float]  # what this job releases of it
+    shares: dict[Part, float]  # the parts that this job releases, and their shares
     rows: int = 1  # rows of the job's query that one base row changes
     cap: int = 1  # joined rows that each of them is in, at the most: others are left out
 

@@ -10,7 +10,7 @@ signal by a bounded amount, and so the sum.
 The clip and the step size follow from public quantities:
 
     t = r √F g                           a base row whose g joined rows in a sample all pull one way, with the slope r
-    e = L² F (Σ_t η_t²) (σC / (r D))²    what noise adds to the loss at most, as a share of where the loss starts
+    e = L² F (Σ_t η_t²) (σC / (r D))²    the most that noise adds to the loss, as a share of its start
 
 In, of each block: F (‖x‖² is at most F), g, σ, the number of steps, the divisor D of its sums and the largest stable
 rate. In, of the loss: its slope r and curvature L before training, which follow from labels alone. Out: C and η.
@@ -42,7 +42,7 @@ class GradientPrivacy:
 
     clip: float  # C; 0: gradients are neither clipped nor noised
     noise: float  # σ of a sum, in units of C
-    summed_over: int = 1  # parts of a masked sum that bring this noise together, each its share
+    summed_over: int = 1  # parts of a masked sum that each add a share of this noise
     steps: int = 1  # local steps in a row, of algorithms that sample at the clients
     rate: float = 1.0  # Poisson rate of base rows in a local step
     learning_rate: float = 0.0  # of a local step
@@ -70,7 +70,7 @@ class GradientPrivacy:
 
 
 def clip_scale(signal: Array, row_norms: Array, clip: float, reach: float = math.inf) -> Array:
-    """s: what brings each row's gradient, of norm ‖Y_k‖‖x_k‖, to at most C and R‖Y_k‖."""
+    """s: the factor that limits each row's gradient, of norm ‖Y_k‖‖x_k‖, to at most C and R‖Y_k‖."""
     signals = np.sqrt(np.einsum("kc,kc->k", signal, signal))
     norms = signals * row_norms
     most = np.minimum(clip, reach * signals) if math.isfinite(reach) else np.full_like(norms, clip)

@@ -60,7 +60,7 @@ class Channel:
         return (agreement - self.other) / (self.truth - self.other)
 
     def auc(self, area: float, positives: float) -> float:
-        """The area under the curve on true labels, from that on noisy ones, of which a share is positive.
+        """The area under the curve on true labels, from that on noisy ones and the share of noisy positives.
 
         Menon et al. (2015): noise in both classes shrinks the area towards ½ by 1 − P(0|noisy 1) − P(1|noisy 0).
         """
@@ -94,8 +94,8 @@ def channel_of(privacy: LabelPrivacy, classes: int | None) -> Channel:
 def privatise(values: Array, privacy: LabelPrivacy, classes: int | None, uniform: Array) -> Array:
     """Noisy class numbers, bin numbers or numbers. `uniform`: (rows, 3) in [0, 1).
 
-    A row without a label (NaN) leaves with one, too: of any class alike, or as the middle of the bounds. Who has none
-    is as private as who has which: NULLIF(y, 1) would tell every 1.
+    A row without a label (NaN) leaves with one, too: of any class alike, or as the middle of the bounds. A missing
+    label is as private as any other: NULLIF(y, 1) would reveal every 1.
     """
     channel = channel_of(privacy, classes)
     missing = np.isnan(values)
@@ -157,7 +157,7 @@ def argmax_truth(epsilon: float, classes: int) -> float:
 
 
 def true_epsilon(channel: Channel) -> float:
-    """ε of randomised response itself: what argmax leaves of the ε of a noisy vector."""
+    """ε of randomised response itself: for an argmax, less than the ε of its noisy vector."""
     return math.log(channel.truth / channel.other)
 
 

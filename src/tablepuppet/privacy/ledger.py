@@ -45,7 +45,7 @@ class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     delta: float = 0.0
     partners: float = 0.0  # how far other tables' sums move for each joined row, in units of their noise
     scope: Scope = "model"
-    subject: str = ""  # the column of whom rows are about: all that noise covers of one are the unit; "": a base row
+    subject: str = ""  # the column of subjects, all of whose rows under noise are the unit; "": a base row
 
     @property
     def unit(self) -> str:
@@ -186,7 +186,7 @@ _SCOPES: dict[Scope, str] = {
 
 
 class TableBudget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The most that all jobs together may spend of one table; what has a budget leaves under noise only."""
+    """The most that all jobs may spend of one table; a table with a budget leaves under noise only."""
 
     label: float | None = None  # ε of labels, summed over different releases
     features: float | None = None  # ε of features towards outsiders, at delta
@@ -195,7 +195,7 @@ class TableBudget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class Spending(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One release about the rows of a table: labels (ε), features (noisy sums), or exact numbers of each row, which are
+    """One release about the rows of a table: labels (ε), features (noisy sums), or exact numbers of each row. Those are
     a model's scores, or a job's predictions in training."""
 
     table: str

@@ -125,7 +125,7 @@ def _stream(key: bytes, counter: int, size: int) -> NDArray[np.uint64]:
 
 
 def honest_parts(clients: Sequence[str]) -> int:
-    """Of a sum over parts of these clients, how many are left where less than half of the clients work together.
+    """The number of parts of a sum that are honest where less than half of the clients collude.
 
     >>> honest_parts("abc"), honest_parts("abcde"), honest_parts("aabc"), honest_parts("ab")
     (2, 3, 2, 1)

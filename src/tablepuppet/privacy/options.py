@@ -234,7 +234,7 @@ class Rounding:
 
     least: int = 1
     key: bytes = b""
-    by_client: tuple[tuple[str, int], ...] = ()  # what each asks for
+    by_client: tuple[tuple[str, int], ...] = ()  # the rows that each asks for
     analyst_left: float | None = None  # ε that the asker has left of an analyst budget
 
     @property

@@ -28,7 +28,7 @@ What = Literal[
     "cutoff count",
     "cutoffs",  # distinct moments of another owner, until which one's history is read
     "group tokens",
-    "magnitudes",  # of groups' figures, roughly
+    "magnitudes",  # of groups' aggregates, roughly
     "shared groups",  # which of one's groups others have too
     "masked group sums",  # which nobody but a group's holder can read
     "group sums",  # over all other clients
@@ -69,7 +69,7 @@ MOST_CATEGORIES = 10_000_000
 MOST_CLIENTS = 100_000
 _GREATEST = sys.float_info.max
 
-# Bounds that stand beside a field; the decoder holds both ends to them.
+# Bounds that are declared with a field; the decoder holds both ends to them.
 Text = Annotated[str, Meta(max_length=LONGEST_TEXT)]
 Place = Annotated[int, Meta(ge=0)]  # of a scan, a part, a column
 Count = Annotated[int, Meta(ge=0, le=2**62)]
@@ -181,7 +181,7 @@ class Masked(Message, frozen=True):
     values: list[NDArray[np.int64]]
     exponents: list[Exponent]  # of each array: the power of two above its largest entry
     scales: list[Exponent]  # of each array: the power of two that the integers are in units of
-    kinds: Annotated[list[Literal["<f8", "<f4"]], Meta(max_length=MOST_COLUMNS)]  # what each array was
+    kinds: Annotated[list[Literal["<f8", "<f4"]], Meta(max_length=MOST_COLUMNS)]  # the type of each array before
 
 
 class Combined(PartRequest, frozen=True):

@@ -202,7 +202,7 @@ def _stream(table: pa.Table) -> memoryview:
 
 
 def _bytes(array: NDArray[Any]) -> Buffer:
-    """An array's bytes: a copy, unless it, or what it is some rows of, owns its memory and nobody can change it
+    """An array's bytes: a copy, unless the array, or the one that it is a slice of, owns its memory and is immutable
     (arrays.fixed)."""
     owner = array if array.base is None else array.base
     is_fixed = isinstance(owner, np.ndarray) and owner.flags.owndata and not owner.flags.writeable

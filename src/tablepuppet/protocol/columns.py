@@ -13,7 +13,7 @@ from tablepuppet.protocol.base import MOST_CATEGORIES, Amount, Text
 Kind = Literal["integer", "float", "decimal", "boolean", "date", "timestamp", "string", "uuid", "vector", "other"]
 # The moments until which a history is read: DuckDB's name of their type; "": there are none.
 CutoffType = Literal["", "DATE", "TIMESTAMP", "TIMESTAMP WITH TIME ZONE", "TIMESTAMP_S", "TIMESTAMP_MS", "TIMESTAMP_NS"]
-Merges = Literal["", "sums", "extremes"]  # nothing; what can be added up; that and each owner's least and greatest
+Merges = Literal["", "sums", "extremes"]  # nothing; counts and sums; these and each owner's least and greatest
 Categories = Annotated[list[Text], Meta(max_length=MOST_CATEGORIES)]
 IdCount = Annotated[int, Meta(ge=0, le=MOST_CATEGORIES)]
 
@@ -29,8 +29,8 @@ class ColumnInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kind: Kind
     detail: Text = ""
     size: Annotated[int, Meta(ge=0, le=2**24)] = 0  # length of a vector
-    nullable: bool = True  # as far as its owner's database says
-    absent: Absent = None  # what it is where a LEFT JOIN finds no row
+    nullable: bool = True  # as far as its owner's database knows
+    absent: Absent = None  # its value where a LEFT JOIN finds no row
 
 
 class NumberStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):

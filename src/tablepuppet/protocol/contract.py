@@ -31,10 +31,10 @@ class Folds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     count: int
     by: FoldBy = "row"
-    column: str | None = None  # of groups that stay together, or of a time: over the label's table
+    column: str | None = None  # of undivided groups, or of a time: over the label's table
 
 
-# Joined rows in a batch where the user does not say: N/40, at least 16 and at most 10,240. The ten epochs that are the
+# Joined rows in a batch by default: N/40, at least 16 and at most 10,240. The ten epochs that are the
 # default are then some 400 steps on any table up to 400,000 rows, and N/1,024 on larger ones, where every batch costs
 # a round trip.
 _BATCHES, _SMALLEST_BATCH, _LARGEST_BATCH = 40, 16, 10_240
@@ -48,7 +48,7 @@ class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Moments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The distinct values of an expression, which one owner tells another as cutoffs of its history."""
+    """The distinct values of an expression, which one owner discloses to another as cutoffs of its history."""
 
     table: str  # whose moments they are
     expression: str
@@ -66,10 +66,10 @@ class ScanTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     filter: str | None
     clients: int = 1  # how many owners the table has
     query: str | None = None  # whose rows are read instead of a table's
-    merges: Merges = ""  # figures of its groups are merged with those of the table's other owners
+    merges: Merges = ""  # its groups are merged with those of the table's other owners
     moments: tuple[Moments, ...] = ()  # of a history: its cutoffs; of their own table: who learns them
     stability: dict[str, int | None] = {}  # of a query: how many of its rows one row of each table changes; None: any
-    subject: str = ""  # the column of whom a row is about, where the owner names one: stability is then of their rows
+    subject: str = ""  # the column of a row's subject, where the owner names one: stability is then of their rows
 
     def numbers(self, role: Role) -> tuple[int, ...]:
         """The expressions that play a role."""
@@ -124,7 +124,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sends_second_moments: bool = False  # of each owner, where a table has several
     most_rows: int | None = None  # joined rows, by which an epoch has its batches
     earlier_splits: int = 0  # of each table: of boosted trees that more are added to
-    l2_by_rows: float = 0.0  # besides, divided by the joined rows
+    l2_by_rows: float = 0.0  # a further l2, divided by the joined rows
     l1: float = 0.0
     signs: dict[str, int] = {}  # of features: parameters that may not be negative (1) or positive (−1)
     loss: str = ""  # "auto": by the kind of label
@@ -229,7 +229,7 @@ def canonical(value: Any) -> bytes:
 
 
 def fingerprint(encoders: Sequence[Encoder], theta: Array, spec: ModelSpec, outputs: int) -> str:
-    """One block of a model in thirty-two digits: parameters, encoders and what they mean."""
+    """One block of a model in thirty-two digits: parameters, encoders and their meaning."""
     digest = hashlib.sha256(msgspec.json.encode([encoders, spec, outputs], enc_hook=_plain))
     digest.update(np.ascontiguousarray(theta, np.float64).tobytes())
     return digest.hexdigest()[:32]
@@ -251,7 +251,7 @@ _ROLES = {
 
 
 def _lines(contract: Contract) -> Iterator[str]:
-    """Who asks for what, what leaves how often, and under which noise."""
+    """The asker and its request, the disclosures with their limits, and the noise."""
     yield f"{contract.asker} asks to {contract.purpose}; label {contract.label}"
     for scan in contract.scans:
         yield from _scan_lines(scan)

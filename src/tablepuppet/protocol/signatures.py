@@ -28,7 +28,7 @@ AskerKey = ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey
 
 
 class Signature(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """By whom a contract was signed is for its verifier to know."""
+    """A signature of a contract; the verifier knows whose key to check it with."""
 
     time: Annotated[str, msgspec.Meta(max_length=40)]
     value: Annotated[bytes, msgspec.Meta(max_length=256)]

@@ -86,7 +86,7 @@ class Merit:
 
     rank: int  # 2: reaches the optimum; 1: comes near it; 0: better not
     why: str  # "it …"
-    burden: str = ""  # what makes it slow where it is
+    burden: str = ""  # the reason where it is slow
 
 
 # A network takes 1,200 steps, in ten epochs at least and thirty at most.
@@ -109,11 +109,11 @@ class Algorithm(Generic[_Options]):
     answers: ClassVar[tuple[type[Message], ...]] = ()  # what only it answers with
     figures: ClassVar[type[Figures]] = Figures  # that the server half needs of a block before the first round
     remedy: ClassVar[str] = "check the features for extreme values"  # for a run that diverges
-    untuned: ClassVar[str] = ""  # what to do without where a linear model is worse than a constant
-    epochs: ClassVar[int] = 10  # of a job whose user does not say, with most losses
+    untuned: ClassVar[str] = ""  # advice if a linear model is worse than a constant
+    epochs: ClassVar[int] = 10  # default of a job with most losses
     network_epochs: ClassVar[int] = 0  # the same where blocks are networks; 0: no more
     head_epochs: ClassVar[int] = 0  # and of linear blocks under a head; 0: no more
-    epoch: ClassVar[str] = "epoch"  # what one is called
+    epoch: ClassVar[str] = "epoch"  # its name in texts
     takes_many_rounds: ClassVar[bool] = False  # whether others are done sooner with a linear model
 
     # -- what it requires and can do -------------------------------------------------------
@@ -142,7 +142,7 @@ class Algorithm(Generic[_Options]):
 
     @property
     def uses(self) -> Literal["curvature", "proximal map", "gradient", "bound"]:
-        """What of the loss it goes by: some losses take more epochs then."""
+        """The part of the loss that it uses: some losses then take more epochs."""
         return "curvature" if self.requires_curvature else "proximal map" if self.uses_proximal_map else "gradient"
 
     def refusal(self, options: _Options, spec: ModelSpec) -> str | None:
@@ -171,7 +171,7 @@ class Algorithm(Generic[_Options]):
         return True
 
     def enough_epochs(self, most: int, batches: int, *, is_linear: bool, head: HeadKind = "sum") -> int:
-        """How many of the usual epochs do, where each has so many batches."""
+        """How many of the usual epochs suffice if each has `batches` batches."""
         traits = traits_of(head)
         if is_linear and traits.enough_steps and self.head_epochs:
             least = self.head_epochs if traits.is_network else self.epochs
@@ -232,7 +232,7 @@ class Algorithm(Generic[_Options]):
         return outer.traffic(shape)
 
     def round_range(self, shape: Shape, options: _Options, estimate: int) -> tuple[int, int]:
-        """How many rounds a run takes, at least and at most, where that depends on what columns say."""
+        """The least and the largest number of rounds of a run, if it depends on the data."""
         return estimate, estimate
 
     walks: ClassVar[float] = 2.0  # over the joined rows, of an epoch
@@ -275,11 +275,11 @@ class Algorithm(Generic[_Options]):
     # -- what it discloses -----------------------------------------------------------------
 
     def disclosure(self, shape: Shape, options: _Options, block: BlockShape, batches: int) -> Disclosure:
-        """What its rounds tell about a block in `shape.epochs` epochs of so many batches."""
+        """The disclosures of its rounds about a block in `shape.epochs` epochs of `batches` batches."""
         return Disclosure(predictions=shape.epochs, slopes=shape.epochs)
 
     def exchanges(self, options: _Options, run: RunShape) -> Exchanges:
-        """How often a part is asked for what, in a run of so many epochs."""
+        """The number of each kind of message with a part in a run."""
         return Exchanges(run.epochs, has_start=not run.is_linear, evaluates_train=True)
 
     def why_not_private(self, options: _Options) -> str | None:

@@ -118,7 +118,7 @@ class Problem:
     ] = ()  # each block's learning rate of plain descent, at which such noise costs little
     is_linear: bool = True  # whether every block is h = Tθ
     has_intercept: bool = True
-    is_centred: bool = False  # networks have biases of their own; the best constant stands beside them, and stays
+    is_centred: bool = False  # networks have biases of their own; the best constant is added to them and stays fixed
     unit: float = 1.0  # of the label (ModelSpec.unit)
     widths: tuple[int, ...] = ()  # d_i, of linear models
     label_rows: int = 0  # that the joined rows have their labels from
@@ -126,7 +126,7 @@ class Problem:
     channel: Channel | None = None  # that the labels went through
     head: TrainedHead | None = None  # that joined rows are seen through; None: their sum
     head_l2: float = 0.0  # β of the head's own parameters
-    sum_l2: float | None = None  # of the outputs that a head sums beside what it makes of all; None: as of the others
+    sum_l2: float | None = None  # of the outputs that a head also sums directly; None: as of the others
     l1: float = 0.0
     signs: tuple[tuple[int, ...], ...] = ()  # of each block's encoded columns; empty: any
     last_look: Callable[[Sequence[Array], Array], dict[str, Any]] | None = None  # all sums of a finished model
@@ -163,7 +163,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockUpdate:
-    """What one block's clients are sent: arrays over its rows are cut to each client's own."""
+    """The message to one block's clients: arrays over its rows are cut to each client's own."""
 
     kind: type[Message]
     per_row: dict[str, Array | None]
@@ -206,7 +206,7 @@ class Server(ABC):
 
     @property
     def tally(self) -> Sums | None:
-        """What metrics are made of at these predictions, where the last walk has counted it."""
+        """The sums for metrics at these predictions, if the last walk has computed them."""
         return None
 
     def rounds_per_epoch(self) -> int:
@@ -225,15 +225,15 @@ class Server(ABC):
         """The clients have started: their predictions, and the algorithm's figures of each block."""
 
     def opening(self) -> list[BlockUpdate] | None:
-        """What blocks are sent before the first round, if anything."""
+        """The messages to blocks before the first round, if any."""
         return None
 
     @abstractmethod
     def join_step(self) -> Sequence[BlockUpdate | None]:
-        """One outer round: what each block is sent; None: nothing."""
+        """One outer round: the message to each block; None: nothing."""
 
     def union_step(self, block: int, total: list[Array]) -> list[Array]:
-        """One inner round of a block: what its clients are sent, from the sum of what they sent."""
+        """One inner round of a block: the values for its clients, from the sum of theirs."""
         return total
 
     @abstractmethod
@@ -245,7 +245,7 @@ class Server(ABC):
         return [None] * self.problem.blocks
 
     def finish(self) -> None:  # noqa: B027
-        """Training is over: what only a further round would need is given up."""
+        """Training is over: frees everything that only a further round would need."""
 
     def is_converged(self) -> bool:
         return False

@@ -115,7 +115,7 @@ class RunTerms:
 
 @dataclass(frozen=True)
 class NoisePlan:
-    """What clients do, block by block, and what rows of each table pay for it."""
+    """The clients' noise, block by block, and its privacy cost for rows of each table."""
 
     gradients: tuple[GradientPrivacy | None, ...]  # per block
     rates: tuple[float, ...] = ()  # each block's learning rate of noisy batches, where the user gave none
@@ -142,7 +142,7 @@ def plan_noise(terms: RunTerms, facts: RunFacts) -> NoisePlan:
 
 
 def _shared_predictions(predictions: PredictionPrivacy, bound: float, shown: int, uses: int) -> dict[str, Any]:
-    """What leaves of predictions: within H; under noise, at most so often of a row, in as many blocks as read it."""
+    """Limits on disclosed predictions: within H; under noise, at most so often per row, in all blocks that read it."""
     if predictions.mode == "trusted":
         return {"prediction_bound": bound}
     assert predictions.epsilon is not None
@@ -344,7 +344,7 @@ class WholeModel:
         rough = {table: rough_noise(*target, mechanisms) for table, mechanisms in asked.items()}
         if is_rough:
             noise = max(rough.values(), default=1.0)
-        else:  # the table that seems to need most says how much; the others are asked whether it is enough for them
+        else:  # the table that seems to need most decides; the others check whether it is enough for them
             noise = 0.0
             for table in sorted(rough, key=lambda table: -rough[table]):
                 enough = noise and composed_epsilon(tuple(m.scaled(noise) for m in asked[table]), target[1], 1e-3)
@@ -353,7 +353,7 @@ class WholeModel:
         return [(noise or 1.0) * scale for scale in self.scales]
 
     def releases(self, deviations: Sequence[float], *, hides_predictions: bool) -> list[Release]:
-        """What outsiders learn from the whole model; where predictions are noisy, what others learn of own steps."""
+        """Releases of the whole model to outsiders; if predictions are noisy, also of own steps to others."""
         found = []
         for table, uses in self.tables.items():
             names = ", ".join(self.blocks[number].name for number in uses)

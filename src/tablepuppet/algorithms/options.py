@@ -62,7 +62,7 @@ class AlgorithmOptions(
         return self
 
     def for_private_run(self) -> Self:
-        """The same, without anything that looks at exact predictions beside noisy steps."""
+        """The same, without anything that uses exact predictions besides noisy steps."""
         return self
 
     def _check(self, is_fine: bool, rule: str) -> None:

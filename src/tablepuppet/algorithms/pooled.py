@@ -1,4 +1,4 @@
-"""A baseline that pools encoded features at the server: what it is given, what it finds, and its declaration."""
+"""A baseline that pools encoded features at the server: its inputs, its results, and its declaration."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Pooled:
     head_l2: float  # of the head's own parameters
     spec: ModelSpec  # of every block
     head: Head | None  # None: a sum
-    noise: NoiseEdge | None  # what shrinks factors; None: the head's spec
+    noise: NoiseEdge | None  # shrinkage of factors; None: the head's spec
     unit: float
     intercept: Array  # to begin with
     has_intercept: bool

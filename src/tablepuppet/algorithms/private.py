@@ -20,7 +20,7 @@ from tablepuppet.privacy.gaussian import GradientPrivacy, bounded, noised
 
 @dataclass(slots=True, eq=False)
 class PrivateGradient:
-    """What stands between a part's rows and everything that depends on them; it counts, and stops at the limit."""
+    """The guard of a part's rows: everything that depends on them passes it; it counts, and stops at the limit."""
 
     privacy: GradientPrivacy
     generator: np.random.Generator
@@ -44,7 +44,7 @@ class PrivateGradient:
 
     @property
     def is_shared(self) -> bool:
-        """Whether the noise of one part alone is not enough: only the masked sum may be looked at."""
+        """Whether the noise of one part alone is not enough: only the masked sum may be seen."""
         return self.privacy.summed_over > 1
 
     @property

@@ -58,7 +58,7 @@ _OWN_MODELS = {a.own_model: folder for a, folder in zip(ALGORITHMS, FOLDERS, str
 
 
 def own_model(spec: ModelSpec) -> OwnModel | None:
-    """What plans, trains and applies a model that is no sum or head of table scores; None: the rooms themselves."""
+    """The functions of a model that is no sum or head of table scores; None: the other packages' own apply."""
     folder = _OWN_MODELS.get(spec.kind)
     if folder is None:
         return None
@@ -87,7 +87,7 @@ def options_of(name: str, given: dict[str, Any]) -> AlgorithmOptions:
 
 
 def remedy(request: Message) -> str:
-    """What helps where the answer to a request shows that training diverged."""
+    """The remedy if the answer to a request shows that training diverged."""
     return next((a.remedy for a in ALGORITHMS if isinstance(request, a.requests)), "take smaller steps")
 
 

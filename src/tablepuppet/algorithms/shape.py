@@ -127,7 +127,7 @@ class Shape:
     epochs: int = 1  # that the job plans at most
     head: HeadKind = "sum"
     head_parameters: int = 0  # of a network's
-    has_module: bool = False  # a network of the user's own, of which nobody knows what it computes
+    has_module: bool = False  # a network of the user's own, whose function is unknown
     value_bytes: int = 8
     model_bytes: int = 8  # of predictions and parameters: a network's own precision
     has_kinks: bool = False  # of the loss, whose slope at a kink must be kept
@@ -138,7 +138,7 @@ class Shape:
 
     @property
     def is_sum(self) -> bool:
-        """Whether scores are the sum of what blocks give."""
+        """Whether scores are the sum of the blocks' outputs."""
         return traits_of(self.head).is_sum
 
     @property
@@ -200,7 +200,7 @@ def _inner(shape: Shape, block: BlockShape, outer: OuterRound) -> list[tuple[flo
 
 
 def agreement(shape: Shape) -> list[RoundTraffic]:
-    """The first sums that are masked only tell their scale, and are asked for again."""
+    """The first masked sums only reveal their scale, and are asked for again."""
     messages = 2 * sum(len(block.parts) for block in shape.blocks if block.is_masked)
     return [RoundTraffic(times=1, down=0.0, up=0.0, slowest=0.0, messages=messages)] if messages else []
 

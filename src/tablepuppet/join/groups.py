@@ -60,7 +60,7 @@ class _Shared:
         return cls(given, holders, rows)
 
     def requests(self, job: str, scan: int) -> list[SumGroups]:
-        """What each client is asked; its commitments bind all of them to the same plan."""
+        """The request to each client; its commitments bind all of them to the same plan."""
         scales = [max(sizes) for sizes in zip(*(groups.sizes for groups in self.given), strict=True)]
         pairs = zip(self.given, self.rows, strict=True)
         commitments = [commitment(groups.salt, rows) for groups, rows in pairs]

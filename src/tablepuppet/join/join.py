@@ -66,7 +66,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Column:
-    """p_i: where a block's row numbers come from, and what each becomes."""
+    """p_i: the source of a block's row numbers, and the new number of each."""
 
     rows: int  # that occur: joined rows have numbers below this, or −1
     relations: tuple[int, ...]  # one of each branch

@@ -44,14 +44,14 @@ __all__ = ["JoinStep", "JoinedRows", "LaneResult", "Pass", "RowIndex", "Shard", 
 Used = slice | NDArray[np.int64]  # which of a block's rows some joined rows use
 LANES = 16
 _JOINED_ROWS_PER_LANE = 1 << 24  # joined rows beyond which 16 lanes would be too few: a lane lies on one machine
-_MIN_BATCH_TO_CHECK_ORDER = 1 << 17  # rows of a batch from which it is worth a look whether they come in order
+_MIN_BATCH_TO_CHECK_ORDER = 1 << 17  # least rows of a batch for which a check of their order pays
 _MAX_JOINED_ROWS_PER_LANE = 1 << 26  # joined rows of a lane, even where blocks are large
 
 
 class Joined(Walkable, Protocol):
     """The joined rows of one side, wherever they lie: here as row numbers, or on a cluster (cluster/rows.py).
 
-    Algorithms see what Walkable has. Plans and training ask besides for labels, weights and counts.
+    Algorithms only use Walkable. Plans and training also use labels, weights and counts.
     """
 
     @property
@@ -144,7 +144,7 @@ class JoinedRows:
         columns: Sequence[Array],
         each: Callable[[Callable[[Lane], LaneResult], Sequence[Lane]], Iterable[LaneResult]] = map,
     ) -> Iterator[LaneResult]:
-        """What every lane gives, in order, as it comes."""
+        """The result of every lane, in order, as it comes."""
         given = BlockValues([np.ascontiguousarray(values) for values in per_row], columns)
 
         def one(lane: Lane) -> LaneResult:
@@ -268,7 +268,7 @@ def _weight_step(shard: Shard) -> tuple[Sequence[Array], Sums]:
 
 
 def add_lanes(lanes: Iterable[tuple[Sequence[Used], LaneResult]], rows: Sequence[int]) -> Pass:
-    """What lanes give, added up in order; with each lane, which rows of every block its own rows are."""
+    """The sum of lanes' results, in order; each lane comes with the rows of every block that are its own."""
     totals: list[list[Array]] = []
     sums: list[Sums] = []
     for used, (collapsed, of_lane) in lanes:  # as they come: a lane's arrays can be as large as the tables

@@ -108,8 +108,8 @@ def read_labels(
 def _describe_labels(
     link: Link, owners: Sequence[tuple[LabelPlace, str]], request: MappingRequest
 ) -> list[LabelSummary]:
-    """One round: what each owner has for labels. Under noise the values of a number do not leave so that a model may be
-    chosen by them."""
+    """One round: each owner's summary of its labels. Under noise the values of a number do not leave to help choose a
+    model."""
     task, is_exact = request.task, request.privacy.label is None
     wants_classes = task not in ("number", "seen") and (task != "any" or is_exact)
     asked = [

@@ -41,7 +41,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class JoinProfile:
-    """One join: its two sides and what they make."""
+    """One join: its two sides and their result."""
 
     kind: str
     left: Side

@@ -98,7 +98,7 @@ def gather(values: Array, place: Place | slice) -> Array:
 
 
 def scatter_add(out: Array, base: int, columns: Sequence[Array], place: Place | slice) -> None:
-    """out[p(j) − base] += the columns' j-th entries, side by side; what has no row is left out."""
+    """out[p(j) − base] += the columns' j-th entries, side by side; joined rows without a row are left out."""
     if isinstance(place, slice):  # no other joined row comes to these rows
         inside, first = out[place.start - base : place.stop - base], 0
         for values in columns:

@@ -304,8 +304,8 @@ class TreeSide:
 
 
 def _add_up(here: Counts, only: RowNumbers, rows: RowNumbers | None, above: Counts | None) -> None:
-    """Each row has the joined rows of those that find it; None: of all rows, one of each. In pieces: NumPy copies what
-    it counts."""
+    """Each row has the joined rows of those that find it; None: of all rows, one of each. In pieces, because NumPy
+    copies its input."""
     step = min(max(ROWS_IN_CACHE, 4 * len(here)), max(1 << 20, len(here) // 8))
     size = len(only) - 1 if rows is None else len(rows)
     for start in range(0, size, step):
@@ -318,7 +318,8 @@ def _add_up(here: Counts, only: RowNumbers, rows: RowNumbers | None, above: Coun
 
 
 def _share_out(here: Counts, edge: Edge, above: Counts, join: TreeJoin) -> None:
-    """Rows of a group share what finds the group, each by the joined rows below it. All quotients are whole."""
+    """Rows of a group share the joined rows that find it, in proportion to the joined rows below each. All quotients
+    are whole."""
     below = join.below[edge.relation]
     known = np.ones(len(here) + 1) if below is None else below
     groups, step = np.zeros(len(edge.starts) - 1), max(ROWS_IN_CACHE, 4 * len(edge.starts))

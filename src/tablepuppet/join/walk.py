@@ -46,7 +46,7 @@ Collapsed = list[list[tuple[int, Array]]]  # by signal and block: from which row
 LaneResult = tuple[Collapsed, Sums]
 Column = Array | Triangles
 Columns = Array | tuple[Column, ...]  # (rows, k), whole or as arrays side by side
-Signal = Columns | list[Columns]  # to be collapsed to every block, or what each of them gets
+Signal = Columns | list[Columns]  # to be collapsed to every block, or one for each
 JoinStep = Callable[..., tuple[Sequence[Signal], Sums]]
 Places = Sequence[Place | slice]  # of each block
 
@@ -59,7 +59,7 @@ class Work:
     signals: int = 0  # that are collapsed
     writes: tuple[str, ...] = ()  # state that is overwritten
     given: Mapping[str, Any] = field(default_factory=dict)  # to the step
-    own: float = 0.0  # times a block's own values is taken off what its rows get
+    own: float = 0.0  # times a block's own values is subtracted from its rows' signal
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,7 +88,7 @@ def add_sums(parts: Sequence[Sums]) -> Sums:
 
 
 def walk_lane(rows: JoinedRows, lane: Lane, work: Work, given: BlockValues) -> LaneResult:
-    """What one lane collapses, and the sums of its steps."""
+    """The collapsed signals of one lane, and the sums of its steps."""
     collapsed: Collapsed = []
     sums: list[Sums] = []
     spans = [p.span(lane[0][0], lane[-1][1]) for p in rows.indices]
@@ -134,7 +134,7 @@ def _with_weights(shard: Shard, given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _by_block(signal: Signal, own: float, given: BlockValues, places: Places) -> list[tuple[Column, ...]]:
-    """What each block gets of a signal: less `own` times its own values, where that is asked for."""
+    """Each block's signal: less `own` times its own values, if that is asked for."""
     if own:
         assert isinstance(signal, np.ndarray)
         signal = [signal - own * gather(v, place) for v, place in zip(given.values, places, strict=True)]

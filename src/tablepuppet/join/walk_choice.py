@@ -104,7 +104,7 @@ def default_limit(cluster: Cluster | None = None) -> int:
 
 
 def draw_side(side: Sequence[BranchSide], sizes: Sequence[tuple[int, ...]], most: int, seed: int) -> list[BranchSide]:
-    """So many joined rows of a side, each drawn for itself; the side itself, if it has no more."""
+    """`most` joined rows of a side, drawn independently; the side itself, if it has no more."""
     ends = np.cumsum([branch.rows for branch in side])
     if ends[-1] <= most:
         return list(side)

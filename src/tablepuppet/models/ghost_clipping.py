@@ -30,7 +30,7 @@ def clipped_sums(
 
 
 def _scale(squares: Tensor, most: Tensor) -> Tensor:
-    """What brings each row's norm to at most what it may be."""
+    """The factor that brings each row's norm to at most `most`."""
     return cast("Tensor", need_torch().where(squares > most * most, most / squares.clamp(min=1e-300).sqrt(), 1.0))
 
 

@@ -50,8 +50,8 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Sums of label − origin and of its square, with the labels' own mean as the origin: squares of labels that lie far
-    from 0 would drown what they differ by. Those of more rows are added."""
+    """Sums of label − origin and of its square, with the labels' own mean as the origin. Squares of labels far from 0
+    would drown their differences. Spreads of several sets of rows can be added."""
 
     rows: int
     origin: float
@@ -90,7 +90,7 @@ def no_sums(loss: Any, scores: Array, labels: Array, channel: Channel | None) ->
 
 
 def error_sums(loss: Any, scores: Array, labels: Array, channel: Channel | None) -> Sums:
-    """Of predicted numbers beside labels."""
+    """Sums over errors of predicted numbers, and the labels' spread."""
     error = loss.predict(scores) - labels
     extra = 0.0 if channel is None else float((channel.unbiased_square(labels) - labels * labels).sum())
     spread = Spread.of(labels)
@@ -178,7 +178,7 @@ def _mape(sums: Sums, channel: Channel | None) -> float | None:
 
 def _by_class(sums: Sums, channel: Channel | None) -> tuple[Array, Array, Array] | None:
     """Of each class: rows that are predicted rightly, that are predicted to be, that are. The second of two classes
-    alone; of more, all that occur. None: labels that carry noise do not say."""
+    alone; of more, all that occur. None: labels carry noise."""
     if channel is not None:
         return None
     confusion = np.asarray(sums["confusion"], np.float64)
@@ -261,11 +261,11 @@ CLASSES = (_OF_ALL, LOG_LOSS, _ranking_metric("auc", "AUC", _auc, Moment.FINISHE
 
 
 def metrics_of(task: str) -> tuple[Metric, ...]:
-    """What any loss of such a label can be judged by, also without probabilities."""
+    """Metrics for any loss of such a label, also without probabilities."""
     return {"number": NUMBER, "binary": (ACCURACY, AUC, *_RATES, PR_AUC), "classes": (_OF_ALL, *_MEANS)}[task]
 
 
 @cache
 def sums_of(metrics: tuple[Metric, ...], moment: Moment = Moment.EPOCH) -> tuple[ShardSums, ...]:
-    """What must be summed over rows for all that are measured then."""
+    """The sums over rows for all metrics that are measured then."""
     return tuple(dict.fromkeys(metric.sums for metric in metrics if metric.since <= moment))

@@ -30,7 +30,7 @@ from tablepuppet.models.metrics import Sums
 
 _RESTART = 3  # rounds between restarts from the reported model
 _INTERCEPT_STEPS = 8
-_NORMS = ("primal", "dual", "scores", "z", "lambda")  # what ADMM's residuals are made of
+_NORMS = ("primal", "dual", "scores", "z", "lambda")  # sums for ADMM's residuals
 
 
 def opening_step(shard: Any, *, intercept: Array) -> tuple[Sequence[Array], dict[str, Any]]:
@@ -110,7 +110,7 @@ class AdmmServer(Server):
         self._unions = [ExactUnion() for _ in self.problem.rows]
         self._figures: dict[str, float] = {}
         self._age = 0  # rounds since the last restart
-        # The reported model comes from exact predictions; what only steers it can do with half the memory.
+        # The reported model comes from exact predictions; single precision suffices for the state that only steers it.
         dtype = np.float32 if self._averages else np.float64
         self.problem.joined.allocate("u", loss.outputs, dtype)
         self._writes: tuple[str, ...] = ("u",) if loss.is_smooth else ("u", "dual")
@@ -132,7 +132,7 @@ class AdmmServer(Server):
 
     @property
     def _factor(self) -> float:
-        """What multiplies G‖h‖²/2 in the θ-step: Mρ, or ρ as published."""
+        """The factor of G‖h‖²/2 in the θ-step: Mρ, or ρ as published."""
         return self.rho * (self.problem.blocks if self.options.variant == "sharing" else 1)
 
     def begin(self, predictions: list[Array], figures: Sequence[AdmmFigures]) -> None:
@@ -197,7 +197,7 @@ class AdmmServer(Server):
         return shift
 
     def _between_kinks(self, h: list[Array], given: dict[str, Any]) -> Array:
-        """The same where the slope in b rises piece by piece, by at most ρN: secants tell how steeply."""
+        """The same where the slope in b rises piece by piece, by at most ρN; secants estimate its curvature."""
         shift, most = self._shift, self.rho * self.problem.joined.rows
         last: tuple[Array, Array] | None = None
         for _ in range(_INTERCEPT_STEPS):
@@ -214,7 +214,7 @@ class AdmmServer(Server):
         return shift
 
     def _note(self, sums: dict[str, float]) -> None:
-        """Residuals, relative to the size of what they compare (Boyd et al., 3.3.1)."""
+        """Residuals, relative to the size of the compared values (Boyd et al., 3.3.1)."""
         primal = np.sqrt(sums["primal"] / max(sums["scores"], sums["z"], 1e-300))
         dual = np.sqrt(sums["dual"] / max(sums["lambda"], 1e-300))
         self._figures = {"primal_residual": float(primal), "dual_residual": float(dual), "rho": self.rho}

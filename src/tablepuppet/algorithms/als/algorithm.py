@@ -69,7 +69,7 @@ class AlsAlgorithm(Algorithm[Als]):
         return seconds
 
     def traffic(self, shape: Shape, options: Als, epoch: int, batch_size: int | None) -> list[RoundTraffic]:
-        """A round for each block: down s and M of its rows, up h; where it has several clients, what they sum."""
+        """A round for each block: down s and M of its rows, up h; also the sums of several clients."""
 
         def inner(block: BlockShape) -> list[tuple[float, float]]:
             triangles = block.width * packed_width(block.outputs)

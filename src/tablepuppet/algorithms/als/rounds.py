@@ -86,7 +86,7 @@ class AlsUpdate(Update, frozen=True):
 
 
 class AlsFigures(Figures, frozen=True):
-    """How many parts have one text column and nothing else: their encoders say so already."""
+    """How many parts have only one text column; their encoders already disclose this."""
 
     is_public: ClassVar[bool] = True
     has_one_category: float = 0.0

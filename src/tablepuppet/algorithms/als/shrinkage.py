@@ -27,13 +27,13 @@ from tablepuppet.arrays import Array
 Weights = tuple[Array, Array]  # of h² for each output: per joined row, and per row of the table
 
 _FIRST_C, _FIRST_LAMBDA = 3.0, 0.04  # while the first sweep has not seen every table
-_SAMPLE = 2048  # rows of a table whose M⁻¹ are looked at
+_SAMPLE = 2048  # rows of a table whose M⁻¹ are computed
 _MOST_FITTED = 0.9  # of the joined rows that σ² takes for fitted parameters
 
 
 @dataclass(frozen=True, slots=True)
 class FixedShrinkage:
-    """λ per joined row for all that a table gives, as the user says."""
+    """The user's λ per joined row for all outputs of a table."""
 
     strength: float
     outputs: int

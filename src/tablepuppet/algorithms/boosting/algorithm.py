@@ -56,7 +56,7 @@ class BoostingAlgorithm(Algorithm[Boosting]):
         return (part.rows + part.test_rows) * block.width
 
     def disclosure(self, shape: Shape, options: Boosting, block: BlockShape, batches: int) -> Disclosure:
-        """Bits, not predictions: plan.py says it in words."""
+        """Bits, not predictions; plan.py describes them."""
         return Disclosure(predictions=0, slopes=0 if options.is_random else options.trees)
 
     def why_not_private(self, options: Boosting) -> str | None:
@@ -65,7 +65,7 @@ class BoostingAlgorithm(Algorithm[Boosting]):
         return 'splits that are searched tell of every row, and have no private form; draw them with splits="random"'
 
     def noisy_sums(self, options: Boosting) -> int | None:
-        """Leaves are sums; splits that are drawn look at no row."""
+        """Leaves are sums; drawn splits read no row."""
         return options.trees if options.is_random and options.subsample == 1.0 else None
 
 

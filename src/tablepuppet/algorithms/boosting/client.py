@@ -30,7 +30,7 @@ class ClientHalf:
     held: Codes  # of rows that are held out
 
     def check(self, check: Check) -> Objections:
-        """What this block, which lies here alone, has against some trees."""
+        """The objections of this block, which lies here alone, to some trees."""
         self.book.add_unions(check.unions)
         is_first = not self.book.told
         sums = [add_up(outline, own) for outline, own in zip(check.trees, self.histograms(check), strict=True)]

@@ -64,14 +64,13 @@ class Draws:
         self._firsts = np.cumsum(self._sizes) - self._sizes
         self._columns = columns
         self._block = np.array([b for b, _ in self._keys], np.int32)
-        self._number = np.full(len(self._keys), -1, np.int32)  # of each key, among those that its block tells
+        self._number = np.full(len(self._keys), -1, np.int32)  # of each key, among those that its block reveals
         self.keys = self._number_keys([block.layout for block in blocks], [b.has_missing for b in blocks], trees)
 
     def _number_keys(
         self, layouts: Sequence[Columns], missing: Sequence[NDArray[np.bool_]], trees: range
     ) -> list[list[Key]]:
-        """By block: the keys that some tree draws; before those of a column the one that says which values are missing,
-        where some are."""
+        """By block: the keys that some tree draws; of a column with missing values, the key for them comes first."""
         is_drawn = np.zeros(len(self._keys), np.bool_)
         for tree in trees:
             is_drawn[self._draw(tree)[0]] = True
@@ -112,15 +111,15 @@ class Draws:
 
 
 def _list_needed_keys(layout: Columns, has_missing: NDArray[np.bool_], key: Key) -> list[Key]:
-    """A key, after the one that says which numbers of its column are missing, where some are."""
+    """A key, after the key for missing values of its column, if it has any."""
     if layout.kinds[key.column] != NUMBER or not has_missing[key.column] or layout.is_missing(key):
         return [key]
     return [Key(key.column, border=layout.size(key.column) - 1), key]
 
 
 def _pool(number: int, block: Drawable, first: int, seed: int) -> dict[int, list[Key]]:
-    """By column: the keys of a block that may be drawn; where its owners tell fewer than there are, some of them.
-    Its `first` column has so many before it."""
+    """By column: the keys of a block that may be drawn; only some of them, if its owners reveal fewer. Its `first`
+    column has so many before it."""
     layout, missing = block.layout, block.has_missing
     every = [key for column in range(len(layout.kinds)) for key in _candidates(layout, missing, first, column, seed)]
     limit = len(every) if block.limit is None else block.limit

@@ -1,4 +1,4 @@
-"""Answers about boosted trees: bins, checks, sums, bits of keys, and what keys mean in the end.
+"""Answers about boosted trees: bins, checks, sums, bits of keys, and finally the rules of keys.
 
 The state of a part is its keys; codes are made when it starts, and again when a checkpoint is restored.
 """
@@ -68,7 +68,7 @@ from tablepuppet.sources.binning import (
 if TYPE_CHECKING:
     from tablepuppet.algorithms.boosting.client import ClientHalf
 
-OfRows = OpenPart | trees.AskRows | trees.AskOwnRows  # what says which columns of a scan
+OfRows = OpenPart | trees.AskRows | trees.AskOwnRows  # requests that name columns of a scan
 _SPEC = ModelSpec(kind="boosted")
 _CODES = 256  # of a column in bins
 
@@ -93,7 +93,7 @@ class TreesPart:
     reveals_columns: bool
     before: tuple[trees.SplitRule, ...] = ()  # of trees that were there already
     is_private: bool = False
-    halves: list[tuple[TreesState, ClientHalf]] = field(default_factory=list)  # of the last request, and what it left
+    halves: list[tuple[TreesState, ClientHalf]] = field(default_factory=list)  # of the last request, and its state
 
 
 def sketch_features(own: ClientState, request: trees.SketchFeatures) -> trees.FeatureSketches:
@@ -307,8 +307,8 @@ def _bits(
 
 
 def _charge(own: ClientState, request: OfRows, rules: Sequence[trees.SplitRule]) -> None:
-    """Counts what rows answer to splits. A split that a server chose may be all that there is to know of a column with
-    few values: it counts as a number."""
+    """Counts the answers of rows to splits. A split that a server chose may reveal all of a column with few values, so
+    it counts as a number."""
     noisy = is_noisy(own.policy, own.contracts.contract(request.job), own.tables.use(request.job, request.scan))
     if own.releases.limits_scores and not noisy:
         place = (own, request.job, request.scan, request.columns)
@@ -320,7 +320,7 @@ def _charge(own: ClientState, request: OfRows, rules: Sequence[trees.SplitRule])
 def _without_rare_names(
     own: ClientState, request: OfRows, rules: Sequence[trees.SplitRule]
 ) -> Sequence[trees.SplitRule]:
-    """What rows answer to: names that few rows of the whole table hold are no names, as they were in training."""
+    """The rules that rows answer: names that few rows of the whole table hold are left out, as in training."""
     least = own.policy.minimum_rows
     if least <= 1 or not any(rule.left or rule.known for rule in rules):
         return rules
@@ -355,7 +355,7 @@ def _half(part: Part) -> ClientHalf:
             return half
     layout = Columns.of([b.kind for b in own.bins], [b.size for b in own.bins], own.request.signs)
     has_missing = (own.train[:-1] == 0).any(axis=0) | (own.held == 0).any(axis=0) | own.request.is_outer
-    has_missing |= own.is_private  # under noise, whether any is missing is not looked at
+    has_missing |= own.is_private  # under noise, nobody checks whether any is missing
     rules = own.request.algorithm.rules
     known = (list(state.entries), list(state.is_told))
     book = KeyBook(own.request.block, layout, has_missing, rules, *known, own.limit, own.reveals_columns)
@@ -369,7 +369,7 @@ def _keep(part: Part, half: ClientHalf) -> None:
 
 
 def _rules(part: Part, unions: Sequence[Union], keys: Sequence[int]) -> list[trees.SplitRule]:
-    """What some keys mean; sets that were made after the last check come first."""
+    """The rules of some keys; sets that were made after the last check come first."""
     book = _half(part).book
     book.add_unions(unions)
     if any(not 0 <= k < len(book.keys) for k in keys):

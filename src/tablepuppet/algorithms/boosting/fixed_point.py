@@ -124,7 +124,7 @@ class LeafNoise(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     clip: float  # C, of a joined row
     scale: float  # s
-    curvature: float  # what h is at the most, usually
+    curvature: float  # the usual maximum of h
     deviation: float  # of Σg; of Σh it is a part of s
 
     @property

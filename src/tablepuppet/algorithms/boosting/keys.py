@@ -54,7 +54,7 @@ class Objection:
 
 @dataclass
 class KeyBook:
-    """What each key of a block means, in the order in which they became known."""
+    """The keys of a block, in the order in which they became known."""
 
     block: int
     columns: Columns
@@ -208,7 +208,7 @@ class KeyBook:
         return every if self.may_tell(every) else wanted
 
     def _list_needed(self, key: Key) -> list[Key]:
-        """A key, after the one that says which values of its column are missing, where some are."""
+        """A key, after the key for missing values of its column, if it has any."""
         column = key.column
         if self.columns.kinds[column] != NUMBER or not self.has_missing[column]:
             return [key]
@@ -259,8 +259,7 @@ class KeyBook:
         return Objection(tree, node, *best, False)
 
     def _is_candidate(self, split: Split, outline: Outline, node: int, sums: Sums) -> bool:
-        """Whether a set is what sorting the categories of a node could give, whose sums are these: the first few. All
-        others are."""
+        """Whether a set is the first few of a node's sorted categories, by these sums. True for all other splits."""
         column = split.key.column
         if int(self.columns.kinds[column]) not in SETS:
             return True

@@ -32,19 +32,19 @@ _PART = 3.0  # of C, that s·h is at the most with other losses
 
 @dataclass(frozen=True, slots=True)
 class LeafPlan:
-    """What trees under feature privacy are grown by."""
+    """The noise and bounds of trees under feature privacy."""
 
     noise: LeafNoise
     bounds: list[Bounds]  # public, by block and feature
 
 
 def plan_leaves(job: Job, mapping: MappingSummary, loss: Loss, slope: float, weight: float) -> OwnNoise:
-    """The noise on a run's leaves, and what it costs. `slope`: of a typical row; `weight`: the largest of any."""
+    """The noise on a run's leaves, and its privacy cost. `slope`: of a typical row; `weight`: the largest of any."""
     assert isinstance(job.options, Boosting)
     trees, bounds = job.options.trees, public_bounds(job, mapping)
     noise = leaf_noise(job, mapping, loss, slope, weight)
     spends = leaf_mechanisms(mapping, noise, trees)
-    is_for_analyst = job.privacy.analyst is not None  # whose terms say what it costs, and sizes are noisy
+    is_for_analyst = job.privacy.analyst is not None  # whose terms give the cost, and sizes are noisy
     return OwnNoise(trees, [] if is_for_analyst else leaf_releases(job, mapping, spends), LeafPlan(noise, bounds))
 
 
@@ -94,7 +94,7 @@ def leaf_mechanisms(mapping: MappingSummary, noise: LeafNoise, trees: int) -> di
 
 
 def leaf_releases(job: Job, mapping: MappingSummary, spends: Mapping[str, tuple[Mechanism, ...]]) -> list[Release]:
-    """What outsiders learn from the model."""
+    """The model's releases to outsiders."""
     features, most = job.privacy.features, joined_rows(mapping)
     assert features is not None
     return [
@@ -115,7 +115,7 @@ def leaf_releases(job: Job, mapping: MappingSummary, spends: Mapping[str, tuple[
 
 
 def public_bounds(job: Job, mapping: MappingSummary) -> list[Bounds]:
-    """By block and feature: what its borders lie between; None: a string."""
+    """By block and feature: the bounds of its borders; None: a string."""
     assert job.privacy.features is not None
     given = job.privacy.features.bounds
     found: list[Bounds] = []

@@ -158,7 +158,7 @@ def splits_name(rules: Sequence[SplitRule]) -> str:
 
 
 class GrownBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One table's part of trees that were grown before: what their splits mean, or that its owners hold them."""
+    """One table's part of earlier trees: the rules of their splits, or that its owners hold them."""
 
     name: str
     features: list[str]
@@ -177,7 +177,7 @@ class GrownTrees(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def names(self) -> dict[str, str]:
-        """What each table's splits are called; nothing where its owners hold them."""
+        """The name of each table's splits; empty where its owners hold them."""
         return {block.name: "" if block.is_held else splits_name(block.rules) for block in self.blocks}
 
 

@@ -173,12 +173,12 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
 
     @property
     def rate(self) -> float:
-        """What leaves are multiplied by."""
+        """The factor of leaves."""
         return 1 / self.trees if self.forest else self.learning_rate
 
     @property
     def most_splits(self) -> int:
-        """Distinct splits that a table's owner tells at most: those of all nodes, with some that others outdo."""
+        """Distinct splits that a table's owner reveals at most: those of all nodes, and some that others outdo."""
         if self.max_splits is not None:
             return self.max_splits
         if self.is_random:  # each with the one that marks missing values

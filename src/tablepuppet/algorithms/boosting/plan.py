@@ -24,7 +24,7 @@ from tablepuppet.transport.meter import DisclosureKey
 
 
 def tree_insights(mapping: MappingSummary, shape: Shape, job: Job) -> list[Insight]:
-    """Who learns what, party by party."""
+    """Disclosures, party by party."""
     options = _as_boosting(job.options)
     server = common_insights(mapping, job)
     for block in shape.blocks:
@@ -143,7 +143,7 @@ def tree_exposures(shape: Shape, given: AlgorithmOptions) -> list[Exposure]:
 
 
 def check_tree_exposure(shape: Shape, job: Job) -> None:
-    """Refuses a private job whose bits let the server tell rows, unless it says that the server may."""
+    """Refuses a private job whose bits let the server reconstruct rows, unless the job allows it."""
     if job.privacy.features is None or job.privacy.allow_reconstruction:
         return
     for block in tree_exposures(shape, job.options):
@@ -156,7 +156,7 @@ def check_tree_exposure(shape: Shape, job: Job) -> None:
 
 
 def most_told(block: BlockShape, options: Boosting) -> int:
-    """Bits of each row of a block that its owners tell at the most."""
+    """The most bits of each row of a block that its owners reveal."""
     numbers = block.numbers * options.bins  # borders, and which are missing
     if not block.strings:
         return min(options.most_splits, numbers)
@@ -194,13 +194,13 @@ def advise_trees(shape: Shape, given: AlgorithmOptions) -> Advice:
 
 
 def trees_cost(shape: Shape) -> Cost:
-    """What boosted trees would cost at defaults."""
+    """The cost of boosted trees at defaults."""
     options = Boosting()
     return cost(shape, options.name, options, options.trees)
 
 
 def trees_beside(shape: Shape) -> str:
-    """What boosted trees would cost, and tell, beside a model whose scores are sums."""
+    """The cost and disclosures of boosted trees, as an alternative to a model whose scores are sums."""
     options = Boosting()
     strict = cost(shape, options.name, options, options.trees)
     return (

@@ -87,7 +87,7 @@ def tree_scores(model: Model, bits: Sequence[Bits], numbers: Sequence[RowNumbers
 def add_trees(
     trees: Sequence[Sequence[Tree]], bits: Sequence[Bits], numbers: Sequence[RowNumbers], scores: Array
 ) -> None:
-    """Adds what trees say, one after the other, to the scores of joined rows."""
+    """Adds the values of trees, one after the other, to the scores of joined rows."""
     rows = len(scores)
     for start in range(0, rows, _SHARD):
         stop = min(start + _SHARD, rows)
@@ -98,7 +98,7 @@ def add_trees(
 
 
 def read_grown_trees(given: Any) -> GrownTrees:
-    """What more trees are added to: of a result, a model, or the folder that one was saved to."""
+    """The trees to extend: of a result, a model, or the folder that one was saved to."""
     if isinstance(given, str | Path):
         from tablepuppet.prediction.saved import load  # here: it is built on models
 
@@ -114,7 +114,7 @@ def read_grown_trees(given: Any) -> GrownTrees:
 
 
 def name_splits(model: Model) -> dict[str, str]:
-    """What each table's splits are called in contracts; nothing where its owners hold them."""
+    """The name of each table's splits in contracts; empty where its owners hold them."""
     return read_grown_trees(model).names
 
 
@@ -162,7 +162,7 @@ def tree_text(model: Model, number: int, output: int = 0) -> str:
 
 
 def _question(model: Model, tree: Tree, node: int) -> str:
-    """What rows that go right answer with yes."""
+    """The question that rows on the right answer with yes."""
     block = model.blocks[tree.block[node]]
     if block.is_held:
         return f"split {tree.key[node]} of {block.name}, which its owners hold?"
@@ -202,7 +202,7 @@ def shuffle_feature(model: Model, block: int, bits: Bits, feature: int | None, r
 
 
 def usual_values(model: Model, block: int, feature: int, points: int) -> Sequence[Value]:
-    """Values between the borders of a number, or the categories of a text; none where borders say nothing."""
+    """Values between the borders of a number, or the categories of a text; none where there are no borders."""
     held = model.blocks[block]
     rules = [rule for rule in held.splits if rule.feature == feature]
     if not rules:

@@ -128,7 +128,7 @@ class TreeRounds:
         return found
 
     def ask(self, checks: Sequence[Sequence[Check]]) -> list[Objections]:
-        """One round of all blocks that are asked; and another where several clients of a block must tell bits."""
+        """One round of all blocks that are asked; and another if several clients of a block must reveal bits."""
         job = self.union.job
         asked = [
             (part, (SumTrees if part.block in self.books else CheckTrees)(job=job, part=part.number, check=check))
@@ -223,7 +223,7 @@ class TreeRounds:
 
 
 def _join_codes(block: Sequence[Part], revealed: Sequence[NewKey | NewColumn]) -> Codes:
-    """Where the rows of a block go, from what its parts tell: training rows, the missed one, held-out rows."""
+    """The sides of a block's rows, from its parts' answers: training rows, the missed one, held-out rows."""
     train, held = [], []
     missed = np.zeros(1, np.uint8)
     for part, key in zip(block, revealed, strict=True):

@@ -1,5 +1,5 @@
-"""The server's half: grows trees from keys that it knows, lets clients check them, mends what they object to until
-nobody objects. The trees are those of the exact algorithm, level by level.
+"""The server's half: grows trees from known keys, lets clients check them, and repairs nodes until nobody objects. The
+trees are those of the exact algorithm, level by level.
 
 A round is one `Check` to every part and `Objections` of every block back. Which of a block's parts hold which rows, and
 how their sums are added up, is for the caller: it drives the generator that `grow` gives.
@@ -121,7 +121,7 @@ class BoostingServer:
             roots = [_mend_nodes(tree, better) for tree, better in zip(growing, found, strict=True)]
 
     def _checks(self, growing: Sequence[GrowingTree], plans: Sequence[Plan], columns: Columns) -> list[list[Check]]:
-        """What every part of every block is asked; nothing of a block that can have nothing against the trees."""
+        """The request to every part of every block; none to a block that cannot object to the trees."""
         asked = [not block.is_complete(own) for block, own in zip(self.blocks, columns, strict=True)]
         if not any(asked):
             return [[] for _ in self.blocks]
@@ -190,7 +190,7 @@ class BoostingServer:
             self._route(tree, everyone, side.indices, side.scores[:, output], is_held=True)
 
     def finish(self) -> None:
-        """Gives up what only a further tree would need."""
+        """Frees everything that only a further tree would need."""
         self._orders, self._spare, self._given = [], self._spare[:0].copy(), []
 
     def cut(self, trees: int, starts: Sequence[Array]) -> None:

@@ -51,7 +51,7 @@ def search_splits(sums: Sums, columns: Columns, allowed: NDArray[np.bool_], how:
     nodes = len(sums)
     out = Splits(np.full(nodes, how.rules[2]), np.full((nodes, 5), -1, np.int64), np.empty((nodes, 256), np.uint8))
     own = SearchedColumns(columns.offsets, columns.kinds, columns.signs, allowed.astype(np.uint8))
-    best_splits(sums, own, SplitRules(*map(np.array, how)), out)  # copies: what came in a message is read-only
+    best_splits(sums, own, SplitRules(*map(np.array, how)), out)  # copies: arrays of a message are read-only
     return out
 
 

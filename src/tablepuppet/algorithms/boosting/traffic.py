@@ -30,7 +30,7 @@ _OF_FIRST = 0.75  # of the first tree's rows, that a round is about: branches en
 _MENDED, _EARLY = 0.35, 0.4  # of a tree, that rounds which mend are about; and more of it in the first few
 _LATE_PAIRS, _EARLY_PAIRS = 0.08, 0.35  # of the pairs of rows and cells that chance would make, in late trees and early
 _STEEP = 2  # how suddenly a block is no longer asked
-_POOR_BOOLEAN, _POOR_STRING, _POOR_NUMBER = 0.8, 0.15, 0.015  # how likely a column says little, by its kind
+_POOR_BOOLEAN, _POOR_STRING, _POOR_NUMBER = 0.8, 0.15, 0.015  # how likely a column is weak, by its kind
 _OF_COLUMNS = 0.35  # columns that a later tree asks a block for, by inner node
 _SOON, _WAIT = 40, 420  # wishes of a block, before a tree splits by the last of its columns: any, or one of little use
 _SPLITS_APART = 1.5  # times more or fewer rounds than estimated, where splits are revealed and not columns
@@ -56,7 +56,7 @@ class _Round:
     cells: int
     together: float
     share: float
-    new: list[float]  # by block: columns, or splits, that it tells
+    new: list[float]  # by block: columns, or splits, that it reveals
     is_first: bool = False  # of the first tree
 
 
@@ -68,7 +68,7 @@ def tree_waves(shape: Shape, options: Boosting, tree: int) -> list[RoundTraffic]
 
 
 def tree_round_range(shape: Shape, options: Boosting, estimate: int) -> tuple[int, int]:
-    """How many rounds a run takes, at least and at most; `estimate`: as shapes alone say.
+    """How many rounds a run takes, at least and at most; `estimate`: from shapes alone.
 
     A tree takes one round, and another whenever columns are revealed first. So there are at most as many more rounds as
     columns, twice as many if clients share them. A block of more columns than it can reveal at the first root is asked
@@ -188,7 +188,7 @@ def _answer(part: PartShape, bits: float) -> float:
 
 
 def _splits(block: BlockShape, options: Boosting) -> int:
-    """The splits of a block, as far as the kinds of its columns say."""
+    """The number of a block's splits, estimated from the kinds of its columns."""
     most = max(1, min(options.bins, sum(part.rows for part in block.parts)) - 1)
     others = block.numbers - block.integers - block.booleans
     few = block.integers * min(most, _INTEGERS) + block.strings * min(most, _CATEGORIES)

@@ -42,7 +42,7 @@ class Node:
     border: int = -1  # where the rows of its right child begin
     choice: Choice | None = None
     is_gone: bool = False  # another split of an ancestor took its place
-    bound: tuple[float, float] | None = None  # what its leaves lie within, where some columns have signs
+    bound: tuple[float, float] | None = None  # bounds of its leaves, where some columns have signs
     path: int = 1  # 1 for the root, 2p and 2p + 1 for the children of p
     is_searched: bool = False  # the best known split was looked for; `choice` is it, or a better one
     is_checked: bool = False  # clients have nothing better
@@ -50,7 +50,7 @@ class Node:
 
 @dataclass(frozen=True, eq=False)
 class Growth:
-    """What bounds a tree."""
+    """The limits of a tree's growth."""
 
     depth: int
     rules: NDArray[np.float64]  # (options.py)
@@ -226,7 +226,7 @@ class GrowingTree:
         return below
 
     def _child_bounds(self, node: Node, choice: Choice, g: int, h: int) -> Sequence[tuple[float, float] | None]:
-        """Of two children: what their values lie within. Where the column has a sign, they meet in the middle."""
+        """Bounds of two children's values. If the column has a sign, they meet in the middle."""
         sign = self.blocks[choice.block].sign(choice.key)
         if node.bound is None or not sign:
             return node.bound, node.bound
@@ -268,7 +268,7 @@ class GrowingTree:
         return [(g, h) for g, h in out.tolist()]
 
     def _left_totals(self, numbers: Sequence[int]) -> list[tuple[int, int]]:
-        """Σg and Σh of what goes left in nodes whose splits others counted."""
+        """Σg and Σh of the left side of nodes whose splits others counted."""
         return self._totals([(self.nodes[n].start, self.nodes[n].border) for n in numbers])
 
     def _count(self, numbers: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""What server and clients tell each other about trees: checks and objections.
+"""Messages between server and clients about trees: checks and objections.
 
     server → client   trees grown from splits that the server knows, with Σ(g, h) of every (row, cell) pair
     client → server   of each node where it has a split that comes first: that split; of new splits a bit per row
@@ -143,7 +143,7 @@ class Union(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Trees to be looked at."""
+    """Trees to be checked."""
 
     columns: NDArray[np.bool_]  # that may be used
     unions: list[Union]  # further keys, made without the client
@@ -214,5 +214,5 @@ class Objections(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def bits_of_a_row(self) -> int:
-        """How many bits of every row it tells."""
+        """How many bits of every row it reveals."""
         return sum(key.bits_of_a_row for key in self.keys)

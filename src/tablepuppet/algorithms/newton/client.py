@@ -105,7 +105,7 @@ class BasisUpdate(Update, frozen=True):
 
 
 class NewtonFigures(Figures, frozen=True):
-    """How many parts have features that span the constant: their encoders say so already."""
+    """How many parts have features that span the constant: their encoders already disclose this."""
 
     is_public: ClassVar[bool] = True
     spans_constant: float = 0.0
@@ -266,7 +266,7 @@ def _extend(
 
 
 def _weights(setup: PartSetup, message: NewtonUpdate) -> Array | Following:
-    """The curvature of each row: collapsed by the server, what follows from its slope, or a bound times its weight."""
+    """The curvature of each row: collapsed by the server, computed from its slope, or a bound times its weight."""
     if message.follows:
         return Following(message.signal[:, 0], curvature_of_slopes)
     return message.bound * setup.weights if message.curvature is None else message.curvature[:, 0]

@@ -28,7 +28,7 @@ Drawn = tuple[Any, list[RowNumbers]]  # joined rows, and which rows of each bloc
 
 
 def draw_rows(is_complete: Sequence[bool], problem: Problem) -> Drawn | None:
-    """The joined rows to look at; None: all of them, or they would not tell enough."""
+    """The sampled joined rows; None: a sample would not suffice, so all are used."""
     joined = problem.joined
     step = joined.rows // _SAMPLE
     if step < 2 or problem.blocks < 2 or not any(is_complete):

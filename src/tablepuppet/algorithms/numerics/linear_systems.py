@@ -24,7 +24,7 @@ _ITERATIONS = 300
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Products:
-    """S by what it does to vectors, and by its diagonal."""
+    """S by its products with vectors, and by its diagonal."""
 
     multiply: Callable[[Array], Array]
     diagonal: Array

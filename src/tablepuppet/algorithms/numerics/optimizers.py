@@ -102,7 +102,7 @@ _IDS = 0.6  # of E, where a row has one entry of many: measured
 
 
 def noise_edge(problem: Problem) -> NoiseEdge | None:
-    """What shrinks a problem's factors; None: nothing, or as the user says."""
+    """The shrinkage of a problem's factors; None: none, or the user's."""
     head = problem.head
     return None if head is None or head.head.spec.shrinkage is not None else NoiseEdge(head.head.spec, problem)
 

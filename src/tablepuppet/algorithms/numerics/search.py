@@ -48,7 +48,7 @@ class Derivatives:
     signals: list[Array]  # collapse_i(∂ℓ/∂a); none, once they were given up for the slopes along directions
     curvatures: list[Array | Following] | None  # collapse_i(∂²ℓ/∂a²), where it was asked for
     residual: Array  # Σ ∂ℓ/∂a over joined rows
-    tally: Sums  # what metrics are made of
+    tally: Sums  # the sums for metrics
 
 
 def slopes(vectors: Sequence[Sequence[Array]], at: Derivatives, steps: Array) -> Array:
@@ -203,8 +203,8 @@ def minimise(
 ) -> Found:
     """min over α of F(θ + Σ α s), one α for every direction of every block, and the intercept.
 
-    `start` gives up the derivatives at h and their slopes, so that they go as soon as others are known. Where the
-    decrement and F say that no search will follow (`is_last`), it is one step, and `objective.look` finds F there.
+    `start` gives up the derivatives at h and their slopes, so that they go as soon as others are known. If no search
+    will follow, by the decrement and F (`is_last`), it is one step, and `objective.look` finds F there.
     """
     vectors, products, intercept = space.vectors, space.products, space.intercept
     evaluate, look, ridges = objective.evaluate, objective.look, objective.ridges

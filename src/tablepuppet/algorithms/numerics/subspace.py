@@ -144,7 +144,7 @@ class Tracker:
     def search(self, answers: Sequence[BlockAnswer], is_last: Callable[[float, float], bool] | None = None) -> Found:
         """Moves all blocks at once to the least F in reach.
 
-        `is_last`: whether, by the decrement and F, no search will follow. F is then looked at once, by the walk that
+        `is_last`: whether, by the decrement and F, no search will follow. F is then computed once, by the walk that
         measures the finished model.
         """
         orders, products = [], []  # slots of each block, as its clients count them; inner products of θ_i and those
@@ -193,7 +193,7 @@ class Tracker:
         return self.at
 
     def finish(self) -> None:
-        """Gives up what only a further search would need."""
+        """Frees everything that only a further search would need."""
         self._slots = [{} for _ in self._slots]
         self._give_up_signals()
         self.at = None if self.at is None else replace(self.at, curvatures=None)
@@ -201,7 +201,7 @@ class Tracker:
 
     @property
     def tally(self) -> Sums | None:
-        """What metrics are made of, at the current model."""
+        """The sums for metrics, at the current model."""
         return None if self.at is None else self.at.tally
 
     @property
@@ -215,7 +215,7 @@ class Tracker:
         return next(s for s in range(own, own + self.memory[block] + 1) if s not in self._earlier[block])
 
     def _constant(self, output: int, rows: int) -> Array:
-        """What predicts 1 for one output."""
+        """Predictions of 1 for one output."""
         unit = np.eye(self.problem.loss.outputs)[output]
         return np.broadcast_to(unit, (rows, len(unit)))
 
@@ -276,7 +276,7 @@ class Tracker:
         sample = self._sample(known)
         joined: Any = problem.joined
         is_summed = sample is None and isinstance(joined, Summable)
-        if is_summed and not problem.loss.is_quadratic:  # directions that are much alike: more rows tell them apart
+        if is_summed and not problem.loss.is_quadratic:  # directions that are much alike: more rows separate them
             joined, known, is_summed = joined.sample, None, False
             scale = 1.0 / joined.rows
         given: dict[str, Any] = {"loss": problem.loss, "intercept": self.intercept, "is_known": known is not None}

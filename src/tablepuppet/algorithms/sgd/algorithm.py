@@ -100,7 +100,7 @@ class SgdAlgorithm(Algorithm[Sgd]):
         is_full = size == shape.joined
         number = 0 if is_full else ROW_NUMBER_BYTES / shape.value_bytes
         batches = math.ceil(shape.joined / size)
-        size = math.ceil(shape.joined / batches)  # the last batch is smaller; the mean is what counts
+        size = math.ceil(shape.joined / batches)  # the last batch is smaller; only the mean counts
 
         def rows(part: PartShape) -> float:
             return part.rows if is_full else part.fan.expected_rows(size / shape.joined)

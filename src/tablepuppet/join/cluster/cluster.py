@@ -49,7 +49,7 @@ class Cluster:
         return int(self._ray.cluster_resources().get("memory", 0))
 
     def put(self, value: Any) -> Any:
-        """What several workers are sent: it travels once to each node."""
+        """Shares a value with several workers: it travels once to each node."""
         return self._ray.put(value)
 
     def ask(self, method: str, calls: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
@@ -218,7 +218,7 @@ def _storage(engine: Ray) -> Iterator[str]:
 
 
 def _cause(error: Any, place: str) -> Exception:
-    """What went wrong at a worker, in our own words where it is ours or the user's to mend."""
+    """The error of a worker, in our own words if we or the user can fix it."""
     cause: Exception = error.cause
     if isinstance(cause, FileNotFoundError):
         return TrainingError(

@@ -47,7 +47,7 @@ class Storage:
         self._files.move(part, path)
 
     def read(self, name: str) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """The arrays under a name, mapped from the disk where it is local, and the facts beside them."""
+        """The arrays under a name, mapped from the disk where it is local, and their facts."""
         source = self._files.open_input_file(f"{self._folder}/{name}.arrow")
         table = pa.ipc.open_file(source).read_all()
         columns = {n: _whole(table.column(n)) for n in table.column_names}

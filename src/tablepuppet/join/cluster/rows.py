@@ -29,7 +29,7 @@ from tablepuppet.sizes import VALUES_PER_CLUSTER_SORT
 
 @dataclass(frozen=True, eq=False)
 class ClusterRows:
-    """Joined rows whose partitions lie with workers: what plans, algorithms and metrics need of JoinedRows."""
+    """Joined rows whose partitions lie with workers, as plans, algorithms and metrics use them."""
 
     rows: int
     indices: tuple[IndexFacts, ...]  # one per block
@@ -96,7 +96,7 @@ class ClusterRows:
         return name
 
     def iterate_sorted(self, name: str) -> Iterator[Array]:
-        """As JoinedRows.iterate_sorted: workers sort their own, and send what lies between some values at a time."""
+        """As JoinedRows.iterate_sorted: workers sort their own, and send one range of values at a time."""
         state = {name: self.state.pop(name)}
         chunks = -(-self.rows // VALUES_PER_CLUSTER_SORT)
         sources = [(self._source(partition), name, state) for partition in self.partitions]

@@ -30,7 +30,7 @@ from tablepuppet.version import __version__
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IndexStats:
-    """What one view of p_i is like."""
+    """Facts about one view of p_i."""
 
     first: int
     last: int
@@ -40,7 +40,7 @@ class IndexStats:
 
 
 def collect(side: JoinedSide, start: int, stop: int) -> list[IndexStats]:
-    """What joined rows start ≤ j < stop are like, for each column."""
+    """Facts about joined rows start ≤ j < stop, for each column."""
     found = []
     for numbers, column in zip(side.numbers(start, stop), side.columns, strict=True):
         is_partial = int(numbers.min()) < 0
@@ -51,7 +51,7 @@ def collect(side: JoinedSide, start: int, stop: int) -> list[IndexStats]:
 
 
 def merge(rows: int, views: Sequence[IndexStats]) -> IndexFacts:
-    """What p_i of `rows` rows is as a whole."""
+    """Facts about the whole p_i, of `rows` rows."""
     is_partial = any(seen.is_partial for seen in views)
     is_identity = all(seen.is_identity for seen in views)
     follows = all(a.last <= b.first for a, b in itertools.pairwise(views))
@@ -109,7 +109,7 @@ class Worker:
         return __version__, os.environ.get("RAY_AUTH_MODE", "").lower()
 
     def collect(self, side: JoinedSide, start: int, stop: int) -> list[IndexStats]:
-        """What some joined rows are like."""
+        """Facts about some joined rows."""
         return collect(side, start, stop)
 
     def write(self, side: JoinedSide, layout: Layout, spec: PartitionSpec) -> Partition:

@@ -87,7 +87,7 @@ def _divide(a: Array, b: Array) -> Array:
 
 
 def pass_up(tree: Tree, ring: Semiring, rows: Sequence[Element]) -> list[Element]:
-    """For every relation the sum over each group's rows of what lies below them; of the root, per row."""
+    """For every relation the sum over everything below each group's rows; of the root, per row."""
     found: list[Element] = list(rows)
     for number in reversed(tree.order):
         relation = tree.relations[number]
@@ -118,7 +118,7 @@ def pass_down(
 
 
 def _find(tree: Tree, relation: Relation, groups: Sequence[Element]) -> list[Element]:
-    """For each relation below, what each row finds there."""
+    """For each relation below, the group's value that each row finds there."""
     found = []
     for place, child in enumerate(relation.children):
         found.append(_take(groups[child], relation.finds[:, place] - tree.relations[child].first))

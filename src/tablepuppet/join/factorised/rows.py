@@ -1,9 +1,9 @@
 """FactorisedRows: the joined rows of one side as the trees that make them. Memory and work follow the tables.
 
-In: for each branch a tree and its marked root rows, for each block the rows that it has in every branch. Out: what
-walks over materialised rows give, of all joined rows and exactly: counts, the loss and its derivatives, products with
-directions. Branches of UNION ALL are added up. Any joined row is found by its number, so some can be drawn for all else
-(`sample`): metrics of ranks, batches, trees.
+In: for each branch a tree and its marked root rows, for each block the rows that it has in every branch. Out: exactly
+the results of walks over all joined rows, had they been written down: counts, the loss and its derivatives, products
+with directions. Branches of UNION ALL are added up. Any joined row is found by its number, so some can be drawn for all
+else (`sample`): metrics of ranks, batches, trees.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tablepuppet.models.losses import Loss
 from tablepuppet.models.losses.separable import Separable, Square
 
 _NO_WALK = 'this needs each joined row, and walk="factorised" has none; train with walk="drawn"'
-SAMPLE = 1_000_000  # joined rows that are drawn for what no sum gives
+SAMPLE = 1_000_000  # joined rows that are drawn for results that are no sums
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """A Fourier series summed over all joined rows of a tree, tile after tile of frequencies.
 
 In: the series, scores in the order of a tree's groups. Out: per row of each relation the sums of its terms. Tiles are
-shared out in lanes. What belongs to a lane follows from the series alone and lanes are added in order, so the number of
-threads never changes a bit. A lane holds a message for each group and a phase for each row, never rows × frequencies.
+shared out in lanes. The series alone decides on lanes, and lanes are added in order, so the number of threads never
+changes a bit. A lane holds a message for each group and a phase for each row, never rows × frequencies.
 """
 
 from __future__ import annotations

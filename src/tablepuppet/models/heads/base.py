@@ -35,7 +35,7 @@ class HeadSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     unit: float = 1.0  # of a numeric label: scores are this multiple of the head's result
     shrinkage: float | None = 0.0  # λ of ½ λ Σ_i ‖h_i‖² per joined row; None: the algorithm learns it
     hidden: tuple[int, ...] = ()  # layers of a network
-    sum_weight: float = 0.0  # beside a perceptron the blocks' first outputs are summed, so many times; 0: no sum
+    sum_weight: float = 0.0  # factor of the sum of the blocks' first outputs, added to a perceptron; 0: no sum
     activation: Activation = "relu"
     dtype: Dtype = "float32"  # of a network's arithmetic
     module: str = ""  # the name under which the server knows a torch module of the user's own
@@ -43,14 +43,14 @@ class HeadSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 @dataclass(frozen=True, kw_only=True)
 class HeadTraits:
-    """What others ask about a kind of head before there is one. A new kind declares it and joins KINDS in kinds.py."""
+    """Traits of a kind of head, known before a head is made. A new kind declares it and joins KINDS in kinds.py."""
 
     make: Callable[[HeadSpec, int], Head]  # with its initial values, by a seed
     widths: Callable[[Any, int, int], tuple[int, ...]]  # k_i for a job's model, so many blocks and outputs
     options: tuple[str, ...] = ()  # of a job, that are its own
-    is_sum: bool = False  # scores are the sum of what tables say
+    is_sum: bool = False  # scores are the sum of table scores
     is_network: bool = False  # has weights, an activation and a precision
-    is_own: bool = False  # a module of the user's, of which nobody knows what it computes
+    is_own: bool = False  # a module of the user's, whose function is unknown
     has_layers: bool = False  # hidden ones, of known sizes
     stands_beside_sum: bool = False  # where steps and penalties are left open
     l2: float | None = None  # where a job leaves it open; None: the usual one
@@ -67,7 +67,7 @@ PullBack = Callable[[Array], tuple[list[Array], Array]]  # ∂ℓ/∂score → �
 
 
 class Head(Protocol):
-    """What joins the blocks' outputs to scores; pure functions of its own parameters and of h."""
+    """Combines the blocks' outputs into scores; pure functions of its own parameters and of h."""
 
     @property
     def spec(self) -> HeadSpec: ...
@@ -91,7 +91,7 @@ class TrainedHead:
 
     head: Head
     own: Array
-    # Of each block: of h² per joined row, and of θ² beside l2, by output; None: the spec's.
+    # Of each block: of h² per joined row, and of θ² in addition to l2, by output; None: the spec's.
     penalties: Sequence[tuple[Array, Array]] | None = None
     squares: list[Array] = field(default_factory=list)  # Σ θ² of each block by output, where there are penalties
 
@@ -167,7 +167,7 @@ class HeadedRows:
         return HeadedRows(batch, self.trained), rows
 
     def __getattr__(self, name: str) -> Any:
-        """What does not look at scores: allocate, by_label, ordered, collect …"""
+        """Attributes that do not depend on scores: allocate, by_label, ordered, collect …"""
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self.joined, name)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 _SEED = 1 << 20  # added to the job's: blocks take the seeds next to it
-BESIDE = 0.3  # γ: beside a sum the perceptron begins small
+BESIDE = 0.3  # γ: next to a sum the perceptron begins small
 
 
 @dataclass(frozen=True, eq=False)

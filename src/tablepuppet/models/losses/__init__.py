@@ -1,4 +1,4 @@
-"""The list of losses. A new one is a file beside these and one line in LOSSES (docs/extending.md)."""
+"""The list of losses. A new one is a file next to these and one line in LOSSES (docs/extending.md)."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class Loss(ABC):
 
     @property
     def caution(self) -> float:
-        """What boosted trees multiply the curvature by."""
+        """The factor of the curvature in boosted trees."""
         return 1.0
 
     @property
@@ -95,7 +95,7 @@ class Loss(ABC):
         return self.bound
 
     def slope_change(self, move: float) -> float:
-        """How much ∂ℓ/∂a changes at most where a moves by so much; infinite where nothing bounds it."""
+        """The largest change of ∂ℓ/∂a if a moves by `move`; infinite where nothing bounds it."""
         return self.bound * move
 
     # -- labels ----------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ class Loss(ABC):
         return newton_constant(self, labels, weights)
 
     def typical_slope(self, labels: Array, shares: Array) -> float:
-        """The root mean square of ∂ℓ/∂a at the best constant: what feature privacy clips gradients by."""
+        """The root mean square of ∂ℓ/∂a at the best constant; feature privacy derives its clips from it."""
         slopes = self.gradient(np.full((len(labels), 1), self.best_constant(labels, shares)[0]), labels)[:, 0]
         return float(np.sqrt(shares @ (slopes * slopes)))
 

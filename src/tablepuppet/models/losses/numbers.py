@@ -170,7 +170,7 @@ def _weighted_quantile(ascending: Array, weights: Array, quantile: float) -> flo
 class Poisson(Loss):
     """Half the deviance of counts and rates, eᵃ − y·a + y log y − y with y ≥ 0. The prediction is eᵃ.
 
-    The curvature eᵃ has no bound; `largest`, the largest label, is what it has where predictions are like the labels.
+    The curvature eᵃ has no bound; it reaches `largest`, the largest label, if predictions equal the labels.
     """
 
     name: ClassVar[str] = "poisson"

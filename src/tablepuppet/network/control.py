@@ -127,7 +127,7 @@ def _class(module: str, name: str, allowed: frozenset[type] | None) -> type:
     found = [k for k in kinds if isinstance(k, type) and (is_dataclass(k) or issubclass(k, msgspec.Struct))]
     if not found:
         raise ValueError(f"it holds a {str(name)[:100]}, which this release of TablePuppet does not know")
-    if len(found) > 1:  # classes of one name: what results hold comes first
+    if len(found) > 1:  # classes of one name: those of results come first
         found.sort(key=lambda kind: kind not in e.reachable((Result, Plan, Model)))
     if allowed is not None and found[0] not in allowed:
         raise ValueError(f"a {name} is nothing that can be asked for")
@@ -188,7 +188,7 @@ Name = Annotated[str, msgspec.Meta(max_length=255)]
 
 
 class Submit(e.Envelope, frozen=True):
-    """Frame: what to do. `resume`: go on with an interrupted run of the same job. → Accepted, then news
+    """Frame: the request. `resume`: continue an interrupted run of the same job. → Accepted, then news
 
     `rounds`: whether news of every round are wanted. `follows`: whether any are. `readers`: other users who may see it.
     """
@@ -203,7 +203,7 @@ class Submit(e.Envelope, frozen=True):
 
 
 class Follow(e.Envelope, frozen=True):
-    """Tell me about this run, from now on. → Accepted, then news"""
+    """Send me news of this run, from now on. → Accepted, then news"""
 
     run: str
     rounds: bool = True

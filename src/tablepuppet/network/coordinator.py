@@ -40,8 +40,8 @@ _HEADS = msgspec.json.Decoder(dict[str, TreeHead])
 _KEPT = 50  # finished runs of one user whose results stay
 _QUEUED = 100  # runs of one user that wait
 _DEATHS = 2  # of a run's processes, after which it is set aside
-_ASK_AGAIN = (1.0, 30.0)  # seconds between two looks whether a person has approved: at first, and later on
-_APPROVAL = 30 * 86400.0  # seconds after which nobody has
+_ASK_AGAIN = (1.0, 30.0)  # seconds between two checks for a person's approval: at first, and later on
+_APPROVAL = 30 * 86400.0  # seconds until a run without approval fails
 _SHARE = 0.7  # of the memory, for the process of a run
 _OF_A_USER = 16  # times less is for the inputs and results of one user's runs
 
@@ -62,7 +62,7 @@ class Coordinator:
         self._is_closing = False
         self._process = RunProcess(self._settings.memory or int(_SHARE * memory_limit()), self._settings.compute)
         self.most_held = self._process.memory // _OF_A_USER  # bytes of one user's runs
-        self.trouble = ""  # what keeps the coordinator from its work
+        self.trouble = ""  # the reason why the coordinator does not work
         self.rounds = self.bytes_up = self.bytes_down = 0
         self._keep_heads()
         self._take_up()
@@ -315,7 +315,7 @@ class Coordinator:
         return run.deaths < _DEATHS
 
     def _set_aside(self, run: Run, error: RunDiedError) -> None:
-        """Ends a run that would bring its process down again; whoever has mended the cause can resume it."""
+        """Ends a run that would bring its process down again; it can be resumed once the cause is removed."""
         times = f" {run.deaths} times" if run.deaths >= _DEATHS else ""
         message = f"the run is set aside: {error}{times}"
         if run.store is None:
@@ -324,7 +324,7 @@ class Coordinator:
             self._interrupt(run, RunInterruptedError(f"{message}. To try again: tablepuppet resume {run.id}"))
 
     def _await_approval(self, run: Run, error: ApprovalError) -> None:
-        """Puts a run aside that waits for a person, and looks again in a while; it holds nothing until then."""
+        """Sets a run aside that waits for a person, and tries again in a while; it holds nothing until then."""
         self._switchboard.forget(run.id)
         self._store.write({}, remove=[(run.id, "step")], waits=self._waits_for_room)  # nothing was read: it begins anew
         waited = time.time() - run.submitted

@@ -130,7 +130,7 @@ def logged_handshakes() -> Iterator[None]:
 
 @contextmanager
 def _logging_to(target: IO[str]) -> Iterator[None]:
-    """Our log goes to this file instead of standard error."""
+    """Writes our log to this file instead of standard error."""
     handlers = [h for h in logging.getLogger("tablepuppet").handlers if isinstance(h, logging.StreamHandler)]
     before = [(handler, handler.setStream(target)) for handler in handlers if handler.stream is sys.__stderr__]
     try:
@@ -254,7 +254,7 @@ def _open_member(settings: ClientSettings, open_tables: OpenTables) -> Iterator[
 
 
 def _warn_of_silence(settings: ClientSettings, policy: Policy) -> None:
-    """Says which tables no rule speaks of: whatever column of them a server asks for as its label, it gets."""
+    """Warns of tables without rules: a server gets any of their columns that it asks for as its label."""
     for table in sorted(set(settings.tables) - set(policy.tables)):
         log.warning(
             "no rule of %s speaks of table %s: the server may ask for any of its columns, and one that it calls its "

@@ -1,7 +1,7 @@
-"""The coordinator's hold on the process that runs are computed in: started when needed, watched, ended, started again.
+"""The coordinator's hold on the process that computes runs: started when needed, watched, ended, started again.
 
-In: a run and its line to the clients. Out: its outcome as a frame, or an error. A process that takes more memory than
-it may have, or computes longer than it may between two questions, is killed; one that dies is noticed at once. Either
+In: a run and its line to the clients. Out: its outcome as a frame, or an error. A process that exceeds its memory, or
+its time between two questions, is killed; one that dies is noticed at once. Either
 is a `RunDiedError`, and the next run gets a new process.
 """
 
@@ -30,7 +30,7 @@ from tablepuppet.sql.bound import partitions_of
 log = logging.getLogger(__name__)
 _PROGRAM = "import sys; from tablepuppet.network.run_worker import main; main(*map(int, sys.argv[1:]))"
 _PAGE = resource.getpagesize()
-_LOOK = 0.2  # seconds between two looks at a process that computes
+_LOOK = 0.2  # seconds between two checks of a process that computes
 _GRACE = 20.0  # seconds that a stopped run may take to notice
 
 
@@ -156,7 +156,7 @@ class RunProcess:
                     raise RunInterruptedError("the run was stopped while it computed")
 
     def _resident_bytes(self) -> int:
-        """Bytes of memory that the process alone has; 0 where the system does not tell."""
+        """Bytes of memory that the process alone has; 0 where the system does not report it."""
         assert self._process is not None
         try:
             pages = Path(f"/proc/{self._process.pid}/statm").read_text(encoding="ascii").split()

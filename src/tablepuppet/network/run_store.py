@@ -55,7 +55,7 @@ _EMPTY_LOG = "PRAGMA wal_checkpoint(TRUNCATE)"
 
 
 class StoreError(TransportError):
-    """A record cannot be written or read; the message says why."""
+    """A record cannot be written or read; the message has the reason."""
 
 
 class RunStore:

@@ -185,7 +185,7 @@ class RunTransport:
             present = self._switchboard.list_connected()
             try:
                 return self._ask({c: f for c, f in frames.items() if c in present}, patience=0.0)
-            except RunInterruptedError:  # somebody left meanwhile; the next greeting tells them
+            except RunInterruptedError:  # somebody left meanwhile; the next greeting informs them
                 return {}
         self._step += 1
         requests = _checksum(frames) if self._journal is not None else 0
@@ -226,7 +226,7 @@ class RunTransport:
     def _pause(self, silent: Sequence[str]) -> None:
         """Nothing has happened for a while."""
         if self._polls:
-            if time.monotonic() - self._began > self._turn.seconds:  # whoever does not answer is left out
+            if time.monotonic() - self._began > self._turn.seconds:  # a client that does not answer is left out
                 raise RunInterruptedError(f"no answer of {', '.join(silent)}")
             return
         self._turn.check(self._began, silent, can_go_on=self._journal is not None)

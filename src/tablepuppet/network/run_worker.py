@@ -1,8 +1,8 @@
-"""The process that a run's work is done in: it has no socket, no file and no key, only a pipe to the coordinator.
+"""The process that computes a run: it has no socket, no file and no key, only a pipe to the coordinator.
 
 In: a request. Out: questions to clients, which the coordinator passes on, and in the end an outcome or an error.
-Whatever a client's answer or a user's job does to this process (memory, a crash of a library, an endless loop), it does
-to this one alone. It serves one run after another, so that kernels stay compiled and predictions cached.
+A client's answer or a user's job can harm this process alone (memory, a crash of a library, an endless loop).
+It serves one run after another, so that kernels stay compiled and predictions cached.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Ask(Envelope, frozen=True):
 
     clients: dict[str, int]
     wait: bool
-    accepts: bool = False  # whether the last answers are sound: said with the next question, which they lead to
+    accepts: bool = False  # whether the last answers are sound; sent with the next question
 
 
 class RoundEnded(Envelope, frozen=True):
@@ -256,7 +256,7 @@ def _behave(memory: int) -> None:
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_DATA, (memory, resource.getrlimit(resource.RLIMIT_DATA)[1]))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # what it holds stays in memory
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # its data stay in memory
 
 
 def _serve(pipe: Pipe, begin: Begin, asked: Frame, cache: PredictionCache, memory: int) -> None:
@@ -275,8 +275,8 @@ def _serve(pipe: Pipe, begin: Begin, asked: Frame, cache: PredictionCache, memor
         pipe.send(WorkerFailed(error=type(error).__name__, message=str(error)))
     except MemoryError:
         pipe.send(WorkerFailed(error="TrainingError", message=too_much_memory(memory)))
-    except Exception as error:  # a bug must not stop the service, nor tell anybody about it
-        if isinstance(error, RuntimeError) and "allocate memory" in str(error):  # as torch says it
+    except Exception as error:  # a bug must neither stop the service nor reveal details
+        if isinstance(error, RuntimeError) and "allocate memory" in str(error):  # torch's words
             pipe.send(WorkerFailed(error="TrainingError", message=too_much_memory(memory)))
             return
         log.exception("run %s failed", begin.run)

@@ -162,7 +162,7 @@ class Run:
                 follower.put((news, frames or []))
 
     def end_round(self, number: int, rounds: int, event: Frame) -> None:
-        """Notes how far the run is, and tells those who asked for every round."""
+        """Records how far the run is, and informs those who asked for every round."""
         self.round, self.rounds = number, rounds
         with self._lock:
             for follower, wants_rounds in self._followers:
@@ -187,7 +187,7 @@ class Run:
     # -- on the disk -----------------------------------------------------------------------
 
     def save(self, on_full: Callable[[], bool] = lambda: True, *, waits: bool = True) -> None:
-        """Writes the card, and drops the journal of a run that is over for good; a full disk is waited for, or refused
+        """Writes the card, and drops the journal of a run that is over for good. On a full disk it waits, or refuses
         at once."""
         if self.store is None:
             return

@@ -42,7 +42,7 @@ _HEALTH_SPARE = 16  # descriptors for when no other is left
 class Monitor(ThreadingHTTPServer):
     """A small HTTP server: /health, /status (JSON) and /metrics (Prometheus).
 
-    It answers whoever else is connected: it has descriptors of its own, and the slow and the many are cut off.
+    It answers even if many are connected: it has descriptors of its own, and cuts off slow or excess connections.
     """
 
     daemon_threads = True
@@ -221,7 +221,7 @@ class Server:
         log.info("listening on %s", location)
 
     def close(self) -> None:
-        """Stops the run under way, which resumes another time; says goodbye to everybody; stops listening."""
+        """Stops the run under way, which resumes another time; takes leave of everybody; stops listening."""
         self._is_closing = True
         self.coordinator.close()
         self.switchboard.close("the server stops")

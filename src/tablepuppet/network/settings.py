@@ -105,7 +105,7 @@ class ClientSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     certificate: str | None = None  # certs/NAME.pem
     key: str | None = None  # certs/NAME.key
     state: str | None = None  # state/NAME: checkpoints, log, secret
-    head: str | None = None  # certs/NAME.head: the head of its log, best where whoever may write `state` may not write
+    head: str | None = None  # certs/NAME.head: the head of its log, best where writers of `state` may not write
     policy: str | None = None  # the file with the owner's own rules
     models: str | None = None  # models/NAME: the parts of models that it holds
     secret: str | None = None  # the file with the key that clients share and the server never has

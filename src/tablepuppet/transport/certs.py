@@ -138,7 +138,7 @@ def read_certificate(path: Path) -> x509.Certificate:
 
 
 def sign(key: bytes, challenge: bytes) -> bytes:
-    """Proof that whoever answers a challenge holds this private key."""
+    """Proof that the sender of an answer to a challenge holds this private key."""
     return _load_key(key).sign(challenge, _SIGNATURE)
 
 
@@ -177,7 +177,7 @@ def verify(authority: bytes, certificate: bytes, challenge: bytes, signature: by
 
 
 def warn_of_loose(*paths: Path) -> None:
-    """Says which keys and secrets others on this machine can read."""
+    """Warns of keys and secrets that others on this machine can read."""
     for path in paths:
         try:
             mode = path.stat().st_mode & 0o077
@@ -188,7 +188,7 @@ def warn_of_loose(*paths: Path) -> None:
 
 
 def check_own(authority: Path, certificate: Path, key: Path) -> None:
-    """Refuses files that do not fit together; a server would only hang up."""
+    """Refuses files that do not match each other; a server would only hang up."""
     own = read_certificate(certificate)
     ask = f"ask whoever keeps the authority for another (tablepuppet certs renew {certificate.stem})"
     if not _is_issued_by(own, authority):

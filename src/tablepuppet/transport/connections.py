@@ -37,7 +37,7 @@ from tablepuppet.transport import certs
 from tablepuppet.transport.envelopes import PIECE, Assembler, Envelope, Heartbeat, Parcel, pack
 
 OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
-_REVOKED_PERIOD = 2.0  # seconds between two looks at the list of revoked certificates
+_REVOKED_PERIOD = 2.0  # seconds between two reads of the list of revoked certificates
 _BEAT = b"H"
 _LARGEST_PIECE = 2 * PIECE + 1024
 
@@ -140,9 +140,9 @@ def peer_of(said: str) -> Peer | None:
 
 
 class OpenSockets:
-    """The TCP connections of one port of this process. Looking at them takes no free descriptor: a flood leaves none.
+    """The TCP connections of one port of this process. Listing them takes no free descriptor: a flood leaves none.
 
-    Each is looked at through a descriptor of our own, so that nobody closes it, or reuses its number, meanwhile.
+    Each is read through a descriptor of our own, so that nobody closes it, or reuses its number, meanwhile.
     """
 
     def __init__(self, port: int) -> None:
@@ -166,7 +166,7 @@ class OpenSockets:
             os.dup2(self._nothing, self._place, inheritable=False)
 
     def cut(self, who: Set[Peer]) -> None:
-        """Ends the connections of these peers; whoever reads from them notices."""
+        """Ends the connections of these peers; their readers notice."""
         for peer, held in self:
             if peer in who:
                 with suppress(OSError):
@@ -206,7 +206,7 @@ def _peer_on(held: socket.socket, port: int) -> Peer | None:
 
 
 def _has_spoken(held: socket.socket) -> bool:
-    """Whether any byte has come; True where the system does not say."""
+    """Whether any byte has come; True where the system does not report it."""
     try:
         info = held.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED + 8)
     except (OSError, AttributeError):
@@ -223,7 +223,7 @@ class Limits:
 
     silent: float = 3.0  # seconds without a byte
     greeting: float = 10.0  # seconds with bytes, and no greeting
-    period: float = 0.1  # seconds between two looks
+    period: float = 0.1  # seconds between two checks
     per_address: int = 128
     all: int = 512  # or half of the descriptors, if that is less
 
@@ -266,7 +266,7 @@ class Guest:
 
 
 class Watch:
-    """Looks at the connections of one port again and again, until it is ended."""
+    """Checks the connections of one port again and again, until it is ended."""
 
     def __init__(self, port: int, revoked: Path | None, limits: Limits | None = None) -> None:
         given = limits or Limits()

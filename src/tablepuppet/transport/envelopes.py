@@ -37,7 +37,7 @@ from tablepuppet.protocol.codec import Frame
 from tablepuppet.protocol.merkle import TreeHead
 
 PIECE = 1 << 20
-LIMIT = 1 << 34  # bytes of one parcel, unless the federation says otherwise
+LIMIT = 1 << 34  # bytes of one parcel, unless the federation sets another limit
 _LONGEST_LABEL = 1 << 20
 _MOST_BUFFERS = 1 << 17
 _LEAST = 1 << 12  # bytes of a label, whatever the limit
@@ -46,7 +46,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True, kw_only=True):
-    """Base of what may lie beside frames in a parcel."""
+    """Base of all envelopes in a parcel."""
 
 
 class _Label(msgspec.Struct, frozen=True, array_like=True):
@@ -95,7 +95,7 @@ class NoRoomError(TransportError):
 
 
 class Room:
-    """Bytes that all parcels on their way in may take together; any thread may ask."""
+    """Bytes that all incoming parcels may take in total; any thread may ask."""
 
     def __init__(self, size: int) -> None:
         self._left = size
@@ -113,7 +113,7 @@ class Room:
 
 
 class Assembler:
-    """Puts pieces together again, one parcel after another."""
+    """Joins pieces again, one parcel after another."""
 
     def __init__(self, types: Any, limit: int = LIMIT, room: Room | None = None) -> None:
         self._decoder = _decoder(types)
@@ -177,7 +177,7 @@ class Assembler:
             self._rest, content = self._rest[size:], content[size:]
 
     def drop(self) -> None:
-        """Lets go of a parcel that will not come to its end."""
+        """Drops an incomplete parcel."""
         if self._room is not None and self._taken:
             self._room.give(self._taken)
         self._taken = 0
@@ -215,7 +215,7 @@ class Hello(Envelope, frozen=True):
 
 
 class Welcome(Envelope, frozen=True):
-    """You may stay: say something every `heartbeat` seconds. Forget all runs but these."""
+    """You may stay: send something every `heartbeat` seconds. Forget all runs but these."""
 
     heartbeat: Annotated[float, msgspec.Meta(ge=0.01, le=3600)]
     limit: Annotated[int, msgspec.Meta(ge=0)]
@@ -236,7 +236,7 @@ class Goodbye(Envelope, frozen=True):
 
 
 class Heartbeat(Envelope, frozen=True):
-    """I am alive; `note` says what I am busy with, or why I wait."""
+    """I am alive; `note`: my work, or why I wait."""
 
     note: str = ""
 

@@ -49,7 +49,7 @@ class Identity:
     key: Path
 
     def check(self) -> None:
-        """Fails where the three do not fit together."""
+        """Fails where the three do not match each other."""
         certs.check_own(self.authority, self.certificate, self.key)
         certs.warn_of_loose(self.key)
 
@@ -76,7 +76,7 @@ class ListenerSettings:
     roles: dict[str, e.Role]  # by party name
     welcome: Callable[[], e.Welcome]
     serve: Callable[[str, e.Role, Stream], None]
-    types: Any  # what they may send
+    types: Any  # the envelopes that they may send
     limit: int = LIMIT
     revoked: Path | None = None
     room: Room | None = None  # for all that is on its way in
@@ -147,7 +147,7 @@ class Listener(flight.FlightServerBase):  # type: ignore[misc]
             reason = str(error)
             if isinstance(error, TablePuppetError):
                 log.warning("%s %s: %s", "closed the connection of" if guest.is_greeted else "refused", who, error)
-            else:  # a bug must not stop the service, nor tell anybody about it
+            else:  # a bug must neither stop the service nor reveal details
                 log.exception("the connection of %s failed", who)
                 reason = f"internal error ({type(error).__name__}); see the server's log"
             last: Envelope = e.Goodbye(reason=reason) if guest.is_greeted else e.Refused(reason=reason)
@@ -216,7 +216,7 @@ class Connection:
         else:
             authority, certificate, key = party.identity.read()
             options = {"tls_root_certs": authority, "cert_chain": certificate, "private_key": key}
-        # keepalive notices a dead peer even while nothing is to be said
+        # keepalive notices a dead peer even on an idle connection
         keepalive = [("grpc.keepalive_time_ms", 20_000), ("grpc.keepalive_timeout_ms", 20_000)]
         self._client = flight.FlightClient(address, generic_options=keepalive, **options)
         try:

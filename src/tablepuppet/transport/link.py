@@ -42,8 +42,8 @@ _OURS = (errors.RunInterruptedError, errors.DisconnectedError, errors.ApprovalEr
 class Transport(Protocol):
     """Carries frames to clients by name, all at once, and returns their answers in order.
 
-    A client that is away is waited for; with `wait=False` it is left out of the answers. Once the answers of a round
-    were found to be sound, `accept` says so: only then may they be kept.
+    It waits for a client that is away; with `wait=False` it leaves the client out. `accept` confirms that
+    the answers of a round are sound: only then may they be kept.
     """
 
     def exchange(self, frames: Mapping[str, Sequence[Frame]], *, wait: bool = True) -> dict[str, list[Frame]]: ...
@@ -191,7 +191,7 @@ class AnswerChecks:
             self._commit(client, requests[client], down[client], up[client], given)
 
     def close(self, job: str) -> None:
-        """The job is over, and what clients said in it binds nobody any more."""
+        """The job is over: clients' earlier answers in it bind nobody any more."""
         for known in self._known.values():
             known.close(job)
         self._digests.clear()

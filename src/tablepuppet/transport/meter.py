@@ -1,4 +1,4 @@
-"""The meter: every traffic figure comes from here and from nowhere else.
+"""The meter: all numbers about traffic come from here.
 
 In: the frames of each round. Out: `Traffic`, a frozen account of rounds and bytes, whose
 `seconds` on a network is Σ over rounds of latency + bytes of the slowest path / bandwidth
@@ -63,7 +63,7 @@ class Round:
 
 
 class DisclosureKey(NamedTuple):
-    """A disclosure about rows to another party: by or to which client, of which scan or part."""
+    """A disclosure about rows to another party: the client that sends or receives it, and the scan or part."""
 
     client: str
     subject: str  # "scan 0", "part 2"
@@ -100,7 +100,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Traffic(Account):
-    """The training rounds of a run; what came before and beside them is apart, in full.
+    """The training rounds of a run; traffic before and outside them is separate, in full.
 
     `setup`: schemas, keys, labels, statistics. `evaluation`: predictions for test rows.
     """
@@ -171,7 +171,7 @@ def add_accounts(*accounts: Mapping[Any, int]) -> dict[Any, int]:
 
 
 class Meter:
-    """Counts the frames that pass, and what they disclose."""
+    """Counts the frames that pass, and their disclosures."""
 
     def __init__(self) -> None:
         self._counts: dict[Phase, _Count] = {"setup": _Count(), "training": _Count(), "evaluation": _Count()}
@@ -223,7 +223,7 @@ class _Count:
         self.rounds: list[Round] = []
 
     def add(self, client: str, request: Message, message: Message, frame: Frame, to: Receiver) -> int:
-        """Counts a message, and what it discloses of the part or scan that the request names; its size in bytes."""
+        """Counts a message, and its disclosures about the part or scan that the request names; its size in bytes."""
         payload = frame.payload
         size = payload + len(frame.header)
         self.bytes[to] += size

@@ -66,7 +66,7 @@ class _Line:
         return self.outbox.qsize() > _MOST_UNREAD
 
     def drain(self) -> None:
-        """Lets go of what waits."""
+        """Drops the parcels that wait."""
         with suppress(queue.Empty):
             while True:
                 self.outbox.get_nowait()
@@ -94,7 +94,7 @@ class _Asked:
     frames: Sequence[Frame]
     asked: float
     reply: list[Frame] | None = None
-    wrong: str = ""  # with what it sent instead
+    wrong: str = ""  # the fault of an answer that was refused
 
 
 class Switchboard:
@@ -275,7 +275,7 @@ class Switchboard:
                 rules.on_waiting({c: rules.patience - s for c, s in away.items()})
             self._changed.wait(pause)
             now = time.monotonic()
-            if now - paused >= pause:  # whoever comes and goes meanwhile wakes us, too
+            if now - paused >= pause:  # clients that come or leave meanwhile wake us, too
                 paused = now
                 rules.on_pause([client for client in replies if self._asked[client].reply is None])
 
@@ -299,14 +299,14 @@ class Switchboard:
         return client in self._asked and self._asked[client].reply is None
 
     def forget(self, run: str) -> None:
-        """Tells everybody that a run is over for good."""
+        """Informs all clients that a run is over for good."""
         with self._changed:
             for line in self._lines.values():
                 if not line.is_stuck:
                     line.outbox.put((Forget(run=run), ()))
 
     def close(self, reason: str) -> None:
-        """Says goodbye to everybody; runs under way are interrupted."""
+        """Takes leave of everybody; runs under way are interrupted."""
         with self._changed:
             self._is_closed = True
             for line in self._lines.values():

@@ -97,7 +97,7 @@ if not TYPE_CHECKING:
             found = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
         elif not name[:1].isupper() or (found := _options().get(name)) is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        globals()[name] = found  # the next look-up does not come here
+        globals()[name] = found  # found directly next time
         return found
 
     def _options():

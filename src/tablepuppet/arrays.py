@@ -1,4 +1,4 @@
-"""The arrays that are passed around, by what they hold; imports nothing of ours."""
+"""The types of our arrays, by content; imports nothing of ours."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def floats(array: NDArray[Any]) -> Array:
 
 
 def effective_rows(weights: NDArray[Any]) -> float:
-    """(Σw)² / Σw²: how many rows of equal weight tell as little of a single one. n alike are n, one heavy row is one.
+    """(Σw)² / Σw²: the number of rows of equal weight that reveal as little of one row. n alike are n, a heavy one 1.
 
     >>> effective_rows(np.array([2, 2, 2])), round(effective_rows(np.array([1000, 1000, 1, 1])), 2)
     (3.0, 2.0)
@@ -50,7 +50,7 @@ def effective_by_code(codes: NDArray[Any], weights: NDArray[Any], size: int) -> 
 
 
 def pieces(size: int, step: int = ROWS_IN_CACHE) -> Iterator[slice]:
-    """Views of a long array that stay in the cache: what NumPy makes of one on the way is as short."""
+    """Slices of a long array that fit in the cache: NumPy's temporaries are as short."""
     return (slice(start, min(start + step, size)) for start in range(0, size, step))
 
 

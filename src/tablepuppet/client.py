@@ -91,7 +91,7 @@ class Client(ClientState):
         self.log.write("refused", job, "" if agreed is None else agreed.hash, detail)
 
     def _log_told(self, message: Any, answer: Message) -> None:
-        """Counts what leaves; the counts are a line of the log when the job is closed."""
+        """Counts disclosures; the counts are a line of the log when the job is closed."""
         job = getattr(message, "job", "")
         if isinstance(message, CloseJob):
             told = self.told.pop(job, None)

@@ -1,7 +1,7 @@
-"""A bound query and a job → what each owner is asked to agree to.
+"""A bound query and a job → the contract of each owner.
 
-In: which expressions of which scans the query reads, and for what; the job's algorithm and privacy. Out: a `Contract`
-for each client, over its own scans and blocks alone. Whatever a client is asked later must be in it.
+In: the expressions of each scan that the query reads, with their roles; the job's algorithm and privacy. Out: a
+`Contract` for each client, over its own scans and blocks alone. Every later request to a client must be in it.
 """
 
 from __future__ import annotations
@@ -393,8 +393,8 @@ def _disclosures(contract: Contract) -> tuple[Disclosure, ...]:
 
 
 def agree(contracts: Mapping[str, Contract], link: Link, job: str) -> Rounding:
-    """Proposes; a refusal is the owner's own sentence, and a job that waits says for whom. Out: how figures that the
-    asker is shown are rounded, and what it has left of an analyst budget."""
+    """Proposes. A refusal is the owner's own sentence; a job that waits names the person. Out: how metrics are rounded
+    for the asker, and the rest of its analyst budget."""
     signed = link.sign(contracts)
     asked = {c: [ProposeContract(job=job, contract=own, signature=signed.get(c))] for c, own in contracts.items()}
     answers = link.ask(asked)

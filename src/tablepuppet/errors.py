@@ -14,7 +14,7 @@
     │   └── RunInterruptedError  a run stopped, and can be resumed from its checkpoint
     └── ModelError        a saved model cannot be read or does not fit
 
-A message says what is wrong, what was found and what to do next. It never holds a
+A message states the fault, the finding and the next step. It never holds a
 row's value, a key, a label or a secret.
 """
 

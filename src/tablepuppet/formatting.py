@@ -1,7 +1,7 @@
-"""How figures are written for people, in explain, reports and on the command line: sizes, times, numbers, columns.
+"""Formats for people, in explain, reports and on the command line: sizes, times, numbers, columns.
 
-And text of somebody else, made safe to show: no control character reaches a terminal or a log. And HTML that a notebook
-shows: small fragments, without script and without style sheets of their own, in which all text is escaped.
+Also makes foreign text safe to show: no control character reaches a terminal or a log. Also HTML for
+notebooks: small fragments, without script and without style sheets of their own, in which all text is escaped.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def seconds(value: float) -> str:
 
 
 def tick_text(value: float) -> str:
-    """A number beside an axis; one of four digits may be a year.
+    """A number on an axis; one of four digits may be a year.
 
     >>> tick_text(0.9), tick_text(1990.0), tick_text(20000.0), tick_text(1e-06)
     ('0.9', '1990', '20,000', '1e-06')
@@ -112,7 +112,7 @@ def groups(titles: Sequence[str], tables: Sequence[Sequence[Sequence[str]]], ind
     return [(indent + " │ ".join(line)).rstrip() for line in zip(*made, strict=True)]
 
 
-LONGEST_FAILURE = 1000  # characters of what somebody else says went wrong
+LONGEST_FAILURE = 1000  # characters of another party's error message
 _HIDDEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")  # controls, formats (writing direction among them), line separators
 _JOINERS = "\u200c\u200d"  # inside words and emoji
 

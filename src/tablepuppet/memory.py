@@ -1,8 +1,8 @@
-"""How much memory this process may take: the machine's, or less where its container has a limit.
+"""The memory that this process may take: the machine's, or less where its container has a limit.
 
 Files that are merely cached count as free. Limits are those of control groups, version 2 or 1, and of `ulimit`.
 
-And how freed memory goes back. By its own rules glibc keeps long arrays, once for every thread, and gives the few
+Freed memory: by its own rules glibc keeps long arrays, once for every thread, and gives the few
 hundred kilobytes of a shard back after every step. Fixed thresholds do the opposite: long arrays return to the system
 at once, shards stay, and so do vectors over a table of a million rows (docs/decisions/measurements.md). They hold for
 the whole process: only those of the service set them (`serve`, `join`, a run's worker), never a user's own.
@@ -136,7 +136,7 @@ class _Heap(ctypes.Structure):
 
 
 def _unused_bytes() -> int:
-    """Bytes that were freed and not returned; as if all were, where glibc is too old to say."""
+    """Bytes that were freed and not returned; the memory limit, where glibc is too old to report them."""
     ask = _of_glibc("mallinfo2")
     if ask is None:
         return memory_limit()

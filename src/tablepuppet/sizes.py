@@ -1,4 +1,4 @@
-"""How much is worked on at a time: one place for the sizes of chunks, each named for what it bounds.
+"""The sizes of chunks of work: one place for all, each named for the quantity that it bounds.
 
 Sums are added up chunk by chunk: another size may change the last bits of a result. Imports nothing of ours.
 """
@@ -15,10 +15,10 @@ MATRICES_IN_CACHE = 1 << 12  # K × K matrices of als
 
 # So many that memory does not grow with the tables.
 JOINED_ROWS_PER_SHARD = 1 << 16  # a step of a walk
-JOINED_ROWS_PER_SORT = 1 << 23  # what DuckDB sorts, about
+JOINED_ROWS_PER_SORT = 1 << 23  # that DuckDB sorts, about
 ROWS_PER_ARROW_BATCH = 1 << 18
 ROWS_PER_NETWORK_PASS = 1 << 15
-NUMBERS_PER_ROW_GRADIENTS = 1 << 22  # a gradient for each row, of which each is clipped
+NUMBERS_PER_ROW_GRADIENTS = 1 << 22  # a gradient for each row, each of them clipped
 NUMBERS_PER_TRIANGLES = 1 << 20  # second moments of a shard's rows
 VALUES_PER_SORTED_PIECE = 1 << 17  # values in ascending order, for curves
 VALUES_PER_CLUSTER_SORT = 1 << 20  # the same of a cluster

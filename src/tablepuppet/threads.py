@@ -66,9 +66,9 @@ class Pool:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="tablepuppet-joined")
 
     def map(self, function: Callable[[Item], Result], items: Iterable[Item], ahead: int = 0) -> Iterator[Result]:
-        """The function's result for each item, in order; whoever takes a result works while other threads do.
+        """The function's result for each item, in order; the caller works while other threads do.
 
-        `ahead`: small results that may lie about, so that no thread waits until one of them was taken.
+        `ahead`: small results that may pile up, so that no thread waits until one of them was taken.
         """
         begun: deque[Future[Result]] = deque()
         try:

@@ -128,13 +128,13 @@ def _with_heads(found: Result | SearchResult, link: Link) -> Any:
 def explain(job: Job, tables: Tables, link: Link, job_id: str | None = None) -> Plan:
     """The plan of a training run, and its cost."""
     if job.probe:
-        probe_job(job)  # what it refuses is refused before anything is read
+        probe_job(job)  # refuses before anything is read
     with _session(tables, link, job_id) as session, at_work(job.engine) as cluster:
         prepared = prepare_job(job, session, "explain", cluster)
         plan = prepared.plan
         if prepared.noise is not None:
             plan = replace(plan, notes=prepared.noise.lines())
-        _ = plan.private  # what training would refuse is refused here
+        _ = plan.private  # refuses here whatever training would
         own = own_model(job.model.spec)
         if own is not None:
             own.check_exposure(plan.shape, plan.job)
@@ -159,7 +159,7 @@ def _gains(plan: Plan, tables: Tables, link: Link) -> tuple[Gain, ...]:
 
 
 def profile(query: str, label: str | None, privacy: dict[str, Any], tables: Tables, link: Link) -> Profile:
-    """How the keys of a query's tables meet; `privacy`: as what they leave."""
+    """How the keys of a query's tables match; `privacy`: the form in which they leave."""
     asked = privacy_of(privacy)
     with _session(tables, link) as session:
         bound = bind(read_query(query, tables, link), label=label, tables=tables, link=link, job=session.job_id)
@@ -190,7 +190,7 @@ def predict(
 ) -> pa.Table:
     """A model's predictions on a query's rows; missing="zero": mean contributions stand for owners that are away.
 
-    `cache`: what answers repeated requests by key.
+    `cache`: answers repeated requests by key.
     """
     if missing not in ("error", "zero"):
         raise JobError(f'missing must be "error" or "zero", not {missing!r}')
@@ -268,7 +268,7 @@ def importance(
 
 
 def _round_for(prepared: Prepared, model: Model) -> RoundedResults | None:
-    """How figures of a model are shown to whoever asked for them; None: as they are."""
+    """How metrics of a model are rounded for the asker; None: as they are."""
     return RoundedResults.of(prepared.rounding, prepared.mapping, model.loss)
 
 
@@ -297,7 +297,7 @@ def partial_dependence(
 
 
 def _most_frequent(model: Model, job: Job, tables: Tables, link: Link, given: Varied) -> tuple[Any, ...]:
-    """The categories of a feature that most rows have, as statistics tell them: as many as were chosen by name."""
+    """The categories of a feature that most rows have, by statistics: as many as were chosen by name."""
     asked = job.replace(max_categories=len(given.values))
     with _session(tables, link) as session:
         mapping = map_features(asked, session, "explain", Measurement((model,), RowSelection.of("all", (model,))))

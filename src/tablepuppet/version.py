@@ -1,3 +1,3 @@
-"""The version, for whoever must not import all of tablepuppet to know it."""
+"""The version, for code that must not import all of tablepuppet."""
 
 __version__ = "0.1.0"

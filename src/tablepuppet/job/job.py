@@ -1,4 +1,4 @@
-"""Job: everything a training run is a function of, besides the data.
+"""Job: all inputs of a training run but the data.
 
 `Engine`: where the work over joined rows is done, in threads of this process or on a Ray cluster.
 """
@@ -119,7 +119,7 @@ class JobData(_Part, frozen=True):
 class JobModel(_Part, frozen=True):
     """The model of every block, the head over them, the loss and the penalties."""
 
-    name: str = "auto"  # auto: what fits the label
+    name: str = "auto"  # auto: by the kind of label
     loss: str | None = None  # None: by the model's name or the label
     loss_options: dict[str, float] = {}  # as the loss declares: delta of huber, quantile
     # For all tables, or by table (or alias); others have the usual one; factor heads: 1e-8; sums: 1 / joined rows.
@@ -133,11 +133,11 @@ class JobModel(_Part, frozen=True):
     dropout: float = 0.0
     dtype: Dtype = "float32"  # of a neural model's arithmetic
     module: str = ""  # name="module": the name under which clients know its builder
-    head: HeadKind = "sum"  # how scores come from what tables say (docs/heads.md)
+    head: HeadKind = "sum"  # how scores come from the tables' predictions (docs/heads.md)
     rank: int | None = None  # of head="factor": the length of vectors; None: 16
     widths: int | tuple[int, ...] | None = None  # of a network head: numbers from each table; None: 16
     head_hidden: tuple[int, ...] | None = None  # layers of head="mlp"; None: (64, 32)
-    shrinkage: float | None = None  # of a head: λ of ½ λ ‖h‖² per joined row; None: as docs/heads.md says
+    shrinkage: float | None = None  # of a head: λ of ½ λ ‖h‖² per joined row; None: as in docs/heads.md
     head_module: str = ""  # head="module": the name under which the server knows it
 
     @property
@@ -190,7 +190,7 @@ class JobSplit(_Part, frozen=True):
 
 
 class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One training job: what to train on, what to train, which rows to hold out, what to hide; and how to train it.
+    """One training job: its data, its model, the rows to hold out, its privacy, and how to train it.
 
     Python, TOML and the command line give all of that under flat names: ARGUMENTS has the place of each.
     """
@@ -205,15 +205,15 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     epochs_by_rows: bool = False  # whether the user left them open: fewer are enough where each has many batches
     batch_size: BatchSize = "auto"  # joined rows, of algorithms with batches; auto: from how many there are, None: all
     patience: int | None = None  # epochs without a better validation loss; None: train to the end
-    min_delta: float = 0.0  # what counts as better
-    monitor: str = "loss"  # the validation figure that patience watches
+    min_delta: float = 0.0  # the least improvement that counts
+    monitor: str = "loss"  # the validation metric that patience watches
     seed: int = 0
     wire: Wire = "float64"
     engine: Engine = Local()  # where joined rows lie and are walked over
     release: bool = True  # False: every owner keeps the trained parameters of its own block
     warm_start: GrownTrees | None = None  # boosted trees that more are added to
     start: dict[str, dict[str, list[float]]] = {}  # weights to begin with on the original scale, by feature and unit
-    probe: bool = False  # explain: train a sum for it first, and say which model would gain from what it leaves
+    probe: bool = False  # explain: train a sum first, and estimate which model would gain on its residuals
     search: Search | None = None  # cross-validation of several settings, instead of one model
 
     def get(self, argument: str) -> Any:
@@ -256,7 +256,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         return self.replace(epochs=epochs, epochs_by_rows=False)
 
     def with_penalty(self, rows: int) -> Job:
-        """The same, with the l2 of a sum over so many joined rows where the user left that open; a search's folds
+        """The same, with the l2 of a sum over so many joined rows, unless the user set it; a search's folds
         differ in their rows."""
         if self.search is not None or not (self.model.is_sum and self.model.l2_by_rows):
             return self
@@ -282,7 +282,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     @property
     def options_for_run(self) -> AlgorithmOptions:
-        """The options, with nothing left in them that looks at exact predictions beside noisy steps."""
+        """The options; in a private run, without those that read exact predictions."""
         return self.options.for_private_run() if self.is_private else self.options
 
     @property

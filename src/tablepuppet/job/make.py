@@ -134,7 +134,7 @@ def _choose_defaults(job: Job, *, has_epochs: bool, has_l2: bool) -> Job:
         return job
     if traits.is_sum:
         # Private jobs keep a number: noise is sized by it before any row is counted, and a model by a penalty of 1/N
-        # would say how many rows there are.
+        # would reveal how many rows there are.
         is_noisy = job.is_private or job.privacy.label is not None
         return job if is_noisy else job.replace(l2=0.0, l2_by_rows=traits.l2_by_rows)
     is_open = job.model.shrinkage is None and job.chooses_steps
@@ -145,7 +145,7 @@ def _choose_defaults(job: Job, *, has_epochs: bool, has_l2: bool) -> Job:
 
 
 def probe_job(job: Job) -> Job:
-    """A sum of the same tables, trained for a few rounds to see what it leaves; no owner releases anything of it."""
+    """A sum of the same tables, trained for a few rounds to measure its residuals; no owner releases anything of it."""
     if job.is_private or job.privacy.label is not None:
         raise JobError("probe looks at what a sum leaves of exact labels and features; leave it out of private jobs")
     if job.model.loss_class is not None and not job.model.loss_class.is_smooth:

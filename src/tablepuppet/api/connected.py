@@ -65,7 +65,7 @@ class ConnectedFederation(Federation):
         return cast(Result, self._coordinator.wait(run, on_round=on_round))
 
     def close(self) -> None:
-        """Nothing to end: the coordinator and its clients go on."""
+        """Does nothing: the coordinator and its clients keep running."""
 
     def _explain(self, job: Job) -> Plan:
         return cast(Plan, self._coordinator.do("explain", job))

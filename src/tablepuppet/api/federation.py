@@ -1,4 +1,4 @@
-"""Federation: tables by name, each with one or several owners, and what can be asked of them."""
+"""Federation: tables by name, each with one or several owners, and the verbs to train and predict."""
 
 from __future__ import annotations
 
@@ -415,7 +415,7 @@ class Federation(ModelVerbs):
         self.close()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NoReturn:
-        """No array: whatever cuts arrays into folds, as `cross_val_score` does, learns here what to do instead."""
+        """Refuses: a function that cuts arrays into folds, such as `cross_val_score`, gets an alternative."""
         raise JobError(
             "a federation is not an array: its tables stay with their owners, so scikit-learn's cross_val_score, "
             "GridSearchCV and the like cannot cut it into folds. tp.cross_validate(federation, query, label=…) and "

@@ -7,7 +7,7 @@ In: which table, by which key and time, until which moment. Out: text that a per
       FROM results past WHERE past.driver_id = t.driver_id AND past.date < t.ts
     ) results_history ON true
 
-sql/history.py says how such a query is federated, docs/history.md what it discloses.
+sql/history.py describes how such a query is federated; docs/history.md lists its disclosures.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class ModelVerbs(ABC):
-    """The verbs of a federation that take a trained model; who carries the questions, its heirs say."""
+    """The verbs of a federation that take a trained model; subclasses carry the questions to the owners."""
 
     @abstractmethod
     def _predict(self, model: Model, query: str, **options: Any) -> pa.Table:

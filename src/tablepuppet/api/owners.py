@@ -84,7 +84,7 @@ def add_partitions(owners: Owners, by: Mapping[str, Sequence[str]]) -> Owners:
 
 
 def _together(owners: Owners, together: Mapping[str, Sequence[str]]) -> Owners:
-    """The tables that owners hold together; of a table with several sources, each has one, in their order."""
+    """Each owner's tables; of a table with several sources, each owner has one, in their order."""
     found: Owners = {}
     for table, clients in owners.items():
         holders = tuple(owner for owner, held in together.items() if table in held)

@@ -1,1 +1,1 @@
-"""The command line: one file per command, put together in main.py."""
+"""The command line: one file per command, assembled in main.py."""

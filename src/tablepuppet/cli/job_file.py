@@ -64,7 +64,7 @@ class JobFile:
 
 
 def read_job(path: Path, *, needs_label: bool = True) -> JobFile:
-    """Reads a job file; whatever is wrong with it is one clear error. A saved model knows its label itself."""
+    """Reads a job file; any mistake in it is one clear error. A saved model knows its label itself."""
     given = read_toml(path)
     _check_names(path, given)
     query = _query(path, given)

@@ -6,7 +6,7 @@
     3  compare, drift: the second model is worse, or the rows have drifted
     130  interrupted from the keyboard
 
-A new command is a function in one of the files beside this one and one line in `make_app`. It raises TablePuppetError
+A new command is a function in one of the files of this folder and one line in `make_app`. It raises TablePuppetError
 like any other code; it never prints an error and never chooses an exit code.
 
 Libraries are loaded inside `main`: `--version` needs none, and whoever interrupts the loading gets a message, too.
@@ -96,7 +96,7 @@ def _run(given: list[str]) -> int:
 
 
 def make_app() -> typer.Typer:
-    """The commands, put together, in the order of the help."""
+    """All commands, in the order of the help."""
     import typer
 
     from tablepuppet.cli import certs, models, processes, report, train

@@ -1,7 +1,7 @@
 """Commands that take a saved model: predict, evaluate, export, importance, dependence, compare and drift.
 
 compare and drift are for cron: is the new model worse, are the rows still those it was trained on? Both end with code 3
-where they find what they look for, so that a script can retrain, or keep the old model.
+if it is worse or the rows have drifted, so that a script can retrain, or keep the old model.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def dependence(
     for name, curve in found.items():
         title = f"{name}, on {curve.attrs['about']}"
         screen.show(table(*curve.columns, title=title, rows=curve.itertuples(index=False)))
-    screen.show_json(lambda: {"dependence": to_builtins(dependence_of(found))})  # each curve says which rows
+    screen.show_json(lambda: {"dependence": to_builtins(dependence_of(found))})  # each curve names its rows
 
 
 FOUND = 3  # exit code

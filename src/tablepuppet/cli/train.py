@@ -88,7 +88,7 @@ def train(
 def show_result(
     screen: Screen, result: Result, save: Path | None = None, report: Path | None = None, plan: str = ""
 ) -> None:
-    """Metrics on every side of the split, and what training took; the model and the report are written."""
+    """Shows metrics on every side of the split and the cost of training; writes the model and the report."""
     if save is not None:  # before anything is shown: standard output may fail, and the model must not be lost with it
         result.save(save)
     if plan:

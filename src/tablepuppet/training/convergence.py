@@ -1,7 +1,7 @@
-"""When a run stops early, and what its figures say: has it converged, is it better than a constant, and how to go on.
+"""When a run stops early, and a verdict on it: has it converged, does it beat a constant, and what to do next?
 
 In: the plan with its labels, the history and the metrics of a run. Out: a Verdict: a flag, and a sentence for each
-thing that is amiss. Nothing here asks a client, or walks over joined rows: the best constant follows from the labels.
+problem. Nothing here asks a client, or walks over joined rows: the best constant follows from the labels.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _CONSTANT = (
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a run has converged, and what its user should know."""
+    """Whether a run has converged, and notes for its user."""
 
     converged: bool
     notes: tuple[str, ...] = ()
@@ -60,7 +60,7 @@ def judge(
     *,
     is_settled: bool,
 ) -> Verdict:
-    """The verdict on a run; `is_settled`: what its algorithm says of its own end."""
+    """The verdict on a run; `is_settled`: whether its algorithm reports the end."""
     plan, train = prepared.plan, prepared.mapping.train
     seen = seen_labels(train, train.weights)
     different = seen[0] if train.weights is None else seen_labels(train, None)[0]
@@ -252,7 +252,7 @@ def find_copy(result: Result) -> list[str]:
 
 @dataclass(slots=True, eq=False)
 class Patience:
-    """Watches one figure; `epochs` of them without one that is better by `min_delta` are enough."""
+    """Watches one metric; `epochs` epochs without an improvement by `min_delta` are enough."""
 
     monitor: str
     epochs: int

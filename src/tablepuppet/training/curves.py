@@ -35,7 +35,7 @@ _NONE = (1.0, 0.0, 0.0)  # the point of a curve at which no row is predicted to 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Grid:
-    """Even steps in which numbers are counted; what lies outside counts in the first or the last."""
+    """Even steps in which numbers are counted; a number outside counts in the first or the last."""
 
     middle: float
     reach: float  # from the middle to either end

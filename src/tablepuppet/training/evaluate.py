@@ -209,7 +209,7 @@ def compare(first: Scored, second: Scored, measured: MeasuredRows) -> Comparison
 
 
 def likely_error(standard_error: float, witnesses: int) -> float:
-    """Half of a 95 % interval: Student's t of so many witnesses, by the first terms of its expansion.
+    """Half of a 95 % interval: Student's t for this many witnesses, by the first terms of its expansion.
 
     >>> round(likely_error(1.0, 1_000_000), 2), round(likely_error(1.0, 10), 2), likely_error(1.0, 1)
     (1.96, 2.26, inf)

@@ -58,7 +58,7 @@ class Inspection:
     rows: MeasuredRows
 
     def frame(self) -> pd.DataFrame:
-        """The table; its `attrs` say which rows it is about."""
+        """The table; its `attrs` name the rows that it is about."""
         import pandas as pd  # not to be loaded with every run
 
         frame = pd.DataFrame(self.table)
@@ -224,7 +224,7 @@ class Drift:
     joins: tuple[JoinDrift, ...]
 
     def found(self, *, shift: float = 0.25, spread: float = 2.0, matched: float = 0.05) -> list[str]:
-        """What has drifted: a mean by so many standard deviations, a spread by a factor, matches by a share of rows."""
+        """All drift: a mean by so many standard deviations, a spread by a factor, matches by a share of rows."""
         said = []
         for f in self.features:
             if abs(f.shift) > shift:
@@ -262,7 +262,7 @@ class Drift:
 
 
 def measure_drift(model: Model, encoders: Sequence[Sequence[Encoder]], mapping: MappingSummary) -> Drift:
-    """The model's encoders beside those that its query would get now."""
+    """The model's encoders compared with those that its query would get now."""
     require_ability(model.spec, "drift")
     then = {(b.name, f): (b.table, e) for b in model.blocks for f, e in zip(b.features, b.encoders, strict=False)}
     features = []

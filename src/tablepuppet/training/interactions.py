@@ -53,7 +53,7 @@ class Interaction:
     """Two blocks, and the share of the sum's residual that they explain on rows held back."""
 
     blocks: tuple[int, int]
-    cells: float  # by bins of what both say
+    cells: float  # by bins of both scores
     vectors: float  # by a number for each row of both: factors
 
     @property
@@ -62,14 +62,14 @@ class Interaction:
 
 
 def probe(joined: Any, h: Sequence[Array], intercept: Array, loss: Loss, seed: int) -> Interaction | None:
-    """The pair of blocks that says most together; None: none says much, or there are too few rows to tell."""
+    """The pair of blocks that explains most; None: none explains much, or there are too few rows."""
     found = explain_pairs(joined, h, intercept, loss, seed)
     best = max(found, key=lambda one: one.share, default=None)
     return best if best is not None and best.share >= _LEAST else None
 
 
 def explain_pairs(joined: Any, h: Sequence[Array], intercept: Array, loss: Loss, seed: int) -> list[Interaction]:
-    """What pairs of blocks explain; none: there are too few rows to tell, or several classes."""
+    """The interactions of pairs of blocks; none if there are too few rows, or several classes."""
     if joined.rows < _FEWEST or len(h) < 2 or loss.outputs > 1:
         return []
     chosen = _draw_rows(joined.rows, seed)
@@ -155,7 +155,7 @@ def compare_with_sum(
 
 
 def advise_head(plan: Plan, found: Interaction) -> str:
-    """A note: which tables say more together, and what it would cost to learn it."""
+    """A note: which tables interact, and the cost of learning it."""
     head: HeadKind = "factor"
     cost = headed_cost(plan, head)
     names = " and ".join(plan.mapping.bound.blocks[block].name for block in found.blocks)
@@ -193,7 +193,7 @@ def _draw_rows(rows: int, seed: int) -> NDArray[np.int64]:
 
 
 def _bins(values: Array, count: int) -> Rows:
-    """A bin for each row of a table: values that are equal are together, and bins hold about as many rows."""
+    """A bin for each row of a table: equal values share a bin, and bins hold about as many rows."""
     some = np.sort(values[:: max(1, len(values) // _RANKED)])
     borders = some[np.arange(1, count) * (len(some) - 1) // count]
     return np.searchsorted(borders, values, side="right")

@@ -32,7 +32,7 @@ from tablepuppet.training.ranking import Probabilities, Ranking, pack_labels, ra
 
 Metrics = dict[str, float]
 _BATCHES = 20
-_CLASSES = 20  # beyond so many, the area under each one's curve is not measured
+_CLASSES = 20  # with more, the area under each one's curve is not measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def class_step(shard: Any, *, loss: Loss, intercept: Array, number: int) -> tupl
 def number_step(
     shard: Any, *, loss: Loss, intercept: Array, grids: tuple[Grid, Grid]
 ) -> tuple[Sequence[Array], dict[str, Any]]:
-    """Counts predictions of a number beside labels."""
+    """Counts predictions of a number against labels."""
     plain = loss.plain if isinstance(loss, Weighted) else loss
     return (), count_numbers(plain.predict(shard.scores + intercept), shard.labels, grids)
 
@@ -178,7 +178,7 @@ def _probability(loss: Loss, scores: Array, number: int) -> Array:
 
 
 def _sums(loss: Loss, scores: Array, labels: Array, channel: Channel | None, moment: Moment) -> Sums:
-    """What metrics and curves are made of."""
+    """The sums behind metrics and curves."""
     sums = loss.tally(scores, labels, channel, moment=moment)
     plain = loss.plain if isinstance(loss, Weighted) else loss
     if plain.task == "number" or plain.outputs > 1:
@@ -201,7 +201,7 @@ def _draws_curves(criterion: Criterion) -> bool:
 
 
 def _summarise(sums: Sums, criterion: Criterion, ranked: Sequence[Ranking] = ()) -> Measured:
-    """What follows from sums, and from the ranks of the second class, or of each of several."""
+    """The metrics that follow from sums, and from the ranks of the second class, or of each of several."""
     loss, channel = criterion.loss, criterion.channel
     mean_loss = loss.mean(sums, is_noisy=channel is not None)
     if "weighted" in sums:
@@ -256,7 +256,7 @@ class SideRows:
 
 
 def standard_errors(measure_some: Callable[[NDArray[np.int64]], Metrics], rows: int) -> Metrics:
-    """Of metrics on so many drawn rows, from how they differ between batches of them."""
+    """The standard errors of metrics on a sample of rows, from their spread between batches of it."""
     batches = np.array_split(np.random.default_rng(0).permutation(rows), _BATCHES)
     found = [measure_some(np.sort(own)) for own in batches]
     names = set.intersection(*(set(own) for own in found))

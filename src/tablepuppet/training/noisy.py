@@ -5,7 +5,7 @@
     a number       rows, |error|, error², label and label², with label and prediction cut to public bounds
     two models     both of these, and the difference of their losses, cut at 6, and its square
 
-A joined row contributes a vector of bounded length, whatever the model says of it. Accuracy, AUC, RMSE and the others
+A joined row contributes a vector of bounded length, whatever its prediction. Accuracy, AUC, RMSE and the others
 follow from the noisy sums, as the same metrics of exact sums do (models/metrics.py).
 """
 

@@ -215,7 +215,7 @@ def _outputs(plan: Plan, table: _Table, theta: Array, number: int) -> tuple[Arra
 
 
 def _penalty(problem: Problem, joined: JoinedRows, found: _Found, h: Sequence[Array]) -> float:
-    """½ β Σ‖θ‖² of networks; of heads what `head_penalty` says."""
+    """½ β Σ‖θ‖² of networks; of heads, `head_penalty`."""
     ridge = max(problem.ridges)
     ridges: list[Any] = [problem.by_output(block) or ridge for block in range(problem.blocks)]
     squares = sum(float(np.vdot(theta, np.multiply(b, theta))) for theta, b in zip(found.thetas, ridges, strict=True))

@@ -91,7 +91,7 @@ def rank(chunks: Iterable[Array], rows: int, positives: int, probabilities: Prob
 
 
 class _Chunk(NamedTuple):
-    """Some scores in order, whose borders part no tie, and what lies below them."""
+    """Some scores in order, whose borders split no tie, and the counts below them."""
 
     tied: Array
     above: int  # positive rows
@@ -156,7 +156,7 @@ def _whole_ties(pieces: Iterable[Array]) -> Iterator[Array]:
         while len(held) > _CHUNK:
             tie = _tie(held[_CHUNK - 1])
             begin, stop = int(np.searchsorted(held, tie.min())), int(np.searchsorted(held, tie.max(), side="right"))
-            if stop == len(held):  # the tie may go on
+            if stop == len(held):  # the tie may continue
                 break
             if stop - begin > _CHUNK:  # a long tie is a chunk of its own
                 stop = begin or stop

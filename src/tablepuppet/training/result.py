@@ -81,7 +81,7 @@ class EpochRecord(Mapping[str, Any]):
 
 @dataclass(frozen=True, slots=True)
 class RoundEvent:
-    """What `on_round` is called with after every round; `record` at the end of an epoch."""
+    """The argument of `on_round` after every round; it has a `record` at the end of an epoch."""
 
     epoch: int
     round: int
@@ -89,7 +89,7 @@ class RoundEvent:
     record: EpochRecord | None
 
     def for_release(self, *, is_private: bool) -> RoundEvent:
-        """What leaves the server while a job runs: of a private one, no figure that comes from exact predictions."""
+        """The event that leaves the server during a job: of a private one, no number from exact predictions."""
         if not is_private or self.record is None:
             return self
         return replace(self, record=self.record.without_figures())
@@ -102,7 +102,7 @@ class Result:
     - `metrics`, `baseline`, `curves`: by side of the split ("train", "validation", "test"); of the best constant.
     - `objective`, `history`, `converged`, `epoch`: the training objective, a record per epoch, whether more epochs
       would change little, and the epoch of these parameters.
-    - `traffic`: rounds and bytes; `privacy`: the ledger of ε; `plan`: the plan with its job; `notes`: what to look at.
+    - `traffic`: rounds and bytes; `privacy`: the ledger of ε; `plan`: the plan with its job; `notes`: remarks.
 
     >>> sorted(result.metrics), result.converged
     (['test', 'train'], True)
@@ -128,10 +128,10 @@ class Result:
     heads: dict[str, TreeHead] = field(default_factory=dict)  # of owners' logs, with their agreement to this run
     curves: dict[str, Curves] = field(default_factory=dict)  # by side: confusion, calibration, residuals, …
     baseline: Metrics = field(default_factory=dict)  # of a constant: the majority class, or the mean
-    measured: dict[str, MeasuredOn] = field(default_factory=dict)  # by side: what metrics are of, if not of all rows
+    measured: dict[str, MeasuredOn] = field(default_factory=dict)  # by side: the measured rows, if not all
 
     def for_release(self) -> Result:
-        """What leaves the server: of a private job, no figure that comes from exact predictions and has no ε."""
+        """The result that leaves the server: of a private job, no number from exact predictions without an ε."""
         if not self.plan.job.is_private or self.plan.job.privacy.analyst is not None:
             return self
         history = tuple(record.without_figures() for record in self.history)
@@ -253,7 +253,7 @@ class Result:
     def coefficients(self) -> pd.DataFrame:
         """Weights on the original scale: a data frame of table, feature, class_ and weight.
 
-        A block of a LEFT JOIN has one more row, `alias IS NOT NULL`: what finding a partner adds. Weights that stay
+        A block of a LEFT JOIN has one more row, `alias IS NOT NULL`: the effect of a partner. Weights that stay
         with their owner are NaN (`withheld` names the blocks).
 
         >>> result.coefficients()["feature"].tolist()
@@ -279,7 +279,7 @@ class Result:
 
     @cached_property
     def model(self) -> Model:
-        """What predictions need: to be saved, or given to `federation.predict`."""
+        """The model, to be saved, or given to `federation.predict`."""
         job = self.plan.job
         aliases, tables = describe_use(self.plan.mapping.bound)
         return Model(
@@ -375,7 +375,7 @@ class Result:
         return to_json(record_of(self))
 
     def card(self) -> str:
-        """A model card in Markdown: data, quality, and what each party learned.
+        """A model card in Markdown: data, quality, and the knowledge of each party.
 
         >>> result.card().startswith("#")
         True

@@ -40,7 +40,7 @@ _POINTS = 200  # of a curve, at the most
 
 @dataclass(frozen=True, slots=True)
 class SupportCounts:
-    """The rows behind figures: joined ones, the label's rows among them, how often one is joined at most, classes."""
+    """The rows behind metrics: joined ones, the label's rows among them, how often one is joined at most, classes."""
 
     joined: float
     rows: float
@@ -88,7 +88,7 @@ def check_label_rows(mapping: TableMapping, job: Job, rounding: Rounding) -> Non
 
 @dataclass(frozen=True, slots=True)
 class SideRounding:
-    """Rounds figures of the rows of one side of the split, as the owners of a job ask for."""
+    """Rounds metrics of the rows of one side of the split, as the owners of a job ask for."""
 
     rounding: Rounding
     rows: SupportCounts
@@ -99,7 +99,7 @@ class SideRounding:
         return self.rounding.least
 
     def step(self, of: float | None = None) -> float:
-        """How many of so many joined rows, by default all, a figure does not tell apart."""
+        """The number of joined rows (of `of`, by default all) that a metric cannot distinguish."""
         rows = self.rows
         own = rows.rows if of is None else of * rows.rows / max(1.0, rows.joined)
         return float(min(self.least, math.ceil(math.sqrt(own) / 2)) if own >= self.least else self.least) * rows.most
@@ -202,7 +202,7 @@ class SideRounding:
 
 
 def _apart(predicted: Array, apart: float) -> list[int]:
-    """Which thresholds of a curve to keep, from the highest down: each takes in so many more rows."""
+    """Which thresholds of a curve to keep, from the highest down: each adds at least `apart` rows."""
     kept: list[int] = []
     seen = 0.0
     for place in range(len(predicted) - 1, -1, -1):
@@ -214,7 +214,7 @@ def _apart(predicted: Array, apart: float) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class RoundedResults:
-    """The figures of a job, as whoever asked for it sees them."""
+    """The metrics of a job, as the person who asked for it sees them."""
 
     train: SideRounding
     validation: SideRounding

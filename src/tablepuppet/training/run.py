@@ -1,7 +1,7 @@
 """Runs a plan: Algorithm 1 of the paper, for every algorithm alike.
 
-In: a plan and a link to the clients. Out: a Result. The loop knows epochs and rounds; what happens
-in a round is the algorithm's business (join_step, union_step, client_step).
+In: a plan and a link to the clients. Out: a Result. The loop knows epochs and rounds; the
+algorithm defines a round (join_step, union_step, client_step).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def run(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | None = 
 
 
 def find_interactions(prepared: Prepared, link: Link, job_id: str) -> list[Interaction]:
-    """Trains a sum, and says what pairs of tables explain of what it leaves; no parameter is asked for."""
+    """Trains a sum, and finds how much of its residual pairs of tables explain; no parameter is asked for."""
     training, _ = _train(prepared, link, job_id, None)
     joined, seed = training.mapping.train.fetch(), prepared.plan.job.seed
     return explain_pairs(joined, training.contributions, training.intercept, training.problem.loss, seed)
@@ -73,7 +73,7 @@ def _train(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | None
         problem = replace(problem, last_look=last_look)
     patience = None if job.patience is None else Patience(job.monitor, job.patience, job.min_delta)
     server = plan.algorithm.server(problem, job.options)
-    trim_heap(mapping.train.rows)  # what mapping and statistics took
+    trim_heap(mapping.train.rows)  # the memory of mapping and statistics
     training = Run(prepared, union, problem, server, on_round, patience)
     training.start()
     training.loop()
@@ -249,7 +249,7 @@ class Run:
         return SideRows(joined, None if whole is None else getattr(whole, name))
 
     def _ask_evaluations(self, moves: Sequence[Mapping[str, Any] | None], *, train: bool) -> dict[int, Evaluation]:
-        """What each part's model says of its held-out rows, and of its train rows, after its last move."""
+        """The predictions of each part's held-out rows, and of its train rows, after its last move."""
 
         def ask(part: Part) -> list[Message]:
             job, move = self.union.job, moves[part.block]

@@ -76,7 +76,7 @@ class SearchResult:
     metric: str = "loss"  # that settings are compared by
 
     def for_release(self) -> SearchResult:
-        """What leaves the server: all of it, for a search takes no private job."""
+        """The result that leaves the server: all of it, for a search takes no private job."""
         return self
 
     @property

@@ -170,7 +170,7 @@ class UnionOperator:
         return [self.keys[p.number] for p in self.blocks[part.block] if p.number in self.keys]
 
     def masked_sums(self, message: Callable[[Part], Message]) -> dict[int, list[Array]]:
-        """By masked block: the sum of what its clients answer."""
+        """By masked block: the sum of its clients' answers."""
         masked = [number for number, is_masked in enumerate(self.is_masked) if is_masked]
         answers = self.exchange([(p, message(p)) for number in masked for p in self.blocks[number]], "setup")
         answers = self._settle(answers, "setup")

@@ -108,7 +108,7 @@ def open_parts(
 
 
 def _find_ids(union: UnionOperator, mapping: TableMapping, job: Job) -> dict[int, tuple[int, ...]]:
-    """What one client of a block takes for ids, all of them must: one round, where it is theirs to say."""
+    """If one client of a block treats a feature as ids, all must: one round, where clients decide."""
     requests: list[tuple[Part, Message]] = []
     for part in union.parts:
         block = mapping.bound.blocks[part.block]
@@ -289,7 +289,7 @@ def figures_of(plan: Plan, union: UnionOperator, problem: Problem, started: Mapp
 
 
 def _values(kind: type[Figures], told: dict[str, float], client: str) -> Array:
-    """A part's figures; none where it held them back."""
+    """A part's numbers; none where it held them back."""
     try:
         return np.array(msgspec.structs.astuple(msgspec.convert(told, kind)))
     except msgspec.ValidationError as error:

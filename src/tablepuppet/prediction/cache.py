@@ -88,7 +88,7 @@ class Predictor:
 
 
 def _is_of(value: Any, kind: pa.DataType) -> bool:
-    """Whether a key is of the type that its column has, so that a look-up means what SQL would mean."""
+    """Whether a key is of the type that its column has, so that a look-up means the same as in SQL."""
     if isinstance(value, bool):
         return bool(pa.types.is_boolean(kind))
     if isinstance(value, int):
@@ -168,7 +168,7 @@ class PredictionCache:
         return self._kinds[name]
 
     def _digest(self, model: Model) -> bytes:
-        """A figure that no other model has."""
+        """A hash that no other model has."""
         if model not in self._digests:
             value = hashlib.sha256(f"{model.id} {model.label} {model.query}".encode())
             value.update(model.encoded_intercept.tobytes())

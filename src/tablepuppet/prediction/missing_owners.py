@@ -53,7 +53,7 @@ def reachable(model: Model, tables: Mapping[str, tuple[str, ...]], link: Link) -
         if not answers.get(client) or any(isinstance(a, Failure) and a.error in _AWAY for a in answers[client])
     }
     present: dict[str, tuple[str, ...]] = {t: tuple(c for c in cs if c not in away) for t, cs in tables.items()}
-    for table in _grouped_tables(model, tables):  # of whose groups nobody knows the figures without all of its owners
+    for table in _grouped_tables(model, tables):  # its groups are unknown without all of its owners
         present[table] = () if away & {*tables[table]} and _may_merge(asked, answers, table) else present[table]
     absent = frozenset(table for table in used if not present.get(table))
     stand_ins = {f"{table} (missing)": _StandIn([u for u in model.tables if u.table == table]) for table in absent}

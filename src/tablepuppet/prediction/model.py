@@ -48,11 +48,11 @@ class BlockModel:
     encoders: tuple[Encoder, ...]
     theta: Array  # NaN where the block's owners hold it
     is_outer: bool  # some joined rows have no row here
-    mean: Array  # Σ_j h_i(p_i(j)) / N over the joined training rows: what stands for an owner that is missing
+    mean: Array  # Σ_j h_i(p_i(j)) / N over the joined training rows: stands in for a missing owner
     uses: tuple[tuple[str, ...], ...] = ()  # the features as SQL over the table's columns; one for each use of it
     is_held: bool = False  # by its owners
     splits: tuple[SplitRule, ...] = ()  # of boosted trees; none where they are held
-    absent: tuple[Absent, ...] = ()  # what each feature is where a LEFT JOIN finds no row
+    absent: tuple[Absent, ...] = ()  # the value of each feature where a LEFT JOIN finds no row
 
     def __repr__(self) -> str:
         return f"BlockModel({self.name} of {self.table}: {', '.join(self.features) or 'no feature'})"
@@ -148,7 +148,7 @@ class Model:
     def coefficients(self) -> pd.DataFrame:
         """Weights on the original scale: a data frame of table, feature, class_ and weight.
 
-        A block of a LEFT JOIN has one more row, `alias IS NOT NULL`: what finding a partner adds. Weights that stay
+        A block of a LEFT JOIN has one more row, `alias IS NOT NULL`: the effect of a partner. Weights that stay
         with their owner are NaN (`parts` lists where they are).
 
         >>> model.coefficients()["feature"].tolist()
@@ -186,8 +186,8 @@ class Model:
         """How far each feature moves the score, the farthest first: a data frame of table, feature and importance.
 
         Linear models: the standard deviation of the feature's contribution, with all categories counted alike (with
-        standardize=False: what one unit of a number adds). NaN if the weights stay with their owner. Boosted trees: the
-        gain of all splits of the feature, and in one more column their number.
+        standardize=False: the effect of one unit of a number). NaN if the weights stay with their owner. Boosted trees:
+        the gain of all splits of the feature, and in one more column their number.
 
         >>> len(model.importance())
         3
@@ -383,7 +383,7 @@ def _outputs(classes: Sequence[Class], outputs: int) -> list[Class | None]:
 
 
 def _original_scale(encoders: tuple[Encoder, ...]) -> tuple[Array, Array]:
-    """Per encoded column: what its weight is multiplied by, and mean/scale, which the intercept absorbs."""
+    """Per encoded column: the factor of its weight, and mean/scale, which the intercept absorbs."""
     scale: list[Array] = [np.zeros(0)]
     shift: list[Array] = [np.zeros(0)]
     for encoder in encoders:

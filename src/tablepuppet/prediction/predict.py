@@ -68,7 +68,7 @@ def predict_rows(
 ) -> pa.Table:
     """The base's key, the prediction and its probability for each joined row, ordered by the base's rows.
 
-    `split`: beside them, on which side of the split that the model was trained with the base's row is.
+    `split`: also the side of the base's row in the split that the model was trained with.
     """
     record = split_record(model) if split else None
     wanted = Wanted(
@@ -86,7 +86,7 @@ def predict_rows(
         for block, bound in here:
             own_kind.check_columns(block, bound.columns)
     else:
-        check_types(  # owners look at the parts that they hold
+        check_types(  # owners check the parts that they hold
             [f for b, _ in here for f in b.features],
             [c for _, s in here for c in s.columns],
             [e for b, _ in here for e in b.encoders],
@@ -171,7 +171,7 @@ def _scores(model: Model, rows: NewRows, link: Link, job: str) -> Array:
 def ask_blocks(
     model: Model, parts: Sequence[tuple[Part, RowNumbers, slice]], sizes: Sequence[int], link: Link, job: str
 ) -> list[Array]:
-    """One round: what each block says of its rows, h or the bits of splits. `parts`: with rows and their places."""
+    """One round: each block's contributions to its rows, h or bits of splits. `parts`: with rows and their places."""
     own = own_model(model.spec)
     if own is not None:
         return own.ask_rows(model, parts, sizes, link, job)
@@ -189,7 +189,7 @@ def ask_blocks(
 
 
 def joined_scores(model: Model, rows: JoinedRows, blocks: Sequence[Array]) -> Array:
-    """The score of each joined row, from what blocks say of their rows."""
+    """The score of each joined row, from the blocks' contributions."""
     own = own_model(model.spec)
     if own is not None:
         return own.scores(model, blocks, [index.numbers(rows.rows) for index in rows.indices], rows.rows)

@@ -198,7 +198,7 @@ class MeasuredRows:
     wanted: str  # test, train or all
     joined: int
     models: int = 1
-    whole: int | None = None  # that so many were drawn from; None: they are all
+    whole: int | None = None  # from which these were drawn; None: they are all
 
     def __str__(self) -> str:
         rows = f"{self.joined:,}" if self.whole is None else f"{self.joined:,} drawn rows of {format_count(self.whole)}"
@@ -245,7 +245,7 @@ class RowSelection:
 
     @property
     def condition(self) -> str | None:
-        """What all rows that are asked for meet, in SQL over the label's table; None: any."""
+        """The condition on all requested rows, in SQL over the label's table; None: any."""
         found: dict[str, None] = {}
         for record in self.records:
             if self.wanted == "test" and record.test_where is not None:
@@ -261,7 +261,7 @@ class RowSelection:
         return tuple(SideTerms(draw.place.scan, draw.fraction, 0.0, draw.seed, draw.is_keyed) for draw in draws)
 
     def choice(self, bound: BoundQuery, link: Link, job: str) -> RowChoice:
-        """The marks of the rows that are asked for, once owners have said on which side they are."""
+        """The marks of the requested rows, once owners have given their sides."""
 
         def marks(labels: LabelSpace, client_rows: Sequence[dict[str, int]]) -> NDArray[np.bool_]:
             chosen = np.ones(len(labels.values), np.bool_) if self.condition is None else labels.is_test.copy()
@@ -280,7 +280,7 @@ class RowSelection:
         found: list[_Draw] = []
         for record in self.records:
             if self.wanted == "test" and record.test_where is not None:
-                continue  # the condition tells
+                continue  # the condition decides
             fraction = 0.0 if record.test_where is not None else record.test_fraction
             if self.wanted == "train" and record.validation_where is None:
                 fraction = min(1.0, fraction + record.validation_fraction)

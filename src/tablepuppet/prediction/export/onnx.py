@@ -67,7 +67,7 @@ class _Graph:
         self.constants: list[Any] = []
 
     def node(self, kind: str, *inputs: str, out: str | None = None, domain: str = "", **attributes: Any) -> str:
-        """Adds a node; returns the name of what it gives."""
+        """Adds a node; returns the name of its output."""
         name = out or f"v{len(self.nodes)}"
         self.nodes.append(self._onnx.helper.make_node(kind, list(inputs), [name], domain=domain, **attributes))
         return name

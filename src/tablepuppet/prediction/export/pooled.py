@@ -40,7 +40,7 @@ _ACTIVATIONS: dict[str, Any] = {
 
 
 class PooledModel(BaseEstimator):  # type: ignore[misc]
-    """What all models share: scores of a frame."""
+    """The shared part of all models: scores of a frame."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -53,7 +53,7 @@ class PooledModel(BaseEstimator):  # type: ignore[misc]
     def n_features_in_(self) -> int:
         return len(self.feature_names_in_)
 
-    def __sklearn_is_fitted__(self) -> bool:  # or scikit-learn's inspection would not look at it
+    def __sklearn_is_fitted__(self) -> bool:  # or scikit-learn's inspection would refuse it
         return True
 
     def fit(self, X: Any = None, y: Any = None) -> Self:  # noqa: N803

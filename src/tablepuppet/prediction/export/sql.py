@@ -1,7 +1,7 @@
 """to_sql: a block of a model → a SELECT that its owner runs, for the block's contribution to every row's score.
 
-In: a model, the name of a block, the dialect of the owner's database. Out: text. Features are computed as the query
-said, encoded and weighed in one expression for each output:
+In: a model, the name of a block, the dialect of the owner's database. Out: text. Features are computed as in the
+query, encoded and weighted in one expression for each output:
 
     SELECT "id", 0.5 * (COALESCE("f1", 3.2) - 3.2) / 1.7 + CASE … END AS "contribution" FROM (SELECT …) AS "t"
 
@@ -170,7 +170,7 @@ def _quote_name(name: str) -> str:
 
 
 def _adapt(whole: exp.Expr, dialect: str) -> exp.Expr:
-    """What sqlglot leaves to its caller: NaN where a database has none, parts of moments in SQLite and MySQL."""
+    """Adapts the nodes that sqlglot does not: NaN where a database has none, parts of moments in SQLite and MySQL."""
 
     def swap(node: exp.Expr) -> exp.Expr:
         if isinstance(node, exp.IsNan) and dialect != "duckdb":

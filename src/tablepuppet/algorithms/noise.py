@@ -225,8 +225,8 @@ class NoisyBlock:
     def summed_over(self) -> int:
         """Parts that bring the noise together, a minority of the clients left out; 1: each part brings all of it.
 
-        A local step is followed by others on the same rows, and noisy predictions are about single clients: there each
-        part's own noise has to be enough.
+        A local step is followed by others on the same rows, and noisy predictions concern single clients. There each
+        part's own noise must suffice.
         """
         is_shared = self.features.shared_noise and not self.is_local and self.terms.predictions.mode == "trusted"
         return honest_parts(self.block.clients) if is_shared and self.block.is_masked else 1

@@ -4,7 +4,7 @@ Three rounds: keys; label summaries; labels. A client's rows that no joined trai
 comes from take no part in training (or testing): they are neither sent nor computed. All that is counted per row of
 the tables; the joined rows themselves are made last, those of each side apart.
 
-Under a cap on multiplicity at most κ joined rows per base row take part in training: of a base row with more, a seeded
+Under a cap on multiplicity at most κ joined rows per base row take part in training. If a base row has more, a seeded
 choice stays. Blocks are capped one after the other, and dropping a joined row never raises another's multiplicity.
 """
 

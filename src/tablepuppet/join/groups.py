@@ -1,9 +1,9 @@
 """Groups that several clients of a table have, merged before keys are gathered (exchanges/groups.py).
 
 In: scans whose rows are groups, and clients that let their figures be merged. Out: nothing that a figure could be read
-from: tokens say which groups are shared; the first client that has such a group holds it. The others' words, under
-masks among all clients of the table, are added up and handed on to it; they let go of their rows of the group. Three
-rounds, of which two are saved where no group is shared.
+from: tokens say which groups are shared; the first client that has such a group holds it. The others' words are added
+up, under masks among all clients of the table, and sent to it. The others drop their rows of the group. Three rounds,
+of which two are saved where no group is shared.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Joined rows of a tree are made where they will lie, by the workers: the keys go to every node once. Workers go over the
 joined rows twice, each over a range of its own. The first pass gathers facts about the whole p_i, which decide on
 lanes. The second writes partitions of whole lanes. The partitions are those of one machine's joined rows, bit for bit;
-the server knows their sizes, and which rows of the tables each of them uses. Joined rows that one machine had to make,
-because DuckDB joined them or a cap has chosen among them, are made here and cut into the same partitions.
+the server knows their sizes, and which rows of the tables each of them uses. If DuckDB joined the rows, or a cap has
+chosen among them, they are made here and cut into the same partitions.
 """
 
 from __future__ import annotations

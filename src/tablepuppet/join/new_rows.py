@@ -1,7 +1,7 @@
 """BoundQuery without a label → NewRows: joined rows to predict on, none of them split off or left out.
 
-One round: keys. Where an owner is missing, its rows are unknown: a join with its table then keeps rows that find no
-partner, as LEFT JOIN does, and `assumed` marks them.
+One round: keys. If an owner is missing, its rows are unknown. A join with its table then keeps rows without a partner,
+as LEFT JOIN does, and `assumed` marks them.
 """
 
 from __future__ import annotations

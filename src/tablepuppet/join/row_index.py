@@ -128,8 +128,8 @@ def _add_rows(out: Array, rows: RowNumbers, values: Array, *, is_sparse: bool) -
 
 
 def distinct(rows: RowNumbers, size: int) -> tuple[RowNumbers, RowNumbers]:
-    """The different row numbers of a batch from a block of `size` rows, ascending (−1 the first of them), and where
-    each of the batch's lies among them.
+    """The different row numbers of a batch from a block of `size` rows, ascending (−1 first), and the place of each of
+    the batch's among them.
 
     >>> unique, where = distinct(np.array([7, 2, 7]), 8)
     >>> unique.tolist(), where.tolist()

@@ -8,8 +8,8 @@ row is summed from the leaves to the label's relation. So every joined row's pla
 Some joined rows of a tree are those of some rows of the label's relation, made on demand. The joined rows of each row
 of each relation are counted from the root to the leaves, without making one.
 
-An anti-joined relation is here one row, which those rows of its parent find that have no match; a semi-joined one is a
-row that those find that have one.
+Here an anti-joined relation is one row, found by the rows of its parent that have no match. A semi-joined relation is
+one row, found by those that have a match.
 """
 
 from __future__ import annotations
@@ -176,8 +176,8 @@ def _edge(parent: int, relation: int, is_outer: bool, columns: list[tuple[int, i
 def _anti_edge(
     parent: int, relation: int, is_not_in: bool, columns: list[tuple[int, int]], own: Sequence[ScanKeys]
 ) -> Edge:
-    """Rows of the parent find row 0 if they have no match. NOT IN a list with a NULL is true of nothing, and a NULL is
-    not known to be outside of any list but an empty one."""
+    """Rows of the parent find row 0 if they have no match. NOT IN a list with a NULL is never true. For a NULL, NOT IN
+    is true only of an empty list."""
     above, here = _common([own[parent].column(a) for a, _ in columns], [own[relation].column(b) for _, b in columns])
     has = np.zeros(int(max(above.max(initial=-1), here.max(initial=-1))) + 2, np.bool_)  # the last is for NULL
     has[here] = True

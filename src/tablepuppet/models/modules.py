@@ -1,8 +1,8 @@
 """Torch modules of a block: the multi-layer perceptron, or whatever a user's builder returns.
 
-In: a ModelSpec, the width of the block's encoded features, d_c. Out: a `torch.nn.Module` that maps
-(rows, width) to (rows, d_c), with the same initial values wherever it is built: parameters are
-drawn under `torch.manual_seed(seed + block)`, in float32, and then cast.
+In: a ModelSpec, the width of the block's encoded features, d_c. Out: a `torch.nn.Module` that maps (rows, width) to
+(rows, d_c). Its initial values are the same wherever it is built: parameters are drawn under `torch.manual_seed(seed +
+block)`, in float32, and then cast.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 In: encoded rows, θ, a signal Y. Out: predictions, and Σ_k (∂h_k/∂θ)ᵀ Y_k by back-propagation, for every algorithm. Rows
 pass in chunks, so that memory does not grow with the table. A row that an outer join did not find predicts 0, whatever
 the module's biases. The unit u is the label's (ModelSpec.unit): h, θ and gradients are in it, as those of a linear
-model are, while the module itself works on numbers near 1.
+model are. The module itself works on numbers near 1.
 """
 
 from __future__ import annotations

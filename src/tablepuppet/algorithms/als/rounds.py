@@ -48,7 +48,7 @@ from tablepuppet.protocol.bounds import require
 class Als(AlgorithmOptions, frozen=True, tag="als"):
     """Alternating least squares for factor heads: one table after the other, each exactly, given the others.
 
-    `tolerance`: the relative gain of a sweep over all tables below which it ends; `solver_steps`, `solver_tolerance`:
+    `tolerance`: the relative gain of a sweep over all tables below which it ends. `solver_steps`, `solver_tolerance`:
     when the conjugate gradients of a table with more than one id column end.
 
     >>> Als(tolerance=1e-4)

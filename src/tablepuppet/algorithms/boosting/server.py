@@ -1,8 +1,8 @@
 """The server's half: grows trees from known keys, lets clients check them, and repairs nodes until nobody objects. The
 trees are those of the exact algorithm, level by level.
 
-A round is one `Check` to every part and `Objections` of every block back. Which of a block's parts hold which rows, and
-how their sums are added up, is for the caller: it drives the generator that `grow` gives.
+A round is one `Check` to every part and `Objections` of every block back. The caller drives the generator that `grow`
+returns. It knows which rows each part of a block holds, and adds up their sums.
 """
 
 from __future__ import annotations

@@ -163,8 +163,8 @@ class NewKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
 class NewColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     """A column of which all becomes known: the code of every row, held-out ones included.
 
-    Keys of numbers are numbered by their borders, after the key that says which values are missing, even if none is;
-    those of few categories by their codes. Sets of sorted categories have no number before they are used.
+    Keys of numbers are numbered by their borders, after the key for missing values, even if none is missing. Keys of
+    few categories are numbered by their codes. Sets of sorted categories have no number before they are used.
     """
 
     column: int

@@ -4,8 +4,8 @@ Products with the intercept, and of two directions of one block, follow from the
 cover all joined rows. Products across blocks need a walk. There, some 300,000 joined rows at even distances are as good
 as all of them. Directions are taken less their means, which are known, too. The sample errs by a thousandth or two. A
 search along clearly different directions loses a millionth of its gain by that, and later rounds recover it. All joined
-rows are used in three cases: directions are nearly equal (`are_apart`), the loss is squared, so the search is exact, or
-the join is smaller than the sample.
+rows are used if directions are nearly equal (`are_apart`) or the join is smaller than the sample. So are they for
+squared loss, whose search is exact.
 """
 
 from __future__ import annotations

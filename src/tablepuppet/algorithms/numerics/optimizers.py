@@ -50,8 +50,8 @@ def descend(
 ) -> tuple[Array, Moments]:
     """One step against the gradient, as torch.optim.SGD, Adam and AdamW take it.
 
-    Weight decay shrinks θ itself under AdamW, and adds to the gradient otherwise. The steps of Adam have a length that
-    does not depend on the gradient's: they are so many units of the label, in which θ and gradients are measured.
+    Weight decay shrinks θ itself under AdamW, and adds to the gradient otherwise. The length of Adam's steps does not
+    depend on the gradient's. It is in units of the label, as θ and gradients are.
     """
     step = moments.step + 1
     if rule.weight_decay and rule.optimizer == "adamw":

@@ -84,8 +84,8 @@ class Tracker:
     A block's directions have slots: the newest takes the place of the oldest. The Hessian over all slots is kept from
     round to round; only its rows for the newest directions and for the intercept are computed afresh. Older rows then
     belong to an earlier point, which slows the search a little and changes nothing it converges to. A new row is one
-    signal, collapsed to every block, and products with that block's directions: however many directions are kept, a
-    walk over joined rows moves M + 1 vectors.
+    signal, collapsed to every block, and products with that block's directions. So a walk over joined rows moves M + 1
+    vectors, however many directions are kept.
 
     Where several classes are nearly separable, older rows would slow the search a lot, for the curvature falls from
     round to round. With several outputs the whole Hessian is therefore computed afresh, as sums over joined rows: all

@@ -4,9 +4,9 @@
     client       ∇ = T_iᵀ Y_i / |B| + βθ_i                                     Eq. sgd-client-side
     coordinator  sums the partial gradients of a block's clients               Eq. SGD-horizontal
 
-One message carries Y of this batch and the row numbers of the next, so a batch costs one round
-trip, and two where a table has several clients. Full batches without momentum are gradient
-descent on the materialised join, to rounding. In order: options, messages, the server's half, the client's half.
+One message carries Y of this batch and the row numbers of the next. So a batch costs one round trip, or two if a table
+has several clients. Full batches without momentum are gradient descent on the materialised join, to rounding. In order:
+options, messages, the server's half, the client's half.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A Ray cluster: some workers (worker.py), and a folder that they share.
 
-In: where the cluster is, or nothing. Out: answers to calls, one of each worker, in order. A call that was lost with its
-worker, or with the worker's node, is made again to a new one, which Ray places where there is room.
+In: where the cluster is, or nothing. Out: answers to calls, one of each worker, in order. If a call is lost with its
+worker or the worker's node, it is made again to a new worker, which Ray places where there is room.
 """
 
 from __future__ import annotations

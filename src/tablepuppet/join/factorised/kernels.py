@@ -3,8 +3,8 @@
 In: a relation's rows in the order of their groups, e^{iωh} of each by its first frequency and the turn to the next.
 Out: two messages for each group. `pass_up` sums over everything below a group's rows, `pass_down` over everything above
 and next to them. The product of both, times a series' coefficients, is added to every row's sums. A message is 16
-numbers: eight real parts, then eight imaginary ones; a group's two lie side by side, (groups, 32), for rows that find
-the group need both. Nothing is larger than rows or groups, and sums keep their order.
+numbers: eight real parts, then eight imaginary ones. A group's two lie side by side, (groups, 32), because rows that
+find the group need both. Nothing is larger than rows or groups, and sums keep their order.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Sums of products over a join tree by two passes: from the leaves to the root, and back.
 
 In: an element of a commutative semiring for every row of every relation. A joined row has the product of its rows'
-elements. Out: `pass_up` sums over all joined rows below each group and each root row, `pass_down` over all joined rows
-of every row of every relation. Each pass costs as much as the tables are long, however many joined rows there are.
+elements. Out: `pass_up` sums over all joined rows below each group and each root row; `pass_down` sums over all joined
+rows of every row of every relation. Each pass costs as much as the tables are long, however many joined rows there are.
 
     up(g)   = Σ_{x in g} e(x) Π_children up(group that x finds)
     down(g) = Σ_{x finds g} down(x's own group) e(x) Π_{other children} up(group that x finds)

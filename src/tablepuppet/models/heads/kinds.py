@@ -126,7 +126,7 @@ def head_given(head: Any) -> dict[str, Any]:
 def check_head(job: Any, given: dict[str, Any], *, is_trained: bool, trained_by: str, needs_bound: bool) -> None:
     """Refuses a head with options that it cannot have, or with an algorithm that cannot train it.
 
-    `is_trained`: whether the job's algorithm trains such a head; `trained_by`: which ones do, as a sentence names them;
+    `is_trained`: whether the job's algorithm trains such a head. `trained_by`: the algorithms that do, in words.
     `needs_bound`: whether its steps rest on a bound of the curvature.
     """
     model = job.model

@@ -97,8 +97,8 @@ class Logistic(Loss):
 
 
 def curvature_of_slopes(slopes: Array) -> Array:
-    """∂²ℓ/∂a² of single rows whose label is 0 or 1: the slope is, but for its sign, the probability p of the other
-    class, and the curvature p (1 − p). Never negative, whatever is given.
+    """∂²ℓ/∂a² of single rows whose label is 0 or 1. Up to its sign, the slope is the probability p of the other class;
+    the curvature is p (1 − p). Never negative, whatever is given.
 
     >>> Logistic().curvature(np.array([[0.7]]), np.zeros(1)).round(9) == curvature_of_slopes(
     ...     Logistic().gradient(np.array([[0.7]]), np.ones(1))

@@ -86,7 +86,7 @@ class OpenPart(PartRequest, frozen=True):
     """Take these columns and rows of a scan as your part of a block; send statistics of its features.
 
     → FeatureStatistics | FeatureNames. Row −1 stands for a row that does not exist (an outer join found none):
-    zeros, or what features are for such a row.
+    its features are zeros, or their values for such a row.
     """
 
     discloses: ClassVar[FieldDisclosures] = (

@@ -77,7 +77,7 @@ class SumGroups(ScanRequest, frozen=True):
 
 
 class GroupSums(Message, frozen=True):
-    """Of each shared group that others hold, in their order: words under masks."""
+    """Words under masks, for each shared group that others hold, in their order."""
 
     discloses: ClassVar[FieldDisclosures] = (
         FieldDisclosure("sums", "masked group sums"),

@@ -223,7 +223,7 @@ def _score(
 
 
 def _shuffle(column: pa.ChunkedArray, rows: RowNumbers) -> pa.ChunkedArray:
-    """A column whose values have changed places among the rows that take part."""
+    """A column whose values are shuffled among the rows that take part."""
     taken = np.unique(rows[rows >= 0])
     order = np.arange(len(column))
     order[taken] = secure_generator().permutation(taken)

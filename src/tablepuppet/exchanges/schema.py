@@ -449,7 +449,7 @@ def _propose(own: ClientState, request: ProposeContract) -> Agreement:
 
 
 def _describe(request: ProposeContract) -> dict[str, Any]:
-    """Who asks for what, with the signature: evidence that this person asked for this contract."""
+    """The asker and its request, with the signature: evidence that this person asked for this contract."""
     signed = {} if request.signature is None else {"signature": msgspec.to_builtins(request.signature)}
     return {"asker": request.contract.asker, "purpose": request.contract.purpose, **signed}
 
@@ -497,7 +497,7 @@ def _agree(own: ClientState, name: str) -> Agreement:
 
 
 def _first_prediction(own: ClientState, job: str, contract: Contract) -> None:
-    """Refuses training whose first exact prediction would be one too many, and the explanation of it."""
+    """Refuses training, and its explanation, if the first exact prediction would be one too many."""
     training, is_noisy = contract.training, contract.prediction_privacy.mode == "local"
     if training is None or training.most_splits or is_noisy or not own.releases.limits_predictions(forbids=False):
         return

@@ -231,7 +231,7 @@ def _check_started(request: StartPart[Any], answer: Started, known: Known) -> No
 
 
 def _most_parameters(request: StartPart[Any], width: int) -> int:
-    """Parameters of a neural block, at the most; of a user's own module nobody here knows."""
+    """The most parameters of a neural block; the size of a user's own module is unknown here."""
     if request.model.kind == "module":
         return 2**31
     sizes = (width, *request.model.hidden, request.outputs)

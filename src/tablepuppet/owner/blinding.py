@@ -163,7 +163,7 @@ def _share_out(packed: bytes, size: int, key: bytes) -> Points:
 
 
 def _compute_elsewhere(packed: bytes, size: int, key: bytes) -> bytes:
-    """The same in another process. The secret passes through its pipe, and stands in no list of processes."""
+    """The same in another process. It receives the secret through its pipe, so that no list of processes shows it."""
     done = subprocess.run(
         [sys.executable, "-P", "-c", _PROGRAM],
         input=bytes([size, len(key)]) + key + packed,

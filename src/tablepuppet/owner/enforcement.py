@@ -57,8 +57,8 @@ class PartUnderContract:
         return self.exchanges
 
     def check_peers(self, peers: Sequence[MaskKey]) -> None:
-        """Sums are masked over the clients of the block that the contract names. Those without rows may be missing
-        while enough others are there; nobody else may."""
+        """Sums are masked over the clients of the block that the contract names. Clients without rows may be missing
+        if enough others take part; nobody else may."""
         agreed, found = set(self.block.clients) if self.block.is_masked else set(), {peer.client for peer in peers}
         if found != agreed and not (found <= agreed and len(found) >= LEAST_MASKED):
             missing = ", ".join(sorted(agreed - found)) or "none"
@@ -177,7 +177,7 @@ class ContractEnforcer:
         self.jobs.pop(name, None)
 
     def agree(self, name: str, contract: Contract, *, is_excused: bool = False) -> None:
-        """From now on the job is held to this; `is_excused`: a person approved rows that no rule lets pass."""
+        """Holds the job to this contract from now on; `is_excused`: a person approved rows that the rules refuse."""
         job = self.jobs[name]
         job.contract, job.is_excused = contract, is_excused
         job.run = job.run or f"{contract.hash[:16]}-{secrets.token_hex(8)}"

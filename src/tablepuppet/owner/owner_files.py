@@ -110,7 +110,7 @@ class Approvals:
         return None
 
     def finish(self, job: str) -> None:
-        """Ends a job in which something left: an approval for it alone is used up, also for its name."""
+        """Ends a job in which something left, and uses up an approval for it alone."""
         decisions = self._read()
         after = [
             msgspec.structs.replace(d, is_used=True) if d.scope == "once" and d.job == job != "" else d

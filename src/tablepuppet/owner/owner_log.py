@@ -172,7 +172,7 @@ class OwnerLog:
         return tree.head == head
 
     def expect(self, head: TreeHead, keeper: str) -> None:
-        """Refuses to go on where the log does not continue one whose head was kept; also after a restart."""
+        """Refuses to continue if the log does not continue a kept head; also after a restart."""
         if not self.follows(head):
             self._keep_head(head)
             raise LostStateError(
@@ -249,7 +249,7 @@ def read_log(path: Path) -> list[Entry]:
 
 
 def verify(path: Path, expect: str = "") -> tuple[TreeHead, TreeHead | None]:
-    """The head of a log, and the one of the prefix whose root begins with `expect`; an error where there is none."""
+    """The head of a log, and that of the prefix whose root begins with `expect`; an error if no prefix does."""
     lines, _ = _lines(path)
     _check(path, lines)
     tree = MerkleTree()

@@ -162,7 +162,7 @@ class PartStore:
         return self._parts.get((model, name))
 
     def _look(self) -> None:
-        """Reads what lies in the folder; a part that is damaged is for the owner's own log."""
+        """Reads the parts in the folder; the owner's own log reports a damaged one."""
         assert self._folder is not None
         for file in sorted(self._folder.rglob("block.json")):
             try:

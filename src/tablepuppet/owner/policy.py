@@ -147,7 +147,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         return (self.tables[table].rows_per_subject or 1) if table in self.subjects else 1
 
     def check_subjects(self, use: ScanUse, query: str | None) -> None:
-        """Refuses rows that a query makes of a table whose subjects are protected: they do not name them."""
+        """Refuses a query's derived rows of a table whose subjects are protected: such rows name no subject."""
         for base in (use, *use.others) if query is not None else ():
             self.rule(
                 base.table not in self.subjects,

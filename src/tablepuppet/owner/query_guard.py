@@ -151,7 +151,7 @@ _MERGED = "tablepuppet merged"
 
 
 class DerivedSource:
-    """The rows of a query over sources that somebody else opened, and will close."""
+    """The rows of a query over sources that the caller opened, and will close."""
 
     def __init__(self, name: str, query: CheckedQuery, sources: Mapping[str, Source], cutoffs: str = "") -> None:
         self.name = name

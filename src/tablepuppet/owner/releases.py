@@ -139,7 +139,7 @@ class Releases:
         return (forbids or self.policy.allow_reconstruction is False) and not self.is_restoring
 
     def charge_predictions(self, shown: DisclosedValues, unknowns: int) -> None:
-        """So many exact numbers of each row will have left a job: with those of earlier jobs, too few to know it."""
+        """Checks that the exact numbers of each row, with those of earlier jobs, are too few to reveal it."""
         earlier = self.log.account.shown(shown.table, shown.columns, but=shown.name)
         self.policy.check_exposure(earlier + shown.numbers, unknowns, "this round of training")
         self.record_predictions(shown)

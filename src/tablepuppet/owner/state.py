@@ -85,7 +85,7 @@ class ClientState:
 
     @property
     def split_key(self) -> bytes:
-        """By which rows are put in order and shared out; none: there is no key that all clients share."""
+        """The key that orders and splits rows; empty: the clients share none."""
         return self.order_key if self.order_key is not None else self.key or b""
 
     def column(self, job: str, scan: int, column: int) -> tuple[pa.ChunkedArray, ColumnInfo]:

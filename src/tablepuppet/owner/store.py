@@ -102,7 +102,7 @@ class TableConditions:
     subject: str | None = None  # the column of their subjects
 
     def read(self) -> tuple[NDArray[np.uint64], list[NDArray[np.bool_]], NDArray[np.bool_] | None]:
-        """Of all rows: their keys, where each condition holds, and where the filter does."""
+        """The keys of all rows, where each condition holds, and where the filter does."""
         whole = whole_rows(self.source, key=self.subject or self.row_key)
         asked = [condition.text for condition in self.conditions] + ([] if self.filter is None else [self.filter])
         rows = self.source.read((*whole, *asked), None)
@@ -374,7 +374,7 @@ class ClientTables:
         return sorted(self._sources)
 
     def protect(self, hides_values_of: Callable[[str], bool]) -> None:
-        """From now on no expression over these tables fails for single rows (sources/total.py)."""
+        """Makes expressions over these tables never fail for single rows, from now on (sources/total.py)."""
         self._sources = {t: TotalSource(s) if hides_values_of(t) else s for t, s in self._sources.items()}
 
     def describe(self, table: str, query: str | None = None, cutoffs: str = "") -> TableDescription:

@@ -109,7 +109,7 @@ def replacement_epsilon(mechanisms: tuple[Mechanism, ...], delta: float, interva
 
 
 def _gaussian_epsilon(noise: float, delta: float) -> float:
-    """Of one Gaussian; with next to no noise, ε is as large as it is and no reason to warn."""
+    """ε of one Gaussian mechanism; with next to no noise it is huge, without a warning."""
     import dp_accounting  # takes a second to load: only jobs that claim something pay it
     import numpy as np
 

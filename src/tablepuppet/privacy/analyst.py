@@ -65,7 +65,7 @@ class AnalystTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         return gaussian_noise(self.epsilon, self.delta, 1, 1.0) / math.sqrt(share)
 
     def deviation(self, part: Part, norm: float = 1.0) -> float:
-        """Of the noise on a part's sums, to which a joined row contributes a vector of this length at the most."""
+        """The deviation of the noise on a part's sums; a joined row contributes a vector of this length at most."""
         return self._noise(self.shares[part]) * self.rows * self.cap * norm
 
     def leaf_noise(self, trees: int) -> float:

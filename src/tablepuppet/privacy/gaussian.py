@@ -60,7 +60,7 @@ class GradientPrivacy:
 
     @property
     def deviation(self) -> float:
-        """Of what this part adds: shares are independent, and their squares add up."""
+        """The deviation of this part's noise: shares are independent, and their squares add up."""
         return self.noise * self.clip / math.sqrt(self.summed_over)
 
     @property
@@ -78,7 +78,7 @@ def clip_scale(signal: Array, row_norms: Array, clip: float, reach: float = math
 
 
 class SecureGenerator(np.random.Generator):
-    """Chance that nobody can seed or foretell: bytes of ChaCha20 under a key of the operating system's."""
+    """Randomness that nobody can seed or predict: bytes of ChaCha20 under a key from the operating system."""
 
     def __init__(self) -> None:
         super().__init__(np.random.PCG64DXSM(secrets.randbits(256)))  # of samples; noise is made from `bytes`

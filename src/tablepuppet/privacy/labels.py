@@ -37,14 +37,14 @@ class Channel:
         return self.scale > 0
 
     def unbiased(self, labels: Array) -> Array:
-        """Numbers whose mean, given the truth, is the truth: of two classes (0, 1), or of bins."""
+        """Unbiased estimates of the truth: of two classes (0, 1), or of bins."""
         if self.is_additive:
             return labels
         points = np.asarray(self.points or (0.0, 1.0))
         return np.asarray((points[labels.astype(np.intp)] - self.other * points.sum()) / (self.truth - self.other))
 
     def unbiased_square(self, unbiased: Array) -> Array:
-        """Numbers whose mean, given the truth, is the truth's square; from what `unbiased` gave."""
+        """Unbiased estimates of the truth's square, from the output of `unbiased`."""
         if self.is_additive:
             return np.asarray(unbiased * unbiased - 2.0 * self.scale**2)
         points = np.asarray(self.points or (0.0, 1.0))

@@ -21,7 +21,7 @@ Numbers = TypeVar("Numbers", bound=np.generic)
 
 
 def freeze(array: NDArray[Numbers]) -> NDArray[Numbers]:
-    """The array, which nobody changes from now on: messages carry it without a copy."""
+    """The array, which is immutable from now on: messages carry it without a copy."""
     array.flags.writeable = False
     return array
 
@@ -56,7 +56,7 @@ def pieces(size: int, step: int = ROWS_IN_CACHE) -> Iterator[slice]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Following:
-    """Numbers that follow from others, row by row: some rows at a time, as they are asked for."""
+    """Numbers computed from others, row by row: some rows at a time, on demand."""
 
     values: Array
     follow: Callable[[Array], Array]

@@ -49,7 +49,7 @@ one_blas_thread = _OneBlasThread()
 
 @cache
 def _controller() -> ThreadpoolController:
-    """Of the BLAS libraries that are loaded: NumPy's is. SciPy's serves the centralised baseline alone, which keeps all
+    """The BLAS libraries that are loaded: NumPy's. SciPy's serves the centralised baseline alone, which keeps all
     its threads."""
     return ThreadpoolController()
 
@@ -107,7 +107,7 @@ def submit(function: Callable[[Item], Result], item: Item) -> Future[Result]:
 def parallel_for(function: Callable[[slice], None], rows: int, step: int) -> None:
     """Calls the function for all rows, `step` at a time, several calls at once.
 
-    Not to be used by the pool's own threads: they would wait for each other.
+    The pool's own threads must not use it: they would wait for each other.
     """
     views = [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
     for _ in pool().map(function, views, len(views)) if len(views) > 1 else map(function, views):

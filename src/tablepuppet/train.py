@@ -87,7 +87,7 @@ class Session:
 
 
 def train(job: Job, tables: Tables, link: Link, on_round: OnRound | None = None, job_id: str | None = None) -> Any:
-    """Trains a job's model on tables that stay with their clients; a resumed run has the id it had."""
+    """Trains a job's model on tables that stay with their clients; a resumed run keeps its id."""
     if job.probe:
         raise JobError("probe belongs to explain: it says which model would gain; leave it out of train")
     with _session(tables, link, job_id) as session, at_work(job.engine) as cluster:
@@ -171,7 +171,7 @@ def profile(query: str, label: str | None, privacy: dict[str, Any], tables: Tabl
 
 
 def schemas(names: list[str], tables: Tables, link: Link) -> dict[str, list[tuple[str, str, bool]]]:
-    """The columns of some tables, or of all: names, kinds, and whether their owner lets them be features."""
+    """The columns of some tables, or of all: names, kinds, and whether their owner allows them as features."""
     found: dict[str, list[tuple[str, str, bool]]] = {}
     for name, given in ask_schemas(names or list(tables), tables, link).items():
         granted = None if given.features is None else {feature.lower() for feature in given.features}

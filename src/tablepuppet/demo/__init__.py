@@ -36,7 +36,7 @@ _OTHERS = ("weather", "planes", "airports")
 
 
 def open_flights(limit: int | None = None) -> Federation:
-    """The owners of the flights' data, all in this process; `limit`: of so many flights only, spread over the year."""
+    """The owners of the flights' data, all in this process; `limit`: the number of flights, spread over the year."""
     flights, others = read_flights()
     if limit is not None and limit < flights.num_rows:
         flights = flights.take(pa.array(range(0, flights.num_rows, -(-flights.num_rows // limit))))

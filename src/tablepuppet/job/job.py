@@ -245,7 +245,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         return automatic_batch(rows) if self.batch_size == "auto" else self.batch_size
 
     def over(self, rows: int) -> Job:
-        """The same, with as many epochs as so many joined rows need where the user left that open."""
+        """The same, with the epochs that so many joined rows need, unless the user set them."""
         if not self.epochs_by_rows:
             return self
         size = self.batch(rows)
@@ -256,8 +256,8 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         return self.replace(epochs=epochs, epochs_by_rows=False)
 
     def with_penalty(self, rows: int) -> Job:
-        """The same, with the l2 of a sum over so many joined rows, unless the user set it; a search's folds
-        differ in their rows."""
+        """The same, with the l2 of a sum over so many joined rows, unless the user set it. A search's folds differ in
+        their rows."""
         if self.search is not None or not (self.model.is_sum and self.model.l2_by_rows):
             return self
         return self.replace(l2=self.model.l2_by_rows / max(1, rows), l2_by_rows=0.0)

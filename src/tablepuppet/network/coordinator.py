@@ -247,7 +247,7 @@ class Coordinator:
         return max(same, key=lambda r: r.submitted, default=None)
 
     def _trim(self) -> None:
-        """Forgets the oldest runs that are over, of each user who has many, or whose take more memory than is its."""
+        """Forgets the oldest finished runs of each user who has many, or whose runs take more than their memory."""
         newest = sorted(self._runs.values(), key=lambda r: (not r.is_over, r.submitted), reverse=True)
         held: Counter[str] = Counter()
         kept: Counter[str] = Counter()

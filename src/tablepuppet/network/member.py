@@ -189,7 +189,7 @@ class Member:
         self._witnessed: dict[str, TreeHead] = {}  # of others' logs
 
     def run(self) -> None:
-        """Dials until somebody answers, and again whenever the line breaks; refusal is an error."""
+        """Dials until the server answers, and again whenever the line breaks; a refusal is an error."""
         while not self._stop.is_set():
             began = time.monotonic()
             try:

@@ -65,7 +65,7 @@ class JsonLines(logging.Formatter):
 
 
 class RateLimitFilter(logging.Filter):
-    """Of lines that strangers bring about, so many of a kind a minute: the log of a flood does not fill the disk."""
+    """Limits the lines that strangers cause, per kind and minute: the log of a flood does not fill the disk."""
 
     def __init__(self, most: int = 60, seconds: float = 60.0) -> None:
         super().__init__()

@@ -35,7 +35,7 @@ _GRACE = 20.0  # seconds that a stopped run may take to notice
 
 
 class RunDiedError(TablePuppetError):
-    """The process of a run is gone; `is_final`: it would go the same way again; `is_orderly`: somebody ended it."""
+    """The process of a run is gone; `is_final`: it would die again; `is_orderly`: somebody ended it."""
 
     def __init__(self, reason: str, *, is_final: bool = False, is_orderly: bool = False) -> None:
         self.is_final, self.is_orderly = is_final, is_orderly
@@ -89,7 +89,7 @@ class RunProcess:
         self._process = self._pipe = None
 
     def start(self) -> Pipe:
-        """A process that waits for a run: the one that there is, unless it has grown too large."""
+        """A process that waits for a run: the present one, unless it has grown too large."""
         if self._pipe is not None and self._process is not None and self._process.poll() is None:
             if self._resident_bytes() < self.memory // 2:
                 return self._pipe

@@ -152,7 +152,7 @@ class TimeSlice:
 
 @dataclass(frozen=True, slots=True)
 class RunHooks:
-    """How long a run waits for a client, what may stop it, and who hears of its steps."""
+    """A run's patience with clients, its cancellation, and the callbacks of its steps."""
 
     patience: float
     on_waiting: OnWaiting = lambda clients: None
@@ -201,7 +201,7 @@ class RunTransport:
     def accept(self) -> None:
         """The answers of the last round are sound: from now on they belong to the run.
 
-        A full disk is waited for, as long as an absent client would be.
+        It waits for room on a full disk as long as for an absent client.
         """
         if self._unkept is not None and self._journal is not None:
             until = time.monotonic() + self._hooks.patience

@@ -132,7 +132,7 @@ class Run:
         return user == self.owner or user in self.readers
 
     def check_protocol(self) -> None:
-        """Fails where the run was begun by a release whose messages are others than ours."""
+        """Fails if the run was begun by a release with other messages than ours."""
         if self.protocol != run_protocol():
             raise TransportError(
                 f"run {self.id} was begun by another release of TablePuppet (version {self.version or 'unknown'}) and "
@@ -172,7 +172,7 @@ class Run:
     def move(
         self, state: State, message: str = "", *, on_full: Callable[[], bool] = lambda: True, waits: bool = True
     ) -> None:
-        """A new state, on the disk before anybody hears of it; `on_full`: whether to go on waiting for room."""
+        """Sets a new state, on the disk before it is news; `on_full`: whether to keep waiting for room."""
         self.state, self.waiting = state, {}
         self.message = printable(message, keep="\n", most=_LONGEST)  # others see it too, and it may quote a client
         self.save(on_full, waits=waits)

@@ -262,7 +262,7 @@ class Reply(Envelope, frozen=True):
 
 
 class KnownHeads(Envelope, frozen=True):
-    """Server to client: the heads of all clients' logs that it keeps. A client whose log does not continue leaves."""
+    """Server to client: the kept heads of all clients' logs. A client whose log does not continue its head leaves."""
 
     heads: dict[str, TreeHead]
 
@@ -289,7 +289,7 @@ def reachable(roots: tuple[Any, ...]) -> frozenset[type]:
 
 
 class _Names(dict[str, Any]):
-    """Names of the modules of a class and its bases; those that only a type checker knows stand for anything."""
+    """Names of the modules of a class and its bases; names for type checkers only stand for anything."""
 
     def __init__(self, kind: type) -> None:
         for base in reversed(kind.__mro__):

@@ -109,7 +109,7 @@ class Link:
         return down, up, answers
 
     def tell(self, requests: Mapping[str, Sequence[Message]]) -> None:
-        """Sends connected clients messages whose answers do not matter; nothing is counted."""
+        """Sends messages to connected clients, whose answers do not matter; nothing is counted."""
         for message in (message for given in requests.values() for message in given):
             if isinstance(message, CloseJob):
                 self.checks.close(message.job)

@@ -189,7 +189,7 @@ class Switchboard:
                     self._changed.notify_all()
 
     def _keep_head(self, client: str, head: TreeHead | None) -> None:
-        """Keeps the head of a client's log; one that is shorter than before was accepted by a person, or is a lie."""
+        """Keeps the head of a client's log. A shorter one than before was accepted by a person, or is a lie."""
         if head is None:
             return
         earlier = self.heads.get(client)

@@ -135,6 +135,7 @@ FORMS = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["date", "timestamp", "zoned"])
 @pytest.mark.parametrize("form", FORMS)
 def test_a_history_has_the_features_of_pooled_tables(form: str, kind: str) -> None:
@@ -142,12 +143,14 @@ def test_a_history_has_the_features_of_pooled_tables(form: str, kind: str) -> No
     check_equal(sql, found, make_tables(kind=kind))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "no key"])
 def test_a_history_whose_keys_lie_with_one_client_each_may_have_several(form: str) -> None:
     sql, found = FORMS[form]
     check_equal(sql, found, make_tables(1), clients=3)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("form", ["lateral", "days since", "several windows", "no key"])
 def test_a_history_whose_keys_lie_with_several_clients_is_merged_where_policies_say_so(form: str) -> None:
     tables, (sql, _) = make_tables(1), FORMS[form]

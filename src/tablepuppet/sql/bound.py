@@ -40,7 +40,7 @@ class Holders(tuple[str, ...]):
 
 
 def partitions_of(tables: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    """Of each table that is partitioned by columns: these, in lower case."""
+    """The partitioning columns of each table that has some, in lower case."""
     return {
         name: tuple(column.lower() for column in clients.partitioned_by)
         for name, clients in tables.items()
@@ -59,7 +59,7 @@ class Scan:
     columns: tuple[ColumnInfo, ...]  # the type of each expression, as its clients report it
     withholding: tuple[str, ...] = ()  # clients that keep the parameters trained on their rows
     query: str | None = None  # over the clients' tables, `table` among them, whose rows are read instead of a table's
-    groups: tuple[str, ...] | None = None  # of such a query: columns of one of which each value lies with one client
+    groups: tuple[str, ...] | None = None  # of such a query: columns, one of whose values do not span clients
     merges: Merges = ""  # such groups are merged over the clients, and may lie with several
     unmerged: str = ""  # why they are not, and what to do about it
     spelled: tuple[ScanTexts, ...] = ()  # per client: the expressions and the filter as it was sent them
@@ -194,7 +194,7 @@ class BoundQuery:
 
     @property
     def moments(self) -> dict[int, tuple[Place, ...]]:
-        """Of each scan of a history, which columns of which scans give its cutoffs."""
+        """The columns that give the cutoffs, for each scan of a history."""
         found: dict[int, dict[Place, None]] = {}
         for branch in self.branches:
             for pair in branch.pairs:
@@ -210,7 +210,7 @@ class BoundQuery:
 
     @property
     def moment_uses(self) -> dict[int, tuple[Place, ...]]:
-        """Of each scan that gives cutoffs: the history's scan and the column, in the order of its contract."""
+        """The history's scan and the column, for each scan that gives cutoffs, in the order of its contract."""
         found: dict[int, list[Place]] = {}
         for history, places in self.moments.items():
             for scan, column in places:

@@ -39,7 +39,7 @@ class GroupColumn(NamedTuple):
 
 
 def group_columns(query: exp.Query, partitions: Partitions | None = None) -> tuple[GroupColumn, ...] | None:
-    """The columns that must not span clients, for a query over a shared table; None: it reads one row at a time."""
+    """The columns that divide a query over a shared table; one must not span clients. None: it reads row by row."""
     query = _without_cutoffs(query)
     divided = _Reader(partitions or {}).read_query(query)
     if divided is None:

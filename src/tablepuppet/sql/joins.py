@@ -40,12 +40,12 @@ class JoinTree:
 
     @property
     def nullable(self) -> frozenset[int]:
-        """The tables of which a joined row may have none."""
+        """The tables that may lack a row in a joined row."""
         return frozenset(j.relation for j in self.joins if j.kind != "inner")
 
     @property
     def absent(self) -> frozenset[int]:
-        """The tables of which no joined row has a row."""
+        """The tables without a row in any joined row."""
         return frozenset(j.relation for j in self.joins if j.kind in ("semi", "anti", "not in"))
 
 
@@ -103,7 +103,7 @@ def _read(scope: Scope, conjuncts: Sequence[exp.Expr], visible: int) -> list[Con
 
 
 def _simplify(conditions: list[Condition], outer: dict[int, list[Condition]]) -> None:
-    """Makes inner, in place, every left join whose missing rows no condition lets pass."""
+    """Makes inner, in place, every left join whose missing rows fail a condition."""
     checked = 0
     while checked < len(conditions):
         for relation in conditions[checked].rejected:

@@ -157,8 +157,8 @@ class TableShape:
     spelling: Mapping[str, Mapping[str, str]]
     infos: Mapping[str, Mapping[str, ColumnInfo]]  # as each client describes them
     withholding: tuple[str, ...] = ()  # clients that keep the parameters trained on their rows
-    query: str | None = None  # over one owner's tables, `name` among them, whose rows are meant instead of a table's
-    groups: tuple[GroupColumn, ...] | None = None  # of such a query: each value must lie with one client
+    query: str | None = None  # over one owner's tables, `name` among them; its rows replace a table's
+    groups: tuple[GroupColumn, ...] | None = None  # of such a query: one's values must not span clients
     merges: Merges = ""  # such groups are merged over the clients
     unmerged: str = ""  # why they are not
     cutoffs: CutoffType = ""  # of a history: the type of the moments until which it is read
@@ -257,7 +257,7 @@ def describe(ucq: Ucq, tables: Mapping[str, tuple[str, ...]], link: Link) -> dic
 
 
 def _cutoff_types(ucq: Ucq, tables: Mapping[str, tuple[str, ...]], link: Link) -> dict[Origin, CutoffType]:
-    """Of each history, the type of its cutoffs, from their owners. One round, where there are any."""
+    """The type of each history's cutoffs, from their owners. One round, where there are any."""
     asked: dict[str, list[tuple[Origin, exp.Expr, DescribeTable]]] = {}
     for branch in ucq.branches:
         for source in branch.sources:

@@ -251,7 +251,7 @@ def codes_of(column: RawColumn, bins: Bins) -> Codes:
 
 
 def without_rare(bins: Sequence[Bins], columns: Sequence[RawColumn], weights: Array, least: int) -> list[Bins]:
-    """Bins in which names that fewer than `least` rows hold mean no row, whoever named them: such rows are others."""
+    """Bins in which names that fewer than `least` rows hold match no row: such rows are others."""
     found: list[Bins] = list(bins)
     for place, (own, column) in enumerate(zip(bins, columns, strict=True)):
         if least > 1 and isinstance(own, CategoryBins) and column.codes is not None:
@@ -298,7 +298,7 @@ def rule_of(key: Key, column: RawColumn, bins: Bins) -> SplitRule:
 
 
 def answers(columns: Sequence[RawColumn], rules: Sequence[SplitRule]) -> NDArray[np.uint8]:
-    """Of every rule and row whether the row goes right, eight rows a byte."""
+    """Whether a row goes right, for every rule and row; eight rows a byte."""
     by_place = {(c.feature, c.entry): c for c in columns}
     return (
         np.stack([np.packbits(_goes_right(by_place, rule)) for rule in rules]) if rules else np.zeros((0, 0), np.uint8)

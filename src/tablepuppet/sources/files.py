@@ -263,7 +263,7 @@ def _is_untrusted(error: Exception) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    """In words of ours: a store's own may hold a request with its signature."""
+    """The error in our own words: a store's may hold a request with its signature."""
     if isinstance(error, urllib.error.HTTPError):
         error.close()
         return f"the server answers {error.code}"

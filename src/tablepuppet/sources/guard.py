@@ -175,7 +175,7 @@ def parse_tree(sql: str, kind: type[exp.Expr], what: str) -> exp.Expr:
 class _BoundedWriter(DuckDBGenerator):
     """Writes SQL in a bounded number of steps.
 
-    Functions that DuckDB lacks are written by means of others, some with their arguments twice. Nested, a short text
+    Functions that DuckDB lacks are written as others, some with their arguments twice. Nested, a short text
     would fill the memory.
     """
 

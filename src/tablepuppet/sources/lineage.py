@@ -49,7 +49,7 @@ class Lineage:
 
 
 def trace(text: str, tables: Mapping[str, Sequence[str]]) -> Lineage:
-    """The lineage of a query over tables, of which these columns are read.
+    """The lineage of a query over these columns of tables.
 
     >>> found = trace('SELECT "k", AVG("x") AS "m" FROM "t" WHERE "z" > 0 GROUP BY "k"', {"t": ["k", "x", "z"]})
     >>> sorted(found.behind("m")), sorted(found.conditions), sorted(found.grouping), found.stability

@@ -117,7 +117,7 @@ class MySQL:
         return list(pa.Table.from_batches(self._read(select)).to_pylist())
 
     def _reach(self) -> None:
-        """Finds out whether somebody listens, which the driver would try for thirty seconds."""
+        """Checks that a server listens; the driver alone would try for thirty seconds."""
         try:
             parts = urlsplit(self._url)
             socket.create_connection((parts.hostname or "localhost", parts.port or 3306), timeout=_REACH).close()

@@ -28,7 +28,7 @@ _SESSION: Final = (
     "SET default_transaction_read_only = on",
     "SET standard_conforming_strings = on",  # or a backslash in a literal could end it
     f"SET statement_timeout = '{MOST_HELD:.0f}s'",
-    "SET lock_timeout = '10s'",  # whoever changes the table is not waited for, nor made to wait behind us
+    "SET lock_timeout = '10s'",  # neither wait for a change of the table, nor delay it
     "SET TIME ZONE 'UTC'",
     "SET synchronize_seqscans = off",  # or a scan may begin in the middle of a large table
     "SET max_parallel_workers_per_gather = 0",  # or workers' rows come as they are found

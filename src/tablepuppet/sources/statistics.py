@@ -113,7 +113,7 @@ def _of_numbers(
     has_missing = column.null_count > 0 or info.absent is True
 
     def present(here: slice) -> tuple[Array, Array, Array]:
-        """Of some rows: the numbers that are there, with their weights; and the weights of those that are not."""
+        """The present numbers of some rows with their weights, and the weights of missing ones."""
         some = numbers(column[here], info) if taken is None or values is None else values[taken[here]]
         heavy, without = once[: len(some)] if weights is None else floats(weights[here]), once[:0]
         if not has_missing:
@@ -189,7 +189,7 @@ class RowWeights(NamedTuple):
         return cls(rows, np.bincount(where, multiplicity, len(rows)).astype(np.float64))
 
     def effective(self, codes: NDArray[Any], size: int) -> Array:
-        """Of each code of a column, the effective rows."""
+        """The effective rows of each code of a column."""
         own = codes if self.rows is None else codes[self.rows]
         return effective_by_code(own, np.ones(len(own)) if self.weights is None else self.weights, size) + _ROUNDING
 

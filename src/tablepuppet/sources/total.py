@@ -29,7 +29,7 @@ _COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE)
 
 
 class TotalSource:
-    """A source none of whose answers is an error about a row."""
+    """A source that never answers with an error about a row."""
 
     def __init__(self, source: Source) -> None:
         self._source = source

@@ -113,7 +113,7 @@ def _conditions(bound: BoundQuery, job: Job, purpose: Purpose, places: list[int]
 
 
 def label_bounds(job: Job) -> tuple[float, float] | None:
-    """Of a label that is a number; None: it is a condition, or 0 and 1."""
+    """The bounds of a label that is a number; None: it is a condition, or 0 and 1."""
     asked, label = job.privacy.analyst, job.data.label
     return None if asked is None else asked.bounds.get(label) or asked.bounds.get(label.rpartition(".")[2])
 

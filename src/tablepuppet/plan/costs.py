@@ -214,7 +214,7 @@ def _block_shape(plan: Plan, number: int, outputs: int) -> BlockShape:
 
 
 def _parameters(spec: ModelSpec, width: int, outputs: int) -> int:
-    """|θ| of a block; a module of the user's own is taken for a linear one, for only its owner can build it."""
+    """|θ| of a block; a user's own module counts as a linear one, for only its owner can build it."""
     if spec.kind != "mlp":
         return width * outputs
     return _layers(width, spec.hidden, outputs)

@@ -30,7 +30,7 @@ Ids = tuple[tuple[str, ...], ...]  # for each block and feature: "", or where it
 
 
 def held_blocks(job: Job, mapping: MappingSummary, ids: Ids = ()) -> tuple[bool, ...]:
-    """For each block, whether its parameters stay with its owners, as those of ids do that only one owner knows."""
+    """Whether each block's parameters stay with its owners, as do those of ids that only one owner knows."""
     blocks = range(len(mapping.bound.blocks))
     has_ids = ["here" in places for places in ids] or [False] * len(blocks)
     return tuple(not job.release or bool(_withholding(mapping, block)) or has_ids[block] for block in blocks)

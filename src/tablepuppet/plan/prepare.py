@@ -347,7 +347,7 @@ def column_signs(job: Job, blocks: Sequence[Any], encoders: Sequence[Sequence[En
 
 
 def monotone_signs(given: Mapping[str, int], blocks: Sequence[Any]) -> list[list[int]]:
-    """Of each block's columns, a vector's one by one: the sign that a user gave them; nothing where there is none."""
+    """The user's sign for each block's columns, a vector's one by one; nothing where there is none."""
     features = [feature for block in blocks for feature in block.features]
     for name in given:
         if not any(name in _spellings(feature) for feature in features):

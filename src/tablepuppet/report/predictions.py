@@ -182,7 +182,7 @@ _Line = tuple[str, list[float | str | None], list[float]]
 
 
 def dependence(runs: Sequence[RunRecord], names: Sequence[str]) -> list[Dependence]:
-    """Every feature that somebody asked about."""
+    """Every requested feature."""
     features = dict.fromkeys(curve.feature for run in runs for curve in run.dependence)
     return [_dependence_on(feature, runs, names) for feature in features]
 

@@ -179,7 +179,7 @@ class RunRecord(_Plain, frozen=True, kw_only=True):
     importance: list[tuple[str, str, float | None, float | None]] = []
     trees: list[str] = []  # the first of them, in words
     curves: dict[str, CurvesRecord] = {}  # by side
-    dependence: list[DependenceRecord] = []  # of features that somebody asked about
+    dependence: list[DependenceRecord] = []  # of requested features
     intercept: list[float | None]  # on the original scale for linear models, else added to the scores
     traffic: TrafficRecord
     explanation: str  # the plan, with the run's counts next to the estimates

@@ -9,7 +9,7 @@
 A new command is a function in one of the files of this folder and one line in `make_app`. It raises TablePuppetError
 like any other code; it never prints an error and never chooses an exit code.
 
-Libraries are loaded inside `main`: `--version` needs none, and whoever interrupts the loading gets a message, too.
+Libraries are loaded inside `main`: `--version` needs none, and an interruption of the loading gives a message, too.
 """
 
 from __future__ import annotations

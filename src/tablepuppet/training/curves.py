@@ -116,12 +116,12 @@ class Curves:
         return f"Curves(of {classes} classes, {rows:,} rows: plot(), confusion_matrix(){more})"
 
     def residuals(self) -> pd.DataFrame:
-        """Of a number: how many rows have which label − prediction; the ends hold all that lies beyond."""
+        """Counts of rows by label − prediction, for a number; the ends hold all that lies beyond."""
         numbers = self._numbers()
         return _frame({"residual": numbers.errors.centres, "rows": numbers.residuals})
 
     def predicted_actual(self) -> pd.DataFrame:
-        """Of a number: how many rows have which label (down) and prediction (across)."""
+        """Counts of rows by label (down) and prediction (across), for a number."""
         numbers = self._numbers()
         centres = numbers.labels.centres
         return _frame(numbers.cells, index=centres, columns=centres).rename_axis(index="label", columns="prediction")

@@ -55,7 +55,7 @@ class Scored:
     union: UnionOperator
 
     def measure(self, blocks: Sequence[Array] | None = None, noisy: NoisyMeasure | None = None) -> Measured:
-        """How good it is; `blocks`: with these in the place of its own; `noisy`: as an analyst is shown it."""
+        """The model's quality; `blocks`: replace its own contributions; `noisy`: as an analyst sees it."""
         model, given = self.model, self.blocks if blocks is None else blocks
         criterion = Criterion(model.loss, Moment.FINISHED, noisy=noisy)
         if own_model(model.spec) is not None or noisy is not None:
@@ -70,7 +70,7 @@ class Scored:
         return measure_constant(rows, constant, Criterion(loss, Moment.HELD_OUT))
 
     def scores(self, blocks: Sequence[Array] | None = None) -> Array:
-        """Of every joined row."""
+        """The score of every joined row."""
         return joined_scores(self.model, rows_here(self.rows), self.blocks if blocks is None else blocks)
 
 

@@ -153,7 +153,7 @@ def measure_constant(joined: Walkable, constant: Array, criterion: Criterion) ->
 
 
 def sum_metrics(joined: Walkable, per_row: Sequence[Array], intercept: Array, criterion: Criterion) -> Sums:
-    """A walk for all sums of the moment; scores are kept where they are to be ranked."""
+    """A walk for all sums of the moment; scores are kept for ranking."""
     loss, moment = criterion.loss, criterion.moment
     writes = ("scores",) if criterion.is_ranked and loss.outputs == 1 else ()
     for name in writes:

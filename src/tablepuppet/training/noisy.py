@@ -44,7 +44,7 @@ class NoisyMetrics:
     noise: AnalystNoise
 
     def __call__(self, criterion: Criterion, scores: Array, labels: Array) -> Measured:
-        """Of a finished model; while it is trained nothing is measured."""
+        """The metrics of a finished model; during training nothing is measured."""
         if criterion.moment is not Moment.FINISHED:
             return Measured(float("nan"), {})
         norm = _norm(criterion.loss)

@@ -300,7 +300,7 @@ class Result:
                 "seed": job.seed,
                 "weight": job.data.weight,
                 "exposure": job.data.exposure,
-                # The metrics of a private run come from exact predictions, and stay with whoever ran it.
+                # The metrics of a private run come from exact predictions, and stay with the person who ran it.
                 **({} if job.is_private else {"objective": self.objective, "metrics": self.metrics}),
                 "training_rows": self.plan.mapping.train_rows,
                 "split": split_of(job, self.plan.mapping),

@@ -281,7 +281,7 @@ class RoundedResults:
         )
 
     def rises(self, found: list[dict[str, Any]], loss: float) -> list[dict[str, Any]]:
-        """Of permutation importance."""
+        """Rounds permutation importance."""
         unit, rounding = self.train.unit(loss), self.train.rounding
         shown = [
             row

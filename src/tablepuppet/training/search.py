@@ -125,7 +125,7 @@ class SearchResult:
         return replace(self, metric=metric)
 
     def _values(self, setting: int) -> list[float]:
-        """Of the metric, on each fold."""
+        """The metric on each fold."""
         return [fit.metrics[self.metric] for fit in self.fits if fit.setting == setting]
 
     @property

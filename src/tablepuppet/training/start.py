@@ -149,7 +149,7 @@ def _salt(job: Job) -> str:
 
 
 def _sum_masked(union: UnionOperator, agreed: list[list[Statistics]]) -> list[list[Statistics]]:
-    """The statistics of masked blocks, of which so far only names are known, from sums over their clients."""
+    """The statistics of masked blocks, so far known by name only, from sums over their clients."""
     for is_second, totals in ((False, first_totals), (True, second_totals)):
 
         def ask(part: Part, is_second: bool = is_second) -> Message:
@@ -305,6 +305,6 @@ def _head(plan: Plan) -> TrainedHead | None:
 
 
 def _share(part: Part, multiplicity: NDArray[np.int64]) -> float:
-    """Of the joined rows that the part's block has a row in: how many have one of the part."""
+    """The share of joined rows with a row of the part, among those with a row of its block."""
     own = multiplicity[part.train]
     return 1.0 if 0 < len(own) == len(multiplicity) else float(own.sum() / max(1, multiplicity.sum()))

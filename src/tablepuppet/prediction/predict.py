@@ -128,7 +128,7 @@ def block_fingerprints(model: Model) -> dict[str, str]:
 
 
 def _check_base(servable: Servable, there: Reachable) -> None:
-    """Rows to predict are those of the base table, so somebody must have some."""
+    """Rows to predict are those of the base table, so an owner must have some."""
     for branch in servable.bound.branches:
         table = servable.bound.scans[branch.relations[branch.label_relation].scan].table
         if table in there.absent:
@@ -324,7 +324,7 @@ def write(table: pa.Table, path: str | Path) -> None:
 
 
 def check_file(path: str | Path) -> Path:
-    """Where predictions are to be written, if that is a kind of file that they are written to."""
+    """The file for predictions, if its kind is supported."""
     target = as_path(path, "predictions", ModelError)
     if target.suffix.lower() not in (".parquet", ".csv"):
         raise ModelError(f"predictions are written to .parquet or .csv, and {target.name} ends in neither")

@@ -294,7 +294,7 @@ class RowSelection:
     def _ask(
         self, bound: BoundQuery, link: Link, job: str, client_rows: Sequence[dict[str, int]]
     ) -> list[tuple[_Draw, NDArray[np.bool_]]]:
-        """Of each draw, which rows are test rows of it, or new."""
+        """The rows of each draw that are its test rows, or new."""
         draws, requests = self._draws(bound), []
         for draw in draws:
             scan, offset, starts = draw.place.scan, draw.known.offset, dict[str, int]()

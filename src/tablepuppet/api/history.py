@@ -56,7 +56,7 @@ def history(
     categories: Sequence[str] = (),
     name: str | None = None,
 ) -> str:
-    """A LATERAL join with the rows of `table` about a key before a moment; its features are `name.*`.
+    """A LATERAL join that summarises the rows of `table` about a key before a moment; its features are `name.*`.
 
     `key`: a column that both tables have, several, or {column of the history: column of the other table}.
     `time`: the history's time; `at`: the moment, as in "t.ts": only rows before it count.

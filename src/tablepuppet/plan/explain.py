@@ -1,7 +1,7 @@
 """A plan for people and machines: as text, like a database's EXPLAIN; as an HTML fragment for notebooks; as JSON.
 
-In: a Plan and, after a run, the meter's counts, which are shown next to the estimates. costs.py and knowledge.py
-compute the numbers; this file only lays them out.
+In: a Plan and, after a run, the meter's counts, which are shown next to the estimates. This file only lays numbers out:
+costs.py and knowledge.py compute them.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from tablepuppet.errors import QueryError, nearest
 from tablepuppet.sources.guard import FUNCTIONS, NODES, TYPES
 from tablepuppet.sql.grammar import PARAMETER, At, refusal, word_before, words
 
-# What may give a value although an argument is NULL, or is no call; tests/sql/test_nulls.py tries all others in DuckDB.
+# Nodes that may give a value for a NULL argument, or are no call; tests/sql/test_nulls.py tries all others in DuckDB.
 _NOT_STRICT: Final[frozenset[type[exp.Expr]]] = frozenset(
     {exp.And, exp.Or, exp.Not, exp.Is, exp.In, exp.Between, exp.NullSafeEQ, exp.NullSafeNEQ, exp.Case, exp.If}
     | {exp.Coalesce, exp.Nullif, exp.Greatest, exp.Least, exp.Concat, exp.ConcatWs, exp.Pi, exp.Cot, exp.Ascii}

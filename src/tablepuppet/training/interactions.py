@@ -134,8 +134,8 @@ def compare_with_sum(
 ) -> list[str]:
     """A note where the plain sum predicts held-out rows better than the sum and a perceptron do.
 
-    `sides`: their joined rows and the model's mean loss there. `held_out`: the blocks' contributions to them; `seen`:
-    to the training rows, on which the sum finds an intercept of its own.
+    `sides`: their joined rows and the model's mean loss there. `held_out`: the blocks' contributions to them.
+    `seen`: those to the training rows, on which the sum finds an intercept of its own.
     """
     spec = HeadSpec() if problem.head is None else problem.head.head.spec
     side = next((name for name in ("validation", "test") if name in sides and sides[name][0].rows), None)

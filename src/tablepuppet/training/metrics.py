@@ -119,8 +119,9 @@ def measure(
 ) -> Measured:
     """A model's predictions on some joined rows, as far as they are measured at the moment.
 
-    The loss is the mean weighted by the rows' weights, if any; metrics count every row alike. `known`: the sums of an
-    epoch, where an algorithm's own walk has counted them.
+    The loss is the mean weighted by the rows' weights, if any; metrics count every row alike.
+
+    `known`: the sums of an epoch, where an algorithm's own walk has counted them.
     """
     if joined.rows == 0:
         return Measured(float("nan"), {})

@@ -268,7 +268,8 @@ class Coordinator:
                 continue
             with self._lock:
                 self._current = run
-            log.info("run %s (%s) of %s begins", run.id, run.kind, run.owner or "nobody")
+            if not run.approval:  # one that waits for a person is tried every few seconds
+                log.info("run %s (%s) of %s begins", run.id, run.kind, run.owner or "nobody")
             try:
                 self._work_on(run)
             except Exception as error:  # a run must not end the service, whatever is wrong

@@ -80,7 +80,8 @@ def federation(
     file = folder / "federation.toml"
     owners = "\n".join(f'{name} = "{name}"' for name in held)
     file.write_text(
-        f'users = ["analyst"]\n[server]\naddress = "grpc+tcp://127.0.0.1:{port}"\nheartbeat = 1.0\n[owners]\n{owners}\n'
+        f'users = ["analyst"]\n[server]\naddress = "grpc+tcp://127.0.0.1:{port}"\nheartbeat = 1.0\nhealth = ""\n'
+        f"[owners]\n{owners}\n"
     )
     server = Server(read_federation(file))
     recorder = Recorder(port)

@@ -48,7 +48,7 @@ class Newton(AlgorithmOptions, frozen=True, tag="newton"):
     """Block-preconditioned Newton with subspace search: nothing to tune (docs/algorithms.md).
 
     `memory`: how many earlier directions are kept for the search. `tolerance`: the relative gain below which it ends.
-    The default is 1e-10, or 1e-6 for a label of more than two classes, whose rounds cost more.
+    The default is 1e-10, or 1e-8 for a label of more than two classes, whose rounds cost more.
 
     >>> Newton(tolerance=1e-6)
     Newton(tolerance=1e-06)
@@ -65,7 +65,7 @@ class Newton(AlgorithmOptions, frozen=True, tag="newton"):
     def tolerance_of(self, outputs: int) -> float:
         if self.tolerance is not None:
             return self.tolerance
-        return 1e-10 if outputs == 1 else 1e-6
+        return 1e-10 if outputs == 1 else 1e-8
 
     @property
     def sends_second_moments(self) -> bool:

@@ -63,7 +63,8 @@ def test_what_was_refused_does_not_stay_in_memory_while_its_line_is_open(parties
             line.stream.send(c.Submit(kind="train", follows=False), [Frame(b"h", [bytes(PARCEL)])] * 2)
             refused, _ = line.stream.receive()
             assert isinstance(refused, c.Failed)
-        assert resident(parties) - before < LINES * PARCEL // 3
+        # What the allocator keeps for its next parcels is a third of this; one kept parcel a line is more.
+        assert resident(parties) - before < LINES * PARCEL * 2 // 3
     finally:
         for line in lines:
             line.close()

@@ -7,16 +7,14 @@ import secrets
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from tablepuppet.cli.screen import Screen, table
+from tablepuppet.cli.screen import Screen, argument, option, table
 from tablepuppet.errors import TransportError, unreadable
 from tablepuppet.protocol.signatures import new_asker_key, public_text, read_asker_key
 from tablepuppet.transport import certs as authority
 
-FolderOption = Annotated[Path, typer.Option("--folder", metavar="DIR", help="Where the authority lives.")]
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The party's name, as in the federation file.")]
-DaysOption = Annotated[int, typer.Option("--days", min=1, help="How long the certificate is valid.")]
+FolderOption = Annotated[Path, option("--folder DIR", "Where the authority lives.")]
+NameArgument = Annotated[str, argument("NAME", "The party's name, as in the federation file.")]
+DaysOption = Annotated[int, option("--days", "How long the certificate is valid.", min=1)]
 _FOLDER = Path("certs")
 
 
@@ -31,8 +29,8 @@ def init(screen: Screen, folder: FolderOption = _FOLDER, days: DaysOption = 3650
 
 def server(
     screen: Screen,
-    hosts: Annotated[list[str], typer.Argument(metavar="HOST…", help="Names and addresses that clients dial.")],
-    name: Annotated[str, typer.Option("--name", help="The file's name.")] = "server",
+    hosts: Annotated[list[str], argument("HOST…", "Names and addresses that clients dial.")],
+    name: Annotated[str, option("--name", "The file's name.")] = "server",
     folder: FolderOption = _FOLDER,
     days: DaysOption = 365,
 ) -> None:
@@ -45,7 +43,7 @@ def server(
 
 def party(
     screen: Screen,
-    names: Annotated[list[str], typer.Argument(metavar="NAME…", help="Names of clients or users.")],
+    names: Annotated[list[str], argument("NAME…", "Names of clients or users.")],
     folder: FolderOption = _FOLDER,
     days: DaysOption = 365,
 ) -> None:
@@ -59,7 +57,7 @@ def party(
 
 def asker(
     screen: Screen,
-    key: Annotated[Path, typer.Argument(metavar="KEY", help="A private key in PEM form; made where there is none.")],
+    key: Annotated[Path, argument("KEY", "A private key in PEM form; made where there is none.")],
 ) -> None:
     """Print an asker's public key, as an owner's policy names it; make the key where there is none.
 
@@ -69,7 +67,7 @@ def asker(
         _write_secret(key, new_asker_key().decode("ascii"))
     public = public_text(read_asker_key(key))
     screen.show(f'{key}: keep it to yourself. Owners write in their policies: askers = {{ {key.stem} = "{public}" }}')
-    screen.show_json(lambda: {"key": str(key), "public": public})
+    screen.show_json({"key": str(key), "public": public})
 
 
 def renew(screen: Screen, name: NameArgument, folder: FolderOption = _FOLDER, days: DaysOption = 365) -> None:
@@ -91,7 +89,7 @@ def revoke(screen: Screen, name: NameArgument, folder: FolderOption = _FOLDER) -
 
 def secret(
     screen: Screen,
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.")] = Path("clients.secret"),
+    path: Annotated[Path, argument("FILE", "The file to write.")] = Path("clients.secret"),
 ) -> None:
     """Make the secret that all clients share and the server never has: it keys the tokens of join keys.
 
@@ -111,7 +109,7 @@ def request(screen: Screen, name: NameArgument, folder: FolderOption = _FOLDER) 
 
 def sign(
     screen: Screen,
-    asked: Annotated[Path, typer.Argument(metavar="REQUEST", help="A party's NAME.csr.")],
+    asked: Annotated[Path, argument("REQUEST", "A party's NAME.csr.")],
     folder: FolderOption = _FOLDER,
     days: DaysOption = 365,
 ) -> None:
@@ -124,9 +122,9 @@ def sign(
 
 def share(
     screen: Screen,
-    secret: Annotated[Path, typer.Argument(metavar="FILE", help="The clients' secret, as `certs secret` made it.")],
-    recipients: Annotated[list[Path], typer.Argument(metavar="CERTIFICATE…", help="Other clients' NAME.pem.")],
-    name: Annotated[str, typer.Option("--as", metavar="NAME", help="Your own name.")],
+    secret: Annotated[Path, argument("FILE", "The clients' secret, as `certs secret` made it.")],
+    recipients: Annotated[list[Path], argument("CERTIFICATE…", "Other clients' NAME.pem.")],
+    name: Annotated[str, option("--as NAME", "Your own name.")],
     folder: FolderOption = _FOLDER,
 ) -> None:
     """Seal the clients' secret for the others: whoever carries the files, the administrator included, cannot read it.
@@ -143,12 +141,10 @@ def share(
 
 def open_secret(
     screen: Screen,
-    sealed: Annotated[Path, typer.Argument(metavar="FILE", help="The sealed file that you were sent.")],
-    sender: Annotated[Path, typer.Argument(metavar="CERTIFICATE", help="The sender's NAME.pem.")],
-    name: Annotated[str, typer.Option("--as", metavar="NAME", help="Your own name.")],
-    to: Annotated[Path, typer.Option("--to", metavar="FILE", help="Where the secret is written.")] = Path(
-        "clients.secret"
-    ),
+    sealed: Annotated[Path, argument("FILE", "The sealed file that you were sent.")],
+    sender: Annotated[Path, argument("CERTIFICATE", "The sender's NAME.pem.")],
+    name: Annotated[str, option("--as NAME", "Your own name.")],
+    to: Annotated[Path, option("--to FILE", "Where the secret is written.")] = Path("clients.secret"),
     folder: FolderOption = _FOLDER,
 ) -> None:
     """Open the clients' secret that another client sealed for you.
@@ -177,7 +173,7 @@ def list_certificates(screen: Screen, folder: FolderOption = _FOLDER) -> None:
     for row in rows:
         shown.add_row(str(row["name"]), str(row["valid_until"]), "revoked" if row["revoked"] else "")
     screen.show(shown)
-    screen.show_json(lambda: {"certificates": rows})
+    screen.show_json({"certificates": rows})
 
 
 def _read(path: Path) -> bytes:
@@ -198,4 +194,4 @@ def _write_secret(path: Path, content: str) -> None:
 
 def _finish(screen: Screen, path: Path, advice: str) -> None:
     screen.show(f"Wrote {path}. {advice}")
-    screen.show_json(lambda: {"written": str(path)})
+    screen.show_json({"written": str(path)})

@@ -16,19 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from tablepuppet.algorithms.registry import BY_NAME, DEFAULT
 from tablepuppet.api import Federation
 from tablepuppet.api.owners import federation_from_toml, read_toml
+from tablepuppet.cli.screen import argument, option
 from tablepuppet.errors import JobError, nearest, unreadable
 from tablepuppet.job import ARGUMENTS, loss_options
 
-JobArgument = Annotated[Path, typer.Argument(metavar="JOB", help="A job file (TOML).", show_default=False)]
-FederationOption = Annotated[
-    Path | None,
-    typer.Option("--federation", metavar="FILE", help="A federation file (TOML); overrides JOB."),
-]
+JobArgument = Annotated[Path, argument("JOB", "A job file (TOML).")]
+FederationOption = Annotated[Path | None, option("--federation FILE", "A federation file (TOML); overrides JOB.")]
 
 _OF_THE_FILE = ("query_file", "federation", "tables", "owners", "partitioned_by", "privacy", "rows")
 _OF_A_JOB = (*(name for name in ARGUMENTS if name not in ("options", "loss_options")), "split", "gap")

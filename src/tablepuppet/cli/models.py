@@ -17,7 +17,7 @@ from msgspec import to_builtins
 
 from tablepuppet.api import Federation
 from tablepuppet.cli.job_file import FederationOption, JobArgument, JobFile, read_job
-from tablepuppet.cli.screen import Screen, table
+from tablepuppet.cli.screen import Screen, argument, option, table
 from tablepuppet.errors import ModelError
 from tablepuppet.output_files import write_whole
 from tablepuppet.prediction.model import Model
@@ -27,22 +27,14 @@ from tablepuppet.report import dependence_of
 _SHOWN = 10
 _BASELINE = "baseline: the majority class, or the mean, of these rows"
 
-ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="A folder that result.save() wrote.")]
-ToOption = Annotated[
-    Path | None, typer.Option("--to", metavar="FILE", help="Write all predictions to a .parquet or .csv file.")
-]
+ModelArgument = Annotated[Path, argument("MODEL", "A folder that result.save() wrote.")]
 KeyOption = Annotated[
-    list[str] | None,
-    typer.Option("--key", metavar="COLUMN", help="A column of the label's table that names a row; may be repeated."),
+    list[str] | None, option("--key COLUMN", "A column of the label's table that names a row; may be repeated.")
 ]
 MissingOption = Annotated[
-    str, typer.Option("--missing", help='"error", or "zero": predict with the mean of an owner that is away.')
+    str, option("--missing", '"error", or "zero": predict with the mean of an owner that is away.')
 ]
-
-
-SplitOption = Annotated[
-    bool, typer.Option("--split", help="Add a column: was the row for training, validation or the test?")
-]
+SplitOption = Annotated[bool, option("--split", "Add a column: was the row for training, validation or the test?")]
 
 
 @contextmanager
@@ -60,7 +52,7 @@ def predict(
     model: ModelArgument,
     job: JobArgument,
     federation: FederationOption = None,
-    to: ToOption = None,
+    to: Annotated[Path | None, option("--to FILE", "Write all predictions to a .parquet or .csv file.")] = None,
     key: KeyOption = None,
     missing: MissingOption = "error",
     split: SplitOption = False,
@@ -82,19 +74,16 @@ def predict(
         *([f"without {away}: the mean contribution stands in, see the column assumed"] if away else []),
         *([f"written to {to}"] if to is not None else []),
     )
-    screen.show_json(
-        lambda: {
-            "rows": answer.num_rows,
-            "missing": away.split(", ") if away else [],
-            **({"file": str(to)} if to is not None else {"predictions": _plain(answer).to_pylist()}),
-        }
-    )
+    found = {"rows": answer.num_rows, "missing": away.split(", ") if away else []}
+    if to is not None:
+        screen.show_json({**found, "file": str(to)})
+    elif screen.wants_json:
+        screen.show_json({**found, "predictions": _plain(answer).to_pylist()})
 
 
 WantedRows = Literal["test", "train", "all"]
 RowsOption = Annotated[
-    WantedRows | None,
-    typer.Option("--rows", help="Which rows: test (no model was trained on them; the default), train or all."),
+    WantedRows | None, option("--rows", "Which rows: test (no model was trained on them; the default), train or all.")
 ]
 
 
@@ -113,7 +102,7 @@ def evaluate(
         found = tables.evaluate(loaded, asked.query, rows=rows or asked.rows, privacy=asked.analyst)
     rows_of = ((name, value, found.baseline.get(name, "")) for name, value in found.items())
     screen.show(table("metric", "value", "baseline", title=f"{model} on {found.rows}", rows=rows_of), _BASELINE)
-    screen.show_json(found.to_dict)
+    screen.show_json(found.to_dict())
 
 
 def _plain(answer: pa.Table) -> pa.Table:
@@ -125,34 +114,21 @@ def _plain(answer: pa.Table) -> pa.Table:
 
 
 BlockOption = Annotated[
-    str | None,
-    typer.Option("--block", metavar="NAME", help="The block to export, by its alias or table; not needed for one."),
+    str | None, option("--block NAME", "The block to export, by its alias or table; not needed for one.")
 ]
-ToFile = Annotated[
-    Path | None, typer.Option("--to", metavar="FILE", help="Write to this file (SQL: else it is shown).")
-]
-TableOption = Annotated[
-    str | None, typer.Option("--table", metavar="NAME", help="SQL: the owner's own name of its table, if it differs.")
-]
-DialectOption = Annotated[
-    str, typer.Option("--dialect", help="SQL: duckdb, postgres, sqlite, mysql, snowflake or bigquery.")
-]
-ColumnOption = Annotated[
-    list[str] | None, typer.Option("--column", metavar="NAME", help="SQL: a column to show too; may be repeated.")
-]
+TableOption = Annotated[str | None, option("--table NAME", "SQL: the owner's own name of its table, if it differs.")]
+DialectOption = Annotated[str, option("--dialect", "SQL: duckdb, postgres, sqlite, mysql, snowflake or bigquery.")]
 
 
 def export(
     screen: Screen,
     model: ModelArgument,
-    kind: Annotated[
-        Literal["sql", "onnx", "lightgbm"], typer.Argument(metavar="sql|onnx|lightgbm", help="The format.")
-    ],
+    kind: Annotated[Literal["sql", "onnx", "lightgbm"], argument("sql|onnx|lightgbm", "The format.")],
     block: BlockOption = None,
-    to: ToFile = None,
+    to: Annotated[Path | None, option("--to FILE", "Write to this file (SQL: else it is shown).")] = None,
     table: TableOption = None,
     dialect: DialectOption = "duckdb",
-    column: ColumnOption = None,
+    column: Annotated[list[str] | None, option("--column NAME", "SQL: a column to show too; may be repeated.")] = None,
 ) -> None:
     """Export a block of a saved model: what it adds to the score of each of its owner's rows; or all boosted trees.
 
@@ -171,21 +147,13 @@ def export(
         if to is not None:
             write_whole(to, lambda file: file.write_text(f"{text}\n", encoding="utf-8"), "SQL", ModelError)
         elif screen.wants_json:
-            screen.show_json(lambda: {"sql": text})
+            screen.show_json({"sql": text})
             return
         else:
             print(text)  # for a database to read: no wrapping, no colours
             return
     screen.show(f"Wrote {to}.")
-    screen.show_json(lambda: {"file": str(to), **codes})
-
-
-ByOption = Annotated[Literal["feature", "table"], typer.Option("--by", help="What is shuffled: feature or table.")]
-RepeatsOption = Annotated[int, typer.Option("--repeats", help="How often each is shuffled.")]
-FeatureOption = Annotated[
-    list[str] | None, typer.Option("--feature", metavar="NAME", help="A feature of the model; may be repeated.")
-]
-PointsOption = Annotated[int, typer.Option("--points", help="How many values of a feature, at most.")]
+    screen.show_json({"file": str(to), **codes})
 
 
 def importance(
@@ -193,8 +161,8 @@ def importance(
     model: ModelArgument,
     job: JobArgument,
     federation: FederationOption = None,
-    by: ByOption = "feature",
-    repeats: RepeatsOption = 3,
+    by: Annotated[Literal["feature", "table"], option("--by", "What is shuffled: feature or table.")] = "feature",
+    repeats: Annotated[int, option("--repeats", "How often each is shuffled.")] = 3,
     rows: RowsOption = None,
 ) -> None:
     """Show how much the mean loss rises when a feature, or a table, is shuffled among its rows.
@@ -206,16 +174,16 @@ def importance(
     title = f"how much the mean loss rises, on {found.attrs['about']}"
     screen.show(table(*found.columns, title=title, rows=found.itertuples(index=False)))
     about = {name: found.attrs[name] for name in ("rows", "which_rows")}
-    screen.show_json(lambda: {"importance": found.to_dict("records"), **about})
+    screen.show_json({"importance": found.to_dict("records"), **about})
 
 
 def dependence(
     screen: Screen,
     model: ModelArgument,
     job: JobArgument,
-    feature: FeatureOption = None,
+    feature: Annotated[list[str] | None, option("--feature NAME", "A feature of the model; may be repeated.")] = None,
     federation: FederationOption = None,
-    points: PointsOption = 11,
+    points: Annotated[int, option("--points", "How many values of a feature, at most.")] = 11,
     rows: RowsOption = None,
 ) -> None:
     """Show the mean prediction if a feature has the same value in all rows (partial dependence).
@@ -232,24 +200,18 @@ def dependence(
     for name, curve in found.items():
         title = f"{name}, on {curve.attrs['about']}"
         screen.show(table(*curve.columns, title=title, rows=curve.itertuples(index=False)))
-    screen.show_json(lambda: {"dependence": to_builtins(dependence_of(found))})  # each curve names its rows
+    screen.show_json({"dependence": to_builtins(dependence_of(found))})  # each curve names its rows
 
 
 FOUND = 3  # exit code
 
-SecondArgument = Annotated[Path, typer.Argument(metavar="NEW", help="The folder of the model to compare with it.")]
-BetterOption = Annotated[
-    bool, typer.Option("--better", help="End with code 3 unless the second model is better, beyond chance.")
-]
-ShiftOption = Annotated[float, typer.Option("--shift", help="How many standard deviations a mean may move.")]
-SpreadOption = Annotated[float, typer.Option("--spread", help="By which factor a standard deviation may change.")]
-MatchedOption = Annotated[float, typer.Option("--matched", help="By which share the matched rows may change.")]
+BetterOption = Annotated[bool, option("--better", "End with code 3 unless the second model is better, beyond chance.")]
 
 
 def compare(
     screen: Screen,
     model: ModelArgument,
-    new: SecondArgument,
+    new: Annotated[Path, argument("NEW", "The folder of the model to compare with it.")],
     job: JobArgument,
     federation: FederationOption = None,
     rows: RowsOption = None,
@@ -265,7 +227,7 @@ def compare(
         found = tables.compare(first, load(new), asked.query, rows=rows or asked.rows, privacy=asked.analyst)
     compared = found.table.itertuples(index=False)
     screen.show(table(*found.table.columns, title=str(found.rows), rows=compared), _BASELINE, str(found))
-    screen.show_json(found.to_dict)
+    screen.show_json(found.to_dict())
     if found.is_worse or (better and not found.is_better):
         raise typer.Exit(FOUND)
 
@@ -275,9 +237,9 @@ def drift(
     model: ModelArgument,
     job: JobArgument,
     federation: FederationOption = None,
-    shift: ShiftOption = 0.25,
-    spread: SpreadOption = 2.0,
-    matched: MatchedOption = 0.05,
+    shift: Annotated[float, option("--shift", "How many standard deviations a mean may move.")] = 0.25,
+    spread: Annotated[float, option("--spread", "By which factor a standard deviation may change.")] = 2.0,
+    matched: Annotated[float, option("--matched", "By which share the matched rows may change.")] = 0.05,
 ) -> None:
     """Compare the rows of a job's query with those that a model was trained on; code 3: they have drifted.
 
@@ -287,6 +249,6 @@ def drift(
         found = tables.drift(loaded, asked.query)
     said = found.found(shift=shift, spread=spread, matched=matched)
     screen.show(*(said or ["The rows are like those that the model was trained on."]))
-    screen.show_json(lambda: {"drifted": bool(said), "found": said, **found.to_dict()})
+    screen.show_json({"drifted": bool(said), "found": said, **found.to_dict()})
     if said:
         raise typer.Exit(FOUND)

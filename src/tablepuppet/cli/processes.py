@@ -13,7 +13,7 @@ import typer
 from tablepuppet.api import ConnectedFederation
 from tablepuppet.api.owners import tables_from_toml
 from tablepuppet.cli.job_file import JobArgument, read_job
-from tablepuppet.cli.screen import Screen, table
+from tablepuppet.cli.screen import Screen, argument, option, table
 from tablepuppet.cli.train import ReportOption, ResumeOption, SaveOption, show_result
 from tablepuppet.errors import PolicyError
 from tablepuppet.formatting import printable
@@ -27,22 +27,17 @@ from tablepuppet.owner.owner_log import verify as verify_log
 from tablepuppet.owner.store import ClientTables
 from tablepuppet.sources.source import open_source
 
-FederationArgument = Annotated[
-    Path, typer.Argument(metavar="FEDERATION", help="A federation file with a \\[server] section (TOML).")
-]
-ClientArgument = Annotated[Path, typer.Argument(metavar="CLIENT", help="A client file (TOML).")]
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's name, as `tablepuppet status` shows it.")]
-FederationOption = Annotated[Path, typer.Option("--federation", metavar="FILE", help="The federation file.")]
-WithOption = Annotated[
-    list[Path] | None, typer.Option("--with", metavar="CLIENT", help="A client file to join from this process too.")
-]
+FederationArgument = Annotated[Path, argument("FEDERATION", "A federation file with a \\[server] section (TOML).")]
+RunArgument = Annotated[str, argument("RUN", "The run's name, as `tablepuppet status` shows it.")]
+ContractArgument = Annotated[str, argument("CONTRACT", "The contract's name, or its first eight digits or more.")]
+FederationOption = Annotated[Path, option("--federation FILE", "The federation file.")]
+WithOption = Annotated[list[Path] | None, option("--with CLIENT", "A client file to join from this process too.")]
 LevelOption = Annotated[
-    Literal["debug", "info", "warning", "error"],
-    typer.Option("--log-level", help="Log this level and above."),
+    Literal["debug", "info", "warning", "error"], option("--log-level", "Log this level and above.")
 ]
-StyleOption = Annotated[Literal["text", "json"], typer.Option("--log-format", help="Text, or a JSON object a line.")]
+StyleOption = Annotated[Literal["text", "json"], option("--log-format", "Text, or a JSON object a line.")]
 InsecureOption = Annotated[
-    bool, typer.Option("--insecure", help="Allow an address without TLS (grpc+tcp://), on this machine only.")
+    bool, option("--insecure", "Allow an address without TLS (grpc+tcp://), on this machine only.")
 ]
 
 
@@ -68,14 +63,14 @@ def serve(
     def ready(server: Server) -> None:
         health = None if server.monitor is None else server.monitor.port
         screen.show(f"Listening on {settings.server.address}; clients: {', '.join(settings.clients)}.")
-        screen.show_json(lambda: {"address": settings.server.address, "port": server.port, "health_port": health})
+        screen.show_json({"address": settings.server.address, "port": server.port, "health_port": health})
 
     processes.serve(settings, [read_client(path) for path in with_clients or []], open_tables, ready)
 
 
 def join(
     screen: Screen,
-    client: ClientArgument = _CLIENT,
+    client: Annotated[Path, argument("CLIENT", "A client file (TOML).")] = _CLIENT,
     insecure: InsecureOption = False,
     level: LevelOption = "info",
     style: StyleOption = "text",
@@ -88,7 +83,7 @@ def join(
     settings = read_client(client)
     _check_security(settings.server.startswith("grpc+tcp://"), insecure, client)
     processes.join(settings, open_tables)
-    screen.show_json(lambda: {"client": settings.name, "state": "stopped"})
+    screen.show_json({"client": settings.name, "state": "stopped"})
 
 
 def status(screen: Screen, federation: FederationArgument = _FEDERATION) -> None:
@@ -103,7 +98,7 @@ def status(screen: Screen, federation: FederationArgument = _FEDERATION) -> None
     runs = [(r["run"], r["kind"], r["state"], f"{r['round']}/{r['rounds']}", _detail(r)) for r in found["runs"]]
     screen.show(table("client", "is", "waited for", title="Clients", rows=clients), "")
     screen.show(table("run", "kind", "state", "round", "", title="Runs", rows=runs))
-    screen.show_json(lambda: found)
+    screen.show_json(found)
 
 
 def resume(screen: Screen, run: RunArgument, federation: FederationOption = _FEDERATION) -> None:
@@ -113,7 +108,7 @@ def resume(screen: Screen, run: RunArgument, federation: FederationOption = _FED
     """
     ConnectedFederation(federation).resume(run)
     screen.show(f"Run {run} goes on; `tablepuppet wait {run}` gives its result.")
-    screen.show_json(lambda: {"run": run, "state": "queued"})
+    screen.show_json({"run": run, "state": "queued"})
 
 
 def cancel(screen: Screen, run: RunArgument, federation: FederationOption = _FEDERATION) -> None:
@@ -123,16 +118,14 @@ def cancel(screen: Screen, run: RunArgument, federation: FederationOption = _FED
     """
     ConnectedFederation(federation).cancel(run)
     screen.show(f"Run {run} stops at its next step.")
-    screen.show_json(lambda: {"run": run, "state": "cancelled"})
+    screen.show_json({"run": run, "state": "cancelled"})
 
 
 def submit(
     screen: Screen,
     job: JobArgument,
     federation: FederationOption = _FEDERATION,
-    share: Annotated[
-        list[str] | None, typer.Option("--share", metavar="USER", help="A user who may see the result too.")
-    ] = None,
+    share: Annotated[list[str] | None, option("--share USER", "A user who may see the result too.")] = None,
     resume: ResumeOption = False,
 ) -> None:
     """Submit a job to a running server without waiting: it is trained when its turn comes.
@@ -142,7 +135,7 @@ def submit(
     asked = read_job(job)
     run = ConnectedFederation(federation).submit(asked.query, **asked.arguments, share=share or (), resume=resume)
     screen.show(f"Run {run} is queued; `tablepuppet wait {run}` shows its result.")
-    screen.show_json(lambda: {"run": run})
+    screen.show_json({"run": run})
 
 
 def wait(
@@ -177,15 +170,11 @@ def _detail(run: dict[str, Any]) -> str:
     return f"waits for {away}" if away else printable(str(run["message"]), keep="\n")
 
 
-ContractArgument = Annotated[
-    str, typer.Argument(metavar="CONTRACT", help="The contract's name, or its first eight digits or more.")
-]
-ClientOption = Annotated[Path, typer.Option("--client", metavar="FILE", help="The owner's client file.")]
+ClientOption = Annotated[Path, option("--client FILE", "The owner's client file.")]
 ScopeOption = Annotated[
     Literal["once", "contract", "asker"],
-    typer.Option("--for", help="One job; every job with this contract; or this asker with these columns and noise."),
+    option("--for", "One job; every job with this contract; or this asker with these columns and noise."),
 ]
-DaysOption = Annotated[int | None, typer.Option("--days", help="How long it lasts; at most as long as the contract.")]
 
 
 def contracts(screen: Screen, client: ClientOption = _CLIENT) -> None:
@@ -201,7 +190,7 @@ def contracts(screen: Screen, client: ClientOption = _CLIENT) -> None:
         screen.show(f"Contract {contract.hash[:16]}", *lines, *notes, "")
     if not waiting:
         screen.show("No contract waits for a decision.")
-    screen.show_json(lambda: [msgspec.to_builtins(c) | {"hash": c.hash, "notes": approvals.notes(c)} for c in waiting])
+    screen.show_json([msgspec.to_builtins(c) | {"hash": c.hash, "notes": approvals.notes(c)} for c in waiting])
 
 
 def approve(
@@ -209,7 +198,7 @@ def approve(
     contract: ContractArgument,
     client: ClientOption = _CLIENT,
     scope: ScopeOption = "contract",
-    days: DaysOption = None,
+    days: Annotated[int | None, option("--days", "How long it lasts; at most as long as the contract.")] = None,
 ) -> None:
     """Approve a contract that waits; the job then continues.
 
@@ -240,7 +229,7 @@ def _decide(
     decision = approvals.decide(name, is_approved=is_approved, scope=scope, days=days)
     word = "approved" if is_approved else "denied"
     screen.show(f"Contract {contract.hash[:16]} is {word} until {decision.until}.")
-    screen.show_json(lambda: {"contract": contract.hash, "decision": word, "scope": scope, "until": decision.until})
+    screen.show_json({"contract": contract.hash, "decision": word, "scope": scope, "until": decision.until})
 
 
 def show(screen: Screen, client: ClientOption = _CLIENT) -> None:
@@ -254,16 +243,14 @@ def show(screen: Screen, client: ClientOption = _CLIENT) -> None:
         for e in entries
     ]
     screen.show(table("number", "time", "event", "job", "contract", "detail", title="Log", rows=rows))
-    screen.show_json(lambda: [msgspec.to_builtins(entry) for entry in entries])
+    screen.show_json([msgspec.to_builtins(entry) for entry in entries])
 
 
 def verify(
     screen: Screen,
-    log: Annotated[Path | None, typer.Argument(metavar="LOG", help="A log; without it, those of the client.")] = None,
+    log: Annotated[Path | None, argument("LOG", "A log; without it, those of the client.")] = None,
     client: ClientOption = _CLIENT,
-    expect: Annotated[
-        str, typer.Option("--expect", metavar="HEAD", help="A head that somebody kept: sixteen digits or more.")
-    ] = "",
+    expect: Annotated[str, option("--expect HEAD", "A head that somebody kept: sixteen digits or more.")] = "",
 ) -> None:
     """Check that no line of the log was changed, removed or put in between, and that it continues a head that was kept.
 
@@ -283,7 +270,7 @@ def verify(
     if not files:
         screen.show("There is no log yet.")
     screen.show_json(
-        lambda: {
+        {
             name: {"lines": head.size, "last": head.root, "expected": None if kept is None else kept.size}
             for name, (head, kept) in found.items()
         }
@@ -309,7 +296,7 @@ def accept(screen: Screen, client: ClientOption = _CLIENT) -> None:
             f"Accepted: {kept.size:,} lines with the head {kept.root[:16]} are lost, with what they say was spent; the "
             f"log goes on from {before.size:,} lines."
         )
-    screen.show_json(lambda: {"kept": msgspec.to_builtins(kept), "found": msgspec.to_builtins(before)})
+    screen.show_json({"kept": msgspec.to_builtins(kept), "found": msgspec.to_builtins(before)})
 
 
 _FILES = ("log.jsonl", "decisions.jsonl")  # the client's own, and people's decisions

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-import typer
 from rich.table import Table
 
 from tablepuppet.algorithms.registry import ALGORITHMS, DEFAULT
-from tablepuppet.cli.screen import Screen, table
+from tablepuppet.cli.screen import Screen, argument, option, table
 from tablepuppet.demo import LABEL, QUERY, open_flights
 from tablepuppet.errors import JobError
 from tablepuppet.formatting import size
@@ -22,34 +21,19 @@ from tablepuppet.report import model_card, read_dependence, read_record, write_r
 from tablepuppet.training.result import Result
 from tablepuppet.transport.meter import Network
 
-RunsArgument = Annotated[
-    list[Path],
-    typer.Argument(metavar="RUN…", help="Run records (JSON), as train --json writes them.", show_default=False),
-]
-OutOption = Annotated[
-    Path, typer.Option("--out", "-o", metavar="FILE", help="The HTML file to write; .md: a model card.")
-]
-
 NetworkOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--network",
-        metavar="NAME=MS,GBIT",
-        help="Also show times on your own network: office=20,0.1 (ms, Gbit/s; repeatable).",
-    ),
+    option("--network NAME=MS,GBIT", "Also show times on your own network: office=20,0.1 (ms, Gbit/s; repeatable)."),
 ]
-
-
 DependenceOption = Annotated[
-    Path | None,
-    typer.Option("--dependence", metavar="FILE", help="Draw the first run's curves that dependence --json wrote."),
+    Path | None, option("--dependence FILE", "Draw the first run's curves that dependence --json wrote.")
 ]
 
 
 def report(
     screen: Screen,
-    runs: RunsArgument,
-    out: OutOption = Path("report.html"),
+    runs: Annotated[list[Path], argument("RUN…", "Run records (JSON), as train --json writes them.")],
+    out: Annotated[Path, option("--out -o FILE", "The HTML file to write; .md: a model card.")] = Path("report.html"),
     network: NetworkOption = None,
     dependence: DependenceOption = None,
 ) -> None:
@@ -72,7 +56,7 @@ def report(
     else:
         written = write_report(out, records, networks)
     screen.show(f"Wrote {written} ({size(written.stat().st_size)}).")
-    screen.show_json(lambda: {"report": str(written), "runs": [record.name for record in records]})
+    screen.show_json({"report": str(written), "runs": [record.name for record in records]})
 
 
 def _network(text: str) -> tuple[str, Network]:
@@ -93,11 +77,8 @@ def _network(text: str) -> tuple[str, Network]:
     return name, Network(milliseconds / 1000, gigabits)
 
 
-ReportOption = Annotated[Path, typer.Option("--report", metavar="FILE", help="The HTML report to write.")]
-EpochsOption = Annotated[int, typer.Option("--epochs", min=1, metavar="N", help="Epochs of every algorithm, at most.")]
-FlightsOption = Annotated[
-    int | None, typer.Option("--flights", min=1_000, metavar="N", help="Use about this many flights; default: all.")
-]
+ReportOption = Annotated[Path, option("--report FILE", "The HTML report to write.")]
+FlightsOption = Annotated[int | None, option("--flights N", "Use about this many flights; default: all.", min=1_000)]
 _POOLED = next(a.name for a in ALGORITHMS if a.is_pooled)
 # Pooled first; without those for other models, and for penalties that the demo does not have.
 _NAMES = tuple(
@@ -131,7 +112,7 @@ Now with your data: three lines in Python,
 def demo(
     screen: Screen,
     report: ReportOption = Path("tablepuppet-demo.html"),
-    epochs: EpochsOption = 10,
+    epochs: Annotated[int, option("--epochs N", "Epochs of every algorithm, at most.", min=1)] = 10,
     flights: FlightsOption = None,
 ) -> None:
     """Predict late arrivals from New York's flights of 2013: nineteen owners, nothing pooled.
@@ -159,7 +140,7 @@ def demo(
     written = results[DEFAULT].report(report, beside=[result for name, result in results.items() if name != DEFAULT])
     screen.show(comparison(results), "", _CONCLUSION.format(report=written).rstrip())
     screen.show_json(
-        lambda: {
+        {
             "runs": [_summarise(name, results) for name in results],
             "baseline": results[DEFAULT].baseline,
             "report": str(written),

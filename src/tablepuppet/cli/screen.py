@@ -25,9 +25,22 @@ from tablepuppet.output_files import reason
 from tablepuppet.progress import show_rounds
 from tablepuppet.training.result import RoundEvent
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Write one JSON document for machines, no progress.")]
-
 _ENDLESS = 10_000  # columns
+
+
+def option(names: str, help: str, **limits: Any) -> Any:
+    """An option of a command; after its names, what stands for its value: "--save DIR"."""
+    words = names.split()
+    flags = [word for word in words if word.startswith("-")]
+    return typer.Option(*flags, metavar=" ".join(words[len(flags) :]) or None, help=help, **limits)
+
+
+def argument(metavar: str, help: str) -> Any:
+    """An argument of a command, and what stands for it in the help."""
+    return typer.Argument(metavar=metavar, help=help)
+
+
+JsonOption = Annotated[bool, option("--json", "Write one JSON document for machines, no progress.")]
 
 
 def add_commands(app: typer.Typer, *commands: Callable[..., None], **named: Callable[..., None]) -> typer.Typer:
@@ -68,16 +81,16 @@ class Screen:
                     # Plain text may hold brackets, which rich would take for mark-up.
                     self.out.print(Text(one) if isinstance(one, str) else one)
 
-    def show_json(self, document: Callable[[], Any]) -> None:
+    def show_json(self, document: Any) -> None:
         """A result for machines; nothing without --json. Numbers that JSON does not have become null."""
         if self.wants_json:
-            text = json.dumps(_finite(document()), ensure_ascii=False, indent=2, allow_nan=False)
+            text = json.dumps(_finite(document), ensure_ascii=False, indent=2, allow_nan=False)
             with _refuse_full_disk():
                 typer.echo(text)
 
     def error(self, kind: str, message: str) -> None:
         """One clear message on standard error, and with --json as a document on standard output."""
-        self.show_json(lambda: {"error": {"kind": kind, "message": message}})
+        self.show_json({"error": {"kind": kind, "message": message}})
         self.err.print(Text.assemble(("Error: ", "bold red"), message))
 
     @contextmanager

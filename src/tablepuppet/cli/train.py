@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-import typer
 
 from tablepuppet.api.history import history as write_history
 from tablepuppet.api.search import search as search_settings
 from tablepuppet.cli.job_file import FederationOption, JobArgument, read_job
-from tablepuppet.cli.screen import Screen, table
+from tablepuppet.cli.screen import Screen, argument, option, table
 from tablepuppet.errors import JobError
 from tablepuppet.formatting import plural, seconds, size
 from tablepuppet.output_files import check_place
@@ -23,25 +22,13 @@ from tablepuppet.prediction.saved import check_target
 from tablepuppet.report import record_of
 from tablepuppet.training.result import Result, metric_rows
 
-ResumeOption = Annotated[
-    bool,
-    typer.Option("--resume", help="Resume an interrupted run of this job (needs a running server)."),
-]
-SaveOption = Annotated[Path | None, typer.Option("--save", metavar="DIR", help="Save the trained model here.")]
-ReportOption = Annotated[Path | None, typer.Option("--report", metavar="FILE", help="Write an HTML report here.")]
-EngineOption = Annotated[
-    str | None,
-    typer.Option("--engine", help="Where joined rows lie: local or ray; overrides JOB."),
-]
-WalkOption = Annotated[
-    str | None,
-    typer.Option("--walk", help="materialised, factorised or drawn joined rows; overrides JOB."),
-]
+ResumeOption = Annotated[bool, option("--resume", "Resume an interrupted run of this job (needs a running server).")]
+SaveOption = Annotated[Path | None, option("--save DIR", "Save the trained model here.")]
+ReportOption = Annotated[Path | None, option("--report FILE", "Write an HTML report here.")]
+WalkOption = Annotated[str | None, option("--walk", "materialised, factorised or drawn joined rows; overrides JOB.")]
 StartOption = Annotated[
-    Path | None,
-    typer.Option("--warm-start", metavar="MODEL", help="Begin with a saved linear model, or add trees to it."),
+    Path | None, option("--warm-start MODEL", "Begin with a saved linear model, or add trees to it.")
 ]
-ExplainOption = Annotated[bool, typer.Option("--explain", help="Also show the plan, estimated and counted.")]
 
 
 def train(
@@ -50,9 +37,9 @@ def train(
     federation: FederationOption = None,
     save: SaveOption = None,
     report: ReportOption = None,
-    explain: ExplainOption = False,
+    explain: Annotated[bool, option("--explain", "Also show the plan, estimated and counted.")] = False,
     resume: ResumeOption = False,
-    engine: EngineOption = None,
+    engine: Annotated[str | None, option("--engine", "Where joined rows lie: local or ray; overrides JOB.")] = None,
     walk: WalkOption = None,
     start: StartOption = None,
 ) -> None:
@@ -111,21 +98,13 @@ def show_result(
         screen.show(f"Model: {save}")
     if report is not None:
         screen.show(f"Report: {result.report(report)}")
-    screen.show_json(lambda: msgspec.to_builtins(record_of(result)))
+    if screen.wants_json:
+        screen.show_json(msgspec.to_builtins(record_of(result)))
 
 
-ProfileOption = Annotated[
-    bool, typer.Option("--profile", help="Only show how keys match: orphans, duplicates, NULL keys.")
-]
-
-
-ProbeOption = Annotated[
-    bool, typer.Option("--probe", help="Train a sum of tables first; estimate what other models would gain.")
-]
-
-
+ProbeOption = Annotated[bool, option("--probe", "Train a sum of tables first; estimate what other models would gain.")]
 SuggestOption = Annotated[
-    bool, typer.Option("--suggest-history", help="Only print the query with features of the tables' histories.")
+    bool, option("--suggest-history", "Only print the query with features of the tables' histories.")
 ]
 
 
@@ -133,7 +112,7 @@ def explain(
     screen: Screen,
     job: JobArgument,
     federation: FederationOption = None,
-    profile: ProfileOption = False,
+    profile: Annotated[bool, option("--profile", "Only show how keys match: orphans, duplicates, NULL keys.")] = False,
     probe: ProbeOption = False,
     suggest: SuggestOption = False,
 ) -> None:
@@ -149,36 +128,29 @@ def explain(
             given = asked.arguments
             found = tables.profile(asked.query, label=given.get("label"), privacy=given.get("privacy"))
         screen.show(str(found))
-        screen.show_json(found.to_dict)
+        screen.show_json(found.to_dict())
         return
     if suggest:
         with asked.open_federation(federation) as tables:
             text = tables.suggest_history(asked.query, label=asked.arguments["label"])
         screen.show(text)
-        screen.show_json(lambda: {"query": text})
+        screen.show_json({"query": text})
         return
     with screen.progress("joining the keys"), asked.open_federation(federation) as tables:
         arguments = asked.arguments | ({"probe": True} if probe else {})
         plan = tables.explain(asked.query, **arguments, progress=False)
     screen.show(str(plan))
-    screen.show_json(lambda: json.loads(plan.to_json()))
+    screen.show_json(json.loads(plan.to_json()))
 
 
-KeyOption = Annotated[list[str], typer.Option("--key", metavar="COLUMN", help="Equal in both tables; may be repeated.")]
-MomentOption = Annotated[str, typer.Option("--at", metavar="ALIAS.COLUMN", help="The moment, in the query's table.")]
-WindowOption = Annotated[
-    list[str] | None, typer.Option("--window", metavar="SPAN", help='How far back: "90 days", or all. May be repeated.')
-]
-NamesArgument = Annotated[
-    list[str], typer.Argument(metavar="TABLE.TIME [COLUMN | COLUMN:category]…", help="A table, its time, its columns.")
-]
+WindowOption = Annotated[list[str] | None, option("--window SPAN", 'How far back: "90 days", or all. May be repeated.')]
 
 
 def history(
     screen: Screen,
-    names: NamesArgument,
-    key: KeyOption,
-    at: MomentOption,
+    names: Annotated[list[str], argument("TABLE.TIME [COLUMN | COLUMN:category]…", "A table, its time, its columns.")],
+    key: Annotated[list[str], option("--key COLUMN", "Equal in both tables; may be repeated.")],
+    at: Annotated[str, option("--at ALIAS.COLUMN", "The moment, in the query's table.")],
     window: WindowOption = None,
 ) -> None:
     """Write the SQL of a history: features of a table's rows before a moment.
@@ -199,33 +171,23 @@ def history(
         categories=[name for name, colon, _ in given if colon],
     )
     screen.show(text)
-    screen.show_json(lambda: {"join": text})
+    screen.show_json({"join": text})
 
 
 TryOption = Annotated[
-    list[str] | None,
-    typer.Option("--try", metavar="NAME=V,V…", help="Values of an option; repeat it to try all combinations."),
+    list[str] | None, option("--try NAME=V,V…", "Values of an option; repeat it to try all combinations.")
 ]
-FoldsOption = Annotated[int, typer.Option("--folds", help="How many folds.")]
-MetricOption = Annotated[
-    str, typer.Option("--metric", metavar="NAME", help="The metric that decides: loss, auc, rmse, …")
-]
-SamplesOption = Annotated[int | None, typer.Option("--samples", help="Draw this many settings instead of trying all.")]
-GroupOption = Annotated[
-    str | None, typer.Option("--group", metavar="COLUMN", help="Rows with the same value stay in one fold.")
-]
-TimeOption = Annotated[str | None, typer.Option("--time", metavar="COLUMN", help="Folds follow its order.")]
 
 
 def search(
     screen: Screen,
     job: JobArgument,
     given: TryOption = None,
-    folds: FoldsOption = 5,
-    metric: MetricOption = "loss",
-    samples: SamplesOption = None,
-    group: GroupOption = None,
-    time: TimeOption = None,
+    folds: Annotated[int, option("--folds", "How many folds.")] = 5,
+    metric: Annotated[str, option("--metric NAME", "The metric that decides: loss, auc, rmse, …")] = "loss",
+    samples: Annotated[int | None, option("--samples", "Draw this many settings instead of trying all.")] = None,
+    group: Annotated[str | None, option("--group COLUMN", "Rows with the same value stay in one fold.")] = None,
+    time: Annotated[str | None, option("--time COLUMN", "Folds follow its order.")] = None,
     federation: FederationOption = None,
 ) -> None:
     """Cross-validate a job, or compare settings of it; the best comes first.
@@ -249,7 +211,7 @@ def search(
     best = ", ".join(f"{name} = {json.dumps(value)}" for name, value in found.best.items())
     screen.show(shown, *([f"Best by {metric}: {best}. Write it into {asked.path.name} and train."] if best else []))
     screen.show_json(
-        lambda: {
+        {
             "metric": metric,
             "best": found.best,
             "settings": found.table.to_dict("records"),

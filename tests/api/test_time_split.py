@@ -46,7 +46,7 @@ def test_a_saved_model_is_measured_on_its_later_rows(tmp_path: Path) -> None:
         result.save(tmp_path / "model")
         measured = federation.evaluate(tp.load(tmp_path / "model"))
     assert measured.metrics["rmse"] == pytest.approx(result.metrics["test"]["rmse"])
-    assert not any("at random" in note for note in result.notes)
+    assert not any("before training rows" in note for note in result.notes)
 
 
 def test_a_policy_that_grants_no_other_column_is_kept(tmp_path: Path) -> None:
@@ -66,6 +66,8 @@ def test_a_policy_that_grants_no_other_column_is_kept(tmp_path: Path) -> None:
         ({"split": "time", "test_where": "x > 0"}, "without test_where"),
         ({"split": "time", "gap": "a while"}, "90 days"),
         ({"split": "time", "test_fraction": 0.0}, "with a test_fraction"),
+        ({"gap": "30 days"}, 'add split="time"'),
+        ({"gap": "30 days", "test_where": "x > 0"}, 'add split="time"'),
     ],
 )
 def test_what_is_no_split_is_refused(given: dict[str, Any], match: str) -> None:

@@ -46,10 +46,51 @@ def test_a_random_split_of_histories_is_noted_in_results_too() -> None:
     assert any('split="time"' in note for note in result.notes)
 
 
-@pytest.mark.parametrize(("order", "leaks"), [("<", 0), ("<=", 1)])
-def test_a_history_that_counts_the_row_itself_is_noted(order: str, leaks: int) -> None:
-    inner = f"SELECT avg(r.y) AS m FROM task r WHERE r.k = t.k AND r.ts {order} t.ts"
+@pytest.mark.parametrize(
+    ("where", "is_noted"),
+    [
+        ("ts < DATE '2020-04-01'", True),
+        ("x > 0", True),
+        ("ts >= DATE '2020-04-01'", False),
+        ("x > 0 AND DATE '2020-03-01' <= ts", False),
+    ],
+)
+def test_a_test_that_does_not_lie_after_training_is_noted(where: str, is_noted: bool) -> None:
+    leaks = explain("r.day < t.ts", test_where=where, test_fraction=0.0).leaks
+    assert [("lie before training rows" in leak) for leak in leaks] == [True] * is_noted
+
+
+@pytest.mark.parametrize(
+    ("item", "bound", "leaks"),
+    [
+        ("avg(r.y)", "< t.ts", ["holds earlier labels"]),
+        ("avg(r.y)", "< t.ts - INTERVAL 30 DAY", []),
+        ("avg(r.x)", "< t.ts", []),
+        ("avg(r.x)", "<= t.ts", ["counts the row itself"]),
+    ],
+)
+def test_a_history_that_holds_labels_is_noted(item: str, bound: str, leaks: list[str]) -> None:
+    inner = f"SELECT {item} AS m FROM task r WHERE r.k = t.k AND r.ts {bound}"
     query = f"SELECT t.x, h.m, t.y FROM task t LEFT JOIN LATERAL ({inner}) h ON true"
     with tp.Federation(make_tables()) as federation:
-        plan = federation.explain(query, label="y", model="linear", test_fraction=0.0)
-    assert len(plan.leaks) == leaks
+        found = federation.explain(query, label="y", model="linear", test_fraction=0.0).leaks
+    assert len(found) == len(leaks)
+    assert all(wanted in leak for wanted, leak in zip(leaks, found, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("bounds", "options", "leaks"),
+    [
+        ("r.day < t.ts", {"test_fraction": 0.0}, ["before the moment"]),
+        ("r.day >= t.ts", {}, ["before training rows"]),
+        ("r.day >= t.ts", {"split": "time"}, []),
+    ],
+)
+def test_a_label_of_a_history_is_noted_where_features_may_hold_it(
+    bounds: str, options: dict[str, Any], leaks: list[str]
+) -> None:
+    query = f"SELECT t.x, r.points FROM task t JOIN results r ON r.k = t.k AND {bounds} WHERE r.points IS NOT NULL"
+    with tp.Federation(make_tables()) as federation:
+        found = federation.explain(query, label="points", model="linear", **options).leaks
+    assert len(found) == len(leaks)
+    assert all(wanted in leak for wanted, leak in zip(leaks, found, strict=True))

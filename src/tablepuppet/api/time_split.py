@@ -15,10 +15,9 @@ from sqlglot import exp
 
 from tablepuppet.api.history import Column, Schemas, find_label_table, find_moment, parse_window
 from tablepuppet.errors import JobError
+from tablepuppet.sources.cutoffs import BEGINS
 from tablepuppet.sources.syntax import conditions_of
 from tablepuppet.sql.parsing import syntax_tree
-
-_BEGINS = "test begins"
 
 
 def split_by_time(
@@ -26,7 +25,12 @@ def split_by_time(
 ) -> tuple[str, dict[str, Any]]:
     """The query, and the options of a job with `test_where` instead of `split` and `gap`."""
     kept = {name: value for name, value in options.items() if name not in ("split", "gap")}
-    split, gap = options.get("split", "time"), options.get("gap")
+    split, gap = options.get("split"), options.get("gap")
+    if split is None:
+        raise JobError(
+            "gap leaves out rows shortly before a test of the latest rows, and rows are split by other means; "
+            'add split="time", or a column as in split="t.ts"'
+        )
     tree, share = syntax_tree(query), kept.get("test_fraction", 0.15)
     if not isinstance(tree, exp.Select):
         raise JobError('split="time" takes one SELECT; use test_where for a UNION ALL')
@@ -44,7 +48,7 @@ def split_by_time(
     alias = base.alias_or_name
     inside = _take_conditions(tree, alias)
     named_too = [moment.name, *(value for value in kept.values() if isinstance(value, str))]
-    begins = exp.to_identifier(_BEGINS, quoted=True)
+    begins = exp.to_identifier(BEGINS, quoted=True)
     quantile = exp.Anonymous(this="quantile_disc", expressions=[moment.copy(), exp.Literal.number(repr(1 - share))])
     items = [
         exp.column(exp.to_identifier(name, quoted=True), alias)
@@ -59,7 +63,7 @@ def split_by_time(
         tree.where(exp.Paren(this=outside), copy=False)
     base.replace(exp.Subquery(this=derived, alias=exp.TableAlias(this=exp.to_identifier(alias))))
     bare = moment.args["this"].sql("duckdb")
-    return tree.sql("duckdb"), {**kept, "test_where": f'{bare} >= "{_BEGINS}"', "test_fraction": 0.0}
+    return tree.sql("duckdb"), {**kept, "test_where": f'{bare} >= "{BEGINS}"', "test_fraction": 0.0}
 
 
 def _take_conditions(tree: exp.Select, alias: str) -> list[exp.Expr]:

@@ -13,7 +13,8 @@ from tablepuppet.formatting import plural
 from tablepuppet.job import Job
 from tablepuppet.join.mapping import MappingSummary
 from tablepuppet.plan.knowledge import Insight
-from tablepuppet.sources.cutoffs import CUTOFFS
+from tablepuppet.sources.cutoffs import BEGINS, CUTOFFS
+from tablepuppet.sources.syntax import conjuncts_of
 
 _EARLIER = (exp.LT, exp.LTE)  # and turned round:
 _LATER = (exp.GT, exp.GTE)
@@ -50,45 +51,79 @@ def _moments(mapping: MappingSummary, scan: int) -> str:
 def find_leaks(mapping: MappingSummary, job: Job) -> Iterator[str]:
     """Reasons why the measured quality may exceed that of later predictions."""
     bound = mapping.bound
-    labels = {branch.relations[branch.label_relation].scan for branch in bound.branches}
+    places = [branch.label_place for branch in bound.branches]
+    labels = {place.scan for place in places}
     own = {bound.scans[scan].table for scan in labels}
+    named = {name for p in places for name in _names_in(bound.scans[p.scan].expressions[p.label])}
     for scan in mapping.cutoffs:
         table, query = bound.scans[scan].table, bound.scans[scan].query
-        if scan in labels or query is None:
+        if query is None:
             continue
         bounds = list(_upper_bounds(parse_one(query, dialect="duckdb")))
-        if not bounds:
+        moment = f"the moment of {_moments(mapping, scan)}"
+        if scan in labels:
+            if bounds:
+                yield (
+                    f"the label is read from {table} before {moment}, so that histories of the same rows hold it; a "
+                    "label lies after the moment: compare its time with >="
+                )
+        elif not bounds:
             yield (
-                f"the history of {table} reaches past the moment of {_moments(mapping, scan)}: features may hold what "
-                "is not known when a row is predicted; compare its time with < and the moment"
+                f"the history of {table} reaches past {moment}: features may hold what is not known when a row is "
+                "predicted; compare its time with < and the moment"
             )
-        elif table in own and exp.LTE in bounds:
+        elif table in own and (exp.LTE, False) in bounds:
             yield (
                 f"the history of {table}, the label's own table, counts the row itself, for times are compared with "
                 "<=; write <, or the features hold the label"
             )
-    is_drawn = job.split.test_where is None and job.split.test_fraction > 0 and job.search is None
-    if mapping.cutoffs and is_drawn:
+        elif table in own and named & _names_in(query) and not any(is_moved for _, is_moved in bounds):
+            yield (
+                f"the history of {table} holds earlier labels up to {moment}; if a label is known only some days after "
+                "its own row's time, end the history as many days before the moment, as in t.ts - INTERVAL 30 DAY"
+            )
+    if mapping.cutoffs and job.search is None and not _tests_later(mapping, job):
         yield (
-            "rows are split at random, so that test rows may lie before training rows whose histories hold them; "
-            'split="time" keeps the latest rows for the test'
+            "test rows may lie before training rows whose histories hold them, for the moment does not decide which "
+            'rows are for the test; split="time" keeps the latest rows for it'
         )
 
 
-def _upper_bounds(query: exp.Expr) -> Iterator[type[exp.Expr]]:
-    """How times of a history are kept below the cutoff: < or <=."""
+def _tests_later(mapping: MappingSummary, job: Job) -> bool:
+    """Whether there is no test, or its rows are those from some moment on."""
+    condition = job.split.test_where
+    if condition is None or BEGINS in condition:
+        return condition is not None or job.split.test_fraction == 0
+    scans = mapping.bound.scans
+    moments = {n for p in mapping.bound.moments.values() for s, c in p for n in _names_in(scans[s].expressions[c])}
+    for part in conjuncts_of(parse_one(condition, dialect="duckdb")):
+        later = part.expression if isinstance(part, _EARLIER) else part.this
+        is_bound = isinstance(part, (*_EARLIER, *_LATER, exp.Between))
+        if is_bound and moments & {column.name.lower() for column in later.find_all(exp.Column)}:
+            return True
+    return False
+
+
+def _names_in(text: str) -> set[str]:
+    """The columns that a text names."""
+    return {column.name.lower() for column in parse_one(text, dialect="duckdb").find_all(exp.Column)}
+
+
+def _upper_bounds(query: exp.Expr) -> Iterator[tuple[type[exp.Expr], bool]]:
+    """How times of a history are kept below the cutoff: < or <=; and whether below an earlier time than that."""
     for condition in query.find_all(*_EARLIER, *_LATER, exp.Between):
         if condition.find_ancestor(exp.Filter) is not None:
             continue
         if isinstance(condition, exp.Between):
             if _is_cutoff(condition.args["high"]):
-                yield exp.LTE
+                yield exp.LTE, condition.args["high"].find(exp.Sub) is not None
             continue
         is_turned = isinstance(condition, _LATER)
         late = condition.this if is_turned else condition.expression
         early = condition.expression if is_turned else condition.this
         if _is_cutoff(late) and not _names_cutoff(early):
-            yield exp.LTE if isinstance(condition, exp.LTE | exp.GTE) else exp.LT
+            kind = exp.LTE if isinstance(condition, exp.LTE | exp.GTE) else exp.LT
+            yield kind, late.find(exp.Sub) is not None
 
 
 def _is_cutoff(node: exp.Expr) -> bool:

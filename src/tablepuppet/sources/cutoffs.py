@@ -13,6 +13,7 @@ from sqlglot import exp
 PREFIX: Final = "tablepuppet "  # of names that no user writes
 CUTOFFS: Final = "tablepuppet cutoffs"  # the table
 CUTOFF: Final = "at"  # its column
+BEGINS: Final = "test begins"  # an output: the moment from which on rows are for the test (api/time_split.py)
 KEY: Final = "tablepuppet key"  # an output: the key whose history a row is, before its number
 AT: Final = "tablepuppet at"  # an output: the cutoff that a row is about
 FOUND: Final = "tablepuppet found"  # an output: the query always gives a row, and where it has none here, NULLs

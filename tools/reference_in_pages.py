@@ -26,7 +26,7 @@ from tablepuppet.algorithms.registry import ALGORITHMS
 from tablepuppet.cli.main import make_app
 from tablepuppet.exchanges.base import ALL_PURPOSES, Exchange
 from tablepuppet.exchanges.registry import EXCHANGES
-from tablepuppet.protocol.base import Failure, Message
+from tablepuppet.protocol.base import Failure, Message, marked_fields
 
 DOCS = Path(__file__).parents[1] / "docs"
 _MARKED = re.compile(r"<!-- reference: (?P<name>[\w ]+) -->\n.*?<!-- end of reference -->\n", re.DOTALL)
@@ -96,9 +96,8 @@ def _describe_exchange(exchange: Exchange) -> tuple[str, ...]:
 
 
 def _list_disclosures(kinds: Iterable[type[Message]]) -> str:
-    found = {
-        f"{field.what}{' (per row)' if field.is_per_row else ''}": None for kind in kinds for field in kind.discloses
-    }
+    marks = [mark for kind in kinds for mark in marked_fields(kind).values()]
+    found = {f"{mark.what}{' (per row)' if mark.is_per_row else ''}": None for mark in marks}
     return ", ".join(found) or "–"
 
 

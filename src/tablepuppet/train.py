@@ -13,14 +13,7 @@ import pyarrow as pa
 
 from tablepuppet.algorithms.registry import own_model
 from tablepuppet.contract import ModelUse, agree, job_contracts, key_contracts
-from tablepuppet.errors import (
-    JobError,
-    MappingError,
-    ModelError,
-    PolicyError,
-    PrivacyError,
-    RunInterruptedError,
-)
+from tablepuppet.errors import JobError, MappingError, ModelError, PolicyError, PrivacyError, RunInterruptedError
 from tablepuppet.exchanges.schema import CloseJob
 from tablepuppet.job import Job
 from tablepuppet.job.make import probe_job

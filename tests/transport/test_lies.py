@@ -21,15 +21,7 @@ from tests.transport.changes import cannot_be, changed
 
 import tablepuppet as tp
 from tablepuppet.algorithms.registry import ALGORITHMS
-from tablepuppet.errors import (
-    CatalogError,
-    JobError,
-    MappingError,
-    ModelError,
-    PolicyError,
-    SourceError,
-    TrainingError,
-)
+from tablepuppet.errors import CatalogError, JobError, MappingError, ModelError, PolicyError, SourceError, TrainingError
 from tablepuppet.exchanges.registry import REQUESTS, RESPONSES
 from tablepuppet.protocol.base import Failure, Message
 from tablepuppet.protocol.codec import Frame, decode, encode

@@ -7,8 +7,8 @@ At the client a request passes, in this order,
     check_request   sizes and shapes, by what the client holds
     handle          which computes the answer
 
-At the server an answer passes `check_answer` before any of it is used or kept on a disk. Messages declare
-themselves what their fields disclose (`Message.discloses`). A `NoCheck` gives the reason why nothing is checked.
+At the server an answer passes `check_answer` before any of it is used or kept on a disk. Messages mark
+themselves which fields disclose something (`Discloses`). A `NoCheck` gives the reason why nothing is checked.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -24,7 +24,7 @@ from tablepuppet.owner.releases import (
 )
 from tablepuppet.owner.state import ClientState, Kept, Part
 from tablepuppet.owner.tokens import held_encoders
-from tablepuppet.protocol.base import Amount, Done, FieldDisclosure, FieldDisclosures, Message, PartRequest, Place
+from tablepuppet.protocol.base import Amount, Discloses, Done, Message, PartRequest, Place
 from tablepuppet.protocol.bounds import Known, WrongError, check_array, check_finite, require
 from tablepuppet.sources.encoding import start_weights
 
@@ -36,18 +36,11 @@ class Evaluate(PartRequest, frozen=True):
 
 
 class Evaluation(Message, frozen=True):
-    discloses: ClassVar[FieldDisclosures] = (
-        FieldDisclosure("test", "held-out predictions", is_per_row=True),
-        FieldDisclosure("train", "predictions", is_per_row=True),
-        FieldDisclosure("norm", "norms"),
-        FieldDisclosure("absolute", "norms"),
-        FieldDisclosure("ridged", "norms"),
-    )
-    test: Array
-    train: Array | None
-    norm: float  # ‖θ‖²
-    absolute: Amount | None = None  # ‖θ‖₁, where it is penalised
-    ridged: Amount | None = None  # Σ β θ², where each output has a β of its own
+    test: Annotated[Array, Discloses("held-out predictions", is_per_row=True)]
+    train: Annotated[Array | None, Discloses("predictions", is_per_row=True)]
+    norm: Annotated[float, Discloses("norms")]  # ‖θ‖²
+    absolute: Annotated[Amount | None, Discloses("norms")] = None  # ‖θ‖₁, where it is penalised
+    ridged: Annotated[Amount | None, Discloses("norms")] = None  # Σ β θ², where each output has a β of its own
 
 
 class Keep(PartRequest, frozen=True):
@@ -63,8 +56,7 @@ class Release(PartRequest, frozen=True):
 
 
 class Parameters(Message, frozen=True):
-    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("values", "parameters"),)
-    values: Array
+    values: Annotated[Array, Discloses("parameters")]
 
 
 class HoldPart(PartRequest, frozen=True):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 from msgspec import Meta
@@ -27,16 +27,7 @@ from tablepuppet.owner.state import ClientState, Part, Sealing
 from tablepuppet.owner.tokens import Column, are_ids, id_statistics, known_ids, look_like_ids
 from tablepuppet.privacy.masks import MaskKey
 from tablepuppet.privacy.options import Rounding
-from tablepuppet.protocol.base import (
-    MOST_CATEGORIES,
-    FieldDisclosure,
-    FieldDisclosures,
-    Masked,
-    Message,
-    Partial,
-    PartRequest,
-    Place,
-)
+from tablepuppet.protocol.base import MOST_CATEGORIES, Discloses, Masked, Message, Partial, PartRequest, Place
 from tablepuppet.protocol.bounds import (
     LARGEST,
     Known,
@@ -89,14 +80,12 @@ class OpenPart(PartRequest, frozen=True):
     its features are zeros, or their values for such a row.
     """
 
-    discloses: ClassVar[FieldDisclosures] = (
-        FieldDisclosure("multiplicity", "multiplicities", is_per_row=True, if_empty=True),
-    )
     scan: int
     columns: list[int]
     train_rows: RowNumbers | None  # None: all, in order
     test_rows: RowNumbers
-    multiplicity: RowNumbers | None  # G of the train rows; None: all one
+    # G of the train rows; None: all one
+    multiplicity: Annotated[RowNumbers | None, Discloses("multiplicities", is_per_row=True, if_empty=True)]
     wants_moments: bool = True  # False: no mean and no spread of any number
     wants_statistics: bool = True  # False: nothing about any column
     wants_key: bool = False  # whether the block's sums are masked: then names of categories come, without statistics
@@ -107,23 +96,21 @@ class OpenPart(PartRequest, frozen=True):
 
 
 class FeatureStatistics(Message, frozen=True):
-    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("columns", "statistics"),)
-    columns: list[Statistics]
+    columns: Annotated[list[Statistics], Discloses("statistics")]
 
 
 class FeatureNames(Message, frozen=True):
     """The names of categories and the lengths of vectors, without statistics, where sums are masked."""
 
-    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("columns", "category names"),)
-    columns: list[Statistics]
+    columns: Annotated[list[Statistics], Discloses("category names")]
     key: MaskKey | None = None  # for masks; None: the client has no secret to vouch for it
 
 
 class SumStatistics(PartRequest, frozen=True):
     """Send your summands of counts and sums over the block's features (sources/statistics.py). → Masked"""
 
-    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("columns", "category names"),)
-    columns: list[Statistics]  # agreed categories and lengths; the second time also means
+    # Agreed categories and lengths; the second time also means
+    columns: Annotated[list[Statistics], Discloses("category names")]
     peers: list[MaskKey]  # keys of all the block's parts
     is_second: bool = False  # moments about the means
 
@@ -131,8 +118,7 @@ class SumStatistics(PartRequest, frozen=True):
 class EncodeFeatures(PartRequest, frozen=True):
     """Encode the part's features like this, as all clients of the block do. → Encoded"""
 
-    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("encoders", "encoders"),)
-    encoders: list[Encoder]
+    encoders: Annotated[list[Encoder], Discloses("encoders")]
 
 
 class Encoded(Message, frozen=True):
@@ -146,12 +132,8 @@ class RevealFeatures(PartRequest, frozen=True):
 
 
 class RevealedFeatures(Message, frozen=True):
-    discloses: ClassVar[FieldDisclosures] = (
-        FieldDisclosure("train", "features", is_per_row=True),
-        FieldDisclosure("test", "features", is_per_row=True),
-    )
-    train: Array
-    test: Array
+    train: Annotated[Array, Discloses("features", is_per_row=True)]
+    test: Annotated[Array, Discloses("features", is_per_row=True)]
     train_codes: tuple[Codes, ...] = ()
     test_codes: tuple[Codes, ...] = ()
     row_width: int = 0  # columns that a row stands for, where texts come as codes

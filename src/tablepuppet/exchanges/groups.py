@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -26,17 +26,7 @@ from tablepuppet.owner.policy import Policy, Use, refused_by
 from tablepuppet.owner.state import ClientState
 from tablepuppet.owner.tokens import job_key, key_of
 from tablepuppet.privacy.masks import MaskKey, Masks, check_key, mask_key
-from tablepuppet.protocol.base import (
-    MOST_COLUMNS,
-    Done,
-    Exponent,
-    FieldDisclosure,
-    FieldDisclosures,
-    Message,
-    Place,
-    ScanRequest,
-    Text,
-)
+from tablepuppet.protocol.base import MOST_COLUMNS, Discloses, Done, Exponent, Message, Place, ScanRequest, Text
 from tablepuppet.protocol.bounds import Known, check_array, check_count, check_range, check_row_numbers, require
 
 Words = NDArray[np.int64]
@@ -50,13 +40,10 @@ class SendGroups(ScanRequest, frozen=True):
 
 
 class Groups(Message, frozen=True):
-    discloses: ClassVar[FieldDisclosures] = (
-        FieldDisclosure("tokens", "group tokens", if_empty=True),
-        FieldDisclosure("sizes", "magnitudes"),
-    )
-    tokens: NDArray[np.uint8]  # groups × 16, ascending
+    tokens: Annotated[NDArray[np.uint8], Discloses("group tokens", if_empty=True)]  # groups × 16, ascending
     kinds: Kinds  # of the groups' columns, and of each aggregate
-    sizes: list[Exponent]  # powers of two above the largest aggregates, in steps of 16
+    # Powers of two above the largest aggregates, in steps of 16
+    sizes: Annotated[list[Exponent], Discloses("magnitudes")]
     key: MaskKey  # for masks on aggregates
     salt: Salt  # which nobody can guess this client's rows in a commitment without
 
@@ -67,11 +54,11 @@ class SumGroups(ScanRequest, frozen=True):
     Masks are drawn from the whole request: clients that received different requests share none.
     """
 
-    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("rows", "shared groups"),)
     place: Place  # of this client among the peers
     peers: list[MaskKey]  # of all clients of the table
     holders: NDArray[np.int32]  # of each shared group: the place of the client that will hold it
-    rows: NDArray[np.int32]  # of each shared group: which of this client's it is; −1: it has none
+    # Of each shared group: which of this client's it is; −1: it has none
+    rows: Annotated[NDArray[np.int32], Discloses("shared groups")]
     commitments: list[Digest]  # of each client: SHA-256 of its salt and its rows
     scales: list[Exponent]
 
@@ -79,23 +66,16 @@ class SumGroups(ScanRequest, frozen=True):
 class GroupSums(Message, frozen=True):
     """Words under masks, for each shared group that others hold, in their order."""
 
-    discloses: ClassVar[FieldDisclosures] = (
-        FieldDisclosure("sums", "masked group sums"),
-        FieldDisclosure("extremes", "masked group extremes"),
-    )
-    sums: NDArray[np.int64]
-    extremes: NDArray[np.int64] | None = None  # each for the holder alone
+    sums: Annotated[NDArray[np.int64], Discloses("masked group sums")]
+    # Each for the holder alone
+    extremes: Annotated[NDArray[np.int64] | None, Discloses("masked group extremes")] = None
 
 
 class HoldGroups(ScanRequest, frozen=True):
     """Hold your groups with the sums of the others; drop the groups that others hold. → Done"""
 
-    discloses: ClassVar[FieldDisclosures] = (
-        FieldDisclosure("sums", "group sums"),
-        FieldDisclosure("extremes", "group extremes"),
-    )
-    sums: NDArray[np.int64]  # over all other clients, still under this one's mask
-    extremes: NDArray[np.int64] | None = None  # groups × other clients × words
+    sums: Annotated[NDArray[np.int64], Discloses("group sums")]  # over all other clients, still under this one's mask
+    extremes: Annotated[NDArray[np.int64] | None, Discloses("group extremes")] = None  # groups × other clients × words
 
 
 def commitment(salt: bytes, rows: NDArray[np.int32]) -> bytes:

@@ -7,7 +7,7 @@ another. Only distinct moments leave, never whose they are.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import msgspec
 import pyarrow as pa
@@ -25,7 +25,7 @@ from tablepuppet.owner.enforcement import JobUnderContract, refused
 from tablepuppet.owner.policy import Policy
 from tablepuppet.owner.state import ClientState
 from tablepuppet.owner.tokens import key_of
-from tablepuppet.protocol.base import Count, Done, FieldDisclosure, FieldDisclosures, Message, Place, ScanRequest
+from tablepuppet.protocol.base import Count, Discloses, Done, Message, Place, ScanRequest
 from tablepuppet.protocol.bounds import Known, require
 from tablepuppet.protocol.contract import Moments, ScanTerms, canonical
 
@@ -40,16 +40,15 @@ class SendCutoffs(ScanRequest, frozen=True):
 
 
 class Cutoffs(Message, frozen=True):
-    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("count", "cutoff count"),)
-    count: Count
+    count: Annotated[Count, Discloses("cutoff count")]
     sealed: Sealed
 
 
 class HoldCutoffs(ScanRequest, frozen=True):
     """Read a history until these moments, of each of their owners. → Done"""
 
-    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("sealed", "cutoffs"),)
-    sealed: Annotated[list[list[Sealed]], Meta(min_length=1, max_length=1000)]  # by moments, then by their owners
+    # By moments, then by their owners
+    sealed: Annotated[list[list[Sealed]], Meta(min_length=1, max_length=1000), Discloses("cutoffs")]
 
 
 def _enforce_sending(job: JobUnderContract, request: SendCutoffs) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -21,7 +21,7 @@ from tablepuppet.owner.policy import Policy, Use, permit_columns
 from tablepuppet.owner.state import ClientState
 from tablepuppet.owner.tokens import job_key, key_check, key_of, sorted_tokens, tokens
 from tablepuppet.privacy.options import KeyMode
-from tablepuppet.protocol.base import Count, FieldDisclosure, FieldDisclosures, Message, ScanRequest, Seed, Text
+from tablepuppet.protocol.base import Count, Discloses, Message, ScanRequest, Seed, Text
 from tablepuppet.protocol.bounds import Known, WrongError, check_array, require
 from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.sources.columns import as_read
@@ -50,28 +50,23 @@ class SendKeys(ScanRequest, frozen=True):
 
 
 class Keys(Message, frozen=True):
-    discloses: ClassVar[FieldDisclosures] = (
-        FieldDisclosure("columns", "key tokens"),
-        FieldDisclosure("order", "row order", is_per_row=True),
-    )
     rows: Count
-    columns: pa.Table
-    order: NDArray[np.int64] | None = None  # ascending, where the order is shared
+    columns: Annotated[pa.Table, Discloses("key tokens")]
+    # Ascending, where the order is shared
+    order: Annotated[NDArray[np.int64] | None, Discloses("row order", is_per_row=True)] = None
     check: Annotated[bytes, Meta(max_length=64)] = b""  # of tokens: the same from all clients that share a key
 
 
 class BlindKeys(Message, frozen=True):
     """Blind keys of another owner, which that owner has blinded already; keep their order. → BlindedKeys"""
 
-    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("points", "blinded keys"),)
     job: str
     domain: str
-    points: NDArray[np.uint8]  # distinct keys × 32 (owner/tokens.py)
+    points: Annotated[NDArray[np.uint8], Discloses("blinded keys")]  # distinct keys × 32 (owner/tokens.py)
 
 
 class BlindedKeys(Message, frozen=True):
-    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("points", "key tokens"),)
-    points: NDArray[np.uint8]
+    points: Annotated[NDArray[np.uint8], Discloses("key tokens")]
 
 
 def _permit_keys(policy: Policy, request: SendKeys, use: Use) -> None:

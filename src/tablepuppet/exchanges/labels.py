@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -21,18 +21,7 @@ from tablepuppet.owner.policy import Policy, Use, permit_columns, refused_by
 from tablepuppet.owner.releases import reads
 from tablepuppet.owner.state import ClientState
 from tablepuppet.privacy.options import LabelPrivacy
-from tablepuppet.protocol.base import (
-    Count,
-    FieldDisclosure,
-    FieldDisclosures,
-    Finite,
-    Fraction,
-    Message,
-    Place,
-    ScanRequest,
-    Seed,
-    Text,
-)
+from tablepuppet.protocol.base import Count, Discloses, Finite, Fraction, Message, Place, ScanRequest, Seed, Text
 from tablepuppet.protocol.bounds import (
     LARGEST,
     LARGEST_COUNT,
@@ -58,18 +47,17 @@ class DescribeLabels(ScanRequest, frozen=True):
 
 
 class LabelSummary(Message, frozen=True):
-    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("classes", "label classes", if_empty=True),)
     kind: Literal["number", "boolean", "class"]
-    classes: Classes = msgspec.field(default_factory=list)  # distinct values; numbers only if there are at most 1000
+    # Distinct values; numbers only if there are at most 1000
+    classes: Annotated[Classes, Discloses("label classes", if_empty=True)] = msgspec.field(default_factory=list)
     missing: Count = 0
 
 
 class SendLabels(ScanRequest, frozen=True):
     """Send one label per row, as a class number or a number, and each row's side of the split. → Labels"""
 
-    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("classes", "label classes"),)
     column: int
-    classes: list[str | float] | None  # None: a number
+    classes: Annotated[list[str | float] | None, Discloses("label classes")]  # None: a number
     offset: Count  # this client's first row number in the label table
     seed: Seed
     test_fraction: Fraction
@@ -82,15 +70,12 @@ class SendLabels(ScanRequest, frozen=True):
 
 
 class Labels(Message, frozen=True):
-    discloses: ClassVar[FieldDisclosures] = (
-        FieldDisclosure("values", "labels", is_per_row=True),
-        FieldDisclosure("is_test", "split", is_per_row=True),
-        FieldDisclosure("folds", "split", is_per_row=True),
-    )
-    values: Array  # class numbers or numbers; NaN where the label is missing
-    is_test: NDArray[np.bool_]
+    # Class numbers or numbers; NaN where the label is missing
+    values: Annotated[Array, Discloses("labels", is_per_row=True)]
+    is_test: Annotated[NDArray[np.bool_], Discloses("split", is_per_row=True)]
     is_validation: NDArray[np.bool_] | None = None  # None: no row
-    folds: NDArray[np.int16] | None = None  # which each row is in; by time, the first is never held out
+    # Which each row is in; by time, the first is never held out
+    folds: Annotated[NDArray[np.int16] | None, Discloses("split", is_per_row=True)] = None
 
 
 class SendSides(ScanRequest, frozen=True):
@@ -107,12 +92,8 @@ class SendSides(ScanRequest, frozen=True):
 
 
 class Sides(Message, frozen=True):
-    discloses: ClassVar[FieldDisclosures] = (
-        FieldDisclosure("is_test", "split", is_per_row=True),
-        FieldDisclosure("is_validation", "split", is_per_row=True),
-    )
-    is_test: NDArray[np.bool_]
-    is_validation: NDArray[np.bool_] | None  # None: no row
+    is_test: Annotated[NDArray[np.bool_], Discloses("split", is_per_row=True)]
+    is_validation: Annotated[NDArray[np.bool_] | None, Discloses("split", is_per_row=True)]  # None: no row
 
 
 class SendWeights(ScanRequest, frozen=True):
@@ -122,8 +103,7 @@ class SendWeights(ScanRequest, frozen=True):
 
 
 class Weights(Message, frozen=True):
-    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("values", "weights", is_per_row=True),)
-    values: Array  # NaN where it is missing
+    values: Annotated[Array, Discloses("weights", is_per_row=True)]  # NaN where it is missing
 
 
 def _permit_classes(policy: Policy, request: DescribeLabels, use: Use) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +25,7 @@ from tablepuppet.owner.releases import DisclosedValues, reads, score_name, unkno
 from tablepuppet.owner.state import ClientState, check_model, check_outputs
 from tablepuppet.owner.tokens import known_ids
 from tablepuppet.privacy.gaussian import secure_generator
-from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Finite, Message, Place, ScanRequest
+from tablepuppet.protocol.base import Discloses, Finite, Message, Place, ScanRequest
 from tablepuppet.protocol.bounds import Known, check_array, check_finite, check_row_numbers, require
 from tablepuppet.protocol.columns import ColumnInfo, Encoder
 from tablepuppet.protocol.contract import fingerprint
@@ -36,11 +36,10 @@ from tablepuppet.sources.encoding import encode
 class ScoreRows(ScanRequest, frozen=True):
     """Encode these rows of a scan like this and predict them with θ. → Scores"""
 
-    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("theta", "model"),)
     columns: list[int]
     rows: RowNumbers
     encoders: list[Encoder]
-    theta: Array
+    theta: Annotated[Array, Discloses("model")]
     model: ModelSpec
     name: str  # the block's
     outputs: int  # d_c
@@ -60,8 +59,7 @@ class ScoreOwnRows(ScanRequest, frozen=True):
 
 
 class Scores(Message, frozen=True):
-    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("values", "scores", is_per_row=True),)
-    values: Array  # h of the rows asked for
+    values: Annotated[Array, Discloses("scores", is_per_row=True)]  # h of the rows asked for
 
 
 class SendIdentifiers(ScanRequest, frozen=True):
@@ -71,8 +69,7 @@ class SendIdentifiers(ScanRequest, frozen=True):
 
 
 class Identifiers(Message, frozen=True):
-    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("columns", "identifiers"),)
-    columns: pa.Table
+    columns: Annotated[pa.Table, Discloses("identifiers")]
 
 
 def permit_scores(policy: Policy, request: Any, use: Use) -> None:

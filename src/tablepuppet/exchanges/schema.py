@@ -10,7 +10,7 @@ import hashlib
 import hmac
 from collections.abc import Collection
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -23,16 +23,7 @@ from tablepuppet.owner.policy import Policy, TableRules, Use, refused_by
 from tablepuppet.owner.releases import DisclosedValues, disclosed_values, reads, unknowns
 from tablepuppet.owner.state import ClientState
 from tablepuppet.owner.store import ScanUse
-from tablepuppet.protocol.base import (
-    MOST_COLUMNS,
-    Count,
-    Done,
-    FieldDisclosure,
-    FieldDisclosures,
-    Message,
-    ScanRequest,
-    Text,
-)
+from tablepuppet.protocol.base import MOST_COLUMNS, Count, Discloses, Done, Message, ScanRequest, Text
 from tablepuppet.protocol.bounds import Known, KnownScan, check_count, require
 from tablepuppet.protocol.columns import ColumnInfo, CutoffType, Merges
 from tablepuppet.protocol.contract import Contract, ScanTerms
@@ -85,8 +76,7 @@ class CountRows(ScanRequest, frozen=True):
 
 
 class RowCount(Message, frozen=True):
-    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("rows", "row count"),)
-    rows: Count
+    rows: Annotated[Count, Discloses("row count")]
 
 
 class CloseJob(Message, frozen=True):

@@ -6,7 +6,7 @@ import secrets
 from collections import Counter
 from functools import partial
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -45,8 +45,7 @@ from tablepuppet.protocol.base import (
     MOST_CLIENTS,
     Amount,
     Count,
-    FieldDisclosure,
-    FieldDisclosures,
+    Discloses,
     Finite,
     Masked,
     Message,
@@ -66,10 +65,6 @@ FiguresByName = Annotated[dict[Annotated[str, Meta(max_length=200)], Finite], Me
 class StartPart(PartRequest, Generic[_Options], frozen=True):
     """Make the part's model and start the algorithm's client half. → Started"""
 
-    discloses: ClassVar[FieldDisclosures] = (
-        FieldDisclosure("weights", "summed weights", is_per_row=True),
-        FieldDisclosure("multiplicity", "multiplicities", is_per_row=True),
-    )
     algorithm: _Options  # of one of the algorithms in the list (algorithms/registry.py)
     model: ModelSpec
     block: Annotated[int, Meta(ge=0, le=MOST_CLIENTS)]  # its number, which a neural model begins by
@@ -82,7 +77,8 @@ class StartPart(PartRequest, Generic[_Options], frozen=True):
     l2: Amount
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1 - MOST_CLIENTS)]  # the block's number is added to it
     facts: RunFacts | None = None  # of a private run: the client computes its noise from them, by the contract
-    weights: Array | None = None  # of each train row, summed over its joined rows; None: their number
+    # Of each train row, summed over its joined rows; None: their number
+    weights: Annotated[Array | None, Discloses("summed weights", is_per_row=True)] = None
     peers: list[MaskKey] = msgspec.field(
         default_factory=list
     )  # keys of all the block's parts, where summands leave under masks only
@@ -94,18 +90,17 @@ class StartPart(PartRequest, Generic[_Options], frozen=True):
         default_factory=list
     )  # of each encoded column's parameters; none: any
     l2_by_output: list[Amount] = msgspec.field(default_factory=list)  # of a linear block under a head; none: l2 for all
-    multiplicity: RowNumbers | None = None  # G over the folds that are trained on; None: all joined rows
+    # G over the folds that are trained on; None: all joined rows
+    multiplicity: Annotated[RowNumbers | None, Discloses("multiplicities", is_per_row=True)] = None
     starts: bool = False  # begin with the weights of the contract
     continues: bool = False  # begin with the parameters of the model before, of the same part
 
 
 class Started(Message, frozen=True):
-    discloses: ClassVar[FieldDisclosures] = (
-        FieldDisclosure("values", "predictions", is_per_row=True),
-        FieldDisclosure("figures", "figure"),
-    )
-    values: Array | None  # predictions of all train rows; None: all zero
-    figures: FiguresByName  # that the algorithm's server half wants; empty: none, or only in a masked sum (SendFigures)
+    # Predictions of all train rows; None: all zero
+    values: Annotated[Array | None, Discloses("predictions", is_per_row=True)]
+    # That the algorithm's server half wants; empty: none, or only in a masked sum (SendFigures)
+    figures: Annotated[FiguresByName, Discloses("figure")]
     width: Annotated[int, Meta(ge=0, le=2**31)]  # of θ
     entropy: Seed = 0  # under privacy: chance for the server's samples, which a journal can repeat and nobody foretell
 

@@ -32,6 +32,7 @@ from tablepuppet.protocol.base import (
     PartRequest,
     Predictions,
     Update,
+    marked_fields,
 )
 from tablepuppet.protocol.bounds import (
     LARGEST,
@@ -71,14 +72,14 @@ def _check_step_request(own: ClientState, request: Update) -> None:
     batch = getattr(part.state, "rows", None)
     rows, outputs = part.train.rows if batch is None else len(batch), part.setup.outputs
     kind = type(request)
-    for disclosed in kind.discloses:
-        value = getattr(request, disclosed.field)
+    for name, disclosed in marked_fields(kind).items():
+        value = getattr(request, name)
         if value is not None and disclosed.is_per_row:
-            check_array(value, disclosed.field, (rows, None))
+            check_array(value, name, (rows, None))
             due = (outputs,) if disclosed.what == "signals" else (1, outputs * (outputs + 1) // 2)
             width = value.shape[1]
             if width not in due:
-                raise WrongError(disclosed.field, f"has {width} numbers a row where {due[-1]} are due")
+                raise WrongError(name, f"has {width} numbers a row where {due[-1]} are due")
     for name in kind.__struct_fields__:
         value = getattr(request, name)
         if isinstance(value, float) and not math.isfinite(value):

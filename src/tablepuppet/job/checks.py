@@ -5,22 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tablepuppet.algorithms.registry import (
-    BY_NAME,
-    FEDERATED,
-    KINKED,
-    algorithm_of,
-    name_algorithms,
-    own_model,
-)
+from tablepuppet.algorithms.registry import BY_NAME, FEDERATED, KINKED, algorithm_of, name_algorithms, own_model
 from tablepuppet.errors import JobError, PrivacyError, nearest
 from tablepuppet.job.job import ARGUMENTS, OPEN_LOSSES, Job, JobData, Local, job_of, loss_options
 from tablepuppet.models.heads.kinds import check_head, traits_of
-from tablepuppet.models.losses import (
-    LOSSES,
-    LabelFacts,
-    metrics_by_name,
-)
+from tablepuppet.models.losses import LOSSES, LabelFacts, metrics_by_name
 
 _TRIED = ("l2", "l1", "signs", "options", "epochs", "batch_size", "hidden", "activation", "dropout")
 

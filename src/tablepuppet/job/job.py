@@ -11,22 +11,11 @@ import msgspec
 
 from tablepuppet.algorithms.boosting.messages import GrownTrees
 from tablepuppet.algorithms.options import AlgorithmOptions, explain_error
-from tablepuppet.algorithms.registry import (
-    BY_NAME,
-    DEFAULT,
-    Options,
-    algorithm_of,
-    is_expanded,
-)
+from tablepuppet.algorithms.registry import BY_NAME, DEFAULT, Options, algorithm_of, is_expanded
 from tablepuppet.errors import JobError
 from tablepuppet.models.heads.base import HeadKind
 from tablepuppet.models.heads.kinds import traits_of
-from tablepuppet.models.losses import (
-    LOSSES,
-    Loss,
-    loss_named,
-    loss_of_model,
-)
+from tablepuppet.models.losses import LOSSES, Loss, loss_named, loss_of_model
 from tablepuppet.models.spec import L2, Activation, Dtype, ModelSpec
 from tablepuppet.privacy.options import Privacy
 from tablepuppet.protocol.codec import Wire

@@ -11,22 +11,13 @@ import numpy as np
 from tablepuppet.algorithms.algorithm import Algorithm
 from tablepuppet.algorithms.boosting.messages import GrownTrees
 from tablepuppet.algorithms.options import AlgorithmOptions
-from tablepuppet.algorithms.registry import (
-    BY_NAME,
-    DEFAULT,
-    FEDERATED,
-    KINKED,
-    algorithm_of,
-    options_of,
-)
+from tablepuppet.algorithms.registry import BY_NAME, DEFAULT, FEDERATED, KINKED, algorithm_of, options_of
 from tablepuppet.errors import JobError, PrivacyWarning
 from tablepuppet.job.checks import check_given, check_loss, check_search, hint
 from tablepuppet.job.job import ARGUMENTS, Job, JobModel, Search, engine_of, job_of, loss_options, models
 from tablepuppet.models.heads.base import HeadKind
 from tablepuppet.models.heads.kinds import head_given, traits_of
-from tablepuppet.models.losses import (
-    usual_loss,
-)
+from tablepuppet.models.losses import usual_loss
 from tablepuppet.models.spec import L2
 from tablepuppet.privacy.options import privacy_of
 from tablepuppet.protocol.contract import Folds

@@ -1,7 +1,7 @@
 """The base of every message, the disclosures of its fields, and the messages that belong to no one exchange.
 
-A message is a frozen struct that rejects unknown fields. Its class declares as data (`discloses`) which of its fields
-reveal something, and to whom. The meter counts these disclosures as it counts bytes.
+A message is a frozen struct that rejects unknown fields. A field that reveals something about rows is marked with what
+it is (`Discloses`). The meter counts these disclosures as it counts bytes.
 
 Any request may be answered by `Failure`, and one that asks for an action by `Done`. The halves of any algorithm
 share the further messages here. A part answers an update with its predictions, or with one client's summand of a sum
@@ -11,7 +11,8 @@ over the block, in plain numbers (`Partial`) or under masks (`Masked`). Their ru
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_type_hints
 
 import msgspec
 import numpy as np
@@ -80,22 +81,17 @@ Finite = Annotated[float, Meta(ge=-_GREATEST, le=_GREATEST)]
 Exponent = Annotated[int, Meta(ge=-1200, le=1200)]  # of floats, subnormal ones included, and some room
 
 
-class FieldDisclosure(NamedTuple):
-    """One field reveals something about rows that are not the receiver's own."""
+class Discloses(NamedTuple):
+    """A mark of a field that reveals something about rows that are not the receiver's own."""
 
-    field: str
     what: What
     is_per_row: bool = False  # an entry (or a line of them) for each row
     if_empty: bool = False  # whether leaving the field out reveals as much ("all are one", "too many to list")
 
 
-FieldDisclosures = tuple[FieldDisclosure, ...]
-
-
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True, kw_only=True):
     """Base of all messages; the tag is the class name."""
 
-    discloses: ClassVar[FieldDisclosures] = ()
     repeats: ClassVar[bool] = False  # whether the answer repeats the last one
 
 
@@ -124,18 +120,26 @@ class Failure(Message, frozen=True):
     message: Text
 
 
+@cache
+def marked_fields(kind: type[Message]) -> dict[str, Discloses]:
+    """The fields of a message that reveal something, by name."""
+    hints = get_type_hints(kind, include_extras=True)
+    marks = {name: getattr(hints[name], "__metadata__", ()) for name in kind.__struct_fields__}
+    return {name: mark for name, found in marks.items() for mark in found if isinstance(mark, Discloses)}
+
+
 _MANY = (np.ndarray, list, dict)
 
 
-def disclosures(message: Message) -> list[tuple[FieldDisclosure, int]]:
+def disclosures(message: Message) -> list[tuple[Discloses, int]]:
     """The disclosures of a message, each with its numbers per row (or, where it is not per row, one).
 
     >>> disclosures(Done())
     []
     """
     found = []
-    for disclosed in message.discloses:
-        value = getattr(message, disclosed.field)
+    for name, disclosed in marked_fields(type(message)).items():
+        value = getattr(message, name)
         if value is None or (not disclosed.is_per_row and isinstance(value, _MANY) and not len(value)):
             if disclosed.if_empty:
                 found.append((disclosed, 1))
@@ -167,8 +171,7 @@ class Update(PartRequest, frozen=True):
 class Partial(Message, frozen=True):
     """One client's summand: the union operator adds those of all clients of the block."""
 
-    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("values", "sums"),)
-    values: Annotated[list[Array], Meta(max_length=MOST_COLUMNS)]
+    values: Annotated[list[Array], Meta(max_length=MOST_COLUMNS), Discloses("sums")]
 
 
 class Masked(Message, frozen=True):
@@ -177,9 +180,8 @@ class Masked(Message, frozen=True):
     Without a scale that fits, only how large it is: `Seal` names one.
     """
 
-    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("exponents", "sums"),)
     values: list[NDArray[np.int64]]
-    exponents: list[Exponent]  # of each array: the power of two above its largest entry
+    exponents: Annotated[list[Exponent], Discloses("sums")]  # of each array: the power of two above its largest entry
     scales: list[Exponent]  # of each array: the power of two that the integers are in units of
     kinds: Annotated[list[Literal["<f8", "<f4"]], Meta(max_length=MOST_COLUMNS)]  # the type of each array before
 
@@ -187,8 +189,7 @@ class Masked(Message, frozen=True):
 class Combined(PartRequest, frozen=True):
     """Continue with the combined sum of all clients of the block. → Predictions | Partial | Masked"""
 
-    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("values", "agreed values"),)
-    values: Annotated[list[Array], Meta(min_length=1, max_length=2)]
+    values: Annotated[list[Array], Meta(min_length=1, max_length=2), Discloses("agreed values")]
     scales: list[Exponent] = msgspec.field(default_factory=list)  # of the next masked summand
 
 
@@ -201,9 +202,5 @@ class Move(PartRequest, frozen=True):
 class Predictions(Message, frozen=True):
     """h of the rows asked for, and inner products of the parameters (‖θ‖² first)."""
 
-    discloses: ClassVar[FieldDisclosures] = (
-        FieldDisclosure("values", "predictions", is_per_row=True),
-        FieldDisclosure("products", "norms"),
-    )
-    values: Array
-    products: Array
+    values: Annotated[Array, Discloses("predictions", is_per_row=True)]
+    products: Annotated[Array, Discloses("norms")]

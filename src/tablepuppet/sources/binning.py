@@ -30,13 +30,7 @@ from tablepuppet.algorithms.boosting.messages import CategorySketch, NumberSketc
 from tablepuppet.arrays import Array, RowNumbers, effective_by_code, effective_rows
 from tablepuppet.errors import ModelError, SourceError, TransportError
 from tablepuppet.protocol.columns import ColumnInfo
-from tablepuppet.sources.columns import (
-    NUMBER_KINDS,
-    STRING_KINDS,
-    numbers_and_absent,
-    numpy_of,
-    strings_and_absent,
-)
+from tablepuppet.sources.columns import NUMBER_KINDS, STRING_KINDS, numbers_and_absent, numpy_of, strings_and_absent
 
 _ROUNDING = 1e-6  # of effective rows: n rows that count alike are n
 _UNSEEN = 255  # the code of a category that nobody knows

@@ -230,9 +230,8 @@ class _Count:
         self.payload[to] += payload
         self.by_message[type(message).__name__] += size
         self.by_client[client] += size
-        if message.discloses and not request.repeats:
-            for disclosed, numbers in disclosures(message):
-                self.told[DisclosureKey(client, _subject(request), disclosed.what, to)] += numbers
+        for disclosed, numbers in disclosures(message) if not request.repeats else ():
+            self.told[DisclosureKey(client, _subject(request), disclosed.what, to)] += numbers
         return size
 
     def fields(self) -> dict[str, Any]:

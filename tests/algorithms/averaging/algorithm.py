@@ -6,7 +6,7 @@ The folder that docs/extending.md walks through; a test copies it into the packa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -26,7 +26,7 @@ from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.algorithms.shape import BlockShape, Shape
 from tablepuppet.arrays import Array
 from tablepuppet.models.losses import Loss
-from tablepuppet.protocol.base import Combined, FieldDisclosure, FieldDisclosures, Partial, Predictions, Update
+from tablepuppet.protocol.base import Combined, Discloses, Partial, Predictions, Update
 
 
 class Averaging(AlgorithmOptions, frozen=True, tag="averaging"):
@@ -42,8 +42,7 @@ class Averaging(AlgorithmOptions, frozen=True, tag="averaging"):
 class AveragingUpdate(Update, frozen=True):
     """Y of all train rows. → Predictions | Partial | Masked"""
 
-    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("signal", "signals", is_per_row=True),)
-    signal: Array
+    signal: Annotated[Array, Discloses("signals", is_per_row=True)]
 
 
 class AveragingState(msgspec.Struct, frozen=True):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from math import inf
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
 from tablepuppet.algorithms.base import Figures
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.arrays import Array
-from tablepuppet.protocol.base import FieldDisclosure, FieldDisclosures, Update
+from tablepuppet.protocol.base import Discloses, Update
 from tablepuppet.protocol.bounds import require
 
 
@@ -100,8 +100,7 @@ class AdmmUpdate(Update, frozen=True):
     """Solve your part of ADMM from the derivatives Y of all training rows. → Predictions | Partial | Masked"""
 
     keeps_trail: ClassVar[bool] = True
-    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("signal", "signals", is_per_row=True),)
-    signal: Array
+    signal: Annotated[Array, Discloses("signals", is_per_row=True)]
     factor: float  # Mρ
     union_rho: float  # ρ_u of the consensus rounds
     coefficients: Array | None  # of the last step of the reported model

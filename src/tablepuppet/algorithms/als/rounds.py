@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf, isfinite
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -41,7 +41,7 @@ from tablepuppet.models.features import Features
 from tablepuppet.models.heads.base import Head
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.losses import Loss
-from tablepuppet.protocol.base import Amount, Combined, FieldDisclosure, FieldDisclosures, Partial, Predictions, Update
+from tablepuppet.protocol.base import Amount, Combined, Discloses, Partial, Predictions, Update
 from tablepuppet.protocol.bounds import require
 
 
@@ -73,12 +73,9 @@ class Als(AlgorithmOptions, frozen=True, tag="als"):
 class AlsUpdate(Update, frozen=True):
     """Solve your table from the gradient and curvature of each row, given the others. → Predictions | Partial"""
 
-    discloses: ClassVar[FieldDisclosures] = (
-        FieldDisclosure("signal", "signals", is_per_row=True),
-        FieldDisclosure("curvature", "curvatures", is_per_row=True),
-    )
-    signal: Array  # (n, K): Σ_j ∂ℓ/∂h
-    curvature: Array  # (n, K(K+1)/2): Σ_j of the upper triangle of ∂²ℓ/∂h²
+    signal: Annotated[Array, Discloses("signals", is_per_row=True)]  # (n, K): Σ_j ∂ℓ/∂h
+    # (n, K(K+1)/2): Σ_j of the upper triangle of ∂²ℓ/∂h²
+    curvature: Annotated[Array, Discloses("curvatures", is_per_row=True)]
     ridge: list[Amount]  # (K): besides l2, on each parameter of an output
 
     def check(self, outputs: int, clients: int) -> None:

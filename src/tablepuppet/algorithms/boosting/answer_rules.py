@@ -20,14 +20,7 @@ from tablepuppet.algorithms.boosting.tree_checks import (
     digits_of,
 )
 from tablepuppet.protocol.base import LONGEST_TEXT, MOST_CATEGORIES, MOST_COLUMNS
-from tablepuppet.protocol.bounds import (
-    Known,
-    KnownPart,
-    check_array,
-    check_finite,
-    is_number,
-    require,
-)
+from tablepuppet.protocol.bounds import Known, KnownPart, check_array, check_finite, is_number, require
 
 _BYTES = frozenset("u")
 _WHOLE = frozenset("i")

@@ -23,15 +23,7 @@ from numpy.typing import NDArray
 from tablepuppet.algorithms.boosting.bins import Codes, Columns
 from tablepuppet.algorithms.boosting.kernels import NodeSplits
 from tablepuppet.algorithms.boosting.splits import SplitRules, Splits, search_splits
-from tablepuppet.algorithms.boosting.tree_checks import (
-    KNOWN_ONE_HOT,
-    NUMBER,
-    ONE_HOT,
-    SETS,
-    NewColumn,
-    NewKey,
-    Union,
-)
+from tablepuppet.algorithms.boosting.tree_checks import KNOWN_ONE_HOT, NUMBER, ONE_HOT, SETS, NewColumn, NewKey, Union
 from tablepuppet.errors import TransportError
 
 Sums = NDArray[np.int64]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -20,7 +20,7 @@ from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.tree_checks import Bins, Check, Key, NewColumn, NewKey, Objections, Union
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.privacy.masks import MaskKey
-from tablepuppet.protocol.base import MOST_CLIENTS, FieldDisclosure, FieldDisclosures, Message
+from tablepuppet.protocol.base import MOST_CLIENTS, Discloses, Message
 from tablepuppet.protocol.bounds import MOST_CLASSES
 
 
@@ -45,7 +45,6 @@ Sketch = NumberSketch | CategorySketch
 class _OfPart(Message, frozen=True):
     """A request to the client of a part."""
 
-    discloses: ClassVar[FieldDisclosures] = ()
     job: str
     part: int
 
@@ -53,14 +52,12 @@ class _OfPart(Message, frozen=True):
 class _OfTrees(_OfPart, frozen=True):
     """About trees that the server has grown."""
 
-    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("check", "node sums", is_per_row=True),)
-    check: Check
+    check: Annotated[Check, Discloses("node sums", is_per_row=True)]
 
 
 class _OfRows(Message, frozen=True):
     """A request about rows of a scan; row −1 has no value."""
 
-    discloses: ClassVar[FieldDisclosures] = ()
     job: str
     scan: int
     columns: list[int]
@@ -72,8 +69,7 @@ class SketchFeatures(_OfPart, frozen=True):
 
 
 class FeatureSketches(Message, frozen=True):
-    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("columns", "sketches"),)
-    columns: list[Sketch]
+    columns: Annotated[list[Sketch], Discloses("sketches")]
 
 
 class StartTrees(_OfPart, frozen=True):
@@ -92,18 +88,19 @@ class StartTrees(_OfPart, frozen=True):
 
 
 class TreesStarted(Message, frozen=True):
-    discloses: ClassVar[FieldDisclosures] = (
-        FieldDisclosure("kinds", "figure"),
-        FieldDisclosure("has_missing", "figure"),
-        FieldDisclosure("right", "splits", is_per_row=True),
-        FieldDisclosure("sizes", "figure"),
-    )
-    kinds: NDArray[np.uint8]  # of each column: numbers, or which categories
-    has_missing: NDArray[np.bool_]  # where bins were given, or splits are drawn; else nothing
+    kinds: Annotated[NDArray[np.uint8], Discloses("figure")]  # of each column: numbers, or which categories
+    # Where bins were given, or splits are drawn; else nothing
+    has_missing: Annotated[NDArray[np.bool_], Discloses("figure")]
     limit: Annotated[int, Meta(ge=0)] | None = None  # bits of a row that the client will reveal
     reveals_columns: bool = False  # whether it reveals a column whole, once a tree splits it
-    right: list[NDArray[np.uint8]] = msgspec.field(default_factory=list)  # of earlier splits, as NewKey has it
-    sizes: NDArray[np.int64] = msgspec.field(default_factory=lambda: np.zeros(0, np.int64))  # of drawn splits: bins
+    # Of earlier splits, as NewKey has it
+    right: Annotated[list[NDArray[np.uint8]], Discloses("splits", is_per_row=True)] = msgspec.field(
+        default_factory=list
+    )
+    # Of drawn splits: bins
+    sizes: Annotated[NDArray[np.int64], Discloses("figure")] = msgspec.field(
+        default_factory=lambda: np.zeros(0, np.int64)
+    )
 
 
 class CheckTrees(_OfTrees, frozen=True):
@@ -111,8 +108,7 @@ class CheckTrees(_OfTrees, frozen=True):
 
 
 class TreeObjections(Message, frozen=True):
-    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("found", "splits", is_per_row=True),)
-    found: Objections
+    found: Annotated[Objections, Discloses("splits", is_per_row=True)]
 
 
 class SumTrees(_OfTrees, frozen=True):
@@ -120,8 +116,8 @@ class SumTrees(_OfTrees, frozen=True):
 
 
 class TreeSums(Message, frozen=True):
-    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("values", "sums"),)
-    values: list[NDArray[np.int64]]  # of each tree; under masks, where the block's sums are
+    # Of each tree; under masks, where the block's sums are
+    values: Annotated[list[NDArray[np.int64]], Discloses("sums")]
 
 
 class RevealKeys(_OfPart, frozen=True):
@@ -131,8 +127,7 @@ class RevealKeys(_OfPart, frozen=True):
 
 
 class RevealedKeys(Message, frozen=True):
-    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("keys", "splits", is_per_row=True),)
-    keys: list[NewKey | NewColumn]
+    keys: Annotated[list[NewKey | NewColumn], Discloses("splits", is_per_row=True)]
 
 
 class SplitRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -189,8 +184,7 @@ class ReleaseSplits(_OfPart, frozen=True):
 
 
 class Splits(Message, frozen=True):
-    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("rules", "parameters"),)
-    rules: list[SplitRule]
+    rules: Annotated[list[SplitRule], Discloses("parameters")]
 
 
 class HoldSplits(_OfPart, frozen=True):
@@ -207,8 +201,7 @@ class HoldSplits(_OfPart, frozen=True):
 class AskRows(_OfRows, frozen=True):
     """Which of these rows go right at each of these splits? → RowBits"""
 
-    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("rules", "model"),)
-    rules: list[SplitRule]
+    rules: Annotated[list[SplitRule], Discloses("model")]
 
 
 class AskOwnRows(_OfRows, frozen=True):
@@ -219,5 +212,4 @@ class AskOwnRows(_OfRows, frozen=True):
 
 
 class RowBits(Message, frozen=True):
-    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("right", "splits"),)
-    right: NDArray[np.uint8]  # (splits, rows / 8)
+    right: Annotated[NDArray[np.uint8], Discloses("splits")]  # (splits, rows / 8)

@@ -32,15 +32,7 @@ from tablepuppet.algorithms.boosting.messages import (
     TreeSums,
 )
 from tablepuppet.algorithms.boosting.options import Boosting
-from tablepuppet.algorithms.boosting.tree_checks import (
-    Bins,
-    Check,
-    Codes,
-    Key,
-    NewColumn,
-    NewKey,
-    Objections,
-)
+from tablepuppet.algorithms.boosting.tree_checks import Bins, Check, Codes, Key, NewColumn, NewKey, Objections
 from tablepuppet.errors import TransportError
 from tablepuppet.join.mapping import Part
 from tablepuppet.protocol.base import Message

@@ -18,14 +18,7 @@ from tablepuppet.algorithms.boosting.fixed_point import Derivatives, Labels, der
 from tablepuppet.algorithms.boosting.known import Choice, KnownBlock
 from tablepuppet.algorithms.boosting.model import Tree, as_tree
 from tablepuppet.algorithms.boosting.options import Boosting
-from tablepuppet.algorithms.boosting.rows import (
-    BlockIndex,
-    Router,
-    RowNumbers,
-    add_leaves,
-    sample_columns,
-    sample_rows,
-)
+from tablepuppet.algorithms.boosting.rows import BlockIndex, Router, RowNumbers, add_leaves, sample_columns, sample_rows
 from tablepuppet.algorithms.boosting.tree import GrowingTree, Growth, TreeRows
 from tablepuppet.algorithms.boosting.tree_checks import Check, Objections, Outline
 from tablepuppet.errors import TransportError

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 import numpy as np
@@ -23,16 +23,7 @@ from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.arrays import Array
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.spec import Penalty
-from tablepuppet.protocol.base import (
-    Combined,
-    Done,
-    FieldDisclosure,
-    FieldDisclosures,
-    Move,
-    Partial,
-    Predictions,
-    Update,
-)
+from tablepuppet.protocol.base import Combined, Discloses, Done, Move, Partial, Predictions, Update
 
 
 class Elastic(AlgorithmOptions, frozen=True, tag="elastic"):
@@ -61,12 +52,8 @@ class ElasticUpdate(Update, frozen=True):
     → Predictions | Partial | Masked
     """
 
-    discloses: ClassVar[FieldDisclosures] = (
-        FieldDisclosure("signal", "signals", is_per_row=True),
-        FieldDisclosure("curvature", "curvatures", is_per_row=True),
-    )
-    signal: Array
-    curvature: Array | None
+    signal: Annotated[Array, Discloses("signals", is_per_row=True)]
+    curvature: Annotated[Array | None, Discloses("curvatures", is_per_row=True)]
     bound: float  # the curvature per joined row where `curvature` is None
     total: float  # the curvature of all joined rows
     scale: float  # factor on the curvature of one block that bounds that of all of them

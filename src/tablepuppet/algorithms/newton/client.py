@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import partial
 from math import inf
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 import numpy as np
@@ -31,16 +31,7 @@ from tablepuppet.arrays import Array, Following, freeze
 from tablepuppet.errors import TransportError
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.losses.logistic import curvature_of_slopes
-from tablepuppet.protocol.base import (
-    Combined,
-    Done,
-    FieldDisclosure,
-    FieldDisclosures,
-    Move,
-    Partial,
-    Predictions,
-    Update,
-)
+from tablepuppet.protocol.base import Combined, Discloses, Done, Move, Partial, Predictions, Update
 from tablepuppet.protocol.bounds import require
 
 
@@ -79,12 +70,8 @@ class NewtonUpdate(Update, frozen=True):
     """
 
     keeps_trail: ClassVar[bool] = True
-    discloses: ClassVar[FieldDisclosures] = (
-        FieldDisclosure("signal", "signals", is_per_row=True),
-        FieldDisclosure("curvature", "curvatures", is_per_row=True),
-    )
-    signal: Array
-    curvature: Array | None
+    signal: Annotated[Array, Discloses("signals", is_per_row=True)]
+    curvature: Annotated[Array | None, Discloses("curvatures", is_per_row=True)]
     bound: float  # the curvature per joined row where `curvature` is None and does not follow from Y
     coefficients: Array | None
     follows: bool = False  # whether the curvature does
@@ -97,8 +84,7 @@ class NewtonUpdate(Update, frozen=True):
 class BasisUpdate(Update, frozen=True):
     """Take Newton steps of several models from their derivatives Y. → Predictions | Partial | Masked"""
 
-    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("signal", "signals", is_per_row=True),)
-    signal: Array  # a column for each model
+    signal: Annotated[Array, Discloses("signals", is_per_row=True)]  # a column for each model
     points: Array  # (directions, models)
     ridges: list[float]  # l2 of each model
     bound: float  # the curvature per joined row

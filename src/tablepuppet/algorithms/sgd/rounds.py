@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
@@ -44,7 +44,7 @@ from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.losses import Loss
-from tablepuppet.protocol.base import Combined, Count, FieldDisclosure, FieldDisclosures, Partial, Predictions, Update
+from tablepuppet.protocol.base import Combined, Count, Discloses, Partial, Predictions, Update
 from tablepuppet.protocol.bounds import require
 
 
@@ -109,8 +109,7 @@ class VflSgd(Sgd, frozen=True, tag="vfl-sgd"):
 class SgdUpdate(Update, frozen=True):
     """Step by the derivatives Y of the last batch; predict the rows of the next. → Predictions | Partial | Masked"""
 
-    discloses: ClassVar[FieldDisclosures] = (FieldDisclosure("signal", "signals", is_per_row=True),)
-    signal: Array | None  # None: nothing to learn yet
+    signal: Annotated[Array | None, Discloses("signals", is_per_row=True)]  # None: nothing to learn yet
     count: Count  # joined rows in the last batch
     learning_rate: float
     next_rows: RowNumbers | None  # None: all

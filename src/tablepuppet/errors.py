@@ -174,6 +174,8 @@ def nearest(name: str, known: Sequence[str], cutoff: float = 0.6) -> str | None:
 
     >>> nearest("lr", ["decay", "learning_rate"])
     'learning_rate'
+    >>> nearest("test", ["seed", "test_fraction"])
+    'test_fraction'
     """
     plain = name.lower()
     kind = plain.removesuffix("classifier").removesuffix("regressor").replace("_", "")  # of a scikit-learn estimator
@@ -181,7 +183,9 @@ def nearest(name: str, known: Sequence[str], cutoff: float = 0.6) -> str | None:
     if elsewhere in known:
         return elsewhere
     by_lower = {k.lower(): k for k in known}
-    near = get_close_matches(name.lower(), list(by_lower), n=1, cutoff=cutoff)
+    near = get_close_matches(plain, list(by_lower), n=1, cutoff=cutoff)
+    if len(plain) > 2:
+        near += [k for k in by_lower if k.startswith(plain)]
     return by_lower[near[0]] if near else None
 
 

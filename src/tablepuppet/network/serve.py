@@ -58,7 +58,9 @@ class Monitor(ThreadingHTTPServer):
         try:
             super().__init__((host, int(port)), _handler(status, health))
         except OSError as error:
-            raise TransportError(f"cannot listen on {address} for health checks: {error.strerror}") from None
+            raise TransportError(
+                f"cannot listen on {address} for health checks: {error.strerror}; choose another port"
+            ) from None
         self.port = int(self.server_address[1])
         self._thread = threading.Thread(target=self.serve_forever, name="health", daemon=True)
         self._thread.start()

@@ -188,7 +188,9 @@ def _read(path: str | Path, kind: Any) -> Any:
     except (OSError, UnicodeDecodeError) as error:
         raise JobError(unreadable(path, error)) from None
     except msgspec.MsgspecError as error:
-        raise JobError(f"{path} cannot be read: {error}") from None
+        known = ", ".join(name for name in kind.__struct_encode_fields__ if name != "folder")
+        title = "federation" if kind is FederationSettings else "client"
+        raise JobError(f"{path} cannot be read: {error}; a {title} file has {known}") from None
     return msgspec.structs.replace(settings, folder=Path(path).parent)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import os
 import secrets
 import socket
 import threading
@@ -107,7 +108,8 @@ class Listener(flight.FlightServerBase):  # type: ignore[misc]
         try:
             super().__init__(location, **options)
         except (pa.ArrowException, OSError) as error:
-            raise TransportError(f"cannot listen on {location}: {_first_line(error)}") from None
+            reason = _why_taken(location) or _first_line(error)
+            raise TransportError(f"cannot listen on {location}: {reason}; choose another port or address") from None
         self._watch = Watch(self.port, settings.revoked if self._authority is not None else None)
 
     def shutdown(self) -> None:
@@ -290,6 +292,16 @@ def is_loopback(host: str) -> bool:
     except OSError:
         return False
     return bool(found) and all(ipaddress.ip_address(a).is_loopback for a in found)
+
+
+def _why_taken(location: str) -> str | None:
+    """What the system answers to who would listen there: gRPC keeps it to itself."""
+    parts = urlsplit(location)
+    try:
+        socket.create_server((parts.hostname or "", parts.port or 0)).close()
+    except OSError as error:
+        return os.strerror(error.errno or 0)
+    return None
 
 
 def _first_line(error: BaseException) -> str:

@@ -56,7 +56,7 @@ def setup(clients: int = 1, privacy: GradientPrivacy | None = None, dtype: str =
 
 def theta_step(part: PartSetup, options: tp.Admm) -> Array:
     """Two outer rounds."""
-    state = admm_client.client_start(part, options)
+    state, _ = admm_client.client_start(part, options)
     for outer in range(2):
         signal = np.random.default_rng(outer).normal(size=(ROWS, 1))
         update = AdmmUpdate(job="j", part=0, signal=signal, factor=0.8, union_rho=0.3, coefficients=None)

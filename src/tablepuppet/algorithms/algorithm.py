@@ -108,6 +108,7 @@ class Algorithm(Generic[_Options]):
     requests: ClassVar[tuple[type[Update], ...]] = ()  # the messages that its client half answers, besides common ones
     answers: ClassVar[tuple[type[Message], ...]] = ()  # what only it answers with
     figures: ClassVar[type[Figures]] = Figures  # that the server half needs of a block before the first round
+    figures_come: ClassVar[FiguresBy] = "none"
     remedy: ClassVar[str] = "check the features for extreme values"  # for a run that diverges
     untuned: ClassVar[str] = ""  # advice if a linear model is worse than a constant
     epochs: ClassVar[int] = 10  # default of a job with most losses
@@ -119,7 +120,7 @@ class Algorithm(Generic[_Options]):
     # -- what it requires and can do -------------------------------------------------------
 
     own_model: ClassVar[str] = ""  # a model that only it trains, in rounds of its own; empty: any of the others
-    is_pooled: ClassVar[bool] = False  # a baseline that fits pooled features at the server: PooledAlgorithm
+    is_pooled: ClassVar[bool] = False  # a baseline that fits pooled features at the server: training/pooled.py
     requires_linear: ClassVar[str] = ""  # why it trains linear models only; empty: any model
     forms_second_moments: ClassVar[bool] = False  # of linear models: Tᵀ diag(w) T, whose width is limited
     heads: ClassVar[tuple[HeadKind, ...]] = ("sum",)  # that it trains
@@ -134,6 +135,8 @@ class Algorithm(Generic[_Options]):
     takes_start: ClassVar[bool] = False  # whether a linear model may begin with other weights than zero
     supports_nonsmooth: ClassVar[bool] = False  # of the penalty: l1 and signs, and nothing but jobs that have them
     can_omit_intercept: ClassVar[bool] = False  # of a linear model
+    sums: ClassVar[str] = "the gradient"  # that the clients of a table send in every round to be summed
+    no_private_form: ClassVar[str] = ""  # why it has no form under feature privacy
     stops_when_flat: ClassVar[bool] = False  # whether options.tolerance is about the objective, for lack of residuals
 
     @property
@@ -213,7 +216,7 @@ class Algorithm(Generic[_Options]):
 
     def figures_by(self, options: _Options, *, is_linear: bool) -> FiguresBy:
         """How the figures come."""
-        return "none"
+        return self.figures_come
 
     def public_figures(self, features: int) -> Figures:
         """Under feature privacy: the figures without reading the data, of a block whose |x| is at most 1."""
@@ -252,13 +255,8 @@ class Algorithm(Generic[_Options]):
             else network_seconds(block.rows, block.parameters) / 2
             for block in shape.blocks
         )
-        return _EPOCH + self._joined_seconds(shape, moved) + tables
-
-    def _joined_seconds(self, shape: Shape, moved: float) -> float:
-        """Of joined rows, each of which takes so long; or of the tree that makes them."""
-        if shape.frequencies is None:
-            return shape.joined * moved
-        return self.walks * tree_seconds(shape)
+        joined = shape.joined * moved if shape.frequencies is None else self.walks * tree_seconds(shape)
+        return _EPOCH + joined + tables
 
     def server_memory(self, shape: Shape, options: _Options) -> int:
         """Bytes of vectors over the rows of all blocks."""
@@ -276,7 +274,7 @@ class Algorithm(Generic[_Options]):
 
     def disclosure(self, shape: Shape, options: _Options, block: BlockShape, batches: int) -> Disclosure:
         """The disclosures of its rounds about a block in `shape.epochs` epochs of `batches` batches."""
-        return Disclosure(predictions=shape.epochs, slopes=shape.epochs)
+        return Disclosure(predictions=shape.epochs, slopes=shape.epochs, sums=self.sums)
 
     def exchanges(self, options: _Options, run: RunShape) -> Exchanges:
         """The number of each kind of message with a part in a run."""
@@ -284,7 +282,7 @@ class Algorithm(Generic[_Options]):
 
     def why_not_private(self, options: _Options) -> str | None:
         """Why there is no form of it under feature privacy; None: there is."""
-        return f"{self.name} has no private form"
+        return self.no_private_form or f"{self.name} has no private form"
 
     def noisy_sums(self, options: _Options) -> int | None:
         """How many sums over rows a model consists of, if they can all be noisy; None: exact rows decide more."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Problem
+from tablepuppet.algorithms.centralized.algorithm import Centralized, minimise
+from tablepuppet.algorithms.centralized.by_torch import Fitted, Pooled, PooledBlock, train
 from tablepuppet.algorithms.numerics.optimizers import noise_edge
 from tablepuppet.algorithms.numerics.search import best_intercept
-from tablepuppet.algorithms.pooled import Pooled, PooledAlgorithm, PooledBlock
 from tablepuppet.arrays import Array, Codes
 from tablepuppet.exchanges.features import RevealedFeatures, RevealFeatures
 from tablepuppet.join.joined_rows import JoinedRows
@@ -24,7 +25,7 @@ from tablepuppet.models.features import Features
 from tablepuppet.models.heads.base import apply_head
 from tablepuppet.models.losses import Weighted
 from tablepuppet.models.metrics import Moment
-from tablepuppet.models.modules import build_module
+from tablepuppet.models.modules import build_module, one_torch_thread
 from tablepuppet.models.neural import NeuralModel
 from tablepuppet.plan.plan import Plan
 from tablepuppet.plan.prepare import Prepared
@@ -53,19 +54,19 @@ def run_pooled(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | 
     has_absent = [any(column.absent is not None for column in block.columns) for block in mapping.bound.blocks]
     tables = [_table(block, encoders[n], revealed, has_absent=has_absent[n]) for n, block in enumerate(union.blocks)]
     found = (_network if as_codes else _optimum)(prepared, problem, tables)
-    train = rows_here(mapping.train)
+    rows = rows_here(mapping.train)
     given = (found.intercept, Criterion(plan.loss, Moment.FINISHED, mapping.label.channel))
     trained = problem.head
     seen, held = (
         [_outputs(plan, t, w, n)[side] for n, (t, w) in enumerate(zip(tables, found.thetas, strict=True))]
         for side in (0, 1)
     )
-    measured = {"train": measure(apply_head(train, trained), seen, *given)}
+    measured = {"train": measure(apply_head(rows, trained), seen, *given)}
     if mapping.validation.rows:
         measured["validation"] = measure(apply_head(mapping.validation, trained), held, *given)
     measured["test"] = measure(apply_head(mapping.test, trained), held, *given)
     metrics, curves = by_side(measured, mapping.label.classes)
-    value = measured["train"].loss + _penalty(problem, train, found, seen) if as_codes else found.value
+    value = measured["train"].loss + _penalty(problem, rows, found, seen) if as_codes else found.value
     account = link.meter.account("training")
     record = EpochRecord(
         1,
@@ -74,12 +75,12 @@ def run_pooled(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | 
         account.rounds,
         account.bytes,
         time.perf_counter() - began,
-        {"iterations": float(found.iterations)},
+        {"iterations": float(found.steps)},
     )
     if on_round is not None:
         on_round(RoundEvent(1, 1, 1, record))
     blocks = tuple(
-        BlockModel.of(b, encoders=tuple(e), theta=w, is_outer=s.is_outer, mean=mean_contribution(h, g, train.rows))
+        BlockModel.of(b, encoders=tuple(e), theta=w, is_outer=s.is_outer, mean=mean_contribution(h, g, rows.rows))
         for b, e, h, w, g, s in zip(
             mapping.bound.blocks, encoders, seen, found.thetas, mapping.multiplicity, plan.mapping.blocks, strict=True
         )
@@ -112,14 +113,6 @@ class _Table:
     missing: tuple[NDArray[np.bool_], NDArray[np.bool_]]  # rows that do not exist
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Found:
-    thetas: list[Array]
-    intercept: Array
-    iterations: int
-    value: float = 0.0
-
-
 def _table(
     parts: Sequence[Part], encoders: Sequence[Encoder], revealed: Mapping[int, list[Any]], *, has_absent: bool
 ) -> _Table:
@@ -148,37 +141,35 @@ def _features(parts: Sequence[tuple[Array, tuple[Codes, ...]]], encoders: Sequen
     return Features(np.ascontiguousarray(dense), codes, dense_columns, columns, int(starts[-1]))
 
 
-def _optimum(prepared: Prepared, problem: Problem, tables: Sequence[_Table]) -> _Found:
+def _optimum(prepared: Prepared, problem: Problem, tables: Sequence[_Table]) -> Fitted:
     """A linear model, solved on the feature matrix of the join."""
-    plan, train = prepared.plan, rows_here(prepared.mapping.train)
-    algorithm, job = plan.algorithm, plan.job
-    assert isinstance(algorithm, PooledAlgorithm)
-    assert isinstance(job.model.l2, int | float)
-    joined = np.concatenate([train.expand(block, t.train.dense) for block, t in enumerate(tables)], axis=1)
-    weights = train.joined_weights()
+    plan, rows = prepared.plan, rows_here(prepared.mapping.train)
+    assert isinstance(plan.job.options, Centralized)
+    assert isinstance(plan.job.model.l2, int | float)
+    joined = np.concatenate([rows.expand(block, t.train.dense) for block, t in enumerate(tables)], axis=1)
+    weights = rows.joined_weights()
     loss = plan.loss if weights is None else Weighted(plan.loss, weights)
-    best = algorithm.fit(joined, train.joined_labels(), loss, job.model.l2, job.options)
-    borders = np.cumsum([0, *(t.train.width for t in tables)])
-    thetas = [best.theta[a:b] for a, b in itertools.pairwise(borders)]
-    return _Found(thetas, best.intercept, best.iterations, best.value)
+    best = minimise(joined, rows.joined_labels(), loss, plan.job.model.l2, plan.job.options.tolerance)
+    borders = np.cumsum([t.train.width for t in tables])[:-1]
+    return replace(best, thetas=np.split(best.thetas[0], borders))
 
 
-def _network(prepared: Prepared, problem: Problem, tables: Sequence[_Table]) -> _Found:
+def _network(prepared: Prepared, problem: Problem, tables: Sequence[_Table]) -> Fitted:
     """A network or a head, trained by torch on the joined rows."""
-    plan, train = prepared.plan, rows_here(prepared.mapping.train)
-    algorithm, job = plan.algorithm, plan.job
-    assert isinstance(algorithm, PooledAlgorithm)
+    plan, joined = prepared.plan, rows_here(prepared.mapping.train)
+    job = plan.job
+    assert isinstance(job.options, Centralized)
     blocks = []
-    for bound, table, index in zip(prepared.mapping.bound.blocks, tables, train.indices, strict=True):
-        rows = index.numbers(train.rows).astype(np.int64)
+    for bound, table, index in zip(prepared.mapping.bound.blocks, tables, joined.indices, strict=True):
+        rows = index.numbers(joined.rows).astype(np.int64)
         exists = np.append(~table.missing[0], False)  # at −1, too
         features = table.train if table.train.rows else table.train.zeros()  # a LEFT JOIN found nobody
         blocks.append(PooledBlock(bound.name, features, np.where(exists[rows], rows, -1)))
     begins = job.chooses_steps and (problem.has_intercept or problem.is_centred)
     pooled = Pooled(
         blocks=blocks,
-        labels=train.joined_labels(),
-        weights=train.joined_weights(),
+        labels=joined.joined_labels(),
+        weights=joined.joined_weights(),
         loss=plan.loss,
         l2=max(problem.ridges),
         l2_by_output=[problem.by_output(block) for block in range(problem.blocks)],
@@ -193,12 +184,13 @@ def _network(prepared: Prepared, problem: Problem, tables: Sequence[_Table]) -> 
         batch_size=problem.batch_size,
         seed=job.seed,
     )
-    found = algorithm.train(pooled, job.options)
+    with one_torch_thread():
+        found = train(pooled, job.options.learning_rate)
     if problem.head is not None:
         problem.head.own = found.own
         if pooled.noise is not None:
             problem.head.penalties = [(weights, np.zeros(len(weights))) for weights in pooled.noise.weights]
-    return _Found(found.thetas, found.intercept, found.steps)
+    return found
 
 
 def _outputs(plan: Plan, table: _Table, theta: Array, number: int) -> tuple[Array, Array]:
@@ -214,7 +206,7 @@ def _outputs(plan: Plan, table: _Table, theta: Array, number: int) -> tuple[Arra
     return model.predict(theta).astype(np.float64, copy=False), model.predict_test(theta).astype(np.float64, copy=False)
 
 
-def _penalty(problem: Problem, joined: JoinedRows, found: _Found, h: Sequence[Array]) -> float:
+def _penalty(problem: Problem, joined: JoinedRows, found: Fitted, h: Sequence[Array]) -> float:
     """½ β Σ‖θ‖² of networks; of heads, `head_penalty`."""
     ridge = max(problem.ridges)
     ridges: list[Any] = [problem.by_output(block) or ridge for block in range(problem.blocks)]

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 from math import inf, isfinite, sqrt
-from typing import Any
 
-from tablepuppet.algorithms.admm.client import client_start, client_step, mean_curvature
+from tablepuppet.algorithms import algorithm
+from tablepuppet.algorithms.admm.client import client_start, client_step
 from tablepuppet.algorithms.admm.local import local_epochs
 from tablepuppet.algorithms.admm.options import Admm, AdmmFigures, AdmmUpdate, VflAdmm
 from tablepuppet.algorithms.admm.server import AdmmServer
-from tablepuppet.algorithms.algorithm import (
-    FLOAT,
-    Algorithm,
-    Disclosure,
-    FiguresBy,
-    Merit,
-    PrivateForm,
-    network_seconds,
-)
-from tablepuppet.algorithms.base import Answer, PartSetup, Problem
+from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure, Merit, PrivateForm
 from tablepuppet.algorithms.numerics.linear_systems import WIDE
 from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RoundTraffic, RunShape, Shape
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.options import FeaturePrivacy
-from tablepuppet.protocol.base import Done
 
 _SINGLE = 4  # bytes of the state per joined row, where it only steers the run
 _ITERATED = 120e-9  # CPU seconds of a joined row
@@ -44,6 +34,8 @@ class AdmmAlgorithm(Algorithm[Admm]):
     epochs = 30
     walks = 2.5
     class_seconds = 2e-6, 0.3e-6
+    figures_come = "summed"
+    server, start, step = AdmmServer, staticmethod(client_start), staticmethod(client_step)
 
     def refusal(self, options: Admm, spec: ModelSpec) -> str | None:
         if spec.is_linear or options.union != "exact":
@@ -54,23 +46,8 @@ class AdmmAlgorithm(Algorithm[Admm]):
         is_given = options.local_learning_rate is not None or (features and features.learning_rate is not None)
         return not is_linear and not is_given
 
-    def server(self, problem: Problem, options: Admm) -> AdmmServer:
-        return AdmmServer(problem, options)
-
-    def start(self, setup: PartSetup, options: Admm) -> tuple[Any, AdmmFigures]:
-        curvature = 1.0 if setup.is_private else mean_curvature(setup)
-        return client_start(setup, options), AdmmFigures(curvature)
-
-    def step(self, setup: PartSetup, options: Admm, state: Any, message: Any) -> tuple[Any, Answer | Done]:
-        return client_step(setup, options, state, message)
-
-    def figures_by(self, options: Admm, *, is_linear: bool) -> FiguresBy:
-        return "summed"
-
     def public_figures(self, features: int) -> AdmmFigures:
         return AdmmFigures(float(features))
-
-    # -- what it costs ---------------------------------------------------------------------
 
     def cpu(self, shape: Shape, options: Admm, epoch: int, batches: int = 1) -> float:
         """A proximal map that iterates takes long; local steps of networks take longest."""
@@ -79,7 +56,9 @@ class AdmmAlgorithm(Algorithm[Admm]):
             for block, part in shape.parts:
                 size, epochs = local_epochs(part.rows, len(block.parts), options)
                 passes = epochs * (options.inner_rounds if block.is_split else 1)
-                seconds += network_seconds(passes * part.rows, block.parameters, passes * -(-part.rows // size))
+                seconds += algorithm.network_seconds(
+                    passes * part.rows, block.parameters, passes * -(-part.rows // size)
+                )
         return seconds
 
     def traffic(self, shape: Shape, options: Admm, epoch: int, batch_size: int | None) -> list[RoundTraffic]:
@@ -115,8 +94,6 @@ class AdmmAlgorithm(Algorithm[Admm]):
         if shape.is_linear and has_matrix:
             return 4 * FLOAT * block.width**2
         return (options.memory + 8 if shape.is_linear else 4) * FLOAT * block.parameters
-
-    # -- what it discloses -----------------------------------------------------------------
 
     def disclosure(self, shape: Shape, options: Admm, block: BlockShape, batches: int) -> Disclosure:
         sums = "the parameters" if options.union == "consensus" else "the gradient and second moments"
@@ -154,8 +131,6 @@ class AdmmAlgorithm(Algorithm[Admm]):
         rho = options.start_rho(is_linear) * loss.typical_curvature
         factor = most if rho <= most else most * (3.0 * rho - most) / (rho + most)
         return factor * move * (1.0 if loss.outputs == 1 else sqrt(2.0))
-
-    # -- when to take it -------------------------------------------------------------------
 
     def merit(self, shape: Shape) -> Merit:
         return Merit(2 if shape.is_linear else 0, "it reaches the optimum")

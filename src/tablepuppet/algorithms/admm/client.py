@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from tablepuppet.algorithms.admm.local import BatchStep, LocalStep
-from tablepuppet.algorithms.admm.options import Admm, AdmmUpdate
+from tablepuppet.algorithms.admm.options import Admm, AdmmFigures, AdmmUpdate
 from tablepuppet.algorithms.base import Answer, PartSetup, squared_norm
 from tablepuppet.algorithms.numerics.linear_systems import WIDE, Products, Spectrum
 from tablepuppet.algorithms.numerics.optimizers import Moments, sensitivity
@@ -52,7 +52,7 @@ class AdmmState(msgspec.Struct, frozen=True):
         return self.trail.theta
 
 
-def client_start(setup: PartSetup, options: Admm) -> AdmmState:
+def client_start(setup: PartSetup, options: Admm) -> tuple[AdmmState, AdmmFigures]:
     theta = setup.initial
     zero, nothing = np.zeros_like(theta), np.zeros((0, 0))
     spectrum = Spectrum(np.zeros(0), nothing)
@@ -60,7 +60,8 @@ def client_start(setup: PartSetup, options: Admm) -> AdmmState:
         spectrum = Spectrum.of(setup.model.train.gram(setup.multiplicity))
     moments = Moments.zero(theta, "sgd" if isinstance(setup.model, LinearModel) else options.local_optimizer)
     solver = (moments, spectrum.values, spectrum.vectors)
-    return AdmmState(Trail(theta, zero, [], []), theta, theta, zero, *solver, signal=nothing)
+    figures = AdmmFigures(1.0 if setup.is_private else mean_curvature(setup))
+    return AdmmState(Trail(theta, zero, [], []), theta, theta, zero, *solver, signal=nothing), figures
 
 
 def mean_curvature(setup: PartSetup) -> float:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal
 
-from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure, FiguresBy, Merit
+from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Merit
 from tablepuppet.algorithms.als.normal import packed_width
 from tablepuppet.algorithms.als.rounds import Als, AlsFigures, AlsServer, AlsUpdate, client_start, client_step
-from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem
 from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RoundTraffic, RunShape, Shape
 
 # CPU seconds of an entry of M: for a joined row; for a row of a table that is an id; in the products of others.
@@ -36,7 +35,11 @@ class AlsAlgorithm(Algorithm[Als]):
     takes_turns = True
     learns_shrinkage = True
     stops_when_flat = True
+    figures_come = "told"
+    sums = "the gradient and second moments"
+    no_private_form = "als needs exact second moments in every round, which have no private form here"
     row_seconds = 250e-9
+    server, start, step = AlsServer, staticmethod(client_start), staticmethod(client_step)
 
     @property
     def uses(self) -> Literal["bound"]:
@@ -44,20 +47,6 @@ class AlsAlgorithm(Algorithm[Als]):
 
     def chooses_steps(self, options: Als, *, is_linear: bool, features: Any) -> bool:
         return True
-
-    def server(self, problem: Problem, options: Als) -> AlsServer:
-        return AlsServer(problem, options)
-
-    def start(self, setup: PartSetup, options: Als) -> tuple[Any, Figures]:
-        return client_start(setup, options)
-
-    def step(self, setup: PartSetup, options: Als, state: Any, message: Any) -> tuple[Any, Answer]:
-        return client_step(setup, options, state, message)
-
-    def figures_by(self, options: Als, *, is_linear: bool) -> FiguresBy:
-        return "told"
-
-    # -- what it costs ---------------------------------------------------------------------
 
     def cpu(self, shape: Shape, options: Als, epoch: int, batches: int = 1) -> float:
         """M of every row is summed over joined rows, then solved and inverted, or multiplied by a few times."""
@@ -92,20 +81,10 @@ class AlsAlgorithm(Algorithm[Als]):
         triangles = (part.rows + block.width) * packed_width(block.outputs)
         return 2 * FLOAT * triangles + super().client_memory(shape, options, block, part)
 
-    # -- what it discloses -----------------------------------------------------------------
-
     def exchanges(self, options: Als, run: RunShape) -> Exchanges:
         """At most so many sums: conjugate gradients may end before."""
         inner = options.solver_steps + 2
         return Exchanges(run.epochs, has_start=True, inner=inner, sends_curvature=True, curvature_is_full=True)
-
-    def disclosure(self, shape: Shape, options: Als, block: BlockShape, batches: int) -> Disclosure:
-        return Disclosure(predictions=shape.epochs, slopes=shape.epochs, sums="the gradient and second moments")
-
-    def why_not_private(self, options: Als) -> str:
-        return "als needs exact second moments in every round, which have no private form here"
-
-    # -- when to take it -------------------------------------------------------------------
 
     def merit(self, shape: Shape) -> Merit:
         if shape.outputs > 1:

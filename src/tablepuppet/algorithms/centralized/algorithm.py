@@ -13,11 +13,10 @@ from typing import ClassVar
 import numpy as np
 import scipy
 
-from tablepuppet.algorithms.algorithm import network_seconds
-from tablepuppet.algorithms.centralized.by_torch import train
+from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure, network_seconds
+from tablepuppet.algorithms.centralized.by_torch import Fitted
 from tablepuppet.algorithms.options import AlgorithmOptions
-from tablepuppet.algorithms.pooled import Optimum, Pooled, PooledAlgorithm, Trained
-from tablepuppet.algorithms.shape import Shape
+from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RoundTraffic, RunShape, Shape
 from tablepuppet.arrays import Array
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import ModelSpec
@@ -54,7 +53,7 @@ _BATCH_STEPS = 5  # of a network, that torch's own takes as long as
 _NEWTON_STEPS, _LBFGS_STEPS = 5, 30  # looks at F, most often
 
 
-def minimise(features: Array, labels: Array, loss: Loss, l2: float, tolerance: float) -> Optimum:
+def minimise(features: Array, labels: Array, loss: Loss, l2: float, tolerance: float) -> Fitted:
     """The minimum of F over θ and an unpenalised intercept."""
     if loss.outputs > 1:
         return _lbfgs(features, labels, loss, l2, tolerance)
@@ -84,7 +83,7 @@ def minimise(features: Array, labels: Array, loss: Loss, l2: float, tolerance: f
         value = value_at(point)
         if loss.is_quadratic:
             break
-    return Optimum(point[:-1, None], point[-1:], value, iterations)
+    return Fitted([point[:-1, None]], point[-1:], iterations, value)
 
 
 def _solve(hessian: Array, slope: Array, l2: float) -> Array:
@@ -94,7 +93,7 @@ def _solve(hessian: Array, slope: Array, l2: float) -> Array:
     return np.asarray(scipy.linalg.pinvh(hessian) @ slope)
 
 
-def _lbfgs(features: Array, labels: Array, loss: Loss, l2: float, tolerance: float) -> Optimum:
+def _lbfgs(features: Array, labels: Array, loss: Loss, l2: float, tolerance: float) -> Fitted:
     rows, width = features.shape
     shape = (width + 1, loss.outputs)
 
@@ -114,18 +113,21 @@ def _lbfgs(features: Array, labels: Array, loss: Loss, l2: float, tolerance: flo
         options={"maxcor": 30, "maxiter": 2000, "maxfun": 4000, "ftol": 1e-4 * tolerance, "gtol": 1e-9},
     )
     x = found.x.reshape(shape)
-    return Optimum(x[:-1], x[-1] - x[-1].mean(), float(found.fun), int(found.nit))
+    return Fitted([x[:-1]], x[-1] - x[-1].mean(), int(found.nit), float(found.fun))
 
 
-class CentralizedAlgorithm(PooledAlgorithm[Centralized]):
-    """F minimised on the materialised join, to convergence."""
+class CentralizedAlgorithm(Algorithm[Centralized]):
+    """F minimised on the materialised join, to convergence; training/pooled.py runs it, without halves."""
 
+    is_pooled = True
+    epochs = 1
     options = Centralized
     summary = "the baseline: features are pooled in one process, and F is minimised on the materialised join"
     requires_curvature = True
     heads = ("sum", "factor", "mlp", "module")
     network_epochs = 30
     head_epochs = 20
+    no_private_form = "the centralised baseline pools all features; it has no private form"
 
     def refusal(self, options: Centralized, spec: ModelSpec) -> str | None:
         if spec.kind != "module":
@@ -134,12 +136,6 @@ class CentralizedAlgorithm(PooledAlgorithm[Centralized]):
 
     def chooses_steps(self, options: Centralized, *, is_linear: bool, features: FeaturePrivacy | None) -> bool:
         return not is_linear and options.learning_rate is None
-
-    def fit(self, features: Array, labels: Array, loss: Loss, l2: float, options: Centralized) -> Optimum:
-        return minimise(features, labels, loss, l2, options.tolerance)
-
-    def train(self, pooled: Pooled, options: Centralized) -> Trained:
-        return train(pooled, options.learning_rate)
 
     def cpu(self, shape: Shape, options: Centralized, epoch: int, batches: int = 1) -> float:
         """All of it, where F is convex; else an epoch of torch's, and the first pools."""
@@ -154,8 +150,23 @@ class CentralizedAlgorithm(PooledAlgorithm[Centralized]):
         iterated = _ITERATED * shape.outputs + (_SQUARED * width**2 if shape.outputs == 1 else 0.0)
         return pooled + shape.joined * (_COLUMN * width + steps * iterated)
 
-    def why_not_private(self, options: Centralized) -> str:
-        return "the centralised baseline pools all features; it has no private form"
+    def traffic(self, shape: Shape, options: Centralized, epoch: int, batch_size: int | None) -> list[RoundTraffic]:
+        """Every encoded feature of every row, once."""
+        pooled = OuterRound(lambda _b, _p: 0, lambda b, part: (part.rows + part.test_rows) * b.width, lambda _b: [])
+        return pooled.traffic(shape)
+
+    def server_memory(self, shape: Shape, options: Centralized) -> int:
+        return 3 * FLOAT * shape.joined * sum(block.width for block in shape.blocks)
+
+    def client_memory(self, shape: Shape, options: Centralized, block: BlockShape, part: PartShape) -> float:
+        pooled = 2 * FLOAT * (part.rows + part.test_rows) * block.width
+        return super().client_memory(shape, options, block, part) + pooled
+
+    def disclosure(self, shape: Shape, options: Centralized, block: BlockShape, batches: int) -> Disclosure:
+        return Disclosure(predictions=0, slopes=0, features=True)
+
+    def exchanges(self, options: Centralized, run: RunShape) -> Exchanges:
+        return Exchanges(run.epochs, is_pooled=True)
 
 
 ALGORITHM = CentralizedAlgorithm()

@@ -10,39 +10,81 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.pooled import Pooled, PooledBlock, Trained
+from tablepuppet.algorithms.numerics.optimizers import NoiseEdge
 from tablepuppet.arrays import Array
+from tablepuppet.models.features import Features
 from tablepuppet.models.heads.base import Head
 from tablepuppet.models.heads.network import BESIDE, NetworkHead
 from tablepuppet.models.linear import LinearModel
-from tablepuppet.models.modules import build_module, need_torch, one_torch_thread
+from tablepuppet.models.losses import Loss
+from tablepuppet.models.modules import build_module, need_torch
 from tablepuppet.models.neural import Inputs
+from tablepuppet.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_HEADED, _HEADED_NETWORKS, _SUMMED = (
-    0.02,
-    0.01,
-    0.03,
-)  # learning rates where none is given, as federated training has them
+# Learning rates where none is given, as federated training has them.
+_HEADED, _HEADED_NETWORKS, _SUMMED = 0.02, 0.01, 0.03
 
 
-def train(pooled: Pooled, learning_rate: float | None) -> Trained:
+@dataclass(frozen=True, slots=True, eq=False)
+class Fitted:
+    """Parameters as blocks hold them, the head's own, and how many steps were taken."""
+
+    thetas: list[Array]
+    intercept: Array
+    steps: int
+    value: float = 0.0  # F there, where it is convex
+    own: Array = field(default_factory=lambda: np.zeros(0))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PooledBlock:
+    """A table's rows in one place, and the row of each joined row (−1: an outer join found none)."""
+
+    name: str
+    features: Features
+    rows: NDArray[np.signedinteger[Any]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pooled:
+    """A model to be trained on the materialised join."""
+
+    blocks: Sequence[PooledBlock]
+    labels: Array
+    weights: Array | None
+    loss: Loss
+    l2: float
+    l2_by_output: Sequence[Sequence[float]]  # of each block under a head whose outputs differ; empty: l2
+    head_l2: float  # of the head's own parameters
+    spec: ModelSpec  # of every block
+    head: Head | None  # None: a sum
+    noise: NoiseEdge | None  # shrinkage of factors; None: the head's spec
+    unit: float
+    intercept: Array  # to begin with
+    has_intercept: bool
+    epochs: int
+    batch_size: int | None
+    seed: int
+
+
+def train(pooled: Pooled, learning_rate: float | None) -> Fitted:
     """The model after so many epochs."""
-    with one_torch_thread():
-        return _train(pooled, learning_rate)
-
-
-def _train(pooled: Pooled, learning_rate: float | None) -> Trained:
     torch = need_torch()
     blocks = [_block(pooled, number) for number in range(len(pooled.blocks))]
-    head = _head(pooled.head)
+    head = _Sum()
+    if isinstance(pooled.head, NetworkHead):
+        head = _Network(pooled.head)
+    elif pooled.head is not None:
+        head = _Factors(pooled.head.spec.outputs)
     shift = torch.tensor(pooled.intercept / pooled.unit, dtype=torch.float64, requires_grad=pooled.has_intercept)
     shrunk = [p for block in blocks for p in block.parameters]
     adam = torch.optim.Adam([*shrunk, *head.parameters, *([shift] if pooled.has_intercept else [])], lr=1.0)
@@ -57,7 +99,9 @@ def _train(pooled: Pooled, learning_rate: float | None) -> Trained:
             rows = order[start : start + size]
             h = [block.outputs(rows) for block in blocks]
             scores = head.scores(h) + shift
-            slope = _slope(pooled, pooled.unit * scores.detach().numpy().astype(np.float64), rows) / len(rows)
+            numbers = pooled.unit * scores.detach().numpy().astype(np.float64)
+            slope = pooled.loss.gradient(numbers, pooled.labels[rows])  # losses are the project's own, in NumPy
+            slope = (slope if pooled.weights is None else pooled.weights[rows, None] * slope) / len(rows)
             weights = None if pooled.weights is None else torch.tensor(pooled.weights[rows])
             penalty = 0.5 * sum(block.squares(pooled.l2) for block in blocks)
             penalty = penalty + 0.5 * pooled.head_l2 * sum(p.square().sum().double() for p in head.parameters)
@@ -76,13 +120,7 @@ def _train(pooled: Pooled, learning_rate: float | None) -> Trained:
             step += 1
     unit = 1.0 if pooled.head is not None else pooled.unit
     thetas = [np.asarray(unit * block.theta) for block in blocks]
-    return Trained(thetas, head.own, pooled.unit * shift.detach().numpy(), step)
-
-
-def _slope(pooled: Pooled, scores: Array, rows: NDArray[Any]) -> Array:
-    """∂ℓ/∂score of a batch: losses are the project's own, in NumPy."""
-    slope = pooled.loss.gradient(scores, pooled.labels[rows])
-    return slope if pooled.weights is None else pooled.weights[rows, None] * slope
+    return Fitted(thetas, pooled.unit * shift.detach().numpy(), step, own=head.own)
 
 
 class _Block:
@@ -178,9 +216,3 @@ class _Network(_Sum):
     def own(self) -> Array:  # type: ignore[override]
         flat = need_torch().cat([p.detach().reshape(-1) for p in self.parameters])
         return np.asarray(flat.numpy(), np.float64)
-
-
-def _head(head: Head | None) -> Any:
-    if head is None:
-        return _Sum()
-    return _Network(head) if isinstance(head, NetworkHead) else _Factors(head.spec.outputs)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure, Merit, moments_seconds
-from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem
+from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Merit, moments_seconds
+from tablepuppet.algorithms.base import Problem
 from tablepuppet.algorithms.elastic.client import Elastic, ElasticUpdate, client_start, client_step
 from tablepuppet.algorithms.elastic.server import ElasticServer
 from tablepuppet.algorithms.numerics.linear_systems import WIDE
 from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RoundTraffic, RunShape, Shape
-from tablepuppet.protocol.base import Done
 
 
 class ElasticAlgorithm(Algorithm[Elastic]):
@@ -25,23 +22,15 @@ class ElasticAlgorithm(Algorithm[Elastic]):
     supports_nonsmooth = True
     takes_start = True
     epochs = 100
+    sums = "the gradient and second moments"
+    no_private_form = "elastic needs exact second moments, which have no private form here"
     walks = 3.5
     class_seconds = 8e-6, 0.15e-6  # the intercepts of several classes are found in many looks
-
-    def server(self, problem: Problem, options: Elastic) -> ElasticServer:
-        return ElasticServer(problem, options)
-
-    def start(self, setup: PartSetup, options: Elastic) -> tuple[Any, Figures]:
-        return client_start(setup), Figures()
-
-    def step(self, setup: PartSetup, options: Elastic, state: Any, message: Any) -> tuple[Any, Answer | Done]:
-        return client_step(setup, options, state, message)
+    server, start, step = ElasticServer, staticmethod(client_start), staticmethod(client_step)
 
     def can_continue(self, problem: Problem) -> bool:
         """Where a table has several clients, its parameters are the coordinator's, and begin at zero."""
         return all(clients == 1 for clients in problem.clients)
-
-    # -- what it costs ---------------------------------------------------------------------
 
     def traffic(self, shape: Shape, options: Elastic, epoch: int, batch_size: int | None) -> list[RoundTraffic]:
         """Down Y and, where it varies, W; up the proposal's predictions."""
@@ -66,18 +55,8 @@ class ElasticAlgorithm(Algorithm[Elastic]):
         matrix = block.width if block.width > WIDE else block.width**2
         return FLOAT * (3 * matrix + 6 * block.parameters)
 
-    # -- what it discloses -----------------------------------------------------------------
-
-    def disclosure(self, shape: Shape, options: Elastic, block: BlockShape, batches: int) -> Disclosure:
-        return Disclosure(predictions=shape.epochs, slopes=shape.epochs, sums="the gradient and second moments")
-
     def exchanges(self, options: Elastic, run: RunShape) -> Exchanges:
         return Exchanges(run.epochs, sends_curvature=run.curvature_varies)
-
-    def why_not_private(self, options: Elastic) -> str:
-        return "elastic needs exact second moments, which have no private form here"
-
-    # -- when to take it -------------------------------------------------------------------
 
     def merit(self, shape: Shape) -> Merit:
         return Merit(1, "it takes penalties with kinks, at more rounds than newton")

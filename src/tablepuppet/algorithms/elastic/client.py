@@ -17,7 +17,7 @@ from typing import Annotated, ClassVar
 import msgspec
 import numpy as np
 
-from tablepuppet.algorithms.base import Answer, PartSetup
+from tablepuppet.algorithms.base import Answer, Figures, PartSetup
 from tablepuppet.algorithms.numerics.linear_systems import WIDE
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.arrays import Array
@@ -159,9 +159,9 @@ class ElasticState(msgspec.Struct, frozen=True):
     matrix: Array | None = None  # D, or (d, 1): its diagonal; empty where the coordinator holds it
 
 
-def client_start(setup: PartSetup) -> ElasticState:
+def client_start(setup: PartSetup, options: Elastic) -> tuple[ElasticState, Figures]:
     theta = setup.initial
-    return ElasticState(theta, theta, theta)
+    return ElasticState(theta, theta, theta), Figures()
 
 
 def client_step(

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure, FiguresBy, Merit, moments_seconds
-from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem, Walkable
-from tablepuppet.algorithms.newton.client import (
-    BasisUpdate,
-    Newton,
-    NewtonFigures,
-    NewtonUpdate,
-    client_start,
-    client_step,
-)
+from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure, Merit, moments_seconds
+from tablepuppet.algorithms.base import Problem, Walkable
+from tablepuppet.algorithms.newton import client
+from tablepuppet.algorithms.newton.client import Newton
 from tablepuppet.algorithms.newton.full_curvature import MOST, is_full, pairs, summands
 from tablepuppet.algorithms.newton.multi_ridge import MultiRidgeServer
 from tablepuppet.algorithms.newton.server import NewtonServer
@@ -22,33 +15,26 @@ from tablepuppet.algorithms.numerics.linear_systems import WIDE
 from tablepuppet.algorithms.numerics.subspace import kept_directions
 from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RoundTraffic, RunShape, Shape
 from tablepuppet.models.linear import MOST_CONSTANTS
-from tablepuppet.protocol.base import Done
 
 
 class NewtonAlgorithm(Algorithm[Newton]):
     """Block-preconditioned Newton with subspace search."""
 
-    options = Newton
+    options = client.Newton
     summary = "block-preconditioned Newton with subspace search; a round for every iteration, nothing to tune"
-    requests = (NewtonUpdate, BasisUpdate)
-    figures = NewtonFigures
+    requests = (client.NewtonUpdate, client.BasisUpdate)
+    figures = client.NewtonFigures
     requires_linear = "it needs a convex objective with second derivatives in closed form"
     requires_curvature = True
     takes_start = True
     takes_trees = True
     forms_second_moments = True
     epochs = 20
+    figures_come = "told"
+    no_private_form = "newton needs exact second moments in every round, which have no private form here"
     walks = 2.5
     class_seconds = 1e-6, 0.25e-6
-
-    def server(self, problem: Problem, options: Newton) -> NewtonServer:
-        return NewtonServer(problem, options)
-
-    def start(self, setup: PartSetup, options: Newton) -> tuple[Any, Figures]:
-        return client_start(setup, options)
-
-    def step(self, setup: PartSetup, options: Newton, state: Any, message: Any) -> tuple[Any, Answer | Done]:
-        return client_step(setup, options, state, message)
+    server, start, step = NewtonServer, staticmethod(client.client_start), staticmethod(client.client_step)
 
     def can_continue(self, problem: Problem) -> bool:
         return True
@@ -61,11 +47,6 @@ class NewtonAlgorithm(Algorithm[Newton]):
         if not is_simple or problem.is_private or max(problem.widths, default=0) > WIDE:
             return None
         return MultiRidgeServer(problem, options, folds)
-
-    def figures_by(self, options: Newton, *, is_linear: bool) -> FiguresBy:
-        return "told"
-
-    # -- what it costs ---------------------------------------------------------------------
 
     def traffic(self, shape: Shape, options: Newton, epoch: int, batch_size: int | None) -> list[RoundTraffic]:
         """Down Y and, where it varies, W; up the direction's predictions."""
@@ -119,8 +100,6 @@ class NewtonAlgorithm(Algorithm[Newton]):
             return 4 * FLOAT * block.width**2
         return (options.memory + 8) * FLOAT * block.parameters
 
-    # -- what it discloses -----------------------------------------------------------------
-
     def disclosure(self, shape: Shape, options: Newton, block: BlockShape, batches: int) -> Disclosure:
         return Disclosure(
             predictions=shape.epochs,
@@ -131,11 +110,6 @@ class NewtonAlgorithm(Algorithm[Newton]):
 
     def exchanges(self, options: Newton, run: RunShape) -> Exchanges:
         return Exchanges(run.epochs, sends_curvature=run.curvature_varies)
-
-    def why_not_private(self, options: Newton) -> str:
-        return "newton needs exact second moments in every round, which have no private form here"
-
-    # -- when to take it -------------------------------------------------------------------
 
     def merit(self, shape: Shape) -> Merit:
         widest = max(shape.blocks, key=lambda block: block.width)

@@ -3,30 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
-from tablepuppet.algorithms.algorithm import (
-    FLOAT,
-    Algorithm,
-    Disclosure,
-    FiguresBy,
-    Merit,
-    PrivateForm,
-    network_seconds,
-)
-from tablepuppet.algorithms.base import Answer, Figures, PartSetup, Problem
-from tablepuppet.algorithms.sgd.rounds import Sgd, SgdFigures, SgdServer, SgdUpdate, VflSgd, client_start, client_step
-from tablepuppet.algorithms.shape import (
-    POWER_ROUNDS,
-    ROW_NUMBER_BYTES,
-    BlockShape,
-    Exchanges,
-    OuterRound,
-    PartShape,
-    RoundTraffic,
-    RunShape,
-    Shape,
-)
+from tablepuppet.algorithms import algorithm
+from tablepuppet.algorithms import shape as shapes
+from tablepuppet.algorithms.algorithm import Algorithm, Disclosure, FiguresBy, Merit, PrivateForm
+from tablepuppet.algorithms.sgd import rounds
+from tablepuppet.algorithms.sgd.rounds import Sgd, SgdFigures
+from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RoundTraffic, RunShape, Shape
 from tablepuppet.models.heads.kinds import KINDS
 from tablepuppet.privacy.options import FeaturePrivacy
 
@@ -40,7 +23,7 @@ class SgdAlgorithm(Algorithm[Sgd]):
 
     options = Sgd
     summary = "mini-batch gradient descent; a round for every batch"
-    requests = (SgdUpdate,)
+    requests = (rounds.SgdUpdate,)
     figures = SgdFigures
     remedy = "use a smaller learning_rate, or leave it out for a safe one"
     untuned = "leave learning_rate out"
@@ -52,6 +35,7 @@ class SgdAlgorithm(Algorithm[Sgd]):
     can_omit_intercept = True
     stops_when_flat = True
     row_seconds = 150e-9  # to draw it
+    server, start, step = rounds.SgdServer, staticmethod(rounds.client_start), staticmethod(rounds.client_step)
 
     def chooses_steps(self, options: Sgd, *, is_linear: bool, features: FeaturePrivacy | None) -> bool:
         return options.learning_rate is None
@@ -60,24 +44,13 @@ class SgdAlgorithm(Algorithm[Sgd]):
         units = f", in units of {unit:g} of the label" if unit != 1.0 and options.optimizer != "sgd" else ""
         return f"{batches} by {options.optimizer}{units}"
 
-    def server(self, problem: Problem, options: Sgd) -> SgdServer:
-        return SgdServer(problem, options)
-
-    def start(self, setup: PartSetup, options: Sgd) -> tuple[Any, Figures]:
-        return client_start(setup, options)
-
-    def step(self, setup: PartSetup, options: Sgd, state: Any, message: Any) -> tuple[Any, Answer]:
-        return client_step(setup, options, state, message)
-
     def figures_by(self, options: Sgd, *, is_linear: bool) -> FiguresBy:
         if not is_linear:
             return "summed"
         return "power iteration" if options.optimizer == "sgd" and options.learning_rate is None else "none"
 
-    def public_figures(self, features: int) -> Figures:
+    def public_figures(self, features: int) -> SgdFigures:
         return SgdFigures(float(features))
-
-    # -- what it costs ---------------------------------------------------------------------
 
     def cpu(self, shape: Shape, options: Sgd, epoch: int, batches: int = 1) -> float:
         """Every batch moves all parameters: those of many ids take longer than its rows. A row goes through its network
@@ -85,12 +58,13 @@ class SgdAlgorithm(Algorithm[Sgd]):
         stepped = batches * sum(block.parameters for block in shape.blocks)
         seconds = super().cpu(shape, options, epoch, batches) + _STEPPED * stepped
         if shape.head_parameters:
-            seconds += network_seconds(shape.joined, shape.head_parameters, _HEAD_STEPS * batches)
+            seconds += algorithm.network_seconds(shape.joined, shape.head_parameters, _HEAD_STEPS * batches)
         for block, part in shape.parts:
             rows = part.rows if batches == 1 else batches * part.fan.expected_rows(1 / batches)
             seconds += rows * (_FOUND + _GIVEN * block.outputs)
             if not shape.is_linear:
-                seconds += network_seconds(1.5 * rows, block.parameters, batches)  # there, then there and back
+                there_and_back = 1.5 * rows  # predicted, then stepped on
+                seconds += algorithm.network_seconds(there_and_back, block.parameters, batches)
         return seconds
 
     def traffic(self, shape: Shape, options: Sgd, epoch: int, batch_size: int | None) -> list[RoundTraffic]:
@@ -98,7 +72,7 @@ class SgdAlgorithm(Algorithm[Sgd]):
         precision = shape.model_bytes / shape.value_bytes
         size = shape.joined if batch_size is None else min(batch_size, shape.joined)
         is_full = size == shape.joined
-        number = 0 if is_full else ROW_NUMBER_BYTES / shape.value_bytes
+        number = 0 if is_full else shapes.ROW_NUMBER_BYTES / shape.value_bytes
         batches = math.ceil(shape.joined / size)
         size = math.ceil(shape.joined / batches)  # the last batch is smaller; only the mean counts
 
@@ -116,9 +90,7 @@ class SgdAlgorithm(Algorithm[Sgd]):
 
     def server_memory(self, shape: Shape, options: Sgd) -> int:
         """The order of an epoch's joined rows, and vectors over the blocks' rows."""
-        return FLOAT * shape.joined + super().server_memory(shape, options)
-
-    # -- what it discloses -----------------------------------------------------------------
+        return algorithm.FLOAT * shape.joined + super().server_memory(shape, options)
 
     def disclosure(self, shape: Shape, options: Sgd, block: BlockShape, batches: int) -> Disclosure:
         """A row is asked for in every batch that one of its joined rows falls into."""
@@ -135,7 +107,7 @@ class SgdAlgorithm(Algorithm[Sgd]):
             has_opening=not is_full,
             has_start=not run.is_linear or run.has_head,
             evaluates_train=not (is_full and run.is_linear),
-            power_rounds=POWER_ROUNDS if by == "power iteration" and not run.is_private else 0,
+            power_rounds=shapes.POWER_ROUNDS if by == "power iteration" and not run.is_private else 0,
             sums_figure=by == "summed" and not run.is_private,
         )
 
@@ -145,8 +117,6 @@ class SgdAlgorithm(Algorithm[Sgd]):
     def private_form(self, options: Sgd, features: FeaturePrivacy, *, is_linear: bool, blocks: int) -> PrivateForm:
         return PrivateForm(momentum=options.momentum)
 
-    # -- when to take it -------------------------------------------------------------------
-
     def merit(self, shape: Shape) -> Merit:
         return Merit(1, "it descends a network's objective as on the joined table")
 
@@ -154,7 +124,7 @@ class SgdAlgorithm(Algorithm[Sgd]):
 class VflSgdAlgorithm(SgdAlgorithm):
     """The same on expanded blocks."""
 
-    options = VflSgd
+    options = rounds.VflSgd
     is_expanded = True
 
 

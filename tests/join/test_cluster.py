@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from benchmarks.cases import make_case
+from benchmarks.fan_out import make_tables
 
 import tablepuppet as tp
 from tablepuppet.errors import TablePuppetError, TrainingError
@@ -241,4 +242,29 @@ def test_a_join_that_is_no_tree_is_made_here_and_trained_there(nodes: Nodes) -> 
     spread, alone = (trained("many", MANY, e, **options) for e in (engine, "local"))
     assert "joined here first" in spread.plan.explain()
     assert "each makes its own joined rows" in trained("many", MANY, engine, model="logistic").plan.explain()
+    assert_same(spread, alone)
+
+
+UNION = "{0} WHERE a.x > 0 UNION ALL {0} WHERE a.x <= 0"
+TREE = "SELECT a.{}, a.x, b.z, c.w FROM a JOIN b ON a.k = b.k LEFT JOIN c ON b.m = c.m"
+
+
+@pytest.mark.parametrize(
+    ("label", "given", "shares"),
+    [
+        ("p", {"walk": "factorised"}, "workers share a walk's frequencies"),
+        ("y", {"walk": "factorised"}, "the server makes each walk by itself"),
+        ("p", {"walk": "drawn", "max_joined_rows": 5000}, "of the joined table with workers; joined here first"),
+    ],
+    ids=["logistic", "linear", "drawn"],
+)
+def test_workers_walk_over_trees_and_drawn_rows(nodes: Nodes, label: str, given: dict[str, Any], shares: str) -> None:
+    nodes.fill(2)
+    query = UNION.format(TREE.format(label))
+    with tp.Federation(make_tables(300, 10)) as federation:
+        spread, alone = (
+            federation.train(query, label=label, engine=engine, validation_fraction=0.1, **given)
+            for engine in (tp.Ray(workers=2), "local")
+        )
+    assert shares in spread.plan.explain()
     assert_same(spread, alone)

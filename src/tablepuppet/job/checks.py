@@ -102,7 +102,6 @@ def _check_walk(job: Job) -> None:
     if job.data.walk in (None, "materialised"):
         return
     reasons = {
-        'engine="ray"': not isinstance(job.engine, Local),
         "negatives": bool(job.data.negatives),
         "privacy.features and local predictions": job.is_private,
     }

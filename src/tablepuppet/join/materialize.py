@@ -69,7 +69,7 @@ class Writer:
         if len(own) < len(labels):  # not all of them, ascending
             labels, weights = labels[own], None if weights is None else weights[own]
         if self.trees is not None:
-            return FactorisedRows(joined, self.trees, floats(labels), weights, self.seed)
+            return FactorisedRows(joined, self.trees, floats(labels), weights, self.seed, self.cluster)
         if self.cluster is None or not joined.rows:
             return replace(materialize(joined, labels, weights), counts=counts)
         labels = floats(labels)

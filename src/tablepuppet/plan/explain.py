@@ -16,7 +16,7 @@ from tablepuppet import formatting
 from tablepuppet.algorithms.registry import own_model
 from tablepuppet.algorithms.shape import BlockShape
 from tablepuppet.formatting import columns, details, fragment, groups, items, plural, seconds, size
-from tablepuppet.job.job import JobModel
+from tablepuppet.job.job import JobModel, Local
 from tablepuppet.join.mapping import RelationStats
 from tablepuppet.plan.costs import RUN_EPOCHS, Cost, describe_walk
 from tablepuppet.plan.history import describe_histories
@@ -83,6 +83,11 @@ def _title(plan: Plan) -> list[str]:
         title.append(
             f"  engine ray: {plural(placement.partitions, 'partition')} of the joined table with workers; {how}"
         )
+    elif job.engine != Local():
+        shares = (
+            "workers share a walk's frequencies" if plan.shape.frequencies else "the server makes each walk by itself"
+        )
+        title.append(f"  engine ray: {shares}")
     if job.wire != "float64":
         floats, _, packing = job.wire.partition("+")
         halved = ["numbers travel as float32, with seven digits"] if floats == "float32" else []

@@ -25,7 +25,6 @@ from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import JobError, PrivacyError, nearest
 from tablepuppet.job import Job, class_text
-from tablepuppet.job.job import Local
 from tablepuppet.join.joined_rows import Joined, JoinedRows, RowIndex
 from tablepuppet.join.labels import Task
 from tablepuppet.join.mapping import LabelInfo, Part, TableMapping, rows_here, summarise
@@ -144,8 +143,8 @@ def task_of(job: Job) -> Task:
 
 def may_draw(job: Job) -> bool:
     """Whether a sample of joined rows may stand for a join that is too large. Private features and pairs that did not
-    meet need every joined row, and a cluster has all of them."""
-    return not job.is_private and not job.data.negatives and isinstance(job.engine, Local)
+    meet need every joined row."""
+    return not job.is_private and not job.data.negatives
 
 
 def has_sums(job: Job, label: LabelInfo) -> bool:

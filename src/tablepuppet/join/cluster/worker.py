@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.join.cluster.partitions import IndexFacts, Partition, PartitionSpec, Storage, load, write_partition
+from tablepuppet.join.factorised.tiles import Lane, SeriesWalk, walk_lanes
 from tablepuppet.join.join import JoinedSide
 from tablepuppet.join.joined_rows import JoinedRows, LaneResult, Work
 from tablepuppet.version import __version__
@@ -128,6 +129,10 @@ class Worker:
         for name in walk.work.writes:
             self._keep(source, name, walk.number)
         return results
+
+    def walk_series(self, lanes: list[Lane], *walks: SeriesWalk) -> list[list[Array]]:
+        """Sums over join trees of some frequencies."""
+        return list(walk_lanes(walks, lanes))
 
     def sample(self, source: Source, name: str, state: dict[str, Kept], count: int) -> Array:
         """About so many of a state's values, evenly spread over their order."""

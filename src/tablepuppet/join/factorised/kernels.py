@@ -10,39 +10,17 @@ find the group need both. Nothing is larger than rows or groups, and sums keep t
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array
 from tablepuppet.join.factorised.series import TILE
+from tablepuppet.join.factorised.tiles import Level, Phases, Sums
 
 DOWN = 2 * TILE  # where messages down lie behind those up
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class Level(NamedTuple):
-    """A relation: its rows, group by group, and the groups that each of them finds in the relations below."""
-
-    first: int  # group
-    starts: NDArray[np.int64]  # where each group's rows begin, and the end
-    finds: NDArray[np.int32]  # (rows, relations below)
-
-
-class Phases(NamedTuple):
-    """e^{iωh} of a relation's rows at a tile's first frequency, and what turns it to the next; (rows, 2)."""
-
-    now: Array
-    turn: Array
-
-
-class Sums(NamedTuple):
-    """The sums of each row, (rows, functions), and a series' coefficients, (functions, 16)."""
-
-    coefficients: Array
-    out: Array
 
 
 def _compile(function: F) -> F:

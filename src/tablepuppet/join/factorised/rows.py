@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from tablepuppet.algorithms.base import LossSums
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import MappingError
+from tablepuppet.join.cluster.cluster import Cluster
 from tablepuppet.join.factorised.draw import RowLookup, draw_numbers
 from tablepuppet.join.factorised.tree import Tree
-from tablepuppet.join.factorised.walk import TreeLoss
+from tablepuppet.join.factorised.walk import TreeLoss, differentiate_branches
 from tablepuppet.join.join import JoinedSide
 from tablepuppet.join.joined_rows import JoinedRows, JoinStep, Pass, batch, by_label
 from tablepuppet.join.row_index import RowIndex
@@ -51,6 +52,7 @@ class FactorisedRows:
     labels: Array  # per row of the label table
     weights: Array | None = None  # likewise; None: all one
     seed: int = 0  # of random draws
+    cluster: Cluster | None = None  # whose workers share the frequencies of a walk
     _losses: dict[Loss, list[TreeLoss]] = field(default_factory=dict)
 
     @property
@@ -95,9 +97,8 @@ class FactorisedRows:
         if loss not in self._losses:
             self._losses.clear()
             self._losses[loss] = self._separate(loss)
-        found = [
-            own.differentiate(self._expand(branch, per_row, intercept)) for branch, own in enumerate(self._losses[loss])
-        ]
+        scores = [self._expand(branch, per_row, intercept) for branch in range(len(self.trees))]
+        found = differentiate_branches(self._losses[loss], scores, self.cluster)
         roots = [tree.root for tree in self.trees]
         return LossSums(
             loss=sum(own.loss for own in found),

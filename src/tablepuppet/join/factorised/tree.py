@@ -1,9 +1,10 @@
 """Tree: a join in its factorised form, in which no joined row exists.
 
 In: TreeJoin. Out: for every relation its rows, group by group, and for each of them the groups that it finds in the
-relations below. A group holds the rows of one key. A row after a table's last stands for the row that a LEFT JOIN did
-not find. The last group of a relation is for rows that find nothing. It holds that row in a LEFT join, and none in an
-INNER join. So sums over it are right for both, and walks have no case for it.
+relations below. A group holds the rows of one key. Groups are numbered by their first rows: keys are other random
+numbers in every run, and runs must agree bit for bit. A row after a table's last stands for the row that a LEFT JOIN
+did not find. The last group of a relation is for rows that find nothing. It holds that row in a LEFT join, and none in
+an INNER join. So sums over it are right for both, and walks have no case for it.
 """
 
 from __future__ import annotations
@@ -149,9 +150,12 @@ def _link(edge: Edge, size: int) -> _Link:
         nothing, found = size, np.where(edge.only < 0, size, edge.only).astype(np.int64)
     else:
         counts = np.diff(edge.starts)
-        own[edge.grouped[:-1]] = np.repeat(np.arange(len(counts)), counts)
-        nothing = len(counts) - 1
-        found = np.where(counts[edge.group] == 0, nothing, edge.group).astype(np.int64)
+        filled = np.flatnonzero(counts)
+        nothing = len(filled)
+        number = np.full(len(counts), nothing)
+        number[filled[np.argsort(edge.grouped[edge.starts[filled]])]] = np.arange(nothing)
+        own[edge.grouped[:-1]] = np.repeat(number, counts)
+        found = number[edge.group]
     if edge.is_outer:
         own[-1] = nothing
     return _Link(own, found, nothing + 1)

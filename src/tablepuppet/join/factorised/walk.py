@@ -11,12 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 
 from tablepuppet.arrays import Array
+from tablepuppet.join.cluster.cluster import Cluster
 from tablepuppet.join.factorised.passes import Counts, Element, Exponentials, Moments, Ranges, pass_down, pass_up
-from tablepuppet.join.factorised.series import TOLERANCE, fit_series
+from tablepuppet.join.factorised.series import TOLERANCE, Series, fit_series
+from tablepuppet.join.factorised.tiles import Lane, SeriesWalk, walk_lanes
 from tablepuppet.join.factorised.tree import Tree
 from tablepuppet.models.losses.separable import Analytic, Exponential, Separable, Square
 
@@ -43,15 +46,7 @@ class TreeLoss:
 
     def differentiate(self, scores: Sequence[Array]) -> Derivatives:
         """At scores h of each relation's rows, the last for the row that a LEFT JOIN did not find."""
-        ordered = self.tree.order_rows(scores)
-        core = self.loss.core
-        if isinstance(core, Square):
-            found = self._square(self._shift(ordered, 0.0))
-        elif isinstance(core, Exponential):
-            found = self._exponential(self._shift(ordered, 0.0), core.rate)
-        else:
-            found = self._analytic(ordered, core)
-        return self._add_linear(found, ordered)
+        return differentiate_branches([self], [scores])[0]
 
     def count(self) -> list[Array]:
         """Σ w per row of each relation."""
@@ -119,15 +114,31 @@ class TreeLoss:
         counted = self._scaled_weights != 0.0
         return float(low[counted].min(initial=np.inf)), float(high[counted].max(initial=-np.inf))
 
-    def _analytic(self, ordered: Sequence[Array], core: Analytic) -> Derivatives:
+    def start_walk(self, ordered: Sequence[Array]) -> SeriesWalk | None:
+        """The walk over frequencies; None: the core has none, or no joined row counts."""
+        if not isinstance(self.loss.core, Analytic):
+            return None
         low, high = self._range(self._shift(ordered, 0.0))
-        if low > high:  # no joined row counts
-            none = [np.zeros(relation.size + 1) for relation in self.tree.relations]
-            return Derivatives(0.0, none, [n.copy() for n in none])
-        from tablepuppet.join.factorised.tiles import walk_series  # here: it loads the compiler
+        if low > high:
+            return None
+        series = fit_series(self.loss.core, low, high, self.tolerance)
+        return SeriesWalk.of(self.tree, series, self._shift(ordered, series.centre), self._scaled_weights)
 
-        series = fit_series(core, low, high, self.tolerance)
-        sums = walk_series(self.tree, series, self._shift(ordered, series.centre), self._scaled_weights)
+    def finish_walk(self, ordered: Sequence[Array], walk: SeriesWalk | None, sums: Sequence[Array]) -> Derivatives:
+        """`sums`: those of the walk over frequencies."""
+        core = self.loss.core
+        if isinstance(core, Square):
+            found = self._square(self._shift(ordered, 0.0))
+        elif isinstance(core, Exponential):
+            found = self._exponential(self._shift(ordered, 0.0), core.rate)
+        elif walk is None:
+            none = [np.zeros(relation.size + 1) for relation in self.tree.relations]
+            found = Derivatives(0.0, none, [n.copy() for n in none])
+        else:
+            found = self._analytic(walk.series, sums)
+        return self._add_linear(found, ordered)
+
+    def _analytic(self, series: Series, sums: Sequence[Array]) -> Derivatives:
         constant = series.cosines[2, 0] * self._scaled_counts[self.tree.root].sum()
         loss = float(sums[self.tree.root][:, 2].sum() + constant)
         spread = self._spread(sums)
@@ -152,3 +163,35 @@ class TreeLoss:
         if self.loss.constant is not None:
             loss += float(weights @ self._root(self.loss.constant))
         return Derivatives(loss, slopes, found.curvatures, found.frequencies, found.promise)
+
+
+def differentiate_branches(
+    losses: Sequence[TreeLoss], scores: Sequence[Sequence[Array]], cluster: Cluster | None = None
+) -> list[Derivatives]:
+    """The derivatives over each branch's tree; all frequencies of all branches at once, on the cluster if there is
+    one."""
+    ordered = [loss.tree.order_rows(own) for loss, own in zip(losses, scores, strict=True)]
+    walks = [loss.start_walk(own) for loss, own in zip(losses, ordered, strict=True)]
+    sums = iter(_walk_series([walk for walk in walks if walk is not None], cluster))
+    return [
+        loss.finish_walk(own, walk, next(sums) if walk is not None else ())
+        for loss, own, walk in zip(losses, ordered, walks, strict=True)
+    ]
+
+
+def _walk_series(walks: Sequence[SeriesWalk], cluster: Cluster | None) -> list[list[Array]]:
+    """For each branch Σ of the series' terms but the constant one, as `SeriesWalk.walk`; tiles of all branches are
+    walked at once."""
+    lanes: list[Lane] = [(branch, tiles) for branch, walk in enumerate(walks) for tiles in walk.share_tiles()]
+    if cluster is None or not lanes:
+        found = walk_lanes(walks, lanes)
+    else:
+        parts = np.array_split(np.arange(len(lanes)), min(cluster.size, len(lanes)))
+        given = [cluster.put(walk) for walk in walks]
+        calls = [([lanes[i] for i in part], *given) for part in parts]
+        found = chain.from_iterable(cluster.ask("walk_series", calls))
+    totals: list[list[Array]] = [[] for _ in walks]
+    for (branch, _), own in zip(lanes, found, strict=True):
+        known = totals[branch]
+        totals[branch] = [a + b for a, b in zip(known, own, strict=True)] if known else own
+    return totals

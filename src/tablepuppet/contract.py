@@ -395,6 +395,8 @@ def _disclosures(contract: Contract) -> tuple[Disclosure, ...]:
 def agree(contracts: Mapping[str, Contract], link: Link, job: str) -> Rounding:
     """Proposes. A refusal is the owner's own sentence; a job that waits names the person. Out: how metrics are rounded
     for the asker, and the rest of its analyst budget."""
+    if link.readers:
+        contracts = {c: msgspec.structs.replace(own, readers=link.readers) for c, own in contracts.items()}
     signed = link.sign(contracts)
     asked = {c: [ProposeContract(job=job, contract=own, signature=signed.get(c))] for c, own in contracts.items()}
     answers = link.ask(asked)

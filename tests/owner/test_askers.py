@@ -86,6 +86,10 @@ def test_a_server_that_uses_a_signature_for_another_contract_is_refused(key: Pat
         owners.train(QUERY, label="y", epochs=1)
         with pytest.raises(PolicyError, match="not that of the asker's key over this contract"):
             owners.train(QUERY, label="y", epochs=2)
+        link.readers = ("mallory",)  # who would apply the model that its owner holds
+        with pytest.raises(PolicyError, match="not that of the asker's key over this contract"):
+            owners.train(QUERY, label="y", epochs=1)
+    assert "shared with mallory" in " ".join(msgspec.structs.replace(TERMS, readers=("mallory",)).lines())
 
 
 def test_a_signature_is_good_for_the_days_of_its_contract(key: Path) -> None:

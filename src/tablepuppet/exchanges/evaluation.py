@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import msgspec
 import numpy as np
 from msgspec.structs import replace
 
@@ -62,10 +61,8 @@ class Parameters(Message, frozen=True):
 class HoldPart(PartRequest, frozen=True):
     """Keep the trained parameters yourself, as your part of a model; they do not leave. → Done"""
 
-    model: str
     block: Place
     features: list[str]
-    readers: list[str] = msgspec.field(default_factory=list)  # further users who may apply it
 
 
 def _enforce_evaluation(job: JobUnderContract, request: Evaluate) -> None:
@@ -170,10 +167,9 @@ def enforce_holding(job: JobUnderContract, request: Any) -> None:
 def _hold_part(own: ClientState, request: HoldPart) -> Done:
     part = own.started(request)
     assert part.started is not None
-    asker = own.asker(request.job)
     held = BlockPart(
-        askers=() if asker is None else (asker, *request.readers),
-        model=request.model,
+        askers=own.askers(request.job),
+        model=request.job,
         name=part.started.name,
         features=tuple(request.features),
         encoders=held_encoders(part.encoders, part.ids),

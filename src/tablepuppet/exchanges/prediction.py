@@ -173,7 +173,7 @@ def _score_rows(own: ClientState, request: ScoreRows) -> Scores:
     check_answer=_check_own_scores,
 )
 def _score_own_rows(own: ClientState, request: ScoreOwnRows) -> Scores:
-    part = own.part_store.find(request.model, request.name, own.asker(request.job))
+    part = own.part_store.find(request.model, request.name, own.askers(request.job))
     infos = own.tables.scan(request.job, request.scan).columns
     part.check(own.tables.scan(request.job, request.scan).reads(request.columns), [infos[c] for c in request.columns])
     return _score(own, request, part.encoders, part.theta, part.spec, part.outputs)

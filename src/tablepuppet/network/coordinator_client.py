@@ -52,37 +52,38 @@ class CoordinatorClient:
         Interrupted from the keyboard, the run is stopped at its next step, and can be resumed.
         """
         given = to_frame(asked)
-        signatures = self._sign(kind, given)
+        signatures = self._sign(kind, given, ())
         connection = self._connect()
         submitted = c.Submit(kind=kind, resume=resume, rounds=on_round is not None, signatures=signatures)
         connection.stream.send(submitted, [given])
         return self._hear(connection, "", on_round)
 
-    def _sign(self, kind: c.Kind, asked: Frame) -> dict[str, Signature]:
+    def _sign(self, kind: c.Kind, asked: Frame, readers: Sequence[str]) -> dict[str, Signature]:
         """Signs the contracts that owners will be asked to agree to, if there is a key, once they match the request."""
         key = self._asker_key
         if key is None:
             return {}
         connection = self._connect()
-        connection.stream.send(c.Submit(kind=kind, rounds=False, is_draft=True), [asked])
+        connection.stream.send(c.Submit(kind=kind, rounds=False, is_draft=True, readers=tuple(readers)), [asked])
         drafts = [_CONTRACT.decode(text) for text in self._hear(connection, "", None)]
         wanted = kind if kind in ("train", "explain", "profile", "predict") else "evaluate"
         job = from_frame(asked, (Job, Model))
         for contract in drafts:
             is_so = contract.asker == self._party.name and contract.purpose in (wanted, "explain")
+            is_so &= contract.readers == tuple(readers)
             if isinstance(job, Job):
                 is_so &= _has_noise(contract, job)
             if not is_so:
                 raise TransportError(
-                    "the server wants another contract signed than this job's: its asker, purpose or noise differ; ask "
-                    "whoever runs it"
+                    "the server wants another contract signed than this job's: its asker, readers, purpose or noise "
+                    "differ; ask whoever runs it"
                 )
         return {contract.hash: sign_contract(contract, key) for contract in drafts}
 
     def submit(self, kind: c.Kind, asked: Any, *, resume: bool = False, readers: Sequence[str] = ()) -> str:
         """Hands in a job and does not wait for it; the run's name. `readers`: other users who may see the result."""
         frame = to_frame(asked)
-        signatures = self._sign(kind, frame)
+        signatures = self._sign(kind, frame, readers)
         given = c.Submit(kind=kind, resume=resume, follows=False, readers=tuple(readers), signatures=signatures)
         answer, _ = self._ask(given, [frame])
         return str(answer.run)

@@ -205,6 +205,7 @@ def use_of(contract: Contract) -> str:
     """Who reads which columns for what, and under which noise, whatever the algorithm and its options are."""
     noise = (contract.label_privacy, contract.feature_privacy, contract.prediction_privacy)
     exact = (contract.keys, contract.most_keys, contract.allow_reconstruction)
+    asker = [contract.asker, *contract.readers] if contract.readers else contract.asker
     return hashlib.sha256(
-        canonical([contract.asker, contract.purpose, contract.scans, contract.blocks, noise, exact])
+        canonical([asker, contract.purpose, contract.scans, contract.blocks, noise, exact])
     ).hexdigest()

@@ -146,10 +146,10 @@ class PartStore:
         self._parts.pop((model, name), None)
         return found
 
-    def find(self, model: str, name: str, asker: str | None = None) -> BlockPart:
-        """A part by its model and block; for a user, one that it may apply: of others' it learns nothing."""
+    def find(self, model: str, name: str, askers: tuple[str, ...] = ()) -> BlockPart:
+        """A part by its model and block; for users, one that all may apply: of others' they learn nothing."""
         found = self._find_part(model, name)
-        if found is None or not (asker is None or not found.askers or asker in found.askers):
+        if found is None or (found.askers and not set(askers) <= set(found.askers)):
             raise ModelError(
                 f"this client holds no part {name} of model {model}; train with it again, or copy the block's folder "
                 "of the saved model to its models folder"

@@ -92,10 +92,10 @@ class ClientState:
         """The values of a scan's column, and its kind."""
         return self.tables.scan(job, scan).column(column)
 
-    def asker(self, job: str) -> str | None:
-        """In whose name a job is; None: within this process."""
+    def askers(self, job: str) -> tuple[str, ...]:
+        """In whose name a job is, and with whom it is shared; nobody: within this process."""
         contract = self.contracts.contract(job)
-        return None if self.may_reveal or contract is None else contract.asker
+        return () if self.may_reveal or contract is None else (contract.asker, *contract.readers)
 
     def part(self, request: Any) -> Part:
         """The part that a request speaks of."""

@@ -167,6 +167,7 @@ class Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     purpose: Purpose
     asker: str
     label: str  # as the query names it
+    readers: tuple[str, ...] = ()  # train: further users who see the result and may apply the model
     scans: tuple[ScanTerms, ...]
     blocks: tuple[BlockTerms, ...]
     training: Training | None = None
@@ -253,6 +254,8 @@ _ROLES = {
 def _lines(contract: Contract) -> Iterator[str]:
     """The asker and its request, the disclosures with their limits, and the noise."""
     yield f"{contract.asker} asks to {contract.purpose}; label {contract.label}"
+    if contract.readers:
+        yield f"the result is shared with {', '.join(contract.readers)}, who may apply the model too"
     for scan in contract.scans:
         yield from _scan_lines(scan)
     training = contract.training

@@ -306,10 +306,7 @@ class Run:
             if not held[part.block]:
                 return Release(job=job_id, part=part.number)
             features = list(mapping.bound.blocks[part.block].features)
-            readers = self.union.link.readers
-            return HoldPart(
-                job=job_id, part=part.number, model=job_id, block=part.block, features=features, readers=readers
-            )
+            return HoldPart(job=job_id, part=part.number, block=part.block, features=features)
 
         released = self.union.ask(ask, "evaluation")
         blocks = []

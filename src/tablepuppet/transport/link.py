@@ -71,7 +71,7 @@ class Link:
         self.transport = transport
         self.sign: Sign = lambda contracts: {}  # contracts, before they are proposed; by client
         self.asker = asker  # in whose name contracts are proposed
-        self.readers = list(readers)  # users who may have the result, too
+        self.readers = tuple(readers)  # users who may have the result, too
         self.heads: dict[str, TreeHead] = {}  # of owners' logs, as they were when they agreed last
         self.meter = Meter()
         self.wire: Wire = wire

@@ -346,17 +346,7 @@ class _Training:
         if not is_held:
             return ReleaseSplits(job=job, part=part.number, unions=unions, keys=keys)
         features = list(self.plan.mapping.bound.blocks[part.block].features)
-        readers = self.union.link.readers
-        return HoldSplits(
-            job=job,
-            part=part.number,
-            unions=unions,
-            keys=keys,
-            model=job,
-            block=part.block,
-            features=features,
-            readers=readers,
-        )
+        return HoldSplits(job=job, part=part.number, unions=unions, keys=keys, block=part.block, features=features)
 
 
 def _find_known_rules(before: GrownTrees | None, block: int) -> list[SplitRule]:

@@ -235,10 +235,9 @@ def hold_splits(own: ClientState, request: trees.HoldSplits) -> Done:
     part = own.part(request)
     rules = [*part.trees.before, *_rules(part, request.unions, request.keys)]
     every = own.tables.scan(request.job, part.request.scan).expressions
-    asker = own.asker(request.job)
     held = BlockPart(
-        askers=() if asker is None else (asker, *request.readers),
-        model=request.model,
+        askers=own.askers(request.job),
+        model=request.job,
         name=part.trees.request.name,
         features=tuple(request.features),
         encoders=(),
@@ -270,7 +269,7 @@ def _earlier(own: ClientState, part: Part, request: trees.StartTrees) -> tuple[t
 
 def _find_held(own: ClientState, request: OfRows, model: str, block: str) -> tuple[trees.SplitRule, ...]:
     """The splits of a model's part that this owner holds, if they fit the columns of a request."""
-    part = own.part_store.find(model, block, own.asker(request.job))
+    part = own.part_store.find(model, block, own.askers(request.job))
     scan = own.tables.scan(request.job, request.scan)
     part.check([scan.expressions[c] for c in request.columns], [scan.columns[c] for c in request.columns])
     return part.splits

@@ -192,10 +192,8 @@ class HoldSplits(_OfPart, frozen=True):
 
     unions: list[Union]
     keys: list[int]
-    model: str
     block: int
     features: list[str]
-    readers: list[str] = msgspec.field(default_factory=list)  # users who may apply it besides who asked
 
 
 class AskRows(_OfRows, frozen=True):

@@ -6,8 +6,8 @@ In: the expressions of each scan that the query reads, with their roles; the job
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import msgspec
@@ -19,32 +19,21 @@ from tablepuppet.formatting import printable
 from tablepuppet.job import Job
 from tablepuppet.privacy.analyst import AnalystTerms
 from tablepuppet.privacy.options import KeyMode, Privacy, Rounding
+from tablepuppet.protocol import contract as terms
 from tablepuppet.protocol.base import What
-from tablepuppet.protocol.contract import (
-    BlockTerms,
-    Column,
-    Contract,
-    Disclosure,
-    Moments,
-    Purpose,
-    Role,
-    ScanTerms,
-    SideTerms,
-    Training,
-)
 from tablepuppet.sources.columns import STRING_KINDS
 from tablepuppet.sql.bound import Block, BoundQuery
 from tablepuppet.transport.link import Link
 
 Place = tuple[int, int]  # scan, expression
-Roles = dict[Place, list[Role]]
+Roles = dict[Place, list[terms.Role]]
 
 
 def roles_of(bound: BoundQuery, identifiers: Sequence[tuple[int, int]] = ()) -> Roles:
     """The roles of every expression of every scan."""
     roles: Roles = {}
 
-    def play(scan: int, column: int, role: Role) -> None:
+    def play(scan: int, column: int, role: terms.Role) -> None:
         found = roles.setdefault((scan, column), [])
         if role not in found:
             found.append(role)
@@ -54,7 +43,7 @@ def roles_of(bound: BoundQuery, identifiers: Sequence[tuple[int, int]] = ()) -> 
             play(branch.relations[pair.left].scan, pair.left_column, "key")
             play(branch.relations[pair.right].scan, pair.right_column, "key")
         place = branch.label_place
-        named: tuple[tuple[int, Role], ...] = (
+        named: tuple[tuple[int, terms.Role], ...] = (
             (place.label, "label"),
             (place.weight, "weight"),
             (place.test, "split"),
@@ -84,81 +73,59 @@ class ModelUse:
     """Models that are applied to rows of a query, and further requests to their owners."""
 
     models: tuple[Mapping[str, str], ...] = ()  # of each: the fingerprint of every block
-    sides: tuple[SideTerms, ...] = ()
+    sides: tuple[terms.SideTerms, ...] = ()
     shuffles: int = 0  # of every feature
     fixed: tuple[str, int, int] | None = None  # a block, the place of a feature in it, how many values that is set to
     analyst: AnalystTerms | None = None  # the asker's payment
 
 
 def job_contracts(
-    bound: BoundQuery, job: Job, purpose: Purpose, asker: str, use: ModelUse | None = None
-) -> dict[str, Contract]:
+    bound: BoundQuery, job: Job, purpose: terms.Purpose, asker: str, use: ModelUse | None = None
+) -> dict[str, terms.Contract]:
     """The contract of each client for a training run, an explanation of it, or an evaluation of models."""
-    use = use or ModelUse()
-    models, shuffles = use.models, use.shuffles
-    privacy = job.privacy
-    training, fits = _training(job), job.fits
-    others = () if job.search is None else tuple(_training(other) for other in job.search.jobs)
-    masks = {block.name: privacy.masks(_clients(bound, number)) for number, block in enumerate(bound.blocks)}
-    found = {}
-    ids = {block.name: id_features(job, block) for block in bound.blocks}
+    use, privacy, loss = use or ModelUse(), job.privacy, job.model.loss_name
     check_ids(job, bound)
     if job.warm_start is not None and purpose != "evaluate":
-        models = (job.warm_start.names,)
-    names = models[0] if models else {}
-    starts = {b.name: tuple(job.start.get(name, {}) for name in b.features) for b in bound.blocks if job.start}
-    asked = {name: (masks[name], names.get(name, ""), starts.get(name, ())) for name in masks}
+        use = replace(use, models=(job.warm_start.names,))
+    asked = {block.name: _block_options(bound, block, job, purpose, use) for block in bound.blocks}
     labelled = sum(len(bound.scans[p.scan].clients) for p in dict.fromkeys(b.label_place for b in bound.branches))
-    for client, scans, own in _owners(bound, roles_of(bound), privacy.keys, asked):
-        twins = [
-            msgspec.structs.replace(block, model=other.get(block.name, "")) for other in models[1:] for block in own
-        ]
-        blocks = (*own, *twins)
-        if use.fixed is not None:
-            name, place, values = use.fixed
-            varied = {"fixed": place, "values": values}
-            blocks = tuple(msgspec.structs.replace(b, **varied) if b.name == name else b for b in blocks)
-        if privacy.features is not None:
-            bounds = {block.name: _bounds(block, privacy.features.bounds) for block in bound.blocks}
-            blocks = tuple(msgspec.structs.replace(block, bounds=bounds[block.name]) for block in blocks)
-        if purpose in ("train", "explain"):
-            named = [(block, *ids[block.name]) for block in blocks]
-            blocks = tuple(msgspec.structs.replace(block, ids=i, finds_ids=finds) for block, i, finds in named)
-        contract = Contract(
-            purpose=purpose,
-            asker=asker,
-            label=bound.label,
-            scans=scans,
-            blocks=blocks,
-            training=None if purpose == "evaluate" else training,
-            others=others,
-            fits=fits,
-            folds=None if job.search is None else job.search.folds,
-            keys=privacy.keys,
-            most_keys=_most_keys(privacy),
-            wants_classes=not job.data.negatives
-            and job.model.loss_name != "squared"
-            and not (job.model.loss_name == "auto" and privacy.label is not None),
-            label_privacy=privacy.label,
-            feature_privacy=privacy.features,
-            prediction_privacy=privacy.predictions,
-            analyst=use.analyst,
-            allow_reconstruction=privacy.allow_reconstruction,
-            split=(job.split.test_fraction, job.split.validation_fraction),
-            seed=job.seed,
-            holds_all_labels=labelled == 1,
-            shuffles=shuffles,
-            sides=_sides_of(client, bound, use.sides),
-        )
-        found[client] = _with_disclosures(contract, _partners(bound, client))
+    has_numbers = loss == "squared" or (loss == "auto" and privacy.label is not None)
+    common = msgspec.structs.replace(
+        _common_terms(bound, purpose, asker, privacy),
+        training=None if purpose == "evaluate" else _training(job),
+        others=() if job.search is None else tuple(_training(other) for other in job.search.jobs),
+        fits=job.fits,
+        folds=None if job.search is None else job.search.folds,
+        wants_classes=not job.data.negatives and not has_numbers,
+        label_privacy=privacy.label,
+        feature_privacy=privacy.features,
+        prediction_privacy=privacy.predictions,
+        analyst=use.analyst,
+        allow_reconstruction=privacy.allow_reconstruction,
+        split=(job.split.test_fraction, job.split.validation_fraction),
+        seed=job.seed,
+        holds_all_labels=labelled == 1,
+        shuffles=use.shuffles,
+    )
+    every = {client for block in bound.blocks for client in _holders(bound, block)}
+    return {
+        client: _with_disclosures(contract, tuple(sorted(every - {client})))
+        for client, contract in _for_clients(bound, common, use, asked).items()
+    }
+
+
+def _block_options(bound: BoundQuery, block: Block, job: Job, purpose: terms.Purpose, use: ModelUse) -> dict[str, Any]:
+    """Terms of a block that follow from the job."""
+    found: dict[str, Any] = {"is_masked": job.privacy.masks(len(_holders(bound, block)))}
+    if job.start:
+        found["start"] = tuple(job.start.get(name, {}) for name in block.features)
+    if use.fixed is not None and use.fixed[0] == block.name:
+        _, found["fixed"], found["values"] = use.fixed
+    if job.privacy.features is not None:
+        found["bounds"] = _bounds(block, job.privacy.features.bounds)
+    if purpose in ("train", "explain"):
+        found["ids"], found["finds_ids"] = id_features(job, block)
     return found
-
-
-def _partners(bound: BoundQuery, client: str) -> tuple[str, ...]:
-    """The other clients whose features are trained on a client's labels."""
-    members = [(b, m) for block in bound.blocks for b, m in zip(bound.branches, block.members, strict=True)]
-    found = {name for b, m in members for name in bound.scans[b.relations[m.relation].scan].clients}
-    return tuple(sorted(found - {client}))
 
 
 def id_features(job: Job, block: Block) -> tuple[tuple[int, ...], bool]:
@@ -198,9 +165,9 @@ def _bounds(block: Block, given: Mapping[str, tuple[float, float]]) -> tuple[tup
     return tuple(found)
 
 
-def _training(job: Job) -> Training:
+def _training(job: Job) -> terms.Training:
     """How a model of a job is trained."""
-    return Training(
+    return terms.Training(
         algorithm=msgspec.to_builtins(job.options_for_run),
         model=job.model.spec,
         epochs=job.epochs,
@@ -222,131 +189,123 @@ def _training(job: Job) -> Training:
     )
 
 
-def key_contracts(bound: BoundQuery, purpose: Purpose, asker: str, privacy: Privacy) -> dict[str, Contract]:
+def key_contracts(bound: BoundQuery, purpose: terms.Purpose, asker: str, privacy: Privacy) -> dict[str, terms.Contract]:
     """The contract of each client for a profile: keys and nothing else."""
-    return {
-        client: Contract(
-            purpose=purpose,
-            asker=asker,
-            label=bound.label,
-            scans=scans,
-            blocks=blocks,
-            keys=privacy.keys,
-            most_keys=_most_keys(privacy),
-        )
-        for client, scans, blocks in _owners(bound, roles_of(bound), privacy.keys)
-    }
+    return _for_clients(bound, _common_terms(bound, purpose, asker, privacy), ModelUse())
 
 
 def score_contracts(
     bound: BoundQuery, use: ModelUse, identifiers: Sequence[Place], asker: str, privacy: Privacy
-) -> dict[str, Contract]:
+) -> dict[str, terms.Contract]:
     """The contract of each client for predictions of one model."""
-    asked = {name: (False, fingerprint) for name, fingerprint in use.models[0].items()}
+    common = _common_terms(bound, "predict", asker, privacy)
+    contracts = _for_clients(bound, common, use, identifiers=identifiers)
+    return {client: _with_disclosures(contract) for client, contract in contracts.items()}
+
+
+def _common_terms(bound: BoundQuery, purpose: terms.Purpose, asker: str, privacy: Privacy) -> terms.Contract:
+    return terms.Contract(
+        purpose=purpose,
+        asker=asker,
+        label=bound.label,
+        scans=(),
+        blocks=(),
+        keys=privacy.keys,
+        most_keys=privacy.max_keys if privacy.keys == "dh" else 0,
+    )
+
+
+def _moments(bound: BoundQuery, number: int) -> tuple[terms.Moments, ...]:
+    """The histories that a scan's moments are cutoffs of, and the moments until which it is read itself."""
+
+    def name_moments(place: Place, history: int, column: int) -> terms.Moments:
+        giver, told = bound.scans[place[0]], bound.scans[history]
+        return terms.Moments(giver.table, giver.expressions[place[1]], told.table, told.clients, column)
+
+    given = (name_moments((number, column), history, column) for history, column in bound.moment_uses.get(number, ()))
+    return (*given, *(name_moments(place, number, -1) for place in bound.moments.get(number, ())))
+
+
+def _for_clients(
+    bound: BoundQuery,
+    common: terms.Contract,
+    use: ModelUse,
+    asked: Mapping[str, dict[str, Any]] | None = None,
+    identifiers: Sequence[Place] = (),
+) -> dict[str, terms.Contract]:
+    """The contract of each client: common terms, and its own scans and blocks. `asked`: terms of blocks, by name."""
+    roles = roles_of(bound, identifiers)
     found = {}
-    for client, scans, blocks in _owners(bound, roles_of(bound, identifiers), privacy.keys, asked):
-        contract = Contract(
-            purpose="predict",
-            asker=asker,
-            label=bound.label,
-            scans=scans,
-            blocks=blocks,
-            keys=privacy.keys,
-            most_keys=_most_keys(privacy),
-            sides=_sides_of(client, bound, use.sides),
+    for client in dict.fromkeys(client for scan in bound.scans for client in scan.clients):
+        own = [number for number, scan in enumerate(bound.scans) if client in scan.clients]
+        blocks = [
+            terms.BlockTerms(block.name, *place, model=model.get(block.name, ""), **further)
+            for model in use.models or ({},)
+            for block in bound.blocks
+            for further in [(asked or {}).get(block.name, {}) | _sharing(bound, block)]
+            for place in _places(bound, block)
+            if place[0] in own
+        ]
+        found[client] = msgspec.structs.replace(
+            common,
+            scans=tuple(_scan_terms(bound, number, client, roles, common.keys) for number in own),
+            blocks=tuple(blocks),
+            sides=tuple(side for side in use.sides if side.scan in own),
         )
-        found[client] = _with_disclosures(contract)
     return found
 
 
-def _sides_of(client: str, bound: BoundQuery, sides: Sequence[SideTerms]) -> tuple[SideTerms, ...]:
-    return tuple(own for own in sides if client in bound.scans[own.scan].clients)
+def _scan_terms(bound: BoundQuery, number: int, client: str, roles: Roles, keys: KeyMode) -> terms.ScanTerms:
+    scan, texts = bound.scans[number], bound.texts_for(number, client)
+    return terms.ScanTerms(
+        scan=number,
+        table=scan.table,
+        columns=tuple(terms.Column(t, tuple(roles.get((number, c), ()))) for c, t in enumerate(texts.columns)),
+        filter=texts.filter,
+        clients=len(scan.clients),
+        query=scan.query,
+        merges=bound.merges(number, keys),
+        moments=_moments(bound, number),
+        stability=scan.stability,
+        subject=scan.subject,
+    )
 
 
-def _most_keys(privacy: Privacy) -> int:
-    return privacy.max_keys if privacy.keys == "dh" else 0
+def _places(bound: BoundQuery, block: Block) -> list[tuple[int, tuple[int, ...]]]:
+    """The scans that a block's features come from, with their columns."""
+    members = zip(bound.branches, block.members, strict=True)
+    return list(dict.fromkeys((b.relations[m.relation].scan, m.columns) for b, m in members))
 
 
-def _clients(bound: BoundQuery, block: int) -> int:
-    """How many clients hold rows of a block."""
-    members = zip(bound.branches, bound.blocks[block].members, strict=True)
-    return len({client for b, m in members for client in bound.scans[b.relations[m.relation].scan].clients})
+def _holders(bound: BoundQuery, block: Block) -> tuple[str, ...]:
+    """The clients that hold rows of a block."""
+    return tuple(sorted({client for scan, _ in _places(bound, block) for client in bound.scans[scan].clients}))
 
 
-def _moments(bound: BoundQuery, number: int) -> tuple[Moments, ...]:
-    """The histories that a scan's moments are cutoffs of, and the moments until which it is read itself."""
-
-    def terms(place: Place, history: int, column: int) -> Moments:
-        giver, told = bound.scans[place[0]], bound.scans[history]
-        return Moments(giver.table, giver.expressions[place[1]], told.table, told.clients, column)
-
-    given = (terms((number, column), history, column) for history, column in bound.moment_uses.get(number, ()))
-    return (*given, *(terms(place, number, -1) for place in bound.moments.get(number, ())))
+def _sharing(bound: BoundQuery, block: Block) -> dict[str, Any]:
+    parts = sum(len(bound.scans[scan].clients) for scan, _ in _places(bound, block))
+    return {"is_shared": parts > 1, "clients": _holders(bound, block)}
 
 
-def _owners(
-    bound: BoundQuery,
-    roles: Roles,
-    keys: KeyMode,
-    asked: Mapping[str, tuple[Any, ...]] | None = None,
-) -> Iterator[tuple[str, tuple[ScanTerms, ...], tuple[BlockTerms, ...]]]:
-    """Each client with its own scans and blocks. `asked`: by a block's name, whether it is masked, the model that is
-    applied to it, and the weights that it starts with."""
-    clients = dict.fromkeys(client for scan in bound.scans for client in scan.clients)
-    for client in clients:
-        scans, blocks = [], []
-        for number, scan in enumerate(bound.scans):
-            if client in scan.clients:
-                texts, merges = bound.texts_for(number, client), bound.merges(number, keys)
-                columns = tuple(Column(t, tuple(roles.get((number, c), ()))) for c, t in enumerate(texts.columns))
-                scans.append(
-                    ScanTerms(
-                        number,
-                        scan.table,
-                        columns,
-                        texts.filter,
-                        len(scan.clients),
-                        scan.query,
-                        merges,
-                        _moments(bound, number),
-                        scan.stability,
-                        scan.subject,
-                    )
-                )
-        for block in bound.blocks:
-            places = dict.fromkeys(
-                (branch.relations[member.relation].scan, member.columns)
-                for branch, member in zip(bound.branches, block.members, strict=True)
-            )
-            is_shared = sum(len(bound.scans[place].clients) for place, _ in places) > 1
-            holders = tuple(sorted({c for place, _ in places for c in bound.scans[place].clients}))
-            given = (asked or {}).get(block.name, ())
-            for place, features in places:
-                if client in bound.scans[place].clients:
-                    terms = BlockTerms(block.name, place, features, *given)
-                    blocks.append(msgspec.structs.replace(terms, is_shared=is_shared, clients=holders))
-        yield client, tuple(scans), tuple(blocks)
-
-
-def _with_disclosures(contract: Contract, partners: tuple[str, ...] = ()) -> Contract:
+def _with_disclosures(contract: terms.Contract, partners: tuple[str, ...] = ()) -> terms.Contract:
     """The contract with its disclosures; `partners`: clients that learn the slope of the loss at its rows."""
     found, training = _disclosures(contract), contract.training
     is_by_slopes = contract.purpose == "train" and training is not None and not training.most_splits
     if partners and is_by_slopes and training is not None and not training.is_pooled:
         labelled = dict.fromkeys(scan.table for scan in contract.scans if scan.numbers("label"))
-        found += tuple(Disclosure("labels", "partners", table, 1, partners) for table in labelled)
+        found += tuple(terms.Disclosure("labels", "partners", table, 1, partners) for table in labelled)
     return msgspec.structs.replace(contract, disclosures=found)
 
 
-def _disclosures(contract: Contract) -> tuple[Disclosure, ...]:
+def _disclosures(contract: terms.Contract) -> tuple[terms.Disclosure, ...]:
     """The disclosures from and to each table, with limits; in batches, once for each joined row."""
-    found: list[Disclosure] = []
+    found: list[terms.Disclosure] = []
     purpose, scans, blocks, fits = contract.purpose, contract.scans, contract.blocks, contract.fits
     trainings = () if contract.training is None else (contract.training, *contract.others)
     tables = {scan.scan: scan.table for scan in scans}
 
     def tell(table: str, what: What, times: int | None = 1, to: str = "server") -> None:
-        found.append(Disclosure(what, "client" if to == "client" else "server", table, times))
+        found.append(terms.Disclosure(what, "client" if to == "client" else "server", table, times))
 
     for scan in scans:
         tell(scan.table, "row count")
@@ -392,7 +351,7 @@ def _disclosures(contract: Contract) -> tuple[Disclosure, ...]:
     return tuple(dict.fromkeys(d for d in found if d.times != 0))
 
 
-def agree(contracts: Mapping[str, Contract], link: Link, job: str) -> Rounding:
+def agree(contracts: Mapping[str, terms.Contract], link: Link, job: str) -> Rounding:
     """Proposes. A refusal is the owner's own sentence; a job that waits names the person. Out: how metrics are rounded
     for the asker, and the rest of its analyst budget."""
     if link.readers:

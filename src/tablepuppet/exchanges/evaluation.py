@@ -11,16 +11,10 @@ from tablepuppet.arrays import Array
 from tablepuppet.errors import TransportError
 from tablepuppet.exchanges.base import STARTED, TRAINING, NoCheck, Rules
 from tablepuppet.exchanges.steps import check_predictions
+from tablepuppet.owner import releases
 from tablepuppet.owner.enforcement import JobUnderContract, refused
 from tablepuppet.owner.part_store import BlockPart
 from tablepuppet.owner.policy import Policy, Use
-from tablepuppet.owner.releases import (
-    count_predictions,
-    feature_expressions,
-    start_name,
-    table_and_columns,
-    tells_label,
-)
 from tablepuppet.owner.state import ClientState, Kept, Part
 from tablepuppet.owner.tokens import held_encoders
 from tablepuppet.protocol.base import Amount, Discloses, Done, Message, PartRequest, Place
@@ -89,7 +83,7 @@ def _evaluate(own: ClientState, request: Evaluate) -> Evaluation:
     part = own.started(request)
     assert part.setup is not None
     theta, model, private = part.theta, part.setup.model, part.setup.private
-    count_predictions(own, part, 1 + request.train)
+    releases.count_predictions(own, part, 1 + request.train)
     test, train = model.predict_test(theta), model.predict(theta) if request.train else None
     if private is not None:  # a row may be among both, in different joined rows
         test, train = private.disclose(test), None if train is None else private.disclose(train)
@@ -186,12 +180,12 @@ def _hold_part(own: ClientState, request: HoldPart) -> Done:
 def _record_model(own: ClientState, part: Part) -> None:
     """Writes down a model whose scores the owner trained it for."""
     assert part.started is not None
-    table, columns = table_and_columns(own, part)
-    if tells_label(own, part.request.job, columns):
+    table, columns = releases.table_and_columns(own, part)
+    if releases.tells_label(own, part.request.job, columns):
         return
     encoders, spec, start = held_encoders(part.encoders, part.ids), part.started.model, ""
     if spec.is_linear and encoders:
-        start = start_name(feature_expressions(own, part), start_weights(encoders, part.theta))
+        start = releases.start_name(releases.feature_expressions(own, part), start_weights(encoders, part.theta))
     own.releases.record_model(table, (encoders, spec, part.started.outputs), part.theta, start)
 
 

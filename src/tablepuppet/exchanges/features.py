@@ -27,18 +27,8 @@ from tablepuppet.owner.state import ClientState, Part, Sealing
 from tablepuppet.owner.tokens import Column, are_ids, id_statistics, known_ids, look_like_ids
 from tablepuppet.privacy.masks import MaskKey
 from tablepuppet.privacy.options import Rounding
+from tablepuppet.protocol import bounds
 from tablepuppet.protocol.base import MOST_CATEGORIES, Discloses, Masked, Message, Partial, PartRequest, Place
-from tablepuppet.protocol.bounds import (
-    LARGEST,
-    Known,
-    KnownPart,
-    check_array,
-    check_count,
-    check_finite,
-    check_row_numbers,
-    is_number,
-    require,
-)
 from tablepuppet.protocol.columns import (
     CategoryStatistics,
     ColumnInfo,
@@ -149,9 +139,9 @@ def _enforce_ids(job: JobUnderContract, request: FindIds) -> None:
     job.count_once(f"find ids {request.part}", request.scan)
 
 
-def _check_ids(request: FindIds, answer: FoundIds, known: Known) -> None:
+def _check_ids(request: FindIds, answer: FoundIds, known: bounds.Known) -> None:
     is_inside = all(place < len(request.columns) for place in answer.places)
-    require(is_inside and len(set(answer.places)) == len(answer.places), "places", "are not among the columns")
+    bounds.require(is_inside and len(set(answer.places)) == len(answer.places), "places", "are not among the columns")
 
 
 @Rules(WITH_STATISTICS, permit=_permit_ids, enforce=_enforce_ids, check_answer=_check_ids)
@@ -206,30 +196,36 @@ def _enforce_part(job: JobUnderContract, request: OpenPart) -> None:
 def _check_part_request(own: ClientState, request: OpenPart) -> None:
     rows = own.tables.scan(request.job, request.scan).rows().num_rows
     if request.train_rows is not None:
-        check_row_numbers(request.train_rows, "train_rows", rows)
-    check_row_numbers(request.test_rows, "test_rows", rows)
-    require(all(i < len(request.columns) for i in request.ids), "ids", "name a feature that there is not")
+        bounds.check_row_numbers(request.train_rows, "train_rows", rows)
+    bounds.check_row_numbers(request.test_rows, "test_rows", rows)
+    bounds.require(all(i < len(request.columns) for i in request.ids), "ids", "name a feature that there is not")
     if request.multiplicity is not None:
         due = rows if request.train_rows is None else len(request.train_rows)
-        check_array(request.multiplicity, "multiplicity", (due,), kinds=frozenset("i"))
-        require(not len(request.multiplicity) or int(request.multiplicity.min()) >= 0, "multiplicity", "is negative")
+        bounds.check_array(request.multiplicity, "multiplicity", (due,), kinds=frozenset("i"))
+        bounds.require(
+            not len(request.multiplicity) or int(request.multiplicity.min()) >= 0, "multiplicity", "is negative"
+        )
 
 
-def _check_statistics(request: OpenPart, answer: FeatureStatistics | FeatureNames, known: Known) -> None:
+def _check_statistics(request: OpenPart, answer: FeatureStatistics | FeatureNames, known: bounds.Known) -> None:
     scan = known.scan(request)
     train = scan.rows if request.train_rows is None else len(request.train_rows)
     total = float(train or 0) if request.multiplicity is None else float(request.multiplicity.sum(dtype=np.float64))
     infos = [scan.columns[column] for column in request.columns if column < len(scan.columns)]
-    known.parts[request.job, request.part] = KnownPart(scan, train, len(request.test_rows), total, infos)
+    known.parts[request.job, request.part] = bounds.KnownPart(scan, train, len(request.test_rows), total, infos)
     is_masked = isinstance(answer, FeatureNames)
-    require(is_masked == request.wants_key, "columns", "come with figures where none were asked for, or without them")
+    bounds.require(
+        is_masked == request.wants_key, "columns", "come with figures where none were asked for, or without them"
+    )
     is_silent = isinstance(answer, FeatureNames) and not answer.columns and answer.key is None
     due = len(request.columns) if request.wants_statistics else 0
-    require(is_silent or len(answer.columns) == due, "columns", "are not those that were asked for")
+    bounds.require(is_silent or len(answer.columns) == due, "columns", "are not those that were asked for")
     for found, column in zip(answer.columns, request.columns, strict=False):
         info = scan.columns[column] if column < len(scan.columns) else None
         is_one = isinstance(found, NumberStatistics)
-        require(info is None or is_one == is_number(info), "columns", "are of other types than the scan said")
+        bounds.require(
+            info is None or is_one == bounds.is_number(info), "columns", "are of other types than the scan said"
+        )
         if isinstance(found, NumberStatistics):
             _check_number_statistics(found, total, info)
         elif isinstance(found, IdStatistics):
@@ -240,43 +236,43 @@ def _check_statistics(request: OpenPart, answer: FeatureStatistics | FeatureName
 
 def _check_number_statistics(statistics: NumberStatistics, total: float, info: ColumnInfo | None) -> None:
     most = total * (1 + 1e-6) + 1e-6
-    check_count(statistics.weight, "columns.weight", most)
-    check_count(statistics.missing, "columns.missing", most)
-    check_count(statistics.weight + statistics.missing, "columns.missing", most)
-    check_array(statistics.mean, "columns.mean", (None,))
+    bounds.check_count(statistics.weight, "columns.weight", most)
+    bounds.check_count(statistics.missing, "columns.missing", most)
+    bounds.check_count(statistics.weight + statistics.missing, "columns.missing", most)
+    bounds.check_array(statistics.mean, "columns.mean", (None,))
     size = len(statistics.mean)
     largest = max(info.size, 1) if info is not None and info.kind != "vector" else 2**24
-    require(size <= largest, "columns.mean", f"has {size:,} numbers where {largest:,} are due")
-    check_array(statistics.spread, "columns.spread", (size,))
-    check_finite(statistics.mean, "columns.mean")
-    require(not (np.abs(statistics.mean) > LARGEST).any(), "columns.mean", "is too large to be squared")
-    check_finite(statistics.spread, "columns.spread")
-    require(not (statistics.spread < 0).any(), "columns.spread", "is negative")
+    bounds.require(size <= largest, "columns.mean", f"has {size:,} numbers where {largest:,} are due")
+    bounds.check_array(statistics.spread, "columns.spread", (size,))
+    bounds.check_finite(statistics.mean, "columns.mean")
+    bounds.require(not (np.abs(statistics.mean) > bounds.LARGEST).any(), "columns.mean", "is too large to be squared")
+    bounds.check_finite(statistics.spread, "columns.spread")
+    bounds.require(not (statistics.spread < 0).any(), "columns.spread", "is negative")
 
 
 def _check_category_statistics(statistics: CategoryStatistics, total: float) -> None:
     count = len(statistics.categories)
-    require(len(set(statistics.categories)) == count, "columns.categories", "name one category twice")
+    bounds.require(len(set(statistics.categories)) == count, "columns.categories", "name one category twice")
     most = total * (1 + 1e-6) + 1e-6
-    check_count(statistics.missing, "columns.missing", most)
-    check_array(statistics.weights, "columns.weights", (count,))
-    check_finite(statistics.weights, "columns.weights")
-    require(not (statistics.weights < 0).any(), "columns.weights", "hold a negative count")
+    bounds.check_count(statistics.missing, "columns.missing", most)
+    bounds.check_array(statistics.weights, "columns.weights", (count,))
+    bounds.check_finite(statistics.weights, "columns.weights")
+    bounds.require(not (statistics.weights < 0).any(), "columns.weights", "hold a negative count")
     # float32 on the wire rounds each of them
-    check_count(float(statistics.weights.sum()) + statistics.missing, "columns.weights", most * (1 + 1e-5))
+    bounds.check_count(float(statistics.weights.sum()) + statistics.missing, "columns.weights", most * (1 + 1e-5))
 
 
 def _check_id_statistics(statistics: IdStatistics, request: OpenPart, rows: int | None) -> None:
-    require(bool(request.ids) or request.finds_ids, "columns", "hold an id where none was asked for")
+    bounds.require(bool(request.ids) or request.finds_ids, "columns", "hold an id where none was asked for")
     count, most = statistics.count, MOST_CATEGORIES if rows is None else min(MOST_CATEGORIES, rows)
-    require(0 <= count <= most, "columns.count", f"is {count:,}, outside 0 to {most:,}")
-    require(
+    bounds.require(0 <= count <= most, "columns.count", f"is {count:,}, outside 0 to {most:,}")
+    bounds.require(
         (statistics.tokens is not None) == bool(request.id_salt), "columns.tokens", "come where none are due, or not"
     )
     if statistics.tokens is not None:
-        check_array(statistics.tokens, "columns.tokens", (count,), kinds=frozenset("i"))
+        bounds.check_array(statistics.tokens, "columns.tokens", (count,), kinds=frozenset("i"))
         is_ascending = bool((statistics.tokens[1:] > statistics.tokens[:-1]).all())
-        require(is_ascending, "columns.tokens", "are not ascending")
+        bounds.require(is_ascending, "columns.tokens", "are not ascending")
 
 
 @Rules(
@@ -358,14 +354,14 @@ def _enforce_sums(job: JobUnderContract, request: SumStatistics) -> None:
 def _check_sums_request(own: ClientState, request: SumStatistics) -> None:
     part = own.part(request)
     due = len(part.statistics)
-    require(len(request.columns) == due, "columns", f"are {len(request.columns)} where {due} are due")
+    bounds.require(len(request.columns) == due, "columns", f"are {len(request.columns)} where {due} are due")
     for agreed in request.columns:
         if isinstance(agreed, NumberStatistics):
-            check_array(agreed.mean, "columns.mean", (None,))
-            check_finite(agreed.mean, "columns.mean")
+            bounds.check_array(agreed.mean, "columns.mean", (None,))
+            bounds.check_finite(agreed.mean, "columns.mean")
 
 
-def _check_sums(request: SumStatistics, answer: Masked | Partial, known: Known) -> None:
+def _check_sums(request: SumStatistics, answer: Masked | Partial, known: bounds.Known) -> None:
     due: Shapes = []
     for column in request.columns:
         if isinstance(column, NumberStatistics):
@@ -401,26 +397,28 @@ def _check_encoding_request(own: ClientState, request: EncodeFeatures) -> None:
 
 
 def check_encoders(encoders: Sequence[Encoder], due: int) -> None:
-    require(len(encoders) == due, "encoders", f"are {len(encoders)} where {due} are due")
+    bounds.require(len(encoders) == due, "encoders", f"are {len(encoders)} where {due} are due")
     for one in encoders:
         if isinstance(one, NumberEncoder):
-            check_array(one.mean, "encoders.mean", (None,))
+            bounds.check_array(one.mean, "encoders.mean", (None,))
             for name in ("mean", "scale", "fill"):
-                check_array(getattr(one, name), f"encoders.{name}", (one.mean.size,))
-                check_finite(getattr(one, name), f"encoders.{name}")
-            require(not (one.scale < 0).any(), "encoders.scale", "is negative")
+                bounds.check_array(getattr(one, name), f"encoders.{name}", (one.mean.size,))
+                bounds.check_finite(getattr(one, name), f"encoders.{name}")
+            bounds.require(not (one.scale < 0).any(), "encoders.scale", "is negative")
         elif isinstance(one, IdEncoder):
             if one.tokens is not None:
-                check_array(one.tokens, "encoders.tokens", (one.count,), kinds=frozenset("i"))
+                bounds.check_array(one.tokens, "encoders.tokens", (one.count,), kinds=frozenset("i"))
                 is_ascending = bool((one.tokens[1:] > one.tokens[:-1]).all())
-                require(is_ascending, "encoders.tokens", "are not ascending")
+                bounds.require(is_ascending, "encoders.tokens", "are not ascending")
         else:
-            require(len(set(one.categories)) == len(one.categories), "encoders.categories", "name one category twice")
+            bounds.require(
+                len(set(one.categories)) == len(one.categories), "encoders.categories", "name one category twice"
+            )
 
 
-def _check_encoded(request: EncodeFeatures, answer: Encoded, known: Known) -> None:
+def _check_encoded(request: EncodeFeatures, answer: Encoded, known: bounds.Known) -> None:
     due = sum(_width_of(encoder) for encoder in request.encoders)
-    require(answer.width == due, "width", f"is {answer.width:,} where these encoders make {due:,} columns")
+    bounds.require(answer.width == due, "width", f"is {answer.width:,} where these encoders make {due:,} columns")
     known.part(request).width = due
 
 
@@ -474,12 +472,12 @@ def _enforce_pooling(job: JobUnderContract, request: RevealFeatures) -> None:
     job.part(request.part).count("pool", 1)
 
 
-def _check_revealed(request: RevealFeatures, answer: RevealedFeatures, known: Known) -> None:
+def _check_revealed(request: RevealFeatures, answer: RevealedFeatures, known: bounds.Known) -> None:
     part = known.part(request)
     width = None if request.as_codes else part.width
     for name, rows in (("train", part.train), ("test", part.test)):
-        check_array(getattr(answer, name), name, (rows, width))
-        check_finite(getattr(answer, name), name)
+        bounds.check_array(getattr(answer, name), name, (rows, width))
+        bounds.check_finite(getattr(answer, name), name)
 
 
 @Rules(TRAINING, permit=_permit_pooling, enforce=_enforce_pooling, check_answer=_check_revealed)

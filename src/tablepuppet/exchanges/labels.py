@@ -21,22 +21,12 @@ from tablepuppet.owner.policy import Policy, Use, permit_columns, refused_by
 from tablepuppet.owner.releases import reads
 from tablepuppet.owner.state import ClientState
 from tablepuppet.privacy.options import LabelPrivacy
+from tablepuppet.protocol import bounds
 from tablepuppet.protocol.base import Count, Discloses, Finite, Fraction, Message, Place, ScanRequest, Seed, Text
-from tablepuppet.protocol.bounds import (
-    LARGEST,
-    LARGEST_COUNT,
-    MOST_CLASSES,
-    TOO_LARGE,
-    Known,
-    check_array,
-    check_count,
-    check_range,
-    require,
-)
 from tablepuppet.protocol.contract import FoldBy, Folds
 from tablepuppet.sources.columns import STRING_KINDS
 
-Classes = Annotated[list[Text | Finite], Meta(max_length=MOST_CLASSES)]
+Classes = Annotated[list[Text | Finite], Meta(max_length=bounds.MOST_CLASSES)]
 
 
 class DescribeLabels(ScanRequest, frozen=True):
@@ -118,14 +108,16 @@ def _enforce_classes(job: JobUnderContract, request: DescribeLabels) -> None:
     job.count_once(f"classes {request.column}", request.scan)
 
 
-def _check_summary(request: DescribeLabels, answer: LabelSummary, known: Known) -> None:
+def _check_summary(request: DescribeLabels, answer: LabelSummary, known: bounds.Known) -> None:
     scan = known.scan(request)
-    check_count(answer.missing, "missing", LARGEST_COUNT if scan.rows is None else scan.rows)
+    bounds.check_count(answer.missing, "missing", bounds.LARGEST_COUNT if scan.rows is None else scan.rows)
     scan.missing[request.column] = answer.missing
     classes = answer.classes
-    require(len(set(classes)) == len(classes), "classes", "name one class twice")
-    require(len({type(c) for c in classes}) <= 1, "classes", "mix texts and numbers")
-    require(answer.kind != "boolean" or classes == [0.0, 1.0], "classes", "of a boolean label are false and true")
+    bounds.require(len(set(classes)) == len(classes), "classes", "name one class twice")
+    bounds.require(len({type(c) for c in classes}) <= 1, "classes", "mix texts and numbers")
+    bounds.require(
+        answer.kind != "boolean" or classes == [0.0, 1.0], "classes", "of a boolean label are false and true"
+    )
 
 
 @Rules(WITH_LABELS, permit=_permit_classes, enforce=_enforce_classes, check_answer=_check_summary, is_fixed=True)
@@ -191,12 +183,12 @@ def _check_labels_request(own: ClientState, request: SendLabels) -> None:
     _check_sides_request(own, request)
     classes = request.classes
     if classes is not None:
-        require(len({type(c) for c in classes}) <= 1, "classes", "mix texts and numbers")
-        require(len(set(classes)) == len(classes), "classes", "name one class twice")
+        bounds.require(len({type(c) for c in classes}) <= 1, "classes", "mix texts and numbers")
+        bounds.require(len(set(classes)) == len(classes), "classes", "name one class twice")
 
 
 def _check_sides_request(own: ClientState, request: SendLabels | SendSides) -> None:
-    check_range(request.validation_fraction, "validation_fraction", 0, 1 - request.test_fraction)
+    bounds.check_range(request.validation_fraction, "validation_fraction", 0, 1 - request.test_fraction)
 
 
 _PIECE = 1 << 16  # labels that are checked at a time: they stay in the cache
@@ -206,41 +198,43 @@ def _count_missing(labels: Array, classes: int | None) -> int:
     """How many are missing; none of the others is wrong."""
     is_there = ~np.isnan(labels)
     values = labels if is_there.all() else labels[is_there]
-    require(not np.isinf(values).any(), "values", "hold infinity")
+    bounds.require(not np.isinf(values).any(), "values", "hold infinity")
     if classes is None:
-        require(not (np.abs(values) > LARGEST).any(), "values", TOO_LARGE)
+        bounds.require(not (np.abs(values) > bounds.LARGEST).any(), "values", bounds.TOO_LARGE)
     else:
         is_class = (values >= 0).all() and (values < classes).all() and (values == np.floor(values)).all()
-        require(bool(is_class), "values", f"hold a number that is no class of {classes}")
+        bounds.require(bool(is_class), "values", f"hold a number that is no class of {classes}")
     return len(labels) - len(values)
 
 
-def _check_labels_answer(request: SendLabels, answer: Labels, known: Known) -> None:
+def _check_labels_answer(request: SendLabels, answer: Labels, known: bounds.Known) -> None:
     scan = known.scan(request)
     rows = scan.rows
-    check_array(answer.values, "values", (rows,), kinds=frozenset("f"))
-    check_array(answer.is_test, "is_test", (rows,), kinds=frozenset("b"))
+    bounds.check_array(answer.values, "values", (rows,), kinds=frozenset("f"))
+    bounds.check_array(answer.is_test, "is_test", (rows,), kinds=frozenset("b"))
     missing, told = 0, scan.missing.get(request.column)
     for start in range(0, len(answer.values), _PIECE):
         piece = answer.values[start : start + _PIECE]
         missing += _count_missing(piece, None if request.classes is None else len(request.classes))
     is_as_told = told in (None, missing) or request.job in known.noisy_labels
-    require(is_as_told, "values", f"are missing in {missing:,} rows, and {told} were described")
+    bounds.require(is_as_told, "values", f"are missing in {missing:,} rows, and {told} were described")
     if answer.folds is not None:
-        check_array(answer.folds, "folds", (rows,), kinds=frozenset("i"))
+        bounds.check_array(answer.folds, "folds", (rows,), kinds=frozenset("i"))
         last = request.folds - (request.fold_by != "time")
         is_fold = not len(answer.folds) or (answer.folds.min() >= 0 and answer.folds.max() <= last)
-        require(request.folds > 0 and bool(is_fold), "folds", "hold a number that is no fold")
+        bounds.require(request.folds > 0 and bool(is_fold), "folds", "hold a number that is no fold")
     _check_held_out(request, answer, rows)
 
 
 def _check_held_out(request: SendLabels | SendSides, answer: Labels | Sides, rows: int | None) -> None:
     is_split = request.test_column is not None or request.test_fraction > 0
     is_split = is_split or (isinstance(request, SendSides) and request.known_rows is not None)
-    require(is_split or not answer.is_test.any(), "is_test", "names test rows where none were asked for")
+    bounds.require(is_split or not answer.is_test.any(), "is_test", "names test rows where none were asked for")
     if answer.is_validation is not None:
-        check_array(answer.is_validation, "is_validation", (rows,), kinds=frozenset("b"))
-        require(not (answer.is_validation & answer.is_test).any(), "is_validation", "names rows that are for the test")
+        bounds.check_array(answer.is_validation, "is_validation", (rows,), kinds=frozenset("b"))
+        bounds.require(
+            not (answer.is_validation & answer.is_test).any(), "is_validation", "names rows that are for the test"
+        )
 
 
 @Rules(
@@ -304,9 +298,9 @@ def _enforce_sides(job: JobUnderContract, request: SendSides) -> None:
     job.count_once("sides", request.scan, len(terms))
 
 
-def _check_sides(request: SendSides, answer: Sides, known: Known) -> None:
+def _check_sides(request: SendSides, answer: Sides, known: bounds.Known) -> None:
     rows = known.scan(request).rows
-    check_array(answer.is_test, "is_test", (rows,), kinds=frozenset("b"))
+    bounds.check_array(answer.is_test, "is_test", (rows,), kinds=frozenset("b"))
     _check_held_out(request, answer, rows)
 
 
@@ -332,10 +326,10 @@ def _enforce_weights(job: JobUnderContract, request: SendWeights) -> None:
     job.count_once(f"weights {request.column}", request.scan, max(1, len(scan.numbers("split"))))
 
 
-def _check_weights(request: SendWeights, answer: Weights, known: Known) -> None:
-    check_array(answer.values, "values", (known.scan(request).rows,), kinds=frozenset("f"))
-    require(not np.isinf(answer.values).any(), "values", "hold infinity")
-    require(not (np.abs(answer.values) > LARGEST).any(), "values", TOO_LARGE)
+def _check_weights(request: SendWeights, answer: Weights, known: bounds.Known) -> None:
+    bounds.check_array(answer.values, "values", (known.scan(request).rows,), kinds=frozenset("f"))
+    bounds.require(not np.isinf(answer.values).any(), "values", "hold infinity")
+    bounds.require(not (np.abs(answer.values) > bounds.LARGEST).any(), "values", bounds.TOO_LARGE)
 
 
 @Rules(WITH_LABELS, permit=_permit_weights, enforce=_enforce_weights, check_answer=_check_weights, is_fixed=True)

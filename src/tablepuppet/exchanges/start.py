@@ -26,90 +26,74 @@ from tablepuppet.exchanges.steps import check_predictions, check_summands
 from tablepuppet.models.linear import LinearModel, Model
 from tablepuppet.models.neural import NeuralModel
 from tablepuppet.models.spec import ModelSpec, l2_of
-from tablepuppet.owner import row_rules
+from tablepuppet.owner import releases, row_rules
 from tablepuppet.owner.enforcement import JobUnderContract, PartUnderContract, refused
 from tablepuppet.owner.policy import Policy, Use
-from tablepuppet.owner.releases import (
-    DisclosedValues,
-    bound_reach,
-    feature_expressions,
-    release_predictions,
-    start_name,
-    table_and_columns,
-    unknowns,
-)
 from tablepuppet.owner.state import ClientState, Part, check_model, check_options, check_outputs
 from tablepuppet.privacy.gaussian import secure_generator
 from tablepuppet.privacy.masks import MaskKey
-from tablepuppet.protocol.base import (
-    MOST_CLIENTS,
-    Amount,
-    Count,
-    Discloses,
-    Finite,
-    Masked,
-    Message,
-    Partial,
-    PartRequest,
-    Seed,
-)
+from tablepuppet.protocol import base as messages
 from tablepuppet.protocol.bounds import Known, check_array, check_finite, require
 from tablepuppet.protocol.contract import Contract, Training
 from tablepuppet.sources.encoding import start_theta
 
 _Options = TypeVar("_Options")
 _MOST_FIGURES = 100
-FiguresByName = Annotated[dict[Annotated[str, Meta(max_length=200)], Finite], Meta(max_length=_MOST_FIGURES)]
+FiguresByName = Annotated[dict[Annotated[str, Meta(max_length=200)], messages.Finite], Meta(max_length=_MOST_FIGURES)]
 
 
-class StartPart(PartRequest, Generic[_Options], frozen=True):
+class StartPart(messages.PartRequest, Generic[_Options], frozen=True):
     """Make the part's model and start the algorithm's client half. → Started"""
 
     algorithm: _Options  # of one of the algorithms in the list (algorithms/registry.py)
     model: ModelSpec
-    block: Annotated[int, Meta(ge=0, le=MOST_CLIENTS)]  # its number, which a neural model begins by
+    block: Annotated[int, Meta(ge=0, le=messages.MOST_CLIENTS)]  # its number, which a neural model begins by
     name: str  # the block's
     outputs: int  # d_c, or the width that a head wants of the block
-    blocks: Annotated[int, Meta(ge=1, le=MOST_CLIENTS)]  # M
-    clients: Annotated[int, Meta(ge=1, le=MOST_CLIENTS)]  # how many parts the block has
-    joined_rows: Count  # N, training rows
+    blocks: Annotated[int, Meta(ge=1, le=messages.MOST_CLIENTS)]  # M
+    clients: Annotated[int, Meta(ge=1, le=messages.MOST_CLIENTS)]  # how many parts the block has
+    joined_rows: messages.Count  # N, training rows
     share: Annotated[float, Meta(ge=0.0, le=1.0 + 1e-9)]  # of those with rows of the block: how many are the part's
-    l2: Amount
-    seed: Annotated[int, Meta(ge=0, le=2**63 - 1 - MOST_CLIENTS)]  # the block's number is added to it
+    l2: messages.Amount
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1 - messages.MOST_CLIENTS)]  # the block's number is added to it
     facts: RunFacts | None = None  # of a private run: the client computes its noise from them, by the contract
     # Of each train row, summed over its joined rows; None: their number
-    weights: Annotated[Array | None, Discloses("summed weights", is_per_row=True)] = None
+    weights: Annotated[Array | None, messages.Discloses("summed weights", is_per_row=True)] = None
     peers: list[MaskKey] = msgspec.field(
         default_factory=list
     )  # keys of all the block's parts, where summands leave under masks only
-    spread: list[Amount] = msgspec.field(
+    spread: list[messages.Amount] = msgspec.field(
         default_factory=list
     )  # of each output of a linear block before training, drawn from (seed, block); none: it begins at zero
-    l1: Amount = 0.0
+    l1: messages.Amount = 0.0
     signs: list[Annotated[int, Meta(ge=-1, le=1)]] = msgspec.field(
         default_factory=list
     )  # of each encoded column's parameters; none: any
-    l2_by_output: list[Amount] = msgspec.field(default_factory=list)  # of a linear block under a head; none: l2 for all
+    l2_by_output: list[messages.Amount] = msgspec.field(
+        default_factory=list
+    )  # of a linear block under a head; none: l2 for all
     # G over the folds that are trained on; None: all joined rows
-    multiplicity: Annotated[RowNumbers | None, Discloses("multiplicities", is_per_row=True)] = None
+    multiplicity: Annotated[RowNumbers | None, messages.Discloses("multiplicities", is_per_row=True)] = None
     starts: bool = False  # begin with the weights of the contract
     continues: bool = False  # begin with the parameters of the model before, of the same part
 
 
-class Started(Message, frozen=True):
+class Started(messages.Message, frozen=True):
     # Predictions of all train rows; None: all zero
-    values: Annotated[Array | None, Discloses("predictions", is_per_row=True)]
+    values: Annotated[Array | None, messages.Discloses("predictions", is_per_row=True)]
     # That the algorithm's server half wants; empty: none, or only in a masked sum (SendFigures)
-    figures: Annotated[FiguresByName, Discloses("figure")]
+    figures: Annotated[FiguresByName, messages.Discloses("figure")]
     width: Annotated[int, Meta(ge=0, le=2**31)]  # of θ
-    entropy: Seed = 0  # under privacy: chance for the server's samples, which a journal can repeat and nobody foretell
+    entropy: messages.Seed = (
+        0  # under privacy: chance for the server's samples, which a journal can repeat and nobody foretell
+    )
 
 
-class SendFigures(PartRequest, frozen=True):
+class SendFigures(messages.PartRequest, frozen=True):
     """Send the numbers that Started held back, as a summand. → Masked"""
 
 
-class MultiplyGram(PartRequest, frozen=True):
+class MultiplyGram(messages.PartRequest, frozen=True):
     """Send Tᵀ diag(G) T v, to bound the objective's curvature. → Partial | Masked"""
 
     vector: Array
@@ -292,7 +276,7 @@ def _start_part(own: ClientState, request: Start) -> Started:
     )
     part.state, part.figures = algorithm_of(part.options).start(part.setup, part.options)
     is_zero = request.model.is_linear and not request.spread and (start is None or not start.any())
-    values = None if is_zero else release_predictions(own, part, model.predict(part.state.theta, None, 0))
+    values = None if is_zero else releases.release_predictions(own, part, model.predict(part.state.theta, None, 0))
     entropy = secrets.randbits(63) if part.setup.is_private else 0
     is_told = part.sealing is None or part.figures.is_public
     figures = asdict(part.figures) if is_told else {}
@@ -304,9 +288,9 @@ def _take_start(own: ClientState, part: Part, request: Start) -> Array:
     given, opened = own.contracts.start_of(request), part.request
     theta = start_theta(given, part.encoders, request.outputs)
     if theta.any():
-        name = start_name(feature_expressions(own, part), given)
-        told = DisclosedValues(*table_and_columns(own, part), numbers=request.outputs, name=name)
-        own.releases.charge_start(told, partial(unknowns, own, opened.job, opened.scan, opened.columns))
+        name = releases.start_name(releases.feature_expressions(own, part), given)
+        told = releases.DisclosedValues(*releases.table_and_columns(own, part), numbers=request.outputs, name=name)
+        own.releases.charge_start(told, partial(releases.unknowns, own, opened.job, opened.scan, opened.columns))
     return theta
 
 
@@ -334,7 +318,7 @@ def _plan_noise(own: ClientState, part: Part, request: Start, multiplicity: Arra
         if job == request.job:
             given = multiplicity if number == request.part else opened.request.multiplicity
             read = own.tables.use(job, opened.request.scan)
-            most[read.table] += bound_reach(read) * (1 if given is None else int(given.max(initial=1)))
+            most[read.table] += releases.bound_reach(read) * (1 if given is None else int(given.max(initial=1)))
     if plan.model is not None and most[use.table] > plan.model.max_joined_rows(use.table):
         raise refused("rows of this table are joined more often than noise is computed for")
     own.releases.charge_features(use, request, plan.spends.get(use.table, ()), privacy)
@@ -372,7 +356,7 @@ def _own_facts(own: ClientState, part: Part, request: Start) -> RunFacts:
     for (job, _), other in own.parts.items():
         if job == request.job:
             use = own.tables.use(job, other.request.scan)
-            opened[use.table] += bound_reach(use)
+            opened[use.table] += releases.bound_reach(use)
     if any(count > request.facts.uses[table] for table, count in opened.items()):
         raise refused("noise is computed for fewer uses of a table than there are")
     return replace(request.facts, blocks=tuple(blocks))
@@ -402,7 +386,7 @@ def _enforce_figures(job: JobUnderContract, request: SendFigures) -> None:
     job.started(request.part).count("figure", 1)
 
 
-def _check_figure_sums(request: SendFigures, answer: Partial | Masked, known: Known) -> None:
+def _check_figure_sums(request: SendFigures, answer: messages.Partial | messages.Masked, known: Known) -> None:
     check_summands(answer, known.part(request), "figure", [(None,)])
     require(all(v.size <= _MOST_FIGURES for v in answer.values), "values", "are more numbers than figures")
 
@@ -413,9 +397,9 @@ def _check_figure_sums(request: SendFigures, answer: Partial | Masked, known: Kn
     enforce=_enforce_figures,
     check_answer=_check_figure_sums,
 )
-def _send_figures(own: ClientState, request: SendFigures) -> Partial | Masked:
+def _send_figures(own: ClientState, request: SendFigures) -> messages.Partial | messages.Masked:
     part = own.started(request)
-    return part.sealed(Partial(values=[np.array(astuple(part.figures), np.float64)]), "figure")
+    return part.sealed(messages.Partial(values=[np.array(astuple(part.figures), np.float64)]), "figure")
 
 
 def _permit_second_moments(policy: Policy, request: MultiplyGram, use: Use) -> None:
@@ -432,7 +416,7 @@ def _check_gram_request(own: ClientState, request: MultiplyGram) -> None:
     check_array(request.vector, "vector", (None if part.train is None else part.train.width, None))
 
 
-def _check_gram(request: MultiplyGram, answer: Partial | Masked, known: Known) -> None:
+def _check_gram(request: MultiplyGram, answer: messages.Partial | messages.Masked, known: Known) -> None:
     check_summands(answer, known.part(request), "gram", [request.vector.shape])
 
 
@@ -443,7 +427,7 @@ def _check_gram(request: MultiplyGram, answer: Partial | Masked, known: Known) -
     check_request=_check_gram_request,
     check_answer=_check_gram,
 )
-def _multiply_gram(own: ClientState, request: MultiplyGram) -> Partial | Masked:
+def _multiply_gram(own: ClientState, request: MultiplyGram) -> messages.Partial | messages.Masked:
     part = own.started(request)
     assert part.setup is not None
     if part.setup.is_private:
@@ -451,7 +435,7 @@ def _multiply_gram(own: ClientState, request: MultiplyGram) -> Partial | Masked:
     if not isinstance(part.setup.model, LinearModel):
         raise TransportError("only a linear model has a Gram matrix")
     product = part.setup.model.train.gram_product(part.setup.weights, request.vector)
-    return part.sealed(Partial(values=[product]), "gram")
+    return part.sealed(messages.Partial(values=[product]), "gram")
 
 
 EXCHANGES = (_start_part, _send_figures, _multiply_gram)

@@ -21,36 +21,15 @@ from tablepuppet.exchanges.base import STARTED, TRAINING, WITH_STATISTICS, Excha
 from tablepuppet.owner.enforcement import JobUnderContract, refused
 from tablepuppet.owner.releases import release_predictions
 from tablepuppet.owner.state import ClientState, Part
-from tablepuppet.protocol.base import (
-    Combined,
-    Done,
-    Exponent,
-    Masked,
-    Message,
-    Move,
-    Partial,
-    PartRequest,
-    Predictions,
-    Update,
-    marked_fields,
-)
-from tablepuppet.protocol.bounds import (
-    LARGEST,
-    Known,
-    KnownPart,
-    WrongError,
-    check_array,
-    check_finite,
-    check_row_numbers,
-    require,
-)
+from tablepuppet.protocol import base as messages
+from tablepuppet.protocol import bounds
 
 
-class Seal(PartRequest, frozen=True):
+class Seal(messages.PartRequest, frozen=True):
     """Send the last summand once more, at this scale and under new masks. → Masked"""
 
     repeats: ClassVar[bool] = True
-    scales: list[Exponent]
+    scales: list[messages.Exponent]
 
 
 _FLOATS = frozenset("f")
@@ -64,7 +43,7 @@ def _enforce_step(job: JobUnderContract, request: Any) -> None:
     part.count("step", part.allowed.steps + 1)  # an opening
 
 
-def _check_step_request(own: ClientState, request: Update) -> None:
+def _check_step_request(own: ClientState, request: messages.Update) -> None:
     """An algorithm's step: arrays per row have the rows that were predicted last; numbers are finite."""
     part = own.started(request)
     assert part.train is not None
@@ -72,21 +51,21 @@ def _check_step_request(own: ClientState, request: Update) -> None:
     batch = getattr(part.state, "rows", None)
     rows, outputs = part.train.rows if batch is None else len(batch), part.setup.outputs
     kind = type(request)
-    for name, disclosed in marked_fields(kind).items():
+    for name, disclosed in messages.marked_fields(kind).items():
         value = getattr(request, name)
         if value is not None and disclosed.is_per_row:
-            check_array(value, name, (rows, None))
+            bounds.check_array(value, name, (rows, None))
             due = (outputs,) if disclosed.what == "signals" else (1, outputs * (outputs + 1) // 2)
             width = value.shape[1]
             if width not in due:
-                raise WrongError(name, f"has {width} numbers a row where {due[-1]} are due")
+                raise bounds.WrongError(name, f"has {width} numbers a row where {due[-1]} are due")
     for name in kind.__struct_fields__:
         value = getattr(request, name)
         if isinstance(value, float) and not math.isfinite(value):
-            raise WrongError(name, "is not finite")
+            raise bounds.WrongError(name, "is not finite")
     next_rows, coefficients = getattr(request, "next_rows", None), getattr(request, "coefficients", None)
     if next_rows is not None:
-        check_row_numbers(next_rows, "next_rows", part.train.rows, least=0)
+        bounds.check_row_numbers(next_rows, "next_rows", part.train.rows, least=0)
     if coefficients is not None:
         _check_coefficients(part, coefficients)
     request.check(outputs, part.setup.clients)
@@ -94,133 +73,137 @@ def _check_step_request(own: ClientState, request: Update) -> None:
 
 def _check_coefficients(part: Part, given: Any) -> None:
     trail = getattr(part.state, "trail", None)
-    check_array(given, "coefficients", (1 if trail is None else 1 + len(trail.constants) + len(trail.earlier),))
+    bounds.check_array(given, "coefficients", (1 if trail is None else 1 + len(trail.constants) + len(trail.earlier),))
 
 
-def _check_step(request: Any, answer: Any, known: Known) -> None:
+def _check_step(request: Any, answer: Any, known: bounds.Known) -> None:
     """An algorithm's step: predictions of the rows that it asked for, or a summand."""
     part = known.part(request)
-    if isinstance(request, Update):
+    if isinstance(request, messages.Update):
         wanted = getattr(request, "next_rows", None)
         part.wanted = part.train if wanted is None else len(wanted)
         part.has_trail = type(request).keeps_trail
-    if isinstance(answer, Partial | Masked):
+    if isinstance(answer, messages.Partial | messages.Masked):
         check_summands(answer, part, "training")
-    elif isinstance(answer, Predictions):
+    elif isinstance(answer, messages.Predictions):
         _check_predictions(answer, part)
     else:
         _check_own(answer)
 
 
-def _check_predictions(answer: Predictions, part: KnownPart) -> None:
+def _check_predictions(answer: messages.Predictions, part: bounds.KnownPart) -> None:
     check_predictions(answer.values, "values", part.wanted, part.outputs)
     products = answer.products
-    check_array(products, "products", (None,), kinds=_FLOATS)
+    bounds.check_array(products, "products", (None,), kinds=_FLOATS)
     if not 0 < products.size <= 100_000:
-        raise WrongError("products", f"are {products.size:,} numbers")
+        raise bounds.WrongError("products", f"are {products.size:,} numbers")
     first = float(products[0])
     if products.size > 1 or not isfinite(first):
-        check_finite(products, "products", diverged=True)
+        bounds.check_finite(products, "products", diverged=True)
     if first < 0:
-        raise WrongError("products", "begin with a negative square")
+        raise bounds.WrongError("products", "begin with a negative square")
     if part.has_trail:
         _check_vectors(products.size, part)
     else:
         due = part.products = part.products or products.size
         if products.size != due:
-            raise WrongError("products", f"are {products.size:,} numbers where they were {due:,} before")
+            raise bounds.WrongError("products", f"are {products.size:,} numbers where they were {due:,} before")
 
 
 def check_predictions(values: Any, name: str, rows: int | None, outputs: int | None) -> None:
-    check_array(values, name, (rows, outputs), kinds=_FLOATS)
-    if values.size and not max(float(values.max()), -float(values.min())) <= LARGEST:  # NaN fails this too
-        raise WrongError(name, "holds numbers that are not finite, or too large to be squared", diverged=True)
+    bounds.check_array(values, name, (rows, outputs), kinds=_FLOATS)
+    if values.size and not max(float(values.max()), -float(values.min())) <= bounds.LARGEST:  # NaN fails this too
+        raise bounds.WrongError(name, "holds numbers that are not finite, or too large to be squared", diverged=True)
 
 
-def _check_vectors(products: int, part: KnownPart) -> None:
+def _check_vectors(products: int, part: bounds.KnownPart) -> None:
     """Inner products of θ, its direction, constants and earlier directions; a round adds one direction at most."""
     count = isqrt(products)
-    require(count * count == products, "products", "are not those of each vector with each")
+    bounds.require(count * count == products, "products", "are not those of each vector with each")
     if part.vectors is None:
         has_constants = part.figures.get("spans_constant", 0.0) > 0
-        require((count > 2) == has_constants, "products", "are of other constants than the part began with")
+        bounds.require((count > 2) == has_constants, "products", "are of other constants than the part began with")
     else:
-        require(part.vectors <= count <= part.vectors + 1, "products", "are of more or fewer vectors than can be")
+        bounds.require(
+            part.vectors <= count <= part.vectors + 1, "products", "are of more or fewer vectors than can be"
+        )
     part.vectors = count
 
 
-def _check_own(answer: Message) -> None:
+def _check_own(answer: messages.Message) -> None:
     """An answer that an algorithm declares itself, which its server half judges: arrays of it hold numbers."""
     for name in answer.__struct_fields__:
         value = getattr(answer, name)
         for values in value if isinstance(value, list) else [value]:
             if isinstance(values, np.ndarray):
-                require(values.dtype.kind in "fiub", name, f"hold elements of type {values.dtype}")
+                bounds.require(values.dtype.kind in "fiub", name, f"hold elements of type {values.dtype}")
 
 
-def check_summands(answer: Any, part: KnownPart, kind: str, due: Shapes | None = None) -> None:
+def check_summands(answer: Any, part: bounds.KnownPart, kind: str, due: Shapes | None = None) -> None:
     """One client's share of a sum, in plain numbers or under masks."""
     part.summed, part.shapes = kind, due
-    if isinstance(answer, Masked):
+    if isinstance(answer, messages.Masked):
         _check_masked(answer, part)
         return
     _check_shapes(answer.values, part, due)
     for values in answer.values:
-        check_finite(values, "values", diverged=True)
+        bounds.check_finite(values, "values", diverged=True)
 
 
-def _check_shapes(values: Any, part: KnownPart, due: Shapes | None) -> None:
+def _check_shapes(values: Any, part: bounds.KnownPart, due: Shapes | None) -> None:
     """As many arrays as were asked for, each of its shape; of an algorithm's step, those that can be."""
     if due is not None:
-        require(len(values) == len(due), "values", f"are {len(values)} arrays where {len(due)} are due")
+        bounds.require(len(values) == len(due), "values", f"are {len(values)} arrays where {len(due)} are due")
         for one, shape in zip(values, due, strict=True):
-            check_array(one, "values", shape)
+            bounds.check_array(one, "values", shape)
         return
-    require(1 <= len(values) <= 3, "values", f"are {len(values)} arrays where one to three are due")
+    bounds.require(1 <= len(values) <= 3, "values", f"are {len(values)} arrays where one to three are due")
     theta = part.shape
     if theta is None:
         return
-    check_array(values[0], "values", theta)
+    bounds.check_array(values[0], "values", theta)
     for more in values[1:]:
         width, outputs = (*theta, 1)[:2]
         triangle, pairs = width * (width + 1) // 2, outputs * (outputs + 1) // 2
         matrices = {(width, width), (1, triangle), (pairs, triangle)}
         fits = more.shape in matrices | {(width, 1), (width, pairs), (0, 0)}
-        require(fits, "values", f"has shape {'×'.join(map(str, more.shape))}, which is no curvature of the part's")
+        bounds.require(
+            fits, "values", f"has shape {'×'.join(map(str, more.shape))}, which is no curvature of the part's"
+        )
 
 
-def _check_masked(answer: Masked, part: KnownPart) -> None:
+def _check_masked(answer: messages.Masked, part: bounds.KnownPart) -> None:
     count = len(answer.kinds)
-    require(len(answer.exponents) == count, "exponents", "are not as many as there are arrays")
-    require(len(answer.scales) in (0, count), "scales", "are not as many as there are arrays")
-    require(len(answer.values) == len(answer.scales), "values", "are not as many as there are scales")
+    bounds.require(len(answer.exponents) == count, "exponents", "are not as many as there are arrays")
+    bounds.require(len(answer.scales) in (0, count), "scales", "are not as many as there are arrays")
+    bounds.require(len(answer.values) == len(answer.scales), "values", "are not as many as there are scales")
     for values in answer.values:
-        require(values.dtype == np.int64, "values", f"hold elements of type {values.dtype}")
+        bounds.require(values.dtype == np.int64, "values", f"hold elements of type {values.dtype}")
     due = part.shapes
-    require(
+    bounds.require(
         due is None or count == len(due), "kinds", f"are {count} arrays where {0 if due is None else len(due)} are due"
     )
     if answer.scales:
         named = part.scales.get(part.summed, [])[:count]
-        require(answer.scales == named, "scales", "are not those that were named")
+        bounds.require(answer.scales == named, "scales", "are not those that were named")
         _check_shapes(answer.values, part, due)
 
 
-def _take_step(own: ClientState, request: Any) -> Message:
+def _take_step(own: ClientState, request: Any) -> messages.Message:
     part = own.started(request)
     assert part.setup is not None
     if part.kept is not None and part.kept.is_restored:
         raise TransportError("training is over: the part's best parameters were restored")
-    if part.sealing is not None and isinstance(request, Combined):
+    if part.sealing is not None and isinstance(request, messages.Combined):
         part.sealing.rescale(request.scales)
     algorithm = algorithm_of(part.options)
-    if not isinstance(request, (*algorithm.requests, Combined, Move)):
+    if not isinstance(request, (*algorithm.requests, messages.Combined, messages.Move)):
         raise TransportError(f"a {type(request).__name__} does not belong to algorithm {algorithm.name}")
     count_batch(own, part, request)
     part.state, answer = algorithm.step(part.setup, part.options, part.state, request)
-    if isinstance(answer, Partial):
+    if isinstance(answer, messages.Partial):
         return part.sealed(answer, "training")
-    if isinstance(answer, Predictions):
+    if isinstance(answer, messages.Predictions):
         return replace(answer, values=release_predictions(own, part, answer.values))
     return answer
 
@@ -261,30 +244,30 @@ def _check_rate(part: Part, rows: RowNumbers | None) -> None:
         )
 
 
-def _enforce_combined(job: JobUnderContract, request: Combined) -> None:
+def _enforce_combined(job: JobUnderContract, request: messages.Combined) -> None:
     part = job.started(request.part)
     part.count("combine", part.asked["step"] * part.allowed.inner)
 
 
-def _check_combined_request(own: ClientState, request: Combined) -> None:
+def _check_combined_request(own: ClientState, request: messages.Combined) -> None:
     theta = own.started(request).state.theta
-    check_array(request.values[0], "values", theta.shape)
+    bounds.check_array(request.values[0], "values", theta.shape)
     for more in request.values[1:]:
-        check_array(more, "values", (0, 0))
+        bounds.check_array(more, "values", (0, 0))
 
 
-def _check_combined(request: Combined, answer: Any, known: Known) -> None:
+def _check_combined(request: messages.Combined, answer: Any, known: bounds.Known) -> None:
     if request.scales:
         known.part(request).scales["training"] = list(request.scales)
     _check_step(request, answer, known)
 
 
-def _enforce_move(job: JobUnderContract, request: Move) -> None:
+def _enforce_move(job: JobUnderContract, request: messages.Move) -> None:
     part = job.started(request.part)
     part.count("settle", part.asked["step"] + 1)
 
 
-def _check_move_request(own: ClientState, request: Move) -> None:
+def _check_move_request(own: ClientState, request: messages.Move) -> None:
     _check_coefficients(own.started(request), request.coefficients)
 
 
@@ -295,14 +278,14 @@ def _enforce_seal(job: JobUnderContract, request: Seal) -> None:
     part.count("seal", 2 * sums + 2)
 
 
-def _check_sealed(request: Seal, answer: Masked, known: Known) -> None:
+def _check_sealed(request: Seal, answer: messages.Masked, known: bounds.Known) -> None:
     part = known.part(request)
     part.scales[part.summed] = list(request.scales)
     _check_masked(answer, part)
 
 
 @Rules(WITH_STATISTICS, permit=STARTED, enforce=_enforce_seal, check_answer=_check_sealed)
-def _seal(own: ClientState, request: Seal) -> Masked:
+def _seal(own: ClientState, request: Seal) -> messages.Masked:
     part = own.part(request)
     if part.sealing is None:
         raise TransportError("this part's sums are not masked")
@@ -318,9 +301,15 @@ _COMBINED = dataclasses.replace(
 _MOVE = Rules(TRAINING, permit=STARTED, enforce=_enforce_move, check_request=_check_move_request)
 
 
-def update_exchange(request: type[Message], *answers: type[Message], rules: Rules = _STEP) -> Exchange:
+def update_exchange(
+    request: type[messages.Message], *answers: type[messages.Message], rules: Rules = _STEP
+) -> Exchange:
     """The exchange of an algorithm's own update; `answers`: those of this algorithm only."""
-    return rules.over(request, (Predictions, Partial, Masked, *answers), _take_step)
+    return rules.over(request, (messages.Predictions, messages.Partial, messages.Masked, *answers), _take_step)
 
 
-EXCHANGES = (update_exchange(Combined, rules=_COMBINED), _MOVE.over(Move, (Done,), _take_step), _seal)
+EXCHANGES = (
+    update_exchange(messages.Combined, rules=_COMBINED),
+    _MOVE.over(messages.Move, (messages.Done,), _take_step),
+    _seal,
+)

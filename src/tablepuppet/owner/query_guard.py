@@ -26,21 +26,9 @@ from sqlglot import exp
 from tablepuppet.errors import PolicyError, SourceError, did_you_mean
 from tablepuppet.owner.group_sums import Partials
 from tablepuppet.protocol.columns import ColumnInfo
-from tablepuppet.sources import duckdb_source
+from tablepuppet.sources import duckdb_source, guard
 from tablepuppet.sources.cutoffs import CUTOFF, CUTOFFS
 from tablepuppet.sources.grouped_queries import GROUPS, UnmergeableError, source_of, split_groups
-from tablepuppet.sources.guard import (
-    FUNCTIONS,
-    MAX_DEPTH,
-    MAX_LENGTH,
-    QUERY_NODES,
-    Costs,
-    check_call,
-    parse_tree,
-    refused,
-    walk,
-    write_sql,
-)
 from tablepuppet.sources.lineage import Lineage, trace
 from tablepuppet.sources.source import Source
 from tablepuppet.sources.total import TotalSource, make_total
@@ -73,18 +61,18 @@ def check_query(sql: str, tables: Mapping[str, Sequence[str]], *, has_cutoffs: b
     >>> check_query("SELECT k, avg(x) AS m FROM t GROUP BY k", {"t": ["k", "x", "z"]}).reads
     {'t': ('k', 'x')}
     """
-    if len(sql) > MAX_LENGTH:
-        raise refused(_WHAT, f"it is {len(sql):,} characters long; at most {MAX_LENGTH:,} are allowed")
+    if len(sql) > guard.MAX_LENGTH:
+        raise guard.refused(_WHAT, f"it is {len(sql):,} characters long; at most {guard.MAX_LENGTH:,} are allowed")
     try:
-        tree = parse_tree(sql, exp.Query, _WHAT)
+        tree = guard.parse_tree(sql, exp.Query, _WHAT)
         local = {cte.alias.lower() for cte in tree.find_all(exp.CTE)}
         tables = {**tables, CUTOFFS: [CUTOFF]} if has_cutoffs else tables
         names = {name.lower(): name for name in tables}
         used: dict[str, str] = {}
-        nodes, costs = 0, Costs(_WHAT)
-        for node, depth in walk(tree):
-            if depth > MAX_DEPTH:
-                raise refused(_WHAT, "it is nested too deeply; write it more simply")
+        nodes, costs = 0, guard.Costs(_WHAT)
+        for node, depth in guard.walk(tree):
+            if depth > guard.MAX_DEPTH:
+                raise guard.refused(_WHAT, "it is nested too deeply; write it more simply")
             _check_node(node)
             costs.see(node)
             if isinstance(node, exp.Table):
@@ -92,24 +80,24 @@ def check_query(sql: str, tables: Mapping[str, Sequence[str]], *, has_cutoffs: b
             nodes += 1
         _check_names(tree, [column for name in used.values() for column in tables[name]])
         reads = {name: _read(tree, tables[name]) for name in used.values() if name != CUTOFFS}
-        return CheckedQuery(write_sql(tree, 10 * nodes + 100, _WHAT), reads)
+        return CheckedQuery(guard.write_sql(tree, 10 * nodes + 100, _WHAT), reads)
     except RecursionError:
-        raise refused(_WHAT, "it is nested too deeply; write it more simply") from None
+        raise guard.refused(_WHAT, "it is nested too deeply; write it more simply") from None
 
 
 def _check_node(node: exp.Expr) -> None:
     kind = type(node)
     if kind is exp.Anonymous:
-        if node.name.lower() not in FUNCTIONS:
-            raise refused(_WHAT, f"the function {node.name.lower()} is not on the list of safe functions")
-    elif kind not in QUERY_NODES:
-        raise refused(_WHAT, f"it contains {kind.__name__.upper()}, which is not on the list of what is run")
+        if node.name.lower() not in guard.FUNCTIONS:
+            raise guard.refused(_WHAT, f"the function {node.name.lower()} is not on the list of safe functions")
+    elif kind not in guard.QUERY_NODES:
+        raise guard.refused(_WHAT, f"it contains {kind.__name__.upper()}, which is not on the list of what is run")
     elif kind is exp.With and node.args.get("recursive"):
-        raise refused(_WHAT, "WITH RECURSIVE is not run")
+        raise guard.refused(_WHAT, "WITH RECURSIVE is not run")
     elif kind is exp.Column and node.args.get("db") is not None:
-        raise refused(_WHAT, f"the column {node.name!r} carries the name of a schema; write alias.column")
+        raise guard.refused(_WHAT, f"the column {node.name!r} carries the name of a schema; write alias.column")
     else:
-        check_call(node, _WHAT)
+        guard.check_call(node, _WHAT)
 
 
 def _check_table(node: exp.Table, names: Mapping[str, str], local: set[str], used: dict[str, str]) -> None:
@@ -117,7 +105,7 @@ def _check_table(node: exp.Table, names: Mapping[str, str], local: set[str], use
     if not isinstance(node.this, exp.Identifier) or any(
         value for key, value in node.args.items() if key not in ("this", "alias", "joins")
     ):
-        raise refused(_WHAT, "FROM takes names of this client's tables, and nothing else")
+        raise guard.refused(_WHAT, "FROM takes names of this client's tables, and nothing else")
     name = node.name.lower()
     if name in names:
         used[name] = names[name]
@@ -132,7 +120,7 @@ def _check_names(tree: exp.Expr, columns: Sequence[str]) -> None:
     for column in tree.find_all(exp.Column):
         if isinstance(column.this, exp.Identifier) and column.name.lower() not in known:
             hint = did_you_mean(column.name, list(columns))
-            raise refused(_WHAT, f"none of its tables has a column {column.name}. {hint}")
+            raise guard.refused(_WHAT, f"none of its tables has a column {column.name}. {hint}")
 
 
 def _read(tree: exp.Expr, columns: Sequence[str]) -> tuple[str, ...]:

@@ -24,26 +24,9 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import RowNumbers
 from tablepuppet.errors import SourceError, TransportError
+from tablepuppet.owner import row_sets, singling_out
 from tablepuppet.owner.group_sums import Partials
 from tablepuppet.owner.query_guard import CheckedQuery, DerivedSource, MergedSource, check_query, partials_of
-from tablepuppet.owner.row_sets import (
-    count_equal_before,
-    identity_expressions,
-    in_order,
-    order_bits,
-    row_ids,
-    row_keys,
-    whole_rows,
-)
-from tablepuppet.owner.singling_out import (
-    Condition,
-    conditions_of,
-    conditions_of_query,
-    expressions_of_query,
-    few_match,
-    joins_of_query,
-    singles_out,
-)
 from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.sources.columns import absent_value, holds_of, in_another_order
 from tablepuppet.sources.duckdb_source import absent_row, quote_name
@@ -96,17 +79,17 @@ class TableConditions:
 
     table: str
     source: Source
-    conditions: tuple[Condition, ...]
+    conditions: tuple[singling_out.Condition, ...]
     filter: str | None
     row_key: str | None = None  # the column that identifies rows
     subject: str | None = None  # the column of their subjects
 
     def read(self) -> tuple[NDArray[np.uint64], list[NDArray[np.bool_]], NDArray[np.bool_] | None]:
         """The keys of all rows, where each condition holds, and where the filter does."""
-        whole = whole_rows(self.source, key=self.subject or self.row_key)
+        whole = row_sets.whole_rows(self.source, key=self.subject or self.row_key)
         asked = [condition.text for condition in self.conditions] + ([] if self.filter is None else [self.filter])
         rows = self.source.read((*whole, *asked), None)
-        keys = row_keys(rows.select(range(len(whole))), is_key=self.subject is not None)
+        keys = row_sets.row_keys(rows.select(range(len(whole))), is_key=self.subject is not None)
         holds = [holds_of(rows.column(len(whole) + number)) for number in range(len(asked))]
         return keys, holds[: len(self.conditions)], None if self.filter is None else holds[-1]
 
@@ -183,7 +166,7 @@ class Scan:
         """For each row, its position at the owner; None: the same. It is computed again after it was freed."""
         with self.lock:
             if self._order is None and self._bits is not None:
-                self._order = in_order(self._bits())
+                self._order = row_sets.in_order(self._bits())
             return self._order
 
     def shuffle(self, key: bytes, seed: int, offset: int, *, wants_bits: bool) -> NDArray[np.int64] | None:
@@ -191,8 +174,8 @@ class Scan:
         with self.lock:
             if self._bits is not None:
                 raise TransportError(f"a scan of {self.table} is in an order already; open it again")
-            self._bits = partial(order_bits, key, self.name, seed, offset, self.rows().num_rows)
-            order = self._order = in_order(self._bits())
+            self._bits = partial(row_sets.order_bits, key, self.name, seed, offset, self.rows().num_rows)
+            order = self._order = row_sets.in_order(self._bits())
             shown = (self._bits()[order] ^ np.uint64(1 << 63)).view(np.int64) if wants_bits else None
             self._put_in_order()
             self._ids = None if self._ids is None else self._ids[order]
@@ -245,12 +228,12 @@ class Scan:
         that leave under noise, and may compare anything."""
         texts = [(text, number in predicates) for number, text in enumerate(self.expressions) if number not in noisy]
         texts += [] if self.filter is None else [(self.filter, True)]
-        own = [c for text, whole in texts for c in conditions_of(text, is_predicate=whole)]
+        own = [c for text, whole in texts for c in singling_out.conditions_of(text, is_predicate=whole)]
         found = [
             TableConditions(self.table, self.source, tuple(dict.fromkeys(own)), self.filter, self.row_key, self.subject)
         ]
         if self.query is not None and not noisy:
-            for table, inner in conditions_of_query(self.query.text, self.query.reads).items():
+            for table, inner in singling_out.conditions_of_query(self.query.text, self.query.reads).items():
                 found.append(TableConditions(table, self.base[table], tuple(inner), None, self.row_keys_of.get(table)))
         return found
 
@@ -263,13 +246,13 @@ class Scan:
         """The tables of which some expressions, or the query, reveal fewer than `least` rows."""
         with self.lock:
             asked = [self.expressions[number] for number in numbers]
-            found = [self.table] if singles_out(self.source, asked, self.filter, least) else []
+            found = [self.table] if singling_out.singles_out(self.source, asked, self.filter, least) else []
             if self.query is not None:
-                for table, inner in expressions_of_query(self.query.text, self.query.reads).items():
-                    found += [table] if singles_out(self.base[table], inner, None, least) else []
-                for (left, ours), (right, theirs) in joins_of_query(self.query.text, self.query.reads):
+                for table, inner in singling_out.expressions_of_query(self.query.text, self.query.reads).items():
+                    found += [table] if singling_out.singles_out(self.base[table], inner, None, least) else []
+                for (left, ours), (right, theirs) in singling_out.joins_of_query(self.query.text, self.query.reads):
                     pair = [self.base[t].read([quote_name(c)], None) for t, c in ((left, ours), (right, theirs))]
-                    found += [left] if few_match(pair[0].column(0), pair[1].column(0), least) else []
+                    found += [left] if singling_out.few_match(pair[0].column(0), pair[1].column(0), least) else []
             return found
 
     def use(self) -> ScanUse:
@@ -303,9 +286,9 @@ class Scan:
             if self.row_key is not None:
                 return f"key {self.row_key}"
             if self._content is None:
-                texts = identity_expressions(self.source)
+                texts = row_sets.identity_expressions(self.source)
                 rows = self.source.read(texts, None).select(range(len(texts)))
-                self._content = int(row_ids(rows).sum(dtype=np.uint64))
+                self._content = int(row_sets.row_ids(rows).sum(dtype=np.uint64))
             return f"rows {self._content:016x}"
 
     @property
@@ -326,19 +309,21 @@ class Scan:
 
     def beyond_subject_rows(self, rows: RowNumbers, most: int) -> NDArray[np.bool_]:
         """Marks the rows that come after `most` others about the same subject, in the order in which they are shown."""
-        return count_equal_before(self.row_keys()[rows][:, None]) >= most
+        return row_sets.count_equal_before(self.row_keys()[rows][:, None]) >= most
 
     def _read(self) -> None:
-        whole = identity_expressions(self.source, self.row_key) if self.is_identified else ()
-        raw = whole_rows(self.source, key=self.subject or self.row_key) if self.is_keyed else ()
+        whole = row_sets.identity_expressions(self.source, self.row_key) if self.is_identified else ()
+        raw = row_sets.whole_rows(self.source, key=self.subject or self.row_key) if self.is_keyed else ()
         asked = (*self.expressions, *whole)
         asked += tuple(text for text in raw if text not in asked)
         rows = self.source.read(asked, self.filter)
         kept = len(self.expressions)
         if self.is_identified:
-            self._ids = row_ids(rows.select(range(kept, kept + len(whole))), is_key=self.row_key is not None)
+            self._ids = row_sets.row_ids(rows.select(range(kept, kept + len(whole))), is_key=self.row_key is not None)
         if self.is_keyed:
-            self._keys = row_keys(rows.select([asked.index(text) for text in raw]), is_key=self.subject is not None)
+            self._keys = row_sets.row_keys(
+                rows.select([asked.index(text) for text in raw]), is_key=self.subject is not None
+            )
         self._rows = rows.select(range(kept))
 
     def _read_again(self) -> None:

@@ -33,15 +33,6 @@ from tablepuppet.errors import SourceError
 from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.sources import duckdb_source
 from tablepuppet.sources.adbc import DRIVERS, Adbc, SQLite
-from tablepuppet.sources.duckdb_source import (
-    MOST_HELD,
-    RELATION,
-    DuckSource,
-    create_source,
-    literal,
-    quote_name,
-    reason,
-)
 from tablepuppet.sources.files import STORES, WEB, open_remote
 from tablepuppet.sources.memory import check_names, open_memory
 from tablepuppet.sources.mysql import MySQL
@@ -237,7 +228,7 @@ _DRIVERS: Final[Mapping[str, Callable[[SourceSpec, str, str], Driver]]] = {
 class DuckFile:
     """A table of an owner's DuckDB file. Whoever has it open keeps writers out: it is open while it is read."""
 
-    def __init__(self, name: str, open_file: Callable[[], DuckSource]) -> None:
+    def __init__(self, name: str, open_file: Callable[[], duckdb_source.DuckSource]) -> None:
         self._name, self._open_file = name, open_file
         with closing(open_file()) as opened:
             self._columns = opened.describe()
@@ -251,7 +242,7 @@ class DuckFile:
 
     def read(self, expressions: Sequence[str], filter: str | None) -> pa.Table:
         with self._open_for_reading() as opened:
-            return opened.read(expressions, filter, MOST_HELD)
+            return opened.read(expressions, filter, duckdb_source.MOST_HELD)
 
     def stamp(self) -> str | None:
         return None
@@ -260,7 +251,7 @@ class DuckFile:
         """It is open while it is read, and then only."""
 
     @contextmanager
-    def _open_for_reading(self) -> Iterator[DuckSource]:
+    def _open_for_reading(self) -> Iterator[duckdb_source.DuckSource]:
         try:
             opened = self._open_file()
         except SourceError as error:
@@ -273,9 +264,10 @@ class DuckFile:
 
 def from_database(name: str, file: str, table: str) -> DuckFile:
     """A source over a table (`table` or `schema.table`) of a DuckDB file, which is opened for reading only."""
-    qualified = ".".join(quote_name(part) for part in table.split("."))
-    create = f"ATTACH {literal(file)} AS owner (READ_ONLY); CREATE VIEW {RELATION} AS SELECT * FROM owner.{qualified}"
-    return DuckFile(name, lambda: create_source(name, create, [file], [file]))
+    qualified = ".".join(duckdb_source.quote_name(part) for part in table.split("."))
+    view = f"CREATE VIEW {duckdb_source.RELATION} AS SELECT * FROM owner.{qualified}"
+    create = f"ATTACH {duckdb_source.literal(file)} AS owner (READ_ONLY); {view}"
+    return DuckFile(name, lambda: duckdb_source.create_source(name, create, [file], [file]))
 
 
 def run_in_database(name: str, file: str, query: str) -> pa.Table:
@@ -284,4 +276,4 @@ def run_in_database(name: str, file: str, query: str) -> pa.Table:
         with duckdb.connect(file, read_only=True) as connection:
             return connection.sql(query).to_arrow_table()
     except duckdb.Error as error:
-        raise SourceError(f"table {name}: {reason(error)}") from None
+        raise SourceError(f"table {name}: {duckdb_source.reason(error)}") from None

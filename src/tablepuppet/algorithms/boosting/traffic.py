@@ -5,7 +5,7 @@ known by now. After K wishes S·(1 − e^(−K/S)) of them are revealed; a tree 
 block that has revealed everything is not asked any more. Two things are unknown before training: when a tree first
 splits by a weak column, and how many values an integer or a string has. So the chance that a block is asked falls
 gradually, not at some tree. A column's kind decides how likely it is weak: likely with two values, unlikely with many.
-The constants were measured in runs (docs/decisions/0120-a-column-is-told-once.md).
+The constants were measured in runs (docs/decisions/0120-a-column-is-disclosed-once.md).
 """
 
 from __future__ import annotations

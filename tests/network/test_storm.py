@@ -139,6 +139,8 @@ def weather(folder: Path, network: BadNetwork, *, algorithm: str, **options: Any
     "options",
     [
         {"algorithm": "newton"},
+        {"algorithm": "newton", "walk": "factorised"},
+        {"algorithm": "newton", "walk": "drawn", "max_joined_rows": 100},
         {"algorithm": "admm", "epochs": 3},
         {"algorithm": "sgd", "batch_size": 100, "epochs": 3, "learning_rate": 0.1},
         {"algorithm": "vfl-sgd", "batch_size": 200, "epochs": 2, "learning_rate": 0.1},

@@ -45,6 +45,24 @@ def test_sums_over_a_tree_are_the_same_over_processes(parties: Parties, local: t
     assert apart.metrics["test"] == pytest.approx(rows.metrics["test"], rel=1e-6)
 
 
+@pytest.mark.parametrize("given", [{"walk": "factorised"}, {"walk": "drawn", "max_joined_rows": 2000}])
+def test_a_killed_server_resumes_with_the_same_bits(
+    parties: Parties, local: tp.Federation, given: dict[str, Any]
+) -> None:
+    query, kills = QUERY.format("z", "y"), [lambda: parties.restart("server")]
+    log = parties.folder / "server.log"
+    before = len(log.read_text())
+
+    def on_round(event: Any) -> None:
+        if event.round > 1 and kills:
+            kills.pop()()
+
+    apart = parties.connect().train(query, label="y", on_round=on_round, **given)
+    parties.await_clients()
+    assert "goes on from its journal" in log.read_text()[before:]
+    assert_same(apart, local.train(query, label="y", **given))
+
+
 def test_drawn_rows_are_the_same_over_processes(parties: Parties, local: tp.Federation) -> None:
     given: dict[str, Any] = {"label": "y", "walk": "drawn", "max_joined_rows": 2000, "algorithm": "sgd", "epochs": 2}
     query = QUERY.format("z", "y")

@@ -319,3 +319,16 @@ def test_a_repeated_job_sends_the_same_noisy_labels() -> None:
         first, second = (joined_rows(federation, run.plan.job).mapping.train.labels for run in runs)
     assert (first == second).all()
     assert runs[0].objective == runs[1].objective
+
+
+@pytest.mark.parametrize("classes", [2, 10])
+def test_a_class_that_noise_leaves_fewer_than_no_rows_sends_no_intercept_to_infinity(classes: int) -> None:
+    random = np.random.default_rng(0)
+    rare = np.where(random.random(200) < 0.97, 0, random.integers(0, classes, 200))
+    table = pa.table({"x": random.normal(size=200), "y": [f"c{c}" for c in rare]})
+    with tp.Federation({"people": table}) as federation:
+        result = federation.train(
+            "SELECT x, y FROM people", label="y", algorithm="newton", l2=1.0, privacy={"label": {"epsilon": 0.1}}
+        )
+    assert abs(result.objective) < 1e5
+    assert max(float(np.abs(block.theta).max()) for block in result.model.blocks) < 1e4

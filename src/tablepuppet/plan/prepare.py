@@ -32,6 +32,7 @@ from tablepuppet.models.losses import LabelFacts, Loss, Squared, usual_loss
 from tablepuppet.plan.analyst import AnalystNoise, NoisySizes
 from tablepuppet.plan.disclosure import check_custody
 from tablepuppet.plan.plan import Plan
+from tablepuppet.privacy.labels import Channel
 from tablepuppet.privacy.options import Rounding
 from tablepuppet.protocol.columns import Encoder, NumberEncoder
 from tablepuppet.sources.columns import NUMBER_KINDS
@@ -114,8 +115,10 @@ def _unbias_labels(mapping: TableMapping, loss: Loss) -> TableMapping:
     channel = mapping.label.channel
     if channel is None or loss.label_noise == "targets":
         return mapping
+    moved = _targets(mapping, channel)[1, 1] - channel.targets(2)[1, 1] if mapping.label.classes else 0.0
     train, validation, test = (
-        side.with_labels(channel.unbiased(side.labels)) for side in (mapping.train, mapping.validation, mapping.test)
+        side.with_labels(channel.unbiased(side.labels) + moved)
+        for side in (mapping.train, mapping.validation, mapping.test)
     )
     return replace(mapping, train=train, validation=validation, test=test)
 
@@ -162,8 +165,7 @@ def _loss(job: Job, mapping: TableMapping) -> Loss:
 def _label_facts(kind: type[Loss], mapping: TableMapping) -> LabelFacts:
     classes, channel = len(mapping.label.classes), mapping.label.channel
     if classes:
-        targets = None if channel is None else channel.targets(classes)
-        return LabelFacts(classes, targets=targets)
+        return LabelFacts(classes, targets=None if channel is None else _targets(mapping, channel))
     if kind.is_quadratic:  # for any labels
         return LabelFacts()
     train = mapping.train
@@ -173,6 +175,20 @@ def _label_facts(kind: type[Loss], mapping: TableMapping) -> LabelFacts:
     values, inverse = np.unique(labels, return_inverse=True)
     shares = np.bincount(inverse, counts[occurs], len(values)) / max(1, int(counts.sum()))
     return LabelFacts(0, values, shares)
+
+
+def _targets(mapping: TableMapping, channel: Channel) -> Array:
+    """A class's target, by the class that was seen. A class whose estimated share of training rows is below 0 gets half
+    a row's: else the loss has no least value, and an intercept goes to infinity."""
+    counts, classes = mapping.train.label_counts(), len(mapping.label.classes)
+    occurs, rows = counts > 0, max(1, int(counts.sum()))
+    targets = channel.targets(classes)
+    seen = np.bincount(mapping.train.labels[occurs].astype(np.intp), counts[occurs], classes) / rows
+    shares, least = seen @ targets, 0.5 / rows
+    if shares.min() >= least or 2 * least * classes > 1:
+        return targets
+    kept = np.maximum(shares - least, 0.0)
+    return np.asarray(targets + least + kept * (1 - classes * least) / kept.sum() - shares)
 
 
 def add_weights(mapping: TableMapping, job: Job) -> TableMapping:

@@ -18,8 +18,11 @@ SEED ?=
 
 INSTALL := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq install
 PIP := $(INSTALL) -c constraints.txt
-PYTEST := $(BIN)/python -m pytest -q -n auto --dist worksteal
+# Workers fill the cores: a second thread of linear algebra only waits for its turn, and burns a core meanwhile.
+PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q --dist worksteal
 WORKERS := $(shell expr $$(nproc) + 1)# one more than cores: tests of networks wait
+COVERAGE ?=# options of pytest-cov, which nightly gives
+unexport PYTHONDONTWRITEBYTECODE # tests start hundreds of processes, and each would compile the package again
 SOURCES := $(foreach d,src tests examples evaluation benchmarks tools,$(if $(wildcard $(d)/*.py $(d)/*/*.py),$(d)))
 
 .PHONY: help demo test check rules types check-install docs wheel nightly test-all bench evaluation fmt clean
@@ -33,7 +36,7 @@ demo: $(VENV)/.demo ## train on New York's flights of 2013: sixteen airlines, th
 # mypy takes one core for a minute; the tests begin meanwhile.
 test: rules ## check, doctests, quick tests and examples (less than eight minutes on two cores)
 	@echo "mypy: checking types"; $(BIN)/mypy $(SOURCES) & types=$$!; \
-		$(PYTEST) -n $(WORKERS) -m "not slow and not root and not network" && passed=1 || passed=; \
+		$(PYTEST) -n $(WORKERS) $(COVERAGE) -m "not slow and not root and not network" && passed=1 || passed=; \
 		wait $$types && test -n "$$passed"
 
 check: rules types ## format, lint, types and import rules
@@ -52,7 +55,7 @@ check-install: ## make demo as on a new machine: fresh clone of HEAD, oldest pip
 	@tools/check_install.sh "$(PYTHON)" $(FLIGHTS)
 
 test-all: check ## make test and the slow tests, with coverage
-	@$(PYTEST) -m "not root and not network" --cov --cov-report=term
+	@$(PYTEST) -n $(WORKERS) -m "not root and not network" --cov --cov-report=term
 
 docs: $(VENV)/.dev ## check prose, spelling and generated tables, and build the site into build/site; a broken link is an error
 	@$(BIN)/python tools/check_prose.py

@@ -18,7 +18,7 @@ __all__ = ["mysql", "postgres"]
 
 # No deadline: no test of ours asserts wall-clock time. `make test` takes quick, `make nightly` thorough, and
 # HYPOTHESIS_PROFILE=explore looks for new counter-examples.
-settings.register_profile("quick", deadline=None, derandomize=True, max_examples=20)
+settings.register_profile("quick", deadline=None, derandomize=True, max_examples=10)
 settings.register_profile("thorough", deadline=None, derandomize=True, max_examples=100)
 settings.register_profile("explore", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))

@@ -28,7 +28,6 @@ def labels(loss: Loss, rows: int, chance: np.random.Generator) -> Any:
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
-@settings(max_examples=15, deadline=None)
 @given(move=st.floats(0.01, 5), seed=st.integers(0, 10**6))
 def test_a_slope_changes_no_more_than_its_loss_says(loss: Loss, move: float, seed: int) -> None:
     chance = np.random.default_rng(seed)
@@ -41,7 +40,6 @@ def test_a_slope_changes_no_more_than_its_loss_says(loss: Loss, move: float, see
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
-@settings(max_examples=15, deadline=None)
 @given(
     move=st.floats(0.01, 3),
     rho=st.floats(0.02, 5),
@@ -82,7 +80,7 @@ def test_the_signal_of_admm_changes_no_more_than_it_says_in_any_round(
         assert np.linalg.norm(first - second, axis=1).max() <= allowed * (1 + 1e-6)
 
 
-@settings(max_examples=40)
+@settings(max_examples=2 * settings().max_examples)
 @given(clip=st.floats(0.1, 5), reach=st.floats(0.1, 5), seed=st.integers(0, 10**6))
 def test_a_rows_share_moves_with_its_signal_by_at_most_the_reach(clip: float, reach: float, seed: int) -> None:
     chance = np.random.default_rng(seed)

@@ -86,7 +86,7 @@ def check_stability(source: str, t: list[tuple[int | None, ...]], u: list[tuple[
 
 
 @given(sources(), rows_of("k", "g", "x"), rows_of("k", "y"))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=2 * settings().max_examples, deadline=None)
 def test_one_base_row_changes_no_more_rows_than_stated(source: str, t: list, u: list) -> None:  # type: ignore[type-arg]
     check_stability(source, t, u)
 

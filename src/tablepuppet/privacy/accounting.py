@@ -162,16 +162,17 @@ def gaussian_noise(epsilon: float, delta: float, steps: int, probability: float)
     return composed_noise(epsilon, delta, (Mechanism(1.0, steps, probability),))
 
 
+@lru_cache(maxsize=256)
 def rough_noise(epsilon: float, delta: float, mechanisms: tuple[Mechanism, ...]) -> float:
-    """About how many times the noise is enough, in milliseconds."""
+    """About how many times the noise is enough, in a tenth of a second. A server and its clients ask the same."""
     return _least(lambda noise: _rough(tuple(m.scaled(noise) for m in mechanisms), delta) > epsilon)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def composed_noise(epsilon: float, delta: float, mechanisms: tuple[Mechanism, ...]) -> float:
     """The factor by which the noise of the mechanisms, all of them on the same rows, is just enough.
 
-    Rényi's bound takes milliseconds and starts the search. A few privacy loss distributions near the answer then
+    Rényi's bound takes a tenth of a second and starts the search. A few privacy loss distributions near the answer then
     decide.
     """
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.algorithms.boosting.joins import Block, Join, book_of, draw_join, splits_by_path, train
@@ -92,7 +92,6 @@ def test_leaves_are_those_of_the_materialised_join(seed: int) -> None:
         assert max(block.told for block in server.blocks) <= options.max_splits
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32))
 def test_splits_follow_from_the_seed_and_neither_from_labels_nor_from_owners(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -64,7 +64,6 @@ def test_strict_trees_equal_the_centralised_ones_split_for_split(seed: int) -> N
     _assert_exact(join, options, seed % 1000)
 
 
-@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**32))
 def test_trees_are_the_same_where_clients_have_nothing_more_to_tell(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -113,7 +112,7 @@ def _assert_exact(join: Join, options: Boosting, seed: int) -> BoostingServer:
     return server
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=2 * settings().max_examples, deadline=None)
 @given(st.integers(0, 2**32))
 def test_held_out_rows_follow_the_trees_by_their_own_bits(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -146,7 +145,6 @@ def test_no_client_tells_more_keys_than_max_splits() -> None:
     assert max(known.told for known in unlimited.blocks) > 3
 
 
-@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**32))
 def test_clients_of_a_table_give_the_trees_of_one(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,18 +25,17 @@ from tablepuppet.join.duckdb_join import Counts, Marks, Use
 from tablepuppet.join.keys import ScanKeys
 from tablepuppet.sizes import JOINED_ROWS_PER_PIECE, ROWS_IN_CACHE
 from tablepuppet.sql.bound import Branch
-from tablepuppet.threads import parallel_for, pool
+from tablepuppet.threads import pool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Edge:
-    """A relation, and how its parent's rows find rows in it; the parent's row −1 finds none."""
+    """A relation, and how its parent's rows find rows in it: by groups of rows with the same key."""
 
     parent: int
     relation: int
     is_outer: bool
-    only: RowNumbers | None  # for each row of the parent (and −1) its one row here, or −1; None: there may be several
-    group: RowNumbers  # where there may be several: the group that each row of the parent (and −1) finds
+    group: RowNumbers  # that each row of the parent finds; at the end that of row −1, which finds none
     starts: RowNumbers  # of each group in `grouped`, and the end; the last group is empty
     grouped: RowNumbers  # rows here, group by group, in order within a group; then −1
 
@@ -54,7 +53,7 @@ class TreeJoin:
     root: int
     order: RowNumbers  # the root's rows
     edges: tuple[Edge, ...]  # parents first
-    below: tuple[Array | None, ...]  # for each row of each relation (and −1) the joined rows below it; None: one each
+    below: tuple[Array, ...]  # for each row of each relation (and −1) the joined rows below it
 
     @classmethod
     def of(cls, branch: Branch, keys: Sequence[ScanKeys], *, in_any_order: bool = False) -> TreeJoin | None:
@@ -64,51 +63,39 @@ class TreeJoin:
         if tree is None or not all(scan.is_numbered for scan in own):
             return None
         edges = tuple(
-            _anti_edge(parent, relation, kind == "not in", columns, own)
-            if kind in ("anti", "not in")
-            else _semi_edge(parent, relation, columns, own)
-            if kind == "semi"
-            else _edge(parent, relation, kind == "left", columns, own)
+            _edge(own[parent], own[relation], parent, relation, kind, columns)
             for relation, (parent, kind, columns) in tree.items()
         )
         root = branch.label_relation
         lookups = {join.relation for join in branch.joins if join.is_lookup}
         sizes = tuple(1 if relation in lookups else scan.rows for relation, scan in enumerate(own))
-        return cls(sizes, root, _in_order(own[root]), edges, _below(root, edges, sizes))
+        return cls(sizes, root, _in_order(own[root]), edges, _below(edges, sizes))
 
     def count(self) -> int:
         """N."""
-        below = self.below[self.root]
-        return len(self.order) if below is None else int(below[:-1].sum())
+        return int(self.below[self.root][:-1].sum())
 
     def side(self, marks: Marks | None) -> TreeSide:
         """The joined rows whose row of the root is marked; None: all."""
-        if marks is None or bool(marks.all()):
-            return TreeSide.of(self, self.order)
-        return TreeSide.of(self, self.order[marks[self.order]] if marks.any() else self.order[:0])
+        roots = self.order if marks is None else self.order[marks[self.order]]
+        found = self.below[self.root][roots]
+        return TreeSide(self, roots, np.cumsum(found, dtype=np.int32 if found.sum() < 2**31 else np.int64))
 
     def expand(self, rows: RowNumbers) -> dict[int, RowNumbers]:
         """All joined rows of some rows of the root."""
         found = {self.root: rows}
         for edge in self.edges:
-            if edge.only is not None:
-                here = edge.only.take(found[edge.parent], mode="wrap")  # unlike brackets, for several threads at once
-                if not edge.is_outer and len(here) and int(here.min()) < 0:
-                    is_there = here >= 0
-                    found = {i: known[is_there] for i, known in found.items()}
-                    here = here[is_there]
-                found[edge.relation] = here
-                continue
-            group = edge.group.take(found[edge.parent], mode="wrap")
-            starts = edge.starts.take(group)
-            counts = edge.starts.take(group + 1) - starts
+            group = edge.group.take(found[edge.parent], mode="wrap")  # unlike brackets, for several threads at once
+            place = edge.starts.take(group)
+            counts = edge.starts.take(group + 1) - place
             copies = np.maximum(counts, 1) if edge.is_outer else counts
-            above = np.repeat(np.arange(len(copies)), copies)
-            found = {i: known.take(above) for i, known in found.items()}
-            place = (starts - np.cumsum(copies) + copies).take(above)
-            place += np.arange(len(place))
+            if not bool((copies == 1).all()):
+                above = np.repeat(np.arange(len(copies)), copies)
+                found = {i: known.take(above) for i, known in found.items()}
+                place = (place - np.cumsum(copies) + copies).take(above) + np.arange(len(above))
+                counts = counts.take(above)
             if edge.is_outer:
-                place[(counts == 0).take(above)] = -1
+                place = np.where(counts == 0, -1, place)
             found[edge.relation] = edge.grouped.take(place, mode="wrap")
         return found
 
@@ -145,54 +132,26 @@ def _tree(branch: Branch, in_any_order: bool) -> dict[int, tuple[int, str, list[
     return tree
 
 
-def _edge(parent: int, relation: int, is_outer: bool, columns: list[tuple[int, int]], own: Sequence[ScanKeys]) -> Edge:
-    above, here = _common([own[parent].column(a) for a, _ in columns], [own[relation].column(b) for _, b in columns])
+def _edge(
+    upper: ScanKeys, lower: ScanKeys, parent: int, relation: int, kind: str, columns: list[tuple[int, int]]
+) -> Edge:
+    above, here = _common([upper.column(a) for a, _ in columns], [lower.column(b) for _, b in columns])
     groups = int(max(above.max(initial=-1), here.max(initial=-1))) + 1
-    order = _in_order(own[relation])
+    order = _in_order(lower)
     here = here[order]
     counts = np.bincount(here + 1, minlength=groups + 1)  # those without a key come first
-    if counts[1:].max(initial=0) <= 1:
-        row_of = np.full(groups + 1, -1, order.dtype)  # the last is for keys that are NULL
-        row_of[here] = order
-        row_of[-1] = -1
-        only = np.empty(len(above) + 1, order.dtype)  # the last is for row −1
-
-        def find(rows: slice) -> None:
-            for piece in pieces(rows.stop - rows.start):  # NumPy makes wide numbers of those that it takes by
-                here = slice(rows.start + piece.start, rows.start + piece.stop)
-                only[here] = row_of.take(above[here], mode="wrap")
-
-        parallel_for(find, len(above), 1 << 20)
-        only[-1] = -1
-        return Edge(parent, relation, is_outer, only, only[:0], np.zeros(0, np.int64), only[:0])
-    starts = np.concatenate([[0], np.cumsum(counts[1:]), [len(here) - counts[0]]]).astype(order.dtype)
-    grouped = order[np.argsort(here, kind="stable")][counts[0] :]
     group = np.empty(len(above) + 1, order.dtype)
     group[:-1], group[-1] = above, groups
     np.copyto(group, groups, where=group < 0)
-    return Edge(parent, relation, is_outer, None, group, starts, np.append(grouped, grouped.dtype.type(-1)))
-
-
-def _anti_edge(
-    parent: int, relation: int, is_not_in: bool, columns: list[tuple[int, int]], own: Sequence[ScanKeys]
-) -> Edge:
-    """Rows of the parent find row 0 if they have no match. NOT IN a list with a NULL is never true. For a NULL, NOT IN
-    is true only of an empty list."""
-    above, here = _common([own[parent].column(a) for a, _ in columns], [own[relation].column(b) for _, b in columns])
-    has = np.zeros(int(max(above.max(initial=-1), here.max(initial=-1))) + 2, np.bool_)  # the last is for NULL
-    has[here] = True
-    is_there, has[-1] = bool(has[-1]), is_not_in and len(here) > 0
-    is_left_out = np.append(has.take(above, mode="wrap"), has[-1]) | (is_not_in and is_there)
-    only = np.where(is_left_out, np.int32(-1), np.int32(0))
-    return Edge(parent, relation, False, only, only[:0], np.zeros(0, np.int64), only[:0])
-
-
-def _semi_edge(parent: int, relation: int, columns: list[tuple[int, int]], own: Sequence[ScanKeys]) -> Edge:
-    """Rows of the parent find row 0 if they have a match."""
-    without = _anti_edge(parent, relation, False, columns, own)
-    assert without.only is not None
-    only = np.where(without.only < 0, np.int32(0), np.int32(-1))
-    return replace(without, only=only)
+    if kind in ("semi", "anti", "not in"):
+        # NOT IN a list with a NULL is never true. For a NULL, NOT IN is true only of an empty list.
+        has_match = np.append(counts[1:] > 0, kind == "not in" and len(here) > 0)[group]
+        is_found = has_match if kind == "semi" else ~has_match & (kind == "anti" or not counts[0])
+        found = np.where(is_found, np.int32(0), np.int32(1))
+        return Edge(parent, relation, False, found, np.array([0, 1, 1], np.int32), np.array([0, -1], np.int32))
+    starts = np.concatenate([[0], np.cumsum(counts[1:]), [len(here) - counts[0]]]).astype(order.dtype)
+    grouped = order[np.argsort(here, kind="stable")][counts[0] :]
+    return Edge(parent, relation, kind == "left", group, starts, np.append(grouped, grouped.dtype.type(-1)))
 
 
 def _common(above: list[RowNumbers], below: list[RowNumbers]) -> tuple[RowNumbers, RowNumbers]:
@@ -208,28 +167,16 @@ def _common(above: list[RowNumbers], below: list[RowNumbers]) -> tuple[RowNumber
     return joint[: len(above[0])], joint[len(above[0]) :]
 
 
-def _below(root: int, edges: Sequence[Edge], sizes: Sequence[int]) -> tuple[Array | None, ...]:
+def _below(edges: Sequence[Edge], sizes: Sequence[int]) -> tuple[Array, ...]:
     """How many joined rows each row makes with the relations below it. As float64, so that no count overflows."""
-    below: list[Array | None] = [None] * len(sizes)
+    below = [np.ones(size + 1) for size in sizes]
     for edge in reversed(edges):
-        here, above = below[edge.relation], below[edge.parent]
-        if here is None and edge.parent == root and _finds_one(edge):
-            continue
-        known = np.ones(sizes[edge.relation] + 1) if here is None else here
-        if edge.only is not None:
-            found = known[edge.only] if edge.is_outer else np.where(edge.only < 0, 0.0, known[edge.only])
-        else:
-            found = edge.per_group(known)
-            if edge.is_outer:
-                found = np.where(np.diff(edge.starts) == 0, known[-1], found)
-            found = found[edge.group]
-        below[edge.parent] = found if above is None else above * found
+        known = below[edge.relation]
+        found = edge.per_group(known)
+        if edge.is_outer:
+            found = np.where(np.diff(edge.starts) == 0, known[-1], found)
+        below[edge.parent] *= found[edge.group]
     return tuple(below)
-
-
-def _finds_one(edge: Edge) -> bool:
-    """Whether every row of the parent makes exactly one joined row with this relation."""
-    return edge.only is not None and (edge.is_outer or int(edge.only[:-1].min(initial=0)) >= 0)
 
 
 def _in_order(scan: ScanKeys) -> RowNumbers:
@@ -243,57 +190,32 @@ class TreeSide:
 
     join: TreeJoin
     roots: RowNumbers
-    ends: RowNumbers | None  # where each root's joined rows end; None: it has one
-
-    @classmethod
-    def of(cls, join: TreeJoin, roots: RowNumbers) -> TreeSide:
-        below = join.below[join.root]
-        if below is None:
-            return cls(join, roots, None)
-        found = below[roots]
-        return cls(join, roots, np.cumsum(found, dtype=np.int32 if found.sum() < 2**31 else np.int64))
+    ends: RowNumbers  # where each root's joined rows end
 
     @property
     def rows(self) -> int:
-        if self.ends is None:
-            return len(self.roots)
         return int(self.ends[-1]) if len(self.ends) else 0
 
     def counts(self) -> list[Counts]:
         """From the root to the leaves: a row's joined rows are shared out among the rows that it finds."""
         join = self.join
         counts: list[Counts] = [np.zeros(size, np.int32 if self.rows < 2**31 else np.int64) for size in join.sizes]
-        if not len(self.roots):
-            return counts
-        below = join.below[join.root]
-        if below is None and len(self.roots) == len(counts[join.root]):
-            counts[join.root] = np.broadcast_to(counts[join.root].dtype.type(1), len(self.roots))
-        else:
-            counts[join.root][self.roots] = 1 if below is None else below[self.roots]
+        counts[join.root][self.roots] = join.below[join.root][self.roots]
         for edge in join.edges:
-            above, here = counts[edge.parent], counts[edge.relation]
-            if edge.only is None:
-                _share_out(here, edge, above, join)
-            elif edge.parent == join.root and below is None:
-                _add_up(here, edge.only, None if len(self.roots) == len(above) else self.roots, None)
-            else:
-                _add_up(here, edge.only, None if above.all() else np.flatnonzero(above), above)
+            _share_out(counts[edge.relation], edge, counts[edge.parent], join.below[edge.relation])
         return counts
 
     def each(self, start: int, stop: int, use: Use) -> None:
         """Joined rows start ≤ j < stop, a slice of the roots at a time, by several threads at once."""
         ends = self.ends
-        if ends is None:
-            borders = [*range(start, stop, JOINED_ROWS_PER_PIECE), stop]
-        else:
-            inner = np.searchsorted(ends, np.arange(start, stop, JOINED_ROWS_PER_PIECE, dtype=ends.dtype), side="right")
-            borders = [*inner.tolist(), int(np.searchsorted(ends, ends.dtype.type(stop))) + 1]
+        inner = np.searchsorted(ends, np.arange(start, stop, JOINED_ROWS_PER_PIECE, dtype=ends.dtype), side="right")
+        borders = [*inner.tolist(), int(np.searchsorted(ends, ends.dtype.type(stop))) + 1]
         spans = [(a, b) for a, b in itertools.pairwise(borders) if a < b]
 
         def one(span: tuple[int, int]) -> None:
             first, last = span
             found = self.join.expand(self.roots[first:last])
-            begin, end = (first, last) if ends is None else (int(ends[first - 1]) if first else 0, int(ends[last - 1]))
+            begin, end = int(ends[first - 1]) if first else 0, int(ends[last - 1])
             if begin < start or end > stop:
                 inside = slice(max(start - begin, 0), min(stop, end) - begin)
                 found = {relation: rows[inside] for relation, rows in found.items()}
@@ -303,29 +225,13 @@ class TreeSide:
             pass
 
 
-def _add_up(here: Counts, only: RowNumbers, rows: RowNumbers | None, above: Counts | None) -> None:
-    """Each row has the joined rows of those that find it; None: of all rows, one of each. In pieces, because NumPy
-    copies its input."""
-    step = min(max(ROWS_IN_CACHE, 4 * len(here)), max(1 << 20, len(here) // 8))
-    size = len(only) - 1 if rows is None else len(rows)
-    for start in range(0, size, step):
-        piece = slice(start, min(start + step, size)) if rows is None else rows[start : start + step]
-        found, joined = only[piece], None if above is None else above[piece]
-        if int(found.min()) < 0:
-            is_there = found >= 0
-            found, joined = found[is_there], None if joined is None else joined[is_there]
-        here += np.bincount(found, joined, minlength=len(here)).astype(here.dtype)
-
-
-def _share_out(here: Counts, edge: Edge, above: Counts, join: TreeJoin) -> None:
+def _share_out(here: Counts, edge: Edge, above: Counts, below: Array) -> None:
     """Rows of a group share the joined rows that find it, in proportion to the joined rows below each. All quotients
     are whole."""
-    below = join.below[edge.relation]
-    known = np.ones(len(here) + 1) if below is None else below
     groups, step = np.zeros(len(edge.starts) - 1), max(ROWS_IN_CACHE, 4 * len(edge.starts))
-    for piece in pieces(len(above), step):
+    for piece in pieces(len(above), step):  # because NumPy copies its input
         groups += np.bincount(edge.group[piece], above[piece], minlength=len(groups))
-    weights = edge.per_group(known)
+    weights = edge.per_group(below)
     each = np.divide(groups, weights, out=np.zeros(len(weights)), where=weights > 0)
     grouped = edge.grouped[:-1]
-    here[grouped] = np.repeat(each, np.diff(edge.starts)) * known[grouped]
+    here[grouped] = np.repeat(each, np.diff(edge.starts)) * below[grouped]

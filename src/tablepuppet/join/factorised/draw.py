@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import RowNumbers
-from tablepuppet.join.tree_join import Edge, TreeSide
+from tablepuppet.join.tree_join import TreeSide
 
 Numbers = NDArray[np.int64]
 
@@ -33,20 +33,13 @@ class RowLookup:
 
     def look_up(self, joined: Numbers) -> dict[int, RowNumbers]:
         """The rows of some joined rows in each relation; −1 where a LEFT JOIN found none."""
-        join, ends = self.side.join, self._ends
-        if ends is None:
-            place, left = joined, np.zeros(len(joined), np.int64)
-        else:
-            place = np.searchsorted(ends, joined, side="right")
-            left = joined - np.where(place > 0, ends[place - 1], 0)
+        join, ends = self.side.join, self.side.ends
+        place = np.searchsorted(ends, joined, side="right")
+        left = joined - np.where(place > 0, ends[place - 1], 0)
         found: dict[int, RowNumbers] = {join.root: self.side.roots[place]}
-        size = self._below(join.root, found[join.root])  # of the joined rows among which `left` counts
+        size = self._counts[join.root][found[join.root]]  # of the joined rows among which `left` counts
         for edge, running in zip(join.edges, self._running, strict=True):
-            parents = found[edge.parent]
-            if edge.only is not None:
-                found[edge.relation] = edge.only[parents]
-                continue
-            group = edge.group[parents]
+            group = edge.group[found[edge.parent]]
             first, last = edge.starts[group], edge.starts[group + 1]
             below = running[last] - running[first]
             is_there = below > 0  # a LEFT JOIN finds none elsewhere: there is no choice
@@ -56,30 +49,19 @@ class RowLookup:
             here = edge.grouped[chosen]
             found[edge.relation] = here
             left = left - np.where(is_there, (running[chosen] - running[first]) * others, 0)
-            size = np.where(is_there, self._below(edge.relation, here) * others, size)
+            size = np.where(is_there, self._counts[edge.relation][here] * others, size)
         return found
 
-    def _below(self, relation: int, rows: RowNumbers) -> Numbers:
-        """How many joined rows these make with the relations below."""
-        below = self._counts[relation]
-        return np.ones(len(rows), np.int64) if below is None else below[rows]
-
     @cached_property
-    def _ends(self) -> Numbers | None:
-        return None if self.side.ends is None else self.side.ends.astype(np.int64)
-
-    @cached_property
-    def _counts(self) -> list[Numbers | None]:
-        return [None if below is None else below.astype(np.int64) for below in self.side.join.below]
+    def _counts(self) -> list[Numbers]:
+        """How many joined rows each row of each relation makes with the relations below it."""
+        return [below.astype(np.int64) for below in self.side.join.below]
 
     @cached_property
     def _running(self) -> list[Numbers]:
-        """For each edge on which there is a choice: how many joined rows lie below a relation's rows before each."""
-        return [self._add_up(edge) if edge.only is None else np.zeros(0, np.int64) for edge in self.side.join.edges]
-
-    def _add_up(self, edge: Edge) -> Numbers:
-        counts = self._below(edge.relation, edge.grouped[:-1])
-        return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+        """For each edge: how many joined rows lie below a relation's rows before each."""
+        edges = self.side.join.edges
+        return [np.append(0, np.cumsum(self._counts[edge.relation][edge.grouped[:-1]])) for edge in edges]
 
 
 def draw_numbers(rows: int, count: int, seed: int | Sequence[int]) -> Numbers:

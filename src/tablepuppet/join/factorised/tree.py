@@ -144,12 +144,12 @@ class _Link:
 
 
 def _link(edge: Edge, size: int) -> _Link:
-    own = np.full(size + 1, -1, np.int64)
-    if edge.only is not None:
-        own[:-1] = np.arange(size)
-        nothing, found = size, np.where(edge.only < 0, size, edge.only).astype(np.int64)
+    own, counts = np.full(size + 1, -1, np.int64), np.diff(edge.starts)
+    if counts.max(initial=0) <= 1:  # every row is a group of its own
+        own[:-1], nothing = np.arange(size), size
+        row_of = np.where(counts > 0, edge.grouped[edge.starts[:-1]], size)
+        found = row_of[edge.group].astype(np.int64)
     else:
-        counts = np.diff(edge.starts)
         filled = np.flatnonzero(counts)
         nothing = len(filled)
         number = np.full(len(counts), nothing)

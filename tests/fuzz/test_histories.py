@@ -168,7 +168,9 @@ class Random:
 def rewrite(sql: str) -> str:
     """The query as it is federated, with each history's cutoffs in the place of their table."""
     tree = syntax_tree(sql)
-    join_histories(sql, tree, OWNERS)
+    for select in (tree.left, tree.right) if isinstance(tree, exp.Union) else (tree,):
+        assert isinstance(select, exp.Select)
+        join_histories(sql, select, OWNERS)
     for join in list(tree.find_all(exp.Join)):
         cutoffs = [node for node in join.this.find_all(exp.Table) if is_cutoffs(node)]
         if not isinstance(join.this, exp.Subquery) or not cutoffs or is_cutoffs(join.this):

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 import pytest
+from tests.join.cut import distribute_rows
 
 import tablepuppet as tp
 from tablepuppet.contract import agree, job_contracts
@@ -21,7 +22,6 @@ from tablepuppet.join.cluster.rows import ClusterRows
 from tablepuppet.join.cluster.worker import Worker
 from tablepuppet.join.labels import MappingRequest
 from tablepuppet.join.mapping import TableMapping
-from tablepuppet.join.materialize import distribute_rows
 from tablepuppet.sizes import VALUES_PER_CLUSTER_SORT
 from tablepuppet.sql import bind, parse
 from tablepuppet.train import new_job_id
@@ -36,6 +36,7 @@ QUERIES = {
     "UNION ALL SELECT a.x, b.z, a.y FROM a LEFT JOIN b ON a.k = b.l",
     "one to one": "SELECT a.x, d.v, a.y FROM a JOIN d ON a.k = d.k",
     "one table": "SELECT a.x, a.y FROM a",
+    "cycle": "SELECT a.x, b.z, c.w, a.y FROM a JOIN b ON a.k = b.k JOIN c ON b.l = c.l AND a.k = c.l",
 }
 
 

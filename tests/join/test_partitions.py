@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.join.cut import make_partition
 
 from tablepuppet.join.cluster.partitions import Partition, Storage, load, partition_specs, write_labels
 from tablepuppet.join.cluster.worker import Kept, Source, Walk, Worker
 from tablepuppet.join.joined_rows import JoinedRows, RowIndex, Work, add_sums
-from tablepuppet.join.materialize import make_partition
 
 ROWS = 1_500_000  # ten lanes of shards
 LARGE = 140_000  # rows of a block, more than are sooner sent than numbered anew

@@ -15,7 +15,7 @@ def rebuilt(query: BoundQuery, names: list[str]) -> str:
 
 def _branch(query: BoundQuery, number: int, names: list[str]) -> str:
     branch = query.branches[number]
-    columns = {query.label: f"r{branch.label_relation}.e{branch.label_column}"}
+    columns = {query.label: f"r{branch.label_relation}.e{branch.label_place.label}"}
     for block in query.blocks:
         member = block.members[number]
         for feature, column in zip(block.features, member.columns, strict=True):

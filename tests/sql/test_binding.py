@@ -107,12 +107,12 @@ def test_unions_refine_blocks_until_each_comes_from_one_alias_everywhere() -> No
 def test_a_label_is_named_by_its_output_with_or_without_alias(label: str) -> None:
     query = bind_to(f"SELECT o.quantity, o.returned FROM {JOINED}", label)
     assert query.label == "returned"
-    assert query.scans[0].expressions[query.branches[0].label_column] == '"returned"'
+    assert query.scans[0].expressions[query.branches[0].label_place.label] == '"returned"'
 
 
 def test_a_label_may_be_an_expression() -> None:
     query = bind_to("SELECT o.hour, o.quantity > 3 AS many FROM orders o", "many")
-    assert query.scans[0].columns[query.branches[0].label_column].kind == "boolean"
+    assert query.scans[0].columns[query.branches[0].label_place.label].kind == "boolean"
 
 
 def test_names_match_in_any_case_unless_quoted() -> None:

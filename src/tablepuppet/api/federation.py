@@ -32,7 +32,6 @@ from tablepuppet.progress import show_progress
 from tablepuppet.protocol.codec import Wire
 from tablepuppet.protocol.contract import FoldBy, Folds
 from tablepuppet.protocol.signatures import read_asker_key, sign_contract
-from tablepuppet.sql.grammar import open_parser_early
 from tablepuppet.training.result import Result, RoundEvent
 from tablepuppet.training.search import SearchResult, check_apart, search_apart
 from tablepuppet.transport.link import Link, LocalTransport
@@ -87,7 +86,6 @@ class Federation(ModelVerbs):
         models: str | Path | None = None,
         asker_key: str | Path | None = None,
     ) -> None:
-        open_parser_early()
         self._asker_key = None if asker_key is None else read_asker_key(asker_key)
         self._asker = "this process" if asker_key is None else Path(asker_key).stem
         self._tables = name_owners(tables, owners or {}, partitioned_by or {})

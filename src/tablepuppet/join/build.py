@@ -11,103 +11,31 @@ choice stays. Blocks are capped one after the other, and dropping a joined row n
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import RowNumbers, freeze, pieces
+from tablepuppet.arrays import RowNumbers
 from tablepuppet.errors import MappingError, PrivacyError
+from tablepuppet.job.job import Walk
+from tablepuppet.join.blocks import block_span, parts_of_block
 from tablepuppet.join.cluster.cluster import Cluster
 from tablepuppet.join.duckdb_join import BranchSide, Counts, ListedSide, Marks
 from tablepuppet.join.factorised.tree import Tree
+from tablepuppet.join.groups import MergedGroups
 from tablepuppet.join.join import BranchJoin, Span
 from tablepuppet.join.keys import gather_keys
-from tablepuppet.join.labels import LabelSpace, MappingRequest, no_labels, read_labels
+from tablepuppet.join.labels import LabelSpace, MappingRequest, read_labels
 from tablepuppet.join.mapping import LabelRows, Part, RelationStats, SideSizes, TableMapping
 from tablepuppet.join.materialize import Writer
 from tablepuppet.join.tree_join import TreeJoin
-from tablepuppet.join.walk_choice import draw_side, join_branches
+from tablepuppet.join.walk_choice import MAX_DRAWN, draw_side, join_branches
 from tablepuppet.memory import trim_heap
-from tablepuppet.sql.bound import Block, BoundQuery
+from tablepuppet.sql.bound import BoundQuery
 from tablepuppet.transport.link import Link
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where one client's rows lie in a block."""
-
-    client: str
-    scan: int
-    columns: tuple[int, ...]
-    end: int
-    has_absent: bool = False  # whether the last of them stands for the row that a LEFT JOIN did not find
-
-
-def block_span(
-    bound: BoundQuery, block: Block, client_rows: Sequence[dict[str, int]], assumed: Sequence[Collection[int]] = ()
-) -> tuple[Span, list[Place]]:
-    """Where each branch's rows lie in the block, and where each client's.
-
-    Members of different branches that read the same columns of the same scan share their rows. A column such as
-    COALESCE(x, 0) has a value although a LEFT JOIN finds no row; the last client then has one more row for it.
-    Relations in `assumed` (by branch), such as those of a missing owner, get no such row.
-    """
-    offsets: dict[tuple[int, tuple[int, ...]], int] = {}
-    places: list[Place] = []
-    total = 0
-    starts, absent = [], []
-    for number, (branch, member) in enumerate(zip(bound.branches, block.members, strict=True)):
-        scan = branch.relations[member.relation].scan
-        key = (scan, member.columns)
-        has_absent = any(bound.scans[scan].columns[c].absent is not None for c in member.columns)
-        has_absent &= not assumed or member.relation not in assumed[number]
-        if key not in offsets:
-            offsets[key] = total
-            *others, last = bound.scans[scan].clients
-            for client in (*others, last):
-                total += client_rows[scan][client] + (has_absent and client == last)
-                places.append(Place(client, scan, member.columns, total, has_absent and client == last))
-        starts.append(offsets[key])
-        absent.append(has_absent)
-    return Span(tuple(member.relation for member in block.members), tuple(starts), total, tuple(absent)), places
-
-
-def parts_of_block(
-    block: int,
-    places: Sequence[Place],
-    sides: tuple[RowNumbers, RowNumbers],
-    number: int,
-    masks: Callable[[int], bool] = lambda clients: False,
-) -> list[Part]:
-    """The clients' shares of a block. A client without used rows takes no part, with two exceptions: it is the only
-    client (a LEFT JOIN may find nobody), or too few would be left for masks. Then its sums are zero."""
-    ends = np.array(
-        [0, *(place.end for place in places)], dtype=sides[0].dtype
-    )  # of another, NumPy would widen all rows
-    borders = [np.searchsorted(rows, ends).tolist() for rows in sides]
-    inside = [[slice(*own[i : i + 2]) for own in borders] for i in range(len(places))]
-    are_used = [any(s.stop > s.start for s in own) for own in inside]
-    used = {place.client for place, is_used in zip(places, are_used, strict=True) if is_used}
-    keeps_all = masks(len({place.client for place in places})) and not masks(len(used))
-    parts: list[Part] = []
-    for i, place in enumerate(places):
-        is_last = place is places[-1] and not parts
-        if not (keeps_all or is_last or are_used[i]):
-            continue
-        start, stop = (0 if i == 0 else places[i - 1].end), place.end
-        dtype = np.int32 if stop - start < 2**31 else np.int64
-        only, held = (np.subtract(rows[own], start, dtype=dtype) for rows, own in zip(sides, inside[i], strict=True))
-        if place.has_absent:
-            only, held = (np.where(rows == stop - start - 1, dtype(-1), rows) for rows in (only, held))
-        is_whole = len(only) == stop - start and not place.has_absent  # they ascend
-        given = (number + len(parts), block, place.client, place.scan, place.columns)
-        parts.append(Part(*given, None if is_whole else freeze(only), freeze(held), *inside[i]))
-    return parts
-
 
 _STREAM = 0x6B61707061
 
@@ -141,6 +69,23 @@ class RowChoice:
     nothing_left: str  # the error message if no joined row has a marked one
 
 
+Side = list[BranchSide]  # joined rows of each branch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sides:
+    """Joined rows that are trained on, tested on and validated on, before they are written down."""
+
+    labels: LabelSpace
+    client_rows: list[dict[str, int]]  # of each scan
+    joins: tuple[BranchJoin, ...]  # of each branch
+    sides: list[Side]
+    walk: Walk
+    whole: SideSizes
+    merged: tuple[MergedGroups | None, ...]
+    cutoffs: dict[int, int]
+
+
 def map_tables(
     bound: BoundQuery,
     link: Link,
@@ -152,69 +97,34 @@ def map_tables(
     """The table mapping of a bound query; with a cluster, its joined rows lie there."""
     privacy = request.privacy
     caps = [None if privacy.features is None else privacy.features.cap_of(block.table) for block in bound.blocks]
-    keys, client_rows = gather_keys(bound, link, request.job, privacy, request.seed)
-    trim_heap(max(sum(own.values()) for own in client_rows))  # in one process: memory that owners freed meanwhile
-    merged = tuple(scan.merged for scan in keys)
-    cutoffs = {number: scan.cutoffs for number, scan in enumerate(keys) if scan.cutoffs is not None}
-    found = join_branches(bound, keys, request, None if any(caps) else cluster)
-    joins = found.joins
-    del keys
-    has_label = bound.branches[0].label_column >= 0
-    labels = read_labels(bound, link, request, client_rows) if has_label else no_labels(bound, client_rows)
-    of_labels = _label_span(bound, labels)
-    is_trained, is_held = _mark_rows(bound, labels, choice, client_rows, may_be_none=request.analyst_cap is not None)
-    walk = found.choose(request, labels.info)
-    marks = (is_trained, is_held & ~labels.is_validation, is_held & labels.is_validation)
-    if request.analyst_cap is None:
-        train, test, validation = (_side(joins, of_labels, own) for own in marks)
-    else:
-        chosen = is_trained | is_held  # rows without one are left out: a job must not fail for one of them
-        if labels.values.dtype != np.int8:
-            chosen &= ~np.isnan(labels.values)
-        kept = _cap_analyst(bound, joins, _side(joins, of_labels, chosen), request.analyst_cap)
-        rows = of_labels.numbers([kept])
-        train, test, validation = (list[BranchSide]([kept.only(np.flatnonzero(own[rows]))]) for own in marks)
-    whole = SideSizes(_rows(train), _rows(test), _rows(validation))
-    if walk == "drawn":
-        draw = partial(
-            draw_side, sizes=[join.sizes for join in joins], seed=request.seed, most=found.most_drawn(request)
-        )
-        train, test, validation = draw(train), draw(test), draw(validation)
-    counts = [_counts(train), _counts(test)]
-    if _rows(validation):
-        counts[1] = _add_counts(counts[1], _counts(validation))
+    given = _join_rows(bound, link, request, None if any(caps) else cluster, choice)
+    labels, client_rows, joins, sides = given.labels, given.client_rows, given.joins, list(given.sides)
+    of_labels, sizes = _label_span(bound, labels), [join.sizes for join in joins]
+    counts = [_counts(sides[0]), _counts(*sides[1:])]
     fits = _fits(bound, counts, client_rows)
-    _check_labels(bound, labels, [of_labels.total(own) for own in counts])
-    if choice is not None and not _rows(train):
-        raise MappingError(choice.nothing_left)
-    if request.test_fraction < 1 and not _rows(train):
-        is_tested = not bool(labels.is_validation[of_labels.total(counts[1]) > 0].any())
-        raise MappingError(_nothing_left(_rows(test) + _rows(validation), is_tested))
+    _check_sides(bound, labels, [of_labels.total(own) for own in counts], request, choice)
     spans = [block_span(bound, block, client_rows) for block in bound.blocks]
+    columns, dropped = [span for span, _ in spans], _rows(sides[0])
     if privacy.features is not None:
-        _check_absent([span for span, _ in spans])
-    dropped = _rows(train)
+        _check_absent(columns)
     if any(caps):
-        train = _within_caps(train, joins, [span for span, _ in spans], caps, request.seed)
-        counts[0] = _counts(train)
-    dropped -= _rows(train)
-
-    columns = [span for span, _ in spans]
+        sides[0] = _within_caps(sides[0], joins, columns, caps, request.seed)
+        counts[0] = _counts(sides[0])
     label = _label_column(columns, of_labels)
     columns += [of_labels] if label == len(spans) else []
     occurring = [[span.occurring(count) for span in columns] for count in counts]
     multiplicity = tuple(
-        _count_occurrences(span.total(counts[0]), rows) for (span, _), rows in zip(spans, occurring[0], strict=False)
+        _count_occurrences(*own, counts[0]) for own in zip(columns[: len(spans)], occurring[0], strict=False)
     )
     del counts
     trim_heap()
     parts: list[Part] = []
     for number, (_, places) in enumerate(spans):
         own = (occurring[0][number], occurring[1][number])
-        parts += parts_of_block(number, places, own, len(parts), request.privacy.masks)
-    trees = None if walk != "factorised" else tuple(Tree.of(join) for join in joins if isinstance(join, TreeJoin))
-    writer = Writer(len(spans), columns, label, [join.sizes for join in joins], labels, cluster, trees, request.seed)
-    joined = writer.write("train", train, occurring[0], multiplicity[label] if label < len(spans) else None)
+        parts += parts_of_block(number, places, own, len(parts), privacy.masks)
+    trees = tuple(Tree.of(join) for join in joins if isinstance(join, TreeJoin)) if given.walk == "factorised" else None
+    writer = Writer(len(spans), columns, label, sizes, labels, cluster, trees, request.seed)
+    joined = writer.write("train", sides[0], occurring[0], multiplicity[label] if label < len(spans) else None)
     mapping = TableMapping(
         bound=bound,
         label=labels.info,
@@ -222,22 +132,40 @@ def map_tables(
         parts=tuple(parts),
         multiplicity=multiplicity,
         train=joined,
-        test=writer.write("test", test, occurring[1]),
-        validation=writer.write("validation", validation, occurring[1]),
-        dropped=dropped,
-        placement=writer.placement(joined, train),
+        test=writer.write("test", sides[1], occurring[1]),
+        validation=writer.write("validation", sides[2], occurring[1]),
+        dropped=dropped - _rows(sides[0]),
+        placement=writer.placement(joined, sides[0]),
         folds=None if labels.folds is None else labels.folds[occurring[0][label]],
-        label_rows=tuple(
-            LabelRows(labels.offsets[branch.label_place], dict(client_rows[branch.label_place.scan]))
-            for branch in bound.branches
-        ),
-        merged=merged,
-        cutoffs=cutoffs,
-        walk=walk,
-        whole=whole if walk == "drawn" else None,
+        label_rows=_label_rows(bound, labels, client_rows),
+        merged=given.merged,
+        cutoffs=given.cutoffs,
+        walk=given.walk,
+        whole=given.whole if given.walk == "drawn" else None,
     )
     trim_heap()
     return mapping
+
+
+def _join_rows(
+    bound: BoundQuery, link: Link, request: MappingRequest, cluster: Cluster | None, choice: RowChoice | None
+) -> _Sides:
+    """Three rounds: keys, which are joined, and labels, by which joined rows are split."""
+    keys, client_rows = gather_keys(bound, link, request.job, request.privacy, request.seed)
+    trim_heap(max(sum(own.values()) for own in client_rows))  # in one process: memory that owners freed meanwhile
+    found = join_branches(bound, keys, request, cluster)
+    cutoffs = {number: scan.cutoffs for number, scan in enumerate(keys) if scan.cutoffs is not None}
+    merged = tuple(scan.merged for scan in keys)
+    del keys
+    labels = read_labels(bound, link, request, client_rows)
+    walk = found.choose(request, labels.info)
+    marks = _mark_rows(bound, labels, choice, client_rows, request)
+    sides = _split(bound, found.joins, labels, marks, request.analyst_cap)
+    whole = SideSizes(*map(_rows, sides))
+    if walk == "drawn":
+        most, sizes = request.max_joined_rows or min(MAX_DRAWN, found.limit), [join.sizes for join in found.joins]
+        sides = [draw_side(side, sizes, most, request.seed) for side in sides]
+    return _Sides(labels, client_rows, found.joins, sides, walk, whole, merged, cutoffs)
 
 
 def _mark_rows(
@@ -245,16 +173,47 @@ def _mark_rows(
     labels: LabelSpace,
     choice: RowChoice | None,
     client_rows: Sequence[dict[str, int]],
-    *,
-    may_be_none: bool,
-) -> tuple[Marks, Marks]:
-    """The rows of the label space that are trained on, and those that are held out."""
+    request: MappingRequest,
+) -> tuple[Marks, Marks, Marks]:
+    """The rows of the label space that are trained on, tested on, and validated on."""
     is_held = labels.is_test | labels.is_validation
     if choice is not None:
-        return choice.marks(labels, client_rows), np.zeros_like(is_held)
-    if any(b.test_column >= 0 for b in bound.branches) and not may_be_none and not labels.is_test.any():
+        nobody = np.zeros_like(is_held)
+        return choice.marks(labels, client_rows), nobody, nobody
+    asks = any(branch.label_place.test >= 0 for branch in bound.branches) and request.analyst_cap is None
+    if asks and not labels.is_test.any():
         raise MappingError("test_where matches no rows left by WHERE; change the condition, or leave it out")
-    return ~is_held, is_held
+    return ~is_held, is_held & ~labels.is_validation, labels.is_validation
+
+
+def _split(
+    bound: BoundQuery,
+    joins: Sequence[BranchJoin],
+    labels: LabelSpace,
+    marks: tuple[Marks, Marks, Marks],
+    analyst_cap: int | None,
+) -> list[Side]:
+    """The joined rows of each side, whose rows of the label space are marked.
+
+    A cap leaves some of those of each row of a table with an analyst budget, in the one branch. Which of them is
+    nobody's to know: each row's are drawn apart from all others.
+    """
+    of_labels = _label_span(bound, labels)
+    places = list(zip(joins, of_labels.relations, of_labels.offsets, strict=True))
+
+    def choose(own: Marks) -> Side:
+        return [join.side(own[offset : offset + join.sizes[relation]]) for join, relation, offset in places]
+
+    if analyst_cap is None:
+        return [choose(own) for own in marks]
+    chosen = np.logical_or.reduce(marks)
+    if labels.values.dtype != np.int8:
+        chosen &= ~np.isnan(labels.values)  # rows without one are left out: a job must not fail for one of them
+    relation = next(n for n, own in enumerate(bound.branches[0].relations) if bound.scans[own.scan].budgeted)
+    listed = ListedSide.of(choose(chosen)[0], joins[0].sizes)
+    kept = listed.only(within_cap([listed.numbers(relation)], [analyst_cap], secrets.randbits(128)))
+    rows = of_labels.numbers([kept])
+    return [[kept.only(np.flatnonzero(own[rows]))] for own in marks]
 
 
 def _check_absent(spans: Sequence[Span]) -> None:
@@ -278,41 +237,35 @@ def _label_span(bound: BoundQuery, labels: LabelSpace) -> Span:
     return Span(relations, offsets, len(labels.values))
 
 
-def _side(joins: Sequence[BranchJoin], of_labels: Span, marks: Marks) -> list[BranchSide]:
-    """The joined rows whose rows of the label space are marked."""
-    found: list[BranchSide] = []
-    for join, relation, offset in zip(joins, of_labels.relations, of_labels.offsets, strict=True):
-        found.append(join.side(marks[offset : offset + join.sizes[relation]]))
-    return found
-
-
-def _rows(side: Sequence[BranchSide]) -> int:
+def _rows(side: Side) -> int:
     return sum(branch.rows for branch in side)
 
 
-def _counts(side: Sequence[BranchSide]) -> list[list[Counts]]:
-    """Joined rows per row of each relation of each branch."""
-    return [branch.counts() for branch in side]
+def _counts(*sides: Side) -> list[list[Counts]]:
+    """Joined rows of all these sides per row of each relation of each branch."""
+    found = [branch.counts() for branch in sides[0]]
+    for side in sides[1:]:
+        if _rows(side):
+            pairs = zip(found, side, strict=True)
+            found = [[a + b for a, b in zip(own, branch.counts(), strict=True)] for own, branch in pairs]
+    return found
 
 
-def _add_counts(first: list[list[Counts]], second: list[list[Counts]]) -> list[list[Counts]]:
-    """Adds the counts of two sides."""
-    return [[a + b for a, b in zip(*own, strict=True)] for own in zip(first, second, strict=True)]
+def _label_rows(bound: BoundQuery, labels: LabelSpace, client_rows: Sequence[dict[str, int]]) -> tuple[LabelRows, ...]:
+    places = [branch.label_place for branch in bound.branches]
+    return tuple(LabelRows(labels.offsets[place], dict(client_rows[place.scan])) for place in places)
 
 
-def _count_occurrences(counts: Counts, rows: RowNumbers) -> RowNumbers:
+def _count_occurrences(span: Span, rows: RowNumbers, counts: Sequence[Sequence[Counts]]) -> RowNumbers:
     """How often some rows occur; where all of them do once, a number that takes no room."""
-    found = counts if len(rows) == len(counts) else counts[rows]  # all of them: they come ascending
+    total = span.total(counts)
+    found = total if len(rows) == len(total) else total[rows]  # all of them: they come ascending
     return np.broadcast_to(found.dtype.type(1), found.shape) if bool((found == 1).all()) else found
 
 
 def _within_caps(
-    train: Sequence[BranchSide],
-    joins: Sequence[BranchJoin],
-    spans: Sequence[Span],
-    caps: Sequence[int | None],
-    seed: int,
-) -> list[BranchSide]:
+    train: Side, joins: Sequence[BranchJoin], spans: Sequence[Span], caps: Sequence[int | None], seed: int
+) -> Side:
     """The joined training rows that the caps on multiplicity leave."""
     listed = [ListedSide.of(side, join.sizes) for side, join in zip(train, joins, strict=True)]
     kept = within_cap([span.numbers(listed) for span in spans], caps, seed)
@@ -321,17 +274,17 @@ def _within_caps(
     return [side.only(own - end) for side, own, end in zip(listed, inside, ends[:-1].tolist(), strict=True)]
 
 
-def _cap_analyst(bound: BoundQuery, joins: Sequence[BranchJoin], sides: Sequence[BranchSide], cap: int) -> ListedSide:
-    """The joined rows of the one branch that a cap on those of each row of a table with an analyst budget leaves. Which
-    of them is nobody's to know: each row's are drawn apart from all others."""
-    relation = next(n for n, own in enumerate(bound.branches[0].relations) if bound.scans[own.scan].budgeted)
-    listed = ListedSide.of(sides[0], joins[0].sizes)
-    return listed.only(within_cap([listed.numbers(relation)], [cap], secrets.randbits(128)))
+def _check_sides(
+    bound: BoundQuery,
+    labels: LabelSpace,
+    counts: Sequence[Counts],
+    request: MappingRequest,
+    choice: RowChoice | None,
+) -> None:
+    """Every joined row has a label, and a weight where the job has any; some are left to train on.
 
-
-def _check_labels(bound: BoundQuery, labels: LabelSpace, counts: Sequence[Counts]) -> None:
-    """Every joined row has a label, and a weight where the job has any; `counts`: of both sides, joined rows per label
-    row."""
+    `counts`: joined rows per label row, of those that are trained on and of those held out.
+    """
 
     def without(values: NDArray[Any] | None) -> int:
         if values is None or values.dtype == np.int8:
@@ -352,14 +305,16 @@ def _check_labels(bound: BoundQuery, labels: LabelSpace, counts: Sequence[Counts
             f"the weight is NULL in {missing:,} of {total:,} joined rows; "
             'leave such rows out by WHERE, or give them one: weight = "coalesce(w, 1)"'
         )
-
-
-def _nothing_left(rows: int, is_tested: bool) -> str:
-    where = "test side" if is_tested else "test and the validation side"
-    return (
-        f"all {rows} joined rows fell on the {where}; lower test_fraction, keep fewer rows out by "
-        "test_where or validation_where, or bring more rows"
-    )
+    if counts[0].any():
+        return
+    if choice is not None:
+        raise MappingError(choice.nothing_left)
+    if request.test_fraction < 1:
+        where = "test and the validation side" if labels.is_validation[counts[1] > 0].any() else "test side"
+        raise MappingError(
+            f"all {total} joined rows fell on the {where}; lower test_fraction, keep fewer rows out by test_where or "
+            "validation_where, or bring more rows"
+        )
 
 
 def _fits(
@@ -371,24 +326,19 @@ def _fits(
         kinds = {join.relation: join for join in branch.joins}
         for i, relation in enumerate(branch.relations):
             scan, join = bound.scans[relation.scan], kinds.get(i)
-            sides = [counts[0][number][i], counts[1][number][i]]
-            rows = len(sides[0])
+            joined = counts[0][number][i] + counts[1][number][i]
             if join is not None and join.is_lookup:  # no joined row has a row of it
-                rows, sides = sum(client_rows[relation.scan].values()), [own[:0] for own in sides]
-            matched = most = total = 0
-            for here in pieces(len(sides[0])):
-                joined = sides[0][here] + sides[1][here]
-                matched, total = matched + int(np.count_nonzero(joined)), total + int(joined.sum())
-                most = max(most, int(joined.max()))
+                joined = joined[:0]
+            matched = int(np.count_nonzero(joined))
             fits.append(
                 RelationStats(
                     alias=relation.alias,
                     table=scan.table,
                     clients=len(scan.clients),
-                    rows=rows,
+                    rows=sum(client_rows[relation.scan].values()),
                     matched=matched,
-                    max_fan_out=most,
-                    mean_fan_out=total / matched if matched else 0.0,
+                    max_fan_out=int(joined.max(initial=0)),
+                    mean_fan_out=int(joined.sum()) / max(1, matched),
                     is_outer=join is not None and join.kind == "left",
                     is_anti=join is not None and join.is_anti,
                     is_semi=join is not None and join.kind == "semi",

@@ -163,15 +163,14 @@ class SizeLimit:
 def join_branch(branch: Branch, keys: Sequence[ScanKeys], limit: SizeLimit) -> BranchJoin:
     """The joined rows of a branch, if they are not too many."""
     tree = TreeJoin.of(branch, keys, in_any_order=limit.prefers_trees)
-    join = tree or DuckJoin(branch, keys)
-    count, most = join.count(), limit.rows if tree is not None else min(limit.rows, limit.here)
-    if tree is not None and (count <= most or not limit.bounds_trees):
-        return tree
-    if tree is None and isinstance(join, DuckJoin) and count <= most:
+    most = limit.rows if tree is not None else min(limit.rows, limit.here)
+    count = (tree or DuckJoin(branch, keys)).count()
+    if tree is None and count <= most:
         sizes = tuple(keys[relation.scan].rows for relation in branch.relations)
-        return ListedJoin(sizes, branch.label_relation, join.rows())
-    tree = None if limit.bounds_trees else TreeJoin.of(branch, keys, in_any_order=True)
-    if tree is not None:
+        return ListedJoin(sizes, branch.label_relation, DuckJoin(branch, keys).rows())
+    if tree is None and not limit.bounds_trees:
+        tree = TreeJoin.of(branch, keys, in_any_order=True)
+    if tree is not None and (count <= most or not limit.bounds_trees):
         return tree
     cyclic = "" if limit.bounds_trees else ", and forms no tree from which rows could be drawn"
     raise MappingError(

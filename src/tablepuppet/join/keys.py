@@ -33,7 +33,7 @@ from tablepuppet.privacy.options import KeyMode, Privacy
 from tablepuppet.protocol.base import Message
 from tablepuppet.sources.columns import in_one_piece, numpy_of
 from tablepuppet.sources.cutoffs import name_for_people
-from tablepuppet.sql.bound import CUTOFF_OUTPUTS, BoundQuery
+from tablepuppet.sql.bound import CUTOFF_OUTPUTS, BoundQuery, Place
 from tablepuppet.transport.link import Link
 
 
@@ -58,9 +58,6 @@ class ScanKeys:
         return numpy_of(self.table.column(f"k{expression}"), missing=-1)
 
 
-Place = tuple[int, int]  # scan, column
-
-
 def gather_keys(
     bound: BoundQuery, link: Link, job: str, privacy: Privacy | None = None, seed: int | None = None
 ) -> tuple[list[ScanKeys], list[dict[str, int]]]:
@@ -81,39 +78,32 @@ def gather_keys(
             asked = SendKeys(job=job, scan=number, columns=wanted[number], tokens=tokens, domains=names, order=order)
             requests.append((client, asked))
     answers = iter(link.ask_each(requests))
-    received: list[list[Keys]] = [[next(answers) for _ in scan.clients] for scan in bound.scans]
-    _check_keys(bound, received)
+    received: list[dict[str, Keys]] = [{client: next(answers) for client in scan.clients} for scan in bound.scans]
+    _check_keys(received)
     if tokens == "dh":
-        by_client = [
-            dict(zip(scan.clients, given, strict=True)) for scan, given in zip(bound.scans, received, strict=True)
-        ]
-        received = [list(given.values()) for given in blinded_by_all(by_client, domains, link, job, privacy.max_keys)]
+        received = blinded_by_all(received, domains, link, job, privacy.max_keys)
     tables = _plain(received, wanted) if tokens == "plain" else _number_tokens(received, wanted, domains)
     _check_groups(bound, received, tables, tokens)
     _check_moments(bound, tables)
     keys = [
         ScanKeys(
-            sum(k.rows for k in given),
+            sum(k.rows for k in given.values()),
             table,
-            _merge_orders([k.order for k in given]),
+            _merge_orders([k.order for k in given.values()]),
             is_numbered=tokens != "plain",
             merged=merged.get(number),
             cutoffs=cutoffs.get(number),
         )
         for number, (given, table) in enumerate(zip(received, tables, strict=True))
     ]
-    rows = [
-        {c: k.rows for c, k in zip(scan.clients, given, strict=True)}
-        for scan, given in zip(bound.scans, received, strict=True)
-    ]
-    return keys, rows
+    return keys, [{client: k.rows for client, k in given.items()} for given in received]
 
 
-def _check_keys(bound: BoundQuery, received: Sequence[Sequence[Keys]]) -> None:
+def _check_keys(received: Sequence[Mapping[str, Keys]]) -> None:
     """With different secrets clients have no key in common: rows would be missing, and nobody would know."""
     clients: dict[bytes, set[str]] = {}
-    for scan, given in zip(bound.scans, received, strict=True):
-        for client, keys in zip(scan.clients, given, strict=True):
+    for given in received:
+        for client, keys in given.items():
             if keys.check:
                 clients.setdefault(keys.check, set()).add(client)
     if len(clients) > 1:
@@ -126,13 +116,13 @@ def _check_keys(bound: BoundQuery, received: Sequence[Sequence[Keys]]) -> None:
 
 
 def _check_groups(
-    bound: BoundQuery, received: Sequence[Sequence[Keys]], tables: Sequence[pa.Table], mode: KeyMode
+    bound: BoundQuery, received: Sequence[Mapping[str, Keys]], tables: Sequence[pa.Table], mode: KeyMode
 ) -> None:
     """Groups that clients computed each by itself are whole: one of their columns has no value at two clients."""
     columns: dict[int, list[int]] = {}
     is_whole: set[int] = set()
     for scan, given, table in zip(bound.scans, received, tables, strict=True):
-        holder = np.repeat(np.arange(len(given)), [keys.rows for keys in given])
+        holder = np.repeat(np.arange(len(given)), [keys.rows for keys in given.values()])
         lies_apart = bool(scan.witness_of) and _lies_apart(table.column(0), holder)
         for number, column in scan.witness_of:
             columns.setdefault(number, []).append(column)
@@ -212,9 +202,7 @@ def key_domains(bound: BoundQuery) -> dict[Place, int]:
         return place
 
     for branch in bound.branches:
-        for pair in branch.pairs:
-            left = find((branch.relations[pair.left].scan, pair.left_column))
-            right = find((branch.relations[pair.right].scan, pair.right_column))
+        for left, right in ((find(a), find(b)) for a, b in branch.compared):
             root[max(left, right)] = min(left, right)
     for number, scan in enumerate(bound.scans):
         for place in scan.witness_of:
@@ -224,7 +212,7 @@ def key_domains(bound: BoundQuery) -> dict[Place, int]:
 
 
 def _number_tokens(
-    received: Sequence[Sequence[Keys]], wanted: Sequence[Sequence[int]], domains: dict[Place, int]
+    received: Sequence[Mapping[str, Keys]], wanted: Sequence[Sequence[int]], domains: dict[Place, int]
 ) -> list[pa.Table]:
     """Tokens as numbers that are equal where the tokens are, over all tables of a domain."""
     places = [(scan, column) for scan, columns in enumerate(wanted) for column in columns]
@@ -241,11 +229,11 @@ def _number_tokens(
 
 
 def _tokens_of(
-    received: Sequence[Sequence[Keys]], wanted: Sequence[Sequence[int]], place: Place
+    received: Sequence[Mapping[str, Keys]], wanted: Sequence[Sequence[int]], place: Place
 ) -> Iterator[pa.DictionaryArray]:
     """The tokens of one key column, one array per client."""
     scan, column = place
-    for keys in received[scan]:
+    for keys in received[scan].values():
         if keys.columns.num_columns != len(wanted[scan]):
             raise TransportError("a client did not send the key columns that it was asked for")
         given = in_one_piece(keys.columns.column(list(wanted[scan]).index(column)))
@@ -254,10 +242,10 @@ def _tokens_of(
         yield pa.DictionaryArray.from_arrays(given.indices.cast(pa.int32()), given.dictionary)
 
 
-def _plain(received: Sequence[Sequence[Keys]], wanted: Sequence[Sequence[int]]) -> list[pa.Table]:
+def _plain(received: Sequence[Mapping[str, Keys]], wanted: Sequence[Sequence[int]]) -> list[pa.Table]:
     tables = []
     for given, columns in zip(received, wanted, strict=True):
-        named = [_decode(k.columns).rename_columns([f"k{c}" for c in columns]) for k in given]
+        named = [_decode(k.columns).rename_columns([f"k{c}" for c in columns]) for k in given.values()]
         tables.append(pa.concat_tables(named, promote_options="permissive") if columns else pa.table({}))
     return tables
 

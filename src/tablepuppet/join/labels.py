@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array
 from tablepuppet.errors import MappingError
-from tablepuppet.exchanges.labels import DescribeLabels, Labels, LabelSummary, SendLabels, SendWeights, Weights
+from tablepuppet.exchanges.labels import DescribeLabels, Labels, LabelSummary, SendLabels, SendWeights
 from tablepuppet.job.job import Walk
 from tablepuppet.join.mapping import LabelInfo, in_label_type
 from tablepuppet.privacy.labels import channel_of
@@ -73,6 +73,8 @@ def read_labels(
 
     `client_rows[scan][client]` is the number of rows of a client's scan.
     """
+    if bound.branches[0].label_place.label < 0:
+        return _no_labels(bound, client_rows)
     privacy, folds = request.privacy.label, request.folds
     places = list(dict.fromkeys(branch.label_place for branch in bound.branches))
     owners = [(place, client) for place in places for client in bound.scans[place.scan].clients]
@@ -92,17 +94,26 @@ def read_labels(
         if place.weight >= 0:
             requests.append((client, SendWeights(job=request.job, scan=place.scan, column=place.weight)))
     offsets = {place: start for (place, _), start in reversed(list(zip(owners, starts, strict=False)))}
-    has_weights = any(place.weight >= 0 for place in places)
-    received = _Received.room_for(starts[-1], has_weights=has_weights, has_folds=folds is not None)
-    answers = iter(link.ask_each(requests))
+    total, answers = starts[-1], iter(link.ask_each(requests))
+    values, is_test, is_validation = np.empty(total), np.empty(total, np.bool_), np.zeros(total, np.bool_)
+    weights = np.empty(total) if any(place.weight >= 0 for place in places) else None
+    fold_of = None if folds is None else np.zeros(total, np.int16)
     for _, start in zip(owners, starts, strict=False):
-        received.add(next(answers), next(answers) if has_weights else None, start)
-    values = received.values
+        own: Labels = next(answers)
+        inside = slice(start, start + len(own.values))
+        values[inside], is_test[inside] = own.values, own.is_test
+        if own.is_validation is not None:
+            is_validation[inside] = own.is_validation
+        if fold_of is not None and own.folds is not None:
+            fold_of[inside] = own.folds
+        if weights is not None:
+            weights[inside] = next(answers).values
     if privacy is None:
         _check_classes(info, values, bound.label)
+        # Bytes, but not where some are missing.
         if info.kind == "class" and 0.0 <= values.min(initial=0.0) <= values.max(initial=0.0) <= _BYTE:
-            values = values.astype(np.int8)  # not where some are missing
-    return LabelSpace(info, values, received.is_test, received.is_validation, received.weights, offsets, received.folds)
+            return LabelSpace(info, values.astype(np.int8), is_test, is_validation, weights, offsets, fold_of)
+    return LabelSpace(info, values, is_test, is_validation, weights, offsets, fold_of)
 
 
 def _describe_labels(
@@ -140,33 +151,6 @@ def _labels_request(
     )
 
 
-@dataclass(slots=True, eq=False)
-class _Received:
-    """The owners' answers, one after the other."""
-
-    values: Array
-    is_test: NDArray[np.bool_]
-    is_validation: NDArray[np.bool_]
-    weights: Array | None
-    folds: NDArray[np.int16] | None
-
-    @classmethod
-    def room_for(cls, total: int, *, has_weights: bool, has_folds: bool) -> _Received:
-        weights = np.empty(total) if has_weights else None
-        folds = np.zeros(total, np.int16) if has_folds else None
-        return cls(np.empty(total), np.empty(total, np.bool_), np.zeros(total, np.bool_), weights, folds)
-
-    def add(self, labels: Labels, weights: Weights | None, start: int) -> None:
-        inside = slice(start, start + len(labels.values))
-        self.values[inside], self.is_test[inside] = labels.values, labels.is_test
-        if self.folds is not None and labels.folds is not None:
-            self.folds[inside] = labels.folds
-        if labels.is_validation is not None:
-            self.is_validation[inside] = labels.is_validation
-        if self.weights is not None and weights is not None:
-            self.weights[inside] = weights.values
-
-
 def _check_classes(info: LabelInfo, values: Array, label: str) -> None:
     """There is something to learn, and not a class for every few rows."""
     if info.kind == "class" and len(values) and bool(np.fmin.reduce(values) == np.fmax.reduce(values)):
@@ -179,7 +163,7 @@ def _check_classes(info: LabelInfo, values: Array, label: str) -> None:
         )
 
 
-def no_labels(bound: BoundQuery, client_rows: Sequence[dict[str, int]]) -> LabelSpace:
+def _no_labels(bound: BoundQuery, client_rows: Sequence[dict[str, int]]) -> LabelSpace:
     """The label space of a query without a label: its rows, all of them for training."""
     offsets: dict[LabelPlace, int] = {}
     total = 0

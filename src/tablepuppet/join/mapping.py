@@ -113,7 +113,7 @@ class Placement:
     """How joined training rows lie on a cluster."""
 
     partitions: int
-    is_joined_there: bool  # by the workers; or here, and cut into partitions
+    is_joined_there: bool  # by the workers; or here, for them to write
 
 
 @dataclass(frozen=True, slots=True)

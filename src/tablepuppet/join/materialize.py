@@ -1,10 +1,10 @@
 """JoinedSide → joined rows, written down: here, or in partitions with the workers of a cluster.
 
-Joined rows of a tree are made where they will lie, by the workers: the keys go to every node once. Workers go over the
+Joined rows are made where they will lie, by the workers: the keys go to every node once. Workers go over the
 joined rows twice, each over a range of its own. The first pass gathers facts about the whole p_i, which decide on
 lanes. The second writes partitions of whole lanes. The partitions are those of one machine's joined rows, bit for bit;
 the server knows their sizes, and which rows of the tables each of them uses. If DuckDB joined the rows, or a cap has
-chosen among them, they are made here and cut into the same partitions.
+chosen among them, they go to every node in the place of keys.
 """
 
 from __future__ import annotations
@@ -19,14 +19,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, RowNumbers, floats
 from tablepuppet.join.cluster.cluster import Cluster
-from tablepuppet.join.cluster.partitions import (
-    IndexFacts,
-    Partition,
-    PartitionSpec,
-    Storage,
-    partition_specs,
-    write_partition,
-)
+from tablepuppet.join.cluster.partitions import partition_specs
 from tablepuppet.join.cluster.rows import ClusterRows
 from tablepuppet.join.cluster.worker import Layout, merge
 from tablepuppet.join.duckdb_join import BranchSide
@@ -72,21 +65,13 @@ class Writer:
             return FactorisedRows(joined, self.trees, floats(labels), weights, self.seed, self.cluster)
         if self.cluster is None or not joined.rows:
             return replace(materialize(joined, labels, weights), counts=counts)
-        labels = floats(labels)
-        if can_build_on_workers(side):
-            return build_on_cluster(joined, labels, weights, self.cluster, name)
-        return distribute_rows(materialize(joined, labels, weights), self.cluster, name)
+        return build_on_cluster(joined, floats(labels), weights, self.cluster, name)
 
     def placement(self, joined: Joined, side: Sequence[BranchSide]) -> Placement | None:
         """How a side lies on the cluster; None: it lies here."""
         if not isinstance(joined, ClusterRows):
             return None
-        return Placement(len(joined.partitions), can_build_on_workers(side))
-
-
-def can_build_on_workers(side: Sequence[BranchSide]) -> bool:
-    """Whether the workers of a cluster can make these joined rows."""
-    return all(isinstance(branch, TreeSide) for branch in side)
+        return Placement(len(joined.partitions), all(isinstance(branch, TreeSide) for branch in side))
 
 
 def materialize(side: JoinedSide, labels: NDArray[Any], weights: Array | None) -> JoinedRows:
@@ -101,7 +86,7 @@ def materialize(side: JoinedSide, labels: NDArray[Any], weights: Array | None) -
 def build_on_cluster(
     side: JoinedSide, labels: Array, weights: Array | None, cluster: Cluster, name: str
 ) -> ClusterRows:
-    """Joined rows, made by the workers; all is as in `write_rows`."""
+    """Joined rows, made by the workers."""
     given, blocks = cluster.put(side), side.blocks
     parts = min(cluster.size, side.rows)
     borders = np.linspace(0, side.rows, parts + 1).astype(np.int64).tolist()
@@ -114,24 +99,3 @@ def build_on_cluster(
         cluster.ask("write", [(given, layout, spec) for spec in partition_specs(lanes, cluster.size, name)])
     )
     return ClusterRows(side.rows, tuple(facts[:blocks]), partitions, cluster, labels, weights, side.label_counts())
-
-
-def distribute_rows(joined: JoinedRows, cluster: Cluster, name: str) -> ClusterRows:
-    """Joined rows that are here already, for the workers to load."""
-    partitions = [
-        make_partition(joined, cluster.storage, spec)
-        for spec in partition_specs(joined.lanes_of_shards, cluster.size, name)
-    ]
-    facts = tuple(IndexFacts(p.rows, p.is_identity, p.is_sorted, p.is_partial) for p in joined.indices)
-    return ClusterRows(joined.rows, facts, partitions, cluster, joined.labels, joined.weights, joined.label_counts())
-
-
-def make_partition(joined: JoinedRows, storage: Storage, spec: PartitionSpec) -> Partition:
-    """Writes some lanes of joined rows."""
-    indices = (*joined.indices, joined.label_index)
-    blocks = len(joined.indices)
-    return write_partition(storage, spec, [_inside(p, spec) for p in indices], blocks, blocks)
-
-
-def _inside(p: RowIndex, spec: PartitionSpec) -> RowIndex:
-    return p if p.index is None else replace(p, index=p.index[spec.start : spec.stop])

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import RowNumbers
-from tablepuppet.join.build import block_span, parts_of_block
+from tablepuppet.join.blocks import block_span, parts_of_block
 from tablepuppet.join.duckdb_join import ListedSide
 from tablepuppet.join.join import Column, JoinedSide, SizeLimit, join_branch
 from tablepuppet.join.joined_rows import JoinedRows, RowIndex
@@ -54,7 +54,8 @@ def map_new_rows(
     for branch in bound.branches:
         relations = _out_of_reach(bound, branch, incomplete)
         lenient.append(relations)
-        join = join_branch(_outer(branch, relations), keys, SizeLimit(limit, limit))
+        joins = (replace(j, kind="left") if j.relation in relations and not j.is_lookup else j for j in branch.joins)
+        join = join_branch(replace(branch, joins=tuple(joins)), keys, SizeLimit(limit, limit))
         branches.append(ListedSide.of(join.side(None), join.sizes))
         limit -= branches[-1].rows
     total = sum(side.rows for side in branches)
@@ -85,11 +86,6 @@ def _out_of_reach(bound: BoundQuery, branch: Branch, incomplete: Collection[str]
         if bound.scans[branch.relations[join.relation].scan].table in incomplete or through & found:
             found.add(join.relation)
     return frozenset(found)
-
-
-def _outer(branch: Branch, relations: frozenset[int]) -> Branch:
-    joins = (replace(j, kind="left") if j.relation in relations and not j.is_lookup else j for j in branch.joins)
-    return replace(branch, joins=tuple(joins))
 
 
 def _mark_assumed(

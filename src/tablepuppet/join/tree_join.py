@@ -62,10 +62,7 @@ class TreeJoin:
         tree = _tree(branch, in_any_order)
         if tree is None or not all(scan.is_numbered for scan in own):
             return None
-        edges = tuple(
-            _edge(own[parent], own[relation], parent, relation, kind, columns)
-            for relation, (parent, kind, columns) in tree.items()
-        )
+        edges = tuple(_edge(own, parent, relation, kind, columns) for relation, (parent, kind, columns) in tree.items())
         root = branch.label_relation
         lookups = {join.relation for join in branch.joins if join.is_lookup}
         sizes = tuple(1 if relation in lookups else scan.rows for relation, scan in enumerate(own))
@@ -132,12 +129,10 @@ def _tree(branch: Branch, in_any_order: bool) -> dict[int, tuple[int, str, list[
     return tree
 
 
-def _edge(
-    upper: ScanKeys, lower: ScanKeys, parent: int, relation: int, kind: str, columns: list[tuple[int, int]]
-) -> Edge:
-    above, here = _common([upper.column(a) for a, _ in columns], [lower.column(b) for _, b in columns])
+def _edge(own: Sequence[ScanKeys], parent: int, relation: int, kind: str, columns: list[tuple[int, int]]) -> Edge:
+    above, here = _common([own[parent].column(a) for a, _ in columns], [own[relation].column(b) for _, b in columns])
     groups = int(max(above.max(initial=-1), here.max(initial=-1))) + 1
-    order = _in_order(lower)
+    order = _in_order(own[relation])
     here = here[order]
     counts = np.bincount(here + 1, minlength=groups + 1)  # those without a key come first
     group = np.empty(len(above) + 1, order.dtype)

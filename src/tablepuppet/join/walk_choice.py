@@ -64,10 +64,6 @@ class BranchJoins:
             return "factorised"
         return "drawn" if self.rows > self.limit else "materialised"
 
-    def most_drawn(self, request: MappingRequest) -> int:
-        """How many joined rows of a side are drawn."""
-        return request.max_joined_rows or min(MAX_DRAWN, self.limit)
-
 
 def join_branches(
     bound: BoundQuery, keys: Sequence[ScanKeys], request: MappingRequest, cluster: Cluster | None

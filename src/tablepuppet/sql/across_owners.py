@@ -296,26 +296,18 @@ def _of_one(branch: Conjunctive) -> Conjunctive:
 def _read_under(source: Source) -> tuple[Source, list[exp.Expr]]:
     """The table below SELECT * FROM table WHERE condition, as sql/ucq.py nests them; and all the conditions."""
     conditions: list[exp.Expr] = []
-    while isinstance(source.derived, exp.Select) and _is_narrowing(source.derived):
-        query = source.derived
+    while isinstance(source.derived, exp.Select):
+        query, given = source.derived, {key for key, value in source.derived.args.items() if value}
+        is_star = len(query.expressions) == 1 and type(query.expressions[0]) is exp.Star
+        is_narrowing = is_star and "where" in given <= {"kind", "expressions", "from_", "where"}
+        if not is_narrowing or not has_subquery(query.args["where"].this):
+            break
         below = query.args["from_"].this
         inner = below.this if isinstance(below, exp.Subquery) else None
         table = base_tables(inner)[0].this if inner is not None else below.this
         conditions.insert(0, query.args["where"].this)
         source = replace(source, table=table, derived=inner)
     return source, conditions
-
-
-def _is_narrowing(query: exp.Select) -> bool:
-    given = {key for key, value in query.args.items() if value}
-    is_star = len(query.expressions) == 1 and type(query.expressions[0]) is exp.Star
-    return is_star and given <= {"kind", "expressions", "from_", "where"} and _looks_up(query)
-
-
-def _looks_up(query: exp.Select) -> bool:
-    """Whether WHERE looks rows up in a subquery."""
-    where = query.args.get("where")
-    return where is not None and has_subquery(where.this)
 
 
 def _split_exists(query: exp.Select) -> tuple[list[exp.Expr], exp.Select] | None:
@@ -333,7 +325,9 @@ def _split_exists(query: exp.Select) -> tuple[list[exp.Expr], exp.Select] | None
             rest.append(conjunct)
     if not outer or any(query.args.get(clause) for clause in ("group", "having", "offset", "qualify")):
         return None
-    if query.args.get("limit") is not None and not _is_positive(query.args["limit"]):
+    limit = query.args.get("limit")
+    count = limit.expression if isinstance(limit, exp.Limit) else None
+    if limit is not None and not (isinstance(count, exp.Literal) and count.name.isdigit() and int(count.name) > 0):
         return None
     kept = query.copy()
     for clause in ("limit", "order", "distinct"):
@@ -341,12 +335,6 @@ def _split_exists(query: exp.Select) -> tuple[list[exp.Expr], exp.Select] | None
     kept.set("expressions", [side.copy() for side in inner])
     kept.set("where", exp.Where(this=exp.and_(*(r.copy() for r in rest))) if rest else None)
     return outer, _alias_items(kept, "key").distinct()
-
-
-def _is_positive(limit: exp.Expr) -> bool:
-    """LIMIT 1, LIMIT 2, …, which leave a row where there is one."""
-    count = limit.expression if isinstance(limit, exp.Limit) else None
-    return isinstance(count, exp.Literal) and count.name.isdigit() and int(count.name) > 0
 
 
 def _scalar_join(query: exp.Expr, name: str) -> str:

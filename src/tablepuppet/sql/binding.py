@@ -23,21 +23,10 @@ from sqlglot import exp
 
 from tablepuppet.errors import CatalogError, QueryError, TablePuppetError, did_you_mean
 from tablepuppet.sources.syntax import unused_name
+from tablepuppet.sql import checks
 from tablepuppet.sql.across_owners import at_one_owner, join_owners
-from tablepuppet.sql.bound import Block, BoundQuery, Branch, Scan, format_expression, refuse
-from tablepuppet.sql.checks import (
-    NOTHING,
-    LabelColumns,
-    check_arity,
-    check_beside,
-    check_features,
-    check_keys,
-    check_label,
-    find_label,
-    place_beside,
-    union_of,
-    weight_position,
-)
+from tablepuppet.sql.bound import Block, BoundQuery, Branch, LabelPlace, Scan, format_expression, refuse
+from tablepuppet.sql.checks import NOTHING, LabelColumns, place_beside, union_of, weight_position
 from tablepuppet.sql.grammar import TOO_DEEP
 from tablepuppet.sql.names import ResolvedBranch, resolve
 from tablepuppet.sql.scans import PlacedBranch, Scans, place
@@ -46,39 +35,18 @@ from tablepuppet.sql.ucq import Conjunctive, Item, Star, Ucq, matches
 from tablepuppet.transport.link import Link
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """The feature positions of one block, and the relation that they come from in each branch."""
-
-    relations: tuple[int, ...]
-    positions: tuple[int, ...]
-
-
-def group_features(relations: Sequence[Sequence[int]]) -> list[Group]:
+def group_features(relations: Sequence[Sequence[int]]) -> list[tuple[tuple[int, ...], list[int]]]:
     """Groups positions that share their relation in every branch, in the order of the first FROM clause.
 
-    `relations[b][p]` is the relation of feature position p in branch b.
+    `relations[b][p]` is the relation of feature position p in branch b; a group has the relation of each branch first.
 
-    >>> [group.positions for group in group_features([[0, 0, 1, 1], [0, 1, 1, 1]])]
-    [(0,), (1,), (2, 3)]
+    >>> group_features([[0, 0, 1, 1], [0, 1, 1, 1]])
+    [((0, 0), [0]), ((0, 1), [1]), ((1, 1), [2, 3])]
     """
     groups: dict[tuple[int, ...], list[int]] = {}
     for position, signature in enumerate(zip(*relations, strict=True)):
         groups.setdefault(signature, []).append(position)
-    ordered = sorted(groups.items(), key=lambda group: (group[0][0], group[1][0]))
-    return [Group(signature, tuple(positions)) for signature, positions in ordered]
-
-
-def unique_names(names: Sequence[str]) -> list[str]:
-    """The names, with a number after each that was there before.
-
-    >>> unique_names(["o", "i", "o"])
-    ['o', 'i', 'o_2']
-    """
-    given: list[str] = []
-    for name in names:
-        given.append(unused_name(name, given))
-    return given
+    return sorted(groups.items(), key=lambda group: (group[0][0], group[1][0]))
 
 
 def bind(
@@ -96,11 +64,11 @@ def bind(
     """
     try:
         ucq, resolved = _resolve_names(ucq, tables, link)
-        check_arity(ucq, resolved)
-        label_position = None if label is None else find_label(ucq, resolved, label)
+        checks.check_arity(ucq, resolved)
+        label_position = None if label is None else checks.find_label(ucq, resolved, label)
         weight = None if label_position is None else weight_position(resolved[0], label_position, beside.weight)
         features = [p for p in range(len(resolved[0].outputs)) if p not in (label_position, weight)]
-        check_features(ucq, resolved[0], features)
+        checks.check_features(ucq, resolved[0], features)
         scans = Scans()
         placed = [place(branch, scans) for branch in resolved]
         outputs = [branch.outputs[label_position or 0] for branch in resolved]
@@ -111,7 +79,7 @@ def bind(
         raise QueryError(TOO_DEEP) from None
     opened = _Opened(ucq, placed, scans.add_types(ucq, link.ask(requests)))
     if label_position is not None:
-        check_label(ucq, placed, opened.scans, label_position)
+        checks.check_label(ucq, placed, opened.scans, label_position)
     branches = opened.branches(relations, read, label_position)
     label_name = "" if label_position is None else outputs[0].name
     return BoundQuery(ucq.text, label_name, opened.scans, branches, opened.group_blocks(features))
@@ -143,27 +111,24 @@ class _Opened:
     scans: tuple[Scan, ...]
 
     def __post_init__(self) -> None:
-        check_keys(self.ucq, self.placed, self.scans)
+        checks.check_keys(self.ucq, self.placed, self.scans)
 
-    def branches(
-        self, bases: Sequence[int], beside: Sequence[Mapping[str, int]], label: int | None = None
-    ) -> tuple[Branch, ...]:
+    def branches(self, bases: Sequence[int], places: Sequence[LabelPlace], label: int | None) -> tuple[Branch, ...]:
         """The bound branches, whose joined rows are ordered by `bases`; `label`: the output that is predicted."""
         found = tuple(
-            branch.bind_branch(base, -1 if label is None else branch.output_columns[label], columns)
-            for branch, base, columns in zip(self.placed, bases, beside, strict=True)
+            branch.bind_branch(base, place if label is None else place._replace(label=branch.output_columns[label]))
+            for branch, base, place in zip(self.placed, bases, places, strict=True)
         )
-        check_beside(found, self.scans)
+        checks.check_beside(found, self.scans)
         return found
 
     def group_blocks(self, features: Sequence[int]) -> tuple[Block, ...]:
         """The blocks of the query, named after the first branch."""
-        groups = group_features([[b.resolved.outputs[p].relation for p in features] for b in self.placed])
-        names = unique_names([self.placed[0].resolved.aliases[g.relations[0]] for g in groups])
-        return tuple(
-            self.block(name, group.relations, [features[k] for k in group.positions])
-            for group, name in zip(groups, names, strict=True)
-        )
+        blocks: list[Block] = []
+        for relations, own in group_features([[b.resolved.outputs[p].relation for p in features] for b in self.placed]):
+            name = unused_name(self.placed[0].resolved.aliases[relations[0]], [block.name for block in blocks])
+            blocks.append(self.block(name, relations, [features[k] for k in own]))
+        return tuple(blocks)
 
     def block(self, name: str, relations: Sequence[int], positions: Sequence[int]) -> Block:
         columns = tuple(union_of(self.ucq, self.placed, self.scans, p) for p in positions)
@@ -199,11 +164,13 @@ class Servable:
 def bind_features(ucq: Ucq, wanted: Wanted, *, tables: Mapping[str, tuple[str, ...]], link: Link, job: str) -> Servable:
     """Binds the query to a federation and a model."""
     ucq, resolved = _resolve_names(_without_label(ucq, wanted.label), tables, link)
-    check_arity(ucq, resolved)
+    checks.check_arity(ucq, resolved)
     bases = [_base(branch, wanted.bases, number) for number, branch in enumerate(resolved)]
     positions = _positions(ucq, resolved[0], [f for _, features in wanted.blocks for f in features])
     resolved = [replace(branch, outputs=tuple(branch.outputs[p] for p in positions)) for branch in resolved]
-    keys = _same_keys([_key(ucq, branch, base, wanted.key) for branch, base in zip(resolved, bases, strict=True)])
+    keys = [_key(ucq, branch, base, wanted.key) for branch, base in zip(resolved, bases, strict=True)]
+    if len({len(key) for key in keys}) > 1:  # a branch without a join has no key
+        keys = [[] for _ in keys]
     if wanted.only is not None:
         resolved = [_restrict_rows(b, base, k, wanted.only) for b, base, k in zip(resolved, bases, keys, strict=True)]
     scans = Scans()
@@ -220,7 +187,7 @@ def bind_features(ucq: Ucq, wanted: Wanted, *, tables: Mapping[str, tuple[str, .
         start = own.stop
         relations = [_one_relation(ucq, branch.resolved, own, name) for branch in placed]
         blocks.append(replace(opened.block(name, relations, own), features=features))
-    bound = BoundQuery(ucq.text, wanted.label, opened.scans, opened.branches(bases, read), tuple(blocks))
+    bound = BoundQuery(ucq.text, wanted.label, opened.scans, opened.branches(bases, read, None), tuple(blocks))
     return Servable(bound, tuple(format_expression(column) for column in keys[0]), tuple(key_columns))
 
 
@@ -278,11 +245,6 @@ def _key(ucq: Ucq, branch: ResolvedBranch, base: int, key: Sequence[str] | None)
             raise refuse(ucq, f"the key {name} is not a column of {alias} (table {shape.name}). {hint}", None)
         columns.append(exp.column(shape.columns[found[0]], table=alias, quoted=True))
     return columns
-
-
-def _same_keys(keys: Sequence[list[exp.Column]]) -> list[list[exp.Column]]:
-    """The keys, if all branches have as many columns for them; or none: a branch without a join has no key."""
-    return list(keys) if len({len(key) for key in keys}) == 1 else [[] for _ in keys]
 
 
 def _restrict_rows(branch: ResolvedBranch, base: int, key: Sequence[exp.Column], only: Sequence[Key]) -> ResolvedBranch:

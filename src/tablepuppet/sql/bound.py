@@ -127,11 +127,11 @@ class LabelPlace(NamedTuple):
     """Where the label and its companions lie: a scan, and expressions of it (−1: not asked for)."""
 
     scan: int
-    label: int
-    weight: int
-    test: int
-    validation: int
-    fold: int = -1
+    label: int = -1
+    weight: int = -1
+    test: int = -1  # who is a test or a validation row
+    validation: int = -1
+    fold: int = -1  # of cross-validation: groups or a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +141,7 @@ class Branch:
     relations: tuple[Relation, ...]
     joins: tuple[Join, ...]
     label_relation: int
-    label_column: int  # index into the label relation's scan's expressions; −1: rows to predict on have none
-    weight_column: int = -1  # likewise: sample weights, and who is a test or a validation row; −1: not asked for
-    test_column: int = -1
-    validation_column: int = -1
-    fold_column: int = -1  # of cross-validation: groups or a time
+    label_place: LabelPlace
 
     @property
     def pairs(self) -> list[KeyPair]:
@@ -153,10 +149,10 @@ class Branch:
         return [pair for join in self.joins for pair in join.on]
 
     @property
-    def label_place(self) -> LabelPlace:
-        scan = self.relations[self.label_relation].scan
-        beside = (self.weight_column, self.test_column, self.validation_column, self.fold_column)
-        return LabelPlace(scan, self.label_column, *beside)
+    def compared(self) -> list[tuple[Place, Place]]:
+        """The same by scan and expression."""
+        scans = [relation.scan for relation in self.relations]
+        return [((scans[p.left], p.left_column), (scans[p.right], p.right_column)) for p in self.pairs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,11 +193,7 @@ class BoundQuery:
         """The columns that give the cutoffs, for each scan of a history."""
         found: dict[int, dict[Place, None]] = {}
         for branch in self.branches:
-            for pair in branch.pairs:
-                sides = [
-                    (branch.relations[pair.left].scan, pair.left_column),
-                    (branch.relations[pair.right].scan, pair.right_column),
-                ]
+            for sides in branch.compared:
                 for (scan, column), other in (sides, sides[::-1]):
                     is_cutoff = self.scans[scan].expressions[column] in CUTOFF_OUTPUTS
                     if is_cutoff and self.scans[scan].cutoffs:

@@ -8,14 +8,14 @@ where nothing was asked for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 
 from sqlglot import exp
 
 from tablepuppet.errors import CatalogError, QueryError, did_you_mean
 from tablepuppet.protocol.columns import ColumnInfo
-from tablepuppet.sql.bound import Branch, Scan, format_expression, refuse
+from tablepuppet.sql.bound import Branch, LabelPlace, Scan, format_expression, refuse
 from tablepuppet.sql.conditions import KeyEquality
 from tablepuppet.sql.grammar import start_of
 from tablepuppet.sql.names import ResolvedBranch, resolve
@@ -233,12 +233,6 @@ class LabelColumns:
     validation_where: str | None = None
     folds: str | None = None  # groups that stay together in cross-validation, or a time
 
-    def items(self) -> Iterator[tuple[str, str | None]]:
-        yield "weight", self.weight
-        yield "test_where", self.test_where
-        yield "validation_where", self.validation_where
-        yield "folds", self.folds
-
 
 NOTHING = LabelColumns()
 
@@ -262,31 +256,30 @@ def place_beside(
     scans: Scans,
     at: exp.Expr,
     selected: int | None = None,
-) -> list[dict[str, int]]:
-    """Asks the label's scans for the expressions; by branch and name, their numbers.
+) -> list[LabelPlace]:
+    """Asks the label's scans for the expressions; by branch, their numbers.
 
     `places`: each branch with the relation that holds its label; `selected`: the item of it that is the weight.
     """
-    found: list[dict[str, int]] = []
+    found = []
     for branch, relation in places:
-        scan = branch.scans[relation]
-        columns = {}
-        for name, text in beside.items():
+        columns, scan = dict.fromkeys(asdict(beside), -1), branch.scans[relation]
+        for name, text in asdict(beside).items():
             if name == "weight" and selected is not None:
                 columns[name] = branch.output_columns[selected]
             elif text is not None:
                 columns[name] = scans.column(scan, _expression(branch.resolved, relation, name, text), at)
-        found.append(columns)
+        found.append(LabelPlace(scan, -1, *columns.values()))
     return found
 
 
 def check_beside(branches: Sequence[Branch], scans: Sequence[Scan]) -> None:
     """A weight is a number, and a predicate is true or false."""
-    for branch in branches:
-        columns = scans[branch.relations[branch.label_relation].scan].columns
-        if branch.weight_column >= 0 and columns[branch.weight_column].kind not in _WEIGHTS:
-            raise CatalogError(f"weight is {type_name(columns[branch.weight_column])}; a weight is a number. CAST it")
-        for name, number in (("test_where", branch.test_column), ("validation_where", branch.validation_column)):
+    for place in (branch.label_place for branch in branches):
+        columns = scans[place.scan].columns
+        if place.weight >= 0 and columns[place.weight].kind not in _WEIGHTS:
+            raise CatalogError(f"weight is {type_name(columns[place.weight])}; a weight is a number. CAST it")
+        for name, number in (("test_where", place.test), ("validation_where", place.validation)):
             if number >= 0 and columns[number].kind != "boolean":
                 raise CatalogError(
                     f"{name} is {type_name(columns[number])}; it must be a condition, true or false for each row of "

@@ -65,7 +65,8 @@ def read_condition(scope: Scope, node: exp.Expr) -> Condition | None:
     """The meaning of a conjunct; None if it always holds."""
     relations = scope.relations(node)
     if not relations:
-        if _always_true(node):
+        is_equal = isinstance(node, exp.EQ) and isinstance(node.left, exp.Literal) and node.left == node.right
+        if is_equal or (isinstance(node, exp.Boolean) and node.this):  # the 1 = 1 of generated SQL
             return None
         raise refusal(scope.text, "this condition names no column; remove it, or compare a column", node)
     if len(relations) == 1:
@@ -78,13 +79,6 @@ def read_condition(scope: Scope, node: exp.Expr) -> Condition | None:
             )
             return KeyEquality(left, left_key.unnest(), right, right_key.unnest(), node)
     raise _cross_table(scope, node, relations)
-
-
-def _always_true(node: exp.Expr) -> bool:
-    """TRUE, and the 1 = 1 of generated SQL."""
-    if isinstance(node, exp.EQ):
-        return isinstance(node.left, exp.Literal) and node.left == node.right
-    return isinstance(node, exp.Boolean) and bool(node.this)
 
 
 def _cross_table(scope: Scope, node: exp.Expr, relations: list[int]) -> QueryError:

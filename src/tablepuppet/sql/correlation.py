@@ -148,7 +148,7 @@ def _find_moment(nodes: Sequence[exp.Expr], foreign: _Foreign, keys: _Pairs, ref
     """The one expression over the other table, besides keys, that a history is compared with."""
     equal = {other.sql() for _, other in keys}
     columns = [c for node in nodes for c in foreign(node)]
-    compared = [c for c in columns if c.sql() not in equal or _is_compared(c)]
+    compared = [c for c in columns if c.sql() not in equal or _is_in_order(c)]
     if not compared:
         return None
     if len({column.sql() for column in compared}) > 1:
@@ -172,9 +172,9 @@ def _key_pair(condition: exp.Expr, foreign: _Foreign) -> tuple[exp.Expr, exp.Exp
     return None
 
 
-def _is_compared(column: exp.Expr) -> bool:
+def _is_in_order(column: exp.Expr) -> bool:
     """Whether a column stands in a comparison of order, rather than of equality."""
-    return column.find_ancestor(*ORDER, exp.Between, exp.Select).__class__ in (*ORDER, exp.Between)
+    return isinstance(column.find_ancestor(*ORDER, exp.Between, exp.Select), (*ORDER, exp.Between))
 
 
 def _widest(column: exp.Column, foreign: _Foreign) -> exp.Expr:

@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Sequence
 from functools import cache, lru_cache
-from threading import Lock, Thread
+from threading import Lock
 from typing import Final
 
 import duckdb
@@ -87,17 +87,6 @@ def _duckdb() -> duckdb.DuckDBPyConnection:
     connection = duckdb.connect(config={"threads": 1})
     connection.execute("SET errors_as_json = true")
     return connection
-
-
-def open_parser_early() -> None:
-    """Opens the parser's database while its caller opens others: it takes ten times as long as to read a query."""
-
-    def open_once() -> None:
-        with _lock:
-            _duckdb()
-
-    if not _duckdb.cache_info().currsize:
-        Thread(target=open_once, name="tablepuppet-parser").start()
 
 
 def check_grammar(text: str, tokens: Sequence[Token] = ()) -> None:

@@ -72,8 +72,9 @@ def _without_cutoffs(query: exp.Query) -> exp.Query:
         joins = [join for join in select.args.get("joins") or () if not is_cutoffs(join.this)]
         latest = next((join for join in joins if join.method == "ASOF"), None)
         if isinstance(select, exp.Select) and latest is not None:
-            keys = [side for left, right in _sides(latest) for side in (left, right)]
-            own = [key for key in keys if key.table.lower() == latest.this.alias_or_name.lower()]
+            equal = [(e.left, e.right) for e in conjuncts_of(latest.args.get("on")) if isinstance(e, exp.EQ)]
+            keys = [side for sides in equal if all(isinstance(s, exp.Column) for s in sides) for side in sides]
+            own = [key for key in keys if key.text("table").lower() == latest.this.alias_or_name.lower()]
             number = exp.Window(this=exp.RowNumber(), partition_by=[key.copy() for key in own])
             select.set("from_", exp.From(this=latest.this.copy()))
             select.set("qualify", exp.Qualify(this=exp.EQ(this=number, expression=exp.Literal.number(1))))
@@ -83,12 +84,6 @@ def _without_cutoffs(query: exp.Query) -> exp.Query:
         if column.table == CUTOFFS and (column.arg_key == "partition_by" or isinstance(column.parent, exp.Group)):
             column.pop()
     return found
-
-
-def _sides(join: exp.Join) -> list[tuple[exp.Column, exp.Column]]:
-    """The plain columns that a join equates."""
-    sides = [(e.left, e.right) for e in conjuncts_of(join.args.get("on")) if isinstance(e, exp.EQ)]
-    return [(a, b) for a, b in sides if isinstance(a, exp.Column) and isinstance(b, exp.Column)]
 
 
 def _text(witnesses: Witnesses) -> str:

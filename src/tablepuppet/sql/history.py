@@ -19,7 +19,7 @@ r, and to nobody else (exchanges/history.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sqlglot import exp
@@ -28,41 +28,18 @@ from tablepuppet.errors import QueryError
 from tablepuppet.sources.cutoffs import AT, AT_ONCE, KEY
 from tablepuppet.sources.grouped_queries import grouped_by, named_items
 from tablepuppet.sources.syntax import conditions_of, conjuncts_of, relations_of, unused_name
-from tablepuppet.sql.correlation import (
-    ORDER,
-    Correlation,
-    column_of,
-    correlate,
-    cutoff_column,
-    cutoff_table,
-    derived_table,
-    filter_aggregates,
-    mark_found,
-    name_items,
-    value_without_rows,
-)
+from tablepuppet.sql import correlation
+from tablepuppet.sql.correlation import ORDER, Correlation, column_of, correlate, derived_table, name_items
 from tablepuppet.sql.grammar import At, refusal
 from tablepuppet.sql.groups import has_aggregate
 
 Tables = Mapping[str, tuple[str, ...]]
 
 
-def join_histories(text: str, tree: exp.Expr, tables: Tables) -> None:
-    """Writes every history of a query as a join, in place."""
-    known = {name.lower(): clients for name, clients in tables.items()}
-    for select in list(_branches(tree)):
-        if select.args.get("from_") is not None:
-            _Branch(text, select, known).rewrite()
-
-
-def _branches(tree: exp.Expr) -> Iterator[exp.Select]:
-    """The SELECTs of a UNION ALL."""
-    if isinstance(tree, exp.Select):
-        yield tree
-    elif isinstance(tree, exp.SetOperation | exp.Subquery):
-        yield from _branches(tree.this)
-        if isinstance(tree, exp.SetOperation):
-            yield from _branches(tree.expression)
+def join_histories(text: str, select: exp.Select, tables: Tables) -> None:
+    """Writes every history of a SELECT as a join, in place."""
+    if select.args.get("from_") is not None:
+        _Branch(text, select, {name.lower(): clients for name, clients in tables.items()}).rewrite()
 
 
 @dataclass
@@ -132,9 +109,9 @@ class _Branch:
         name = alias.this
         items = name_items(found.query.expressions)
         if has_aggregate(found.query):
-            derived = found.groups([*items, mark_found()])
+            derived = found.groups([*items, correlation.mark_found()])
             self._fill_missing(
-                name, {item.alias_or_name: value_without_rows(item, self._refuse) for item in items}, found
+                name, {item.alias_or_name: correlation.value_without_rows(item, self._refuse) for item in items}, found
             )
             side = "LEFT"
         elif found.query.args.get("limit") is not None:
@@ -164,8 +141,8 @@ class _Branch:
         equal = [own.copy().eq(column_of(f"{KEY} {k}", listed)) for k, (own, _) in enumerate(found.keys)]
         star = exp.Column(this=exp.Star(), table=name.copy())
         derived = exp.select(star, *found.columns())
-        derived = derived.from_(derived_table(keys, listed) if found.keys else cutoff_table())
-        joins = [exp.Join(this=cutoff_table(), kind="CROSS")] if found.keys else []
+        derived = derived.from_(derived_table(keys, listed) if found.keys else correlation.cutoff_table())
+        joins = [exp.Join(this=correlation.cutoff_table(), kind="CROSS")] if found.keys else []
         conditions = exp.and_(*equal, found.bounds[0].copy(), copy=False)
         joins.append(exp.Join(this=source.copy(), method="ASOF", on=conditions))
         derived.set("joins", joins)
@@ -199,7 +176,11 @@ class _Branch:
         inner.set("from_", exp.From(this=sources[0]))
         inner.set("joins", [exp.Join(this=node) for node in sources[1:]] or None)
         inner.set("where", None)
-        by = _group_texts(inner)
+        items = named_items(inner)
+        by = {
+            (items.get(e.name.lower(), e) if isinstance(e, exp.Column) and not e.table else e).sql()
+            for e in grouped_by(inner, inner.args["group"])
+        }
         inner.set("group", None)
         inner = inner.where(*(c.copy() for c in conditions), copy=False)
         found = correlate(inner, {guest.alias_or_name.lower()}, self._refuse)
@@ -213,11 +194,11 @@ class _Branch:
                 query,
             )
         self._check_plain(found.query, join.this)
-        items = name_items(found.query.expressions)
-        moments = {item.alias_or_name.lower() for item in items if item.unalias() == cutoff_column()}
-        derived = found.groups(items)
+        shown = name_items(found.query.expressions)
+        moments = {item.alias_or_name.lower() for item in shown if item.unalias() == correlation.cutoff_column()}
+        derived = found.groups(shown)
         at = AT_ONCE if self._is_named_outside(guest) else AT
-        derived.set("expressions", [*items, exp.alias_(cutoff_column(), at, quoted=True)])
+        derived.set("expressions", [*shown, exp.alias_(correlation.cutoff_column(), at, quoted=True)])
         on = []
         for condition in conjuncts_of(join.args.get("on")):
             for column in list(condition.find_all(exp.Column)):
@@ -316,7 +297,7 @@ class _Branch:
         if limit != exp.Literal.number(1):
             raise self._refuse("a subquery in the SELECT list gives one value; write LIMIT 1", scalar.node)
         item = exp.alias_(found.query.expressions[0].unalias().copy(), "value", quoted=True)
-        self._add(found.latest([item, mark_found()], limit, found.query.args.get("order")), found, name)
+        self._add(found.latest([item, correlation.mark_found()], limit, found.query.args.get("order")), found, name)
         self._show(scalar, column_of("value", name))
 
     def _join_values(self, scalars: Sequence[_Scalar]) -> None:
@@ -327,13 +308,13 @@ class _Branch:
         items, shown = [], []
         for number, (scalar, given) in enumerate(zip(scalars, conditions, strict=True)):
             own = [c for c in given if c.sql() not in common]
-            value = filter_aggregates(scalar.correlation.query.expressions[0].unalias(), own)
+            value = correlation.filter_aggregates(scalar.correlation.query.expressions[0].unalias(), own)
             column = f"value {number}"
             items.append(exp.alias_(value, column, quoted=True))
-            missing = value_without_rows(items[-1], self._refuse)
+            missing = correlation.value_without_rows(items[-1], self._refuse)
             shown.append(first.fill(missing, column_of(column, name), name))
         shared = [c for c in conditions[0] if c.sql() in common]
-        self._add(first.groups([*items, mark_found()], shared), first, name)
+        self._add(first.groups([*items, correlation.mark_found()], shared), first, name)
         for scalar, value in zip(scalars, shown, strict=True):
             self._show(scalar, value)
 
@@ -390,9 +371,3 @@ def _plain_table(query: exp.Expr) -> str:
     clauses = {key for key, value in query.args.items() if value} - {"expressions", "distinct", "from_", "where"}
     is_plain = all(isinstance(item, exp.Column | exp.Star) for item in query.expressions) and not clauses
     return source.name.lower() if is_plain and isinstance(source, exp.Table) else ""
-
-
-def _group_texts(select: exp.Select) -> set[str]:
-    """The items of GROUP BY: expressions, or places in the SELECT list."""
-    items, given = named_items(select), grouped_by(select, select.args["group"])
-    return {(items.get(e.name.lower(), e) if isinstance(e, exp.Column) and not e.table else e).sql() for e in given}

@@ -19,7 +19,7 @@ from sqlglot import exp
 from tablepuppet.errors import QueryError
 from tablepuppet.sql.conditions import TRUE, Condition, Filter, KeyEquality, keeps_null, outcomes, read_condition
 from tablepuppet.sql.grammar import refusal
-from tablepuppet.sql.ucq import JoinKind, Scope, Source
+from tablepuppet.sql.ucq import JoinKind, Scope, Source, matches
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,12 @@ def join_tree(scope: Scope, sources: Sequence[Source], where: Sequence[exp.Expr]
     for condition in conditions:
         if isinstance(condition, Filter) and _says_no_match(condition, outer.get(condition.relation, ())):
             kinds[condition.relation] = "anti"
-    conditions = [c for c in conditions if not _holds_without_match(c, kinds)]
+    # That an anti-joined table has no row holds anyway.
+    conditions = [
+        c
+        for c in conditions
+        if not (isinstance(c, Filter) and kinds.get(c.relation) == "anti" and outcomes(c.predicate) == TRUE)
+    ]
     filters: list[list[exp.Expr]] = [[] for _ in sources]
     keys: dict[int, list[KeyEquality]] = {position: [] for position in range(len(sources))}
     for condition in conditions:
@@ -116,23 +121,11 @@ def _says_no_match(condition: Filter, on: Sequence[Condition]) -> bool:
     tested = condition.predicate.unnest()
     if not isinstance(tested, exp.Is) or not isinstance(tested.expression, exp.Null):
         return False
-    return any(_is_same(tested.this.unnest(), key.right_key) for key in on if isinstance(key, KeyEquality))
-
-
-def _is_same(column: exp.Expr, key: exp.Expr) -> bool:
-    if not isinstance(column, exp.Column) or not isinstance(key, exp.Column):
-        return False
-    if column.this.quoted and key.this.quoted:
-        return column.name == key.name
-    return column.name.lower() == key.name.lower()
-
-
-def _holds_without_match(condition: Condition, kinds: Mapping[int, JoinKind]) -> bool:
-    """Whether a condition only states that an anti-joined table has no row, which holds anyway."""
-    return (
-        isinstance(condition, Filter)
-        and kinds.get(condition.relation) == "anti"
-        and outcomes(condition.predicate) == TRUE
+    column, keys = tested.this.unnest(), [key.right_key for key in on if isinstance(key, KeyEquality)]
+    return isinstance(column, exp.Column) and any(
+        bool(matches(column.this, [key.name]) or matches(key.this, [column.name]))
+        for key in keys
+        if isinstance(key, exp.Column)
     )
 
 
@@ -142,20 +135,16 @@ def _check_inner(scope: Scope, condition: Condition, outer: dict[int, list[Condi
         if relation in outer:
             alias = scope.aliases[relation]
             node = condition.predicate if isinstance(condition, Filter) else condition.node
+            own = [c.right_key for c in outer[relation] if isinstance(c, KeyEquality)]
+            key = next((key.name for key in own if isinstance(key, exp.Column)), "key")
             raise refusal(
                 scope.text,
                 f"{alias} is joined by LEFT JOIN, and this condition can hold for a row that has no match in {alias}, "
                 f"which no owner can tell. To keep only rows with a match, write JOIN {alias}; to choose which rows of "
                 f"{alias} can match, move the condition to the ON of {alias}; to keep only rows without a match, ask "
-                f"for the key that {alias} is joined on: WHERE {_key_of(scope, relation, outer)} IS NULL",
+                f"for the key that {alias} is joined on: WHERE {alias}.{key} IS NULL",
                 node,
             )
-
-
-def _key_of(scope: Scope, relation: int, outer: Mapping[int, Sequence[Condition]]) -> str:
-    """A column that a table is joined on, as it may be written."""
-    keys = [c.right_key for c in outer[relation] if isinstance(c, KeyEquality) and isinstance(c.right_key, exp.Column)]
-    return f"{scope.aliases[relation]}.{keys[0].name if keys else 'key'}"
 
 
 def _check_outer(scope: Scope, condition: Condition, relation: int, outer: Mapping[int, JoinKind]) -> None:
@@ -208,10 +197,13 @@ def _place(
         """The join of a table, if the tables that its keys need are there already."""
         if relation in outer:
             own = keys[relation]
-            ready = bool(own) and all(key.left in placed for key in own)
-            return TreeJoin(outer[relation], relation, tuple(own)) if ready else None
-        on = tuple(_towards(key, relation) for key in equalities if _connects(key, relation, placed))
-        return TreeJoin("inner", relation, on) if on else None
+            is_ready = bool(own) and all(key.left in placed for key in own)
+            return TreeJoin(outer[relation], relation, tuple(own)) if is_ready else None
+        ready = [k for k in equalities if relation in k.relations and (k.left in placed or k.right in placed)]
+        on = [
+            k if k.right == relation else KeyEquality(k.right, k.right_key, k.left, k.left_key, k.node) for k in ready
+        ]
+        return TreeJoin("inner", relation, tuple(on)) if on else None
 
     waiting = list(range(1, len(sources)))
     while waiting:
@@ -222,17 +214,6 @@ def _place(
         placed.append(found.relation)
         waiting.remove(found.relation)
     return tuple(joins)
-
-
-def _connects(key: KeyEquality, relation: int, placed: list[int]) -> bool:
-    return relation in key.relations and any(r in placed for r in key.relations)
-
-
-def _towards(key: KeyEquality, relation: int) -> KeyEquality:
-    """The same equality with `relation` on the right."""
-    if key.right == relation:
-        return key
-    return KeyEquality(key.right, key.right_key, key.left, key.left_key, key.node)
 
 
 def _not_connected(scope: Scope, sources: Sequence[Source], placed: list[int], relation: int) -> QueryError:

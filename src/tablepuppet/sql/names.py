@@ -95,7 +95,8 @@ class _Names:
         if isinstance(item, Item):
             expression = self.expression(item.expression)
             relation = one_table(self.scope, expression, is_branch=len(self.ucq.branches) > 1)
-            name = item.name.name if item.name is not None else _own_name(expression)
+            own = expression.name if isinstance(expression, exp.Column) else format_expression(expression)
+            name = own if item.name is None else item.name.name
             return [Output(relation, expression, name, item.expression)]
         relations = range(len(self.shapes)) if item.alias is None else [self.scope.relation(item.alias)]
         return [
@@ -193,8 +194,3 @@ class _Names:
         who = f"with it: {', '.join(having)}; without: {', '.join(lacking)}"
         what = f"not all clients of table {shape.name} have the column {column} ({who}). {advice}.{shape.differences()}"
         return refuse(self.ucq, what.rstrip("."), at)
-
-
-def _own_name(expression: exp.Expr) -> str:
-    """The name of an item without AS: its column, or its text."""
-    return expression.name if isinstance(expression, exp.Column) else format_expression(expression)

@@ -14,18 +14,8 @@ from sqlglot.errors import ParseError
 
 from tablepuppet.errors import QueryError
 from tablepuppet.sources.syntax import conditions_of, relations_of
-from tablepuppet.sql.grammar import (
-    DIALECT,
-    INVALID,
-    PARAMETER,
-    TOO_DEEP,
-    check_clauses,
-    check_grammar,
-    is_parameter,
-    refusal,
-    word_before,
-    words,
-)
+from tablepuppet.sql import grammar
+from tablepuppet.sql.grammar import TOO_DEEP, check_grammar, refusal, word_before, words
 from tablepuppet.sql.history import Tables, join_histories
 from tablepuppet.sql.select import read_select
 from tablepuppet.sql.ucq import Ucq, has_subquery
@@ -66,7 +56,7 @@ def _words(text: str) -> Sequence[Token]:
     # The tokenizer meets arbitrary text here: any error means that the text is not SQL.
     except Exception as error:
         check_grammar(text)
-        raise QueryError(f"{INVALID}: a word, a number or a quote in it cannot be read") from error
+        raise QueryError(f"{grammar.INVALID}: a word, a number or a quote in it cannot be read") from error
     if not tokens:
         raise QueryError(_EMPTY)
     first = next((t for t in tokens if t.token_type != TokenType.L_PAREN), tokens[0])
@@ -88,28 +78,23 @@ def _words(text: str) -> Sequence[Token]:
     return tokens
 
 
-def _place(error: Exception) -> int | None:
-    """Where sqlglot stopped, if its error gives the text up to there."""
-    found = error.errors[0] if isinstance(error, ParseError) and error.errors else {}
-    start = found.get("start_context")
-    # The context is cut to its last hundred characters; a longer one does not locate the error.
-    return len(start) if isinstance(start, str) and len(start) < _CONTEXT else None
-
-
 def _tree(text: str) -> exp.Expr:
     """sqlglot's tree, not too deep."""
     try:
-        (tree,) = DIALECT.parser().parse(list(words(text)), text)
+        (tree,) = grammar.DIALECT.parser().parse(list(words(text)), text)
     except RecursionError:
         raise
     # DuckDB has read this text, so that it is SQL; sqlglot, which fails in many ways, does not know it.
     except Exception as error:
-        at = _place(error)
+        found = error.errors[0] if isinstance(error, ParseError) and error.errors else {}
+        start = found.get("start_context")
+        # The context is cut to its last hundred characters; a longer one does not locate the error.
+        at = len(start) if isinstance(start, str) and len(start) < _CONTEXT else None
         if "`" in re.sub("'[^']*'", "", text):
             raise refusal(text, _BACKTICK, text.index("`")) from error
         # sqlglot reads %s as "modulo s", and stops at the s.
-        known = at is not None and is_parameter(text, at - 1)
-        raise refusal(text, PARAMETER if known else _UNKNOWN, at) from error
+        known = at is not None and grammar.is_parameter(text, at - 1)
+        raise refusal(text, grammar.PARAMETER if known else _UNKNOWN, at) from error
     if tree is None:
         raise QueryError(_EMPTY)
     waiting = [(tree, 0)]
@@ -139,9 +124,10 @@ def parse(text: str, columns: Columns | None = None, tables: Tables | None = Non
         tree = syntax_tree(text)
         if columns is not None:
             qualify(tree, columns)
-        if tables is not None:
-            join_histories(text, tree, tables)
         selects = list(_selects(text, tree))
+        if tables is not None:
+            for select in selects:
+                join_histories(text, select, tables)
         return Ucq(text, tuple(read_select(text, s, is_branch=len(selects) > 1) for s in selects))
     except RecursionError:
         raise QueryError(TOO_DEEP) from None
@@ -214,7 +200,7 @@ def _selects(text: str, tree: exp.Expr) -> Iterator[exp.Select]:
         if isinstance(node, exp.Select):
             yield node
         elif isinstance(node, exp.Subquery):
-            check_clauses(text, node, frozenset({"this"}))
+            grammar.check_clauses(text, node, frozenset({"this"}))
             waiting.append(node.this)
         elif isinstance(node, exp.SetOperation):
             _check_union(text, node)
@@ -233,7 +219,7 @@ def _check_union(text: str, node: exp.SetOperation) -> None:
         raise refusal(text, "UNION drops rows that occur twice; write UNION ALL, which keeps every row", at)
     if node.args.get("by_name"):
         raise refusal(text, "UNION ALL BY NAME is not supported; list the columns in the same order instead", at)
-    check_clauses(text, node, _UNION)
+    grammar.check_clauses(text, node, _UNION)
 
 
 def unqualified_columns(tree: exp.Expr) -> list[exp.Column]:

@@ -1,4 +1,4 @@
-"""check_scalar: may this expression be pushed down to the owner of its columns?
+"""check_nodes: may this expression be pushed down to the owner of its columns?
 
 An expression passes if every node of its tree is on the owners' own list (sources/guard.py). Anything else is refused
 with a replacement. An owner's guard checks again; this check serves the person who writes the query, and points at the
@@ -70,13 +70,11 @@ _STAR = "* stands for all columns and can only be an item of the SELECT list, as
 _NAMES = sorted(FUNCTIONS | {n.lower() for node in NODES if issubclass(node, exp.Func) for n in node.sql_names()})
 
 
-def check_scalar(text: str, expression: exp.Expr) -> None:
-    """Raises QueryError, pointing into `text`, unless the expression is scalar, deterministic and known to owners."""
-    check_nodes(text, expression, NODES)
+def check_nodes(text: str, expression: exp.Expr, allowed: frozenset[type[exp.Expr]] = NODES) -> None:
+    """Raises QueryError, pointing into `text`, unless a tree is made of these nodes and of functions owners know.
 
-
-def check_nodes(text: str, expression: exp.Expr, allowed: frozenset[type[exp.Expr]]) -> None:
-    """Raises QueryError, pointing into `text`, unless a tree is made of these nodes and of functions owners know."""
+    Those of an expression are scalar and deterministic.
+    """
     # Depth first, so that sum(x) OVER () is called a window function and not an aggregate.
     for node in expression.walk(bfs=False):
         if isinstance(node, exp.Anonymous):

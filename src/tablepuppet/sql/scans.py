@@ -19,18 +19,8 @@ from tablepuppet.exchanges.schema import OpenScan, ScanSchema
 from tablepuppet.protocol.base import Message
 from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.sources.cutoffs import FOUND
-from tablepuppet.sql.bound import (
-    Branch,
-    Join,
-    KeyPair,
-    Member,
-    Relation,
-    Scan,
-    ScanTexts,
-    format_expression,
-    refuse,
-    render,
-)
+from tablepuppet.sql import bound
+from tablepuppet.sql.bound import Branch, LabelPlace, Scan, format_expression, refuse, render
 from tablepuppet.sql.groups import WITNESS, GroupColumn
 from tablepuppet.sql.names import ResolvedBranch
 from tablepuppet.sql.schemas import TableShape
@@ -175,7 +165,7 @@ def _add_types(ucq: Ucq, draft: _Draft, reported: Mapping[str, list[ColumnInfo]]
         columns.append(column)
     shape = draft.shape
     predicate = draft.predicate(shape.clients[0])
-    spelled = tuple(ScanTexts(tuple(draft.texts(client)), draft.predicate(client)) for client in shape.clients)
+    spelled = tuple(bound.ScanTexts(tuple(draft.texts(client)), draft.predicate(client)) for client in shape.clients)
     return Scan(
         shape.name,
         shape.clients,
@@ -212,34 +202,22 @@ class PlacedBranch:
         output = self.resolved.outputs[position]
         return f"{self.resolved.aliases[output.relation]}.{output.name}"
 
-    def bind_branch(self, base: int, label_column: int, beside: Mapping[str, int]) -> Branch:
-        """The bound branch whose joined rows are ordered by relation `base`; −1: there is no label in it.
-
-        `beside`: further columns of the base, by name.
-        """
+    def bind_branch(self, base: int, label: LabelPlace) -> Branch:
+        """The bound branch whose joined rows are ordered by relation `base`, which holds the label."""
         order, number = self._order(), self._numbers()
         joins = []
         for join, columns in zip(self.resolved.tree.joins, self.key_columns, strict=True):
             pairs = (
-                KeyPair(number[key.left], left, number[key.right], right)
+                bound.KeyPair(number[key.left], left, number[key.right], right)
                 for key, (left, right) in zip(join.on, columns, strict=True)
             )
-            joins.append(Join(join.kind, number[join.relation], tuple(dict.fromkeys(pairs))))
-        relations = tuple(Relation(self.resolved.aliases[r], self.scans[r]) for r in order)
-        return Branch(
-            relations,
-            tuple(joins),
-            number[base],
-            label_column,
-            weight_column=beside.get("weight", -1),
-            test_column=beside.get("test_where", -1),
-            validation_column=beside.get("validation_where", -1),
-            fold_column=beside.get("folds", -1),
-        )
+            joins.append(bound.Join(join.kind, number[join.relation], tuple(dict.fromkeys(pairs))))
+        relations = tuple(bound.Relation(self.resolved.aliases[r], self.scans[r]) for r in order)
+        return Branch(relations, tuple(joins), number[base], label)
 
-    def member(self, relation: int, positions: Sequence[int]) -> Member:
+    def member(self, relation: int, positions: Sequence[int]) -> bound.Member:
         """A block's place in this branch: these outputs of one relation."""
-        return Member(self._numbers()[relation], tuple(self.output_columns[p] for p in positions))
+        return bound.Member(self._numbers()[relation], tuple(self.output_columns[p] for p in positions))
 
     def _order(self) -> list[int]:
         return [0, *(join.relation for join in self.resolved.tree.joins)]

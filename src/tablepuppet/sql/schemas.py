@@ -32,34 +32,8 @@ from tablepuppet.transport.link import Link
 
 _SHOWN = 12  # differences that an error lists
 
-Columns = Mapping[str, ColumnInfo]  # common name → one client's column
 
-
-def differences(columns: Sequence[str], by_client: Mapping[str, Columns]) -> list[str]:
-    """One clause for each way in which the clients differ."""
-    found = []
-    for column in columns:
-        having = {client: own[column] for client, own in by_client.items() if column in own}
-        lacking = [client for client in by_client if client not in having]
-        if lacking:
-            found.append(f"{column} is missing at {_list_clients(lacking)}")
-        if len(having) > 1 and merged_column(column, having) is None:
-            found.append(f"{column} is {_by_client(having, type_name)}")
-        if len({info.nullable for info in having.values()}) > 1:
-            found.append(f"{column} is {_by_client(having, lambda i: 'nullable' if i.nullable else 'NOT NULL')}")
-    return found
-
-
-def all_differences(table: str, columns: Sequence[str], by_client: Mapping[str, Columns]) -> str:
-    """A sentence that lists every difference, or nothing where an error has already named the only one."""
-    found = differences(columns, by_client)
-    if len(found) < 2:
-        return ""
-    more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    return f" All differences between the clients of {table}: {'; '.join(found[:_SHOWN])}{more}."
-
-
-def _by_client(having: Columns, what: Callable[[ColumnInfo], str]) -> str:
+def _by_client(having: Mapping[str, ColumnInfo], what: Callable[[ColumnInfo], str]) -> str:
     groups: dict[str, list[str]] = {}
     for client, info in having.items():
         groups.setdefault(what(info), []).append(client)
@@ -164,8 +138,22 @@ class TableShape:
     cutoffs: CutoffType = ""  # of a history: the type of the moments until which it is read
 
     def differences(self) -> str:
-        """A sentence about everything in which the clients differ, where it is more than one thing."""
-        return all_differences(self.name, self.columns, self.infos)
+        """A sentence that lists everything in which the clients differ; nothing where it is one thing, which an error
+        has already named."""
+        found = []
+        for column in self.columns:
+            having = {client: own[column] for client, own in self.infos.items() if column in own}
+            lacking = self.lacking(column)
+            if lacking:
+                found.append(f"{column} is missing at {_list_clients(lacking)}")
+            if len(having) > 1 and merged_column(column, having) is None:
+                found.append(f"{column} is {_by_client(having, type_name)}")
+            if len({info.nullable for info in having.values()}) > 1:
+                found.append(f"{column} is {_by_client(having, lambda i: 'nullable' if i.nullable else 'NOT NULL')}")
+        if len(found) < 2:
+            return ""
+        more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        return f" All differences between the clients of {self.name}: {'; '.join(found[:_SHOWN])}{more}."
 
     def lacking(self, column: str) -> list[str]:
         """The clients that do not have a column that others have."""

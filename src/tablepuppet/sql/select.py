@@ -12,22 +12,11 @@ from sqlglot import Token, TokenType, exp
 
 from tablepuppet.errors import QueryError
 from tablepuppet.sources.syntax import conditions_of, conjuncts_of
+from tablepuppet.sql import ucq
 from tablepuppet.sql.grammar import SAMPLE, At, check_clauses, refusal, start_of, word_before, words
 from tablepuppet.sql.joins import join_tree
-from tablepuppet.sql.scalar import check_scalar
-from tablepuppet.sql.ucq import (
-    Conjunctive,
-    Item,
-    Scope,
-    Source,
-    Star,
-    add_condition,
-    add_item,
-    base_tables,
-    derive,
-    has_subquery,
-    is_resolved,
-)
+from tablepuppet.sql.scalar import check_nodes
+from tablepuppet.sql.ucq import Conjunctive, Item, Scope, Source, Star
 
 _NESTED = (
     "a LEFT JOIN around or inside parentheses is not supported; write joins one after the other, each with its own ON"
@@ -64,7 +53,8 @@ def read_from(text: str, select: exp.Select) -> list[Source]:
     for join in joins:
         before = _join_words(text, start_of(join.this))
         at: At = before[0].start if before else join
-        if join.side == "RIGHT" and len(found) == 1 and not any(map(_is_bare_star, select.expressions)):
+        has_star = any(isinstance(item, exp.Star) for item in select.expressions)  # columns in the order of FROM
+        if join.side == "RIGHT" and len(found) == 1 and not has_star:
             join.set("side", "LEFT")
             _check_kind(text, join, at)
             kept = _source(text, join, tree)
@@ -78,11 +68,6 @@ def read_from(text: str, select: exp.Select) -> list[Source]:
             tree += 1
         found += _inside(text, join, tree) or [_source(text, join, tree)]
     return found
-
-
-def _is_bare_star(node: exp.Expr) -> bool:
-    """`*` lists the tables' columns in the order of FROM."""
-    return isinstance(node, exp.Star)
 
 
 def _open_parentheses(node: exp.Expr) -> tuple[exp.Expr, list[exp.Join]]:
@@ -112,7 +97,7 @@ def _inside(text: str, join: exp.Join, tree: int) -> list[Source]:
 def _source(text: str, join: exp.Join, tree: int) -> Source:
     on = tuple(conjuncts_of(join.args.get("on")))
     for condition in on:
-        check_scalar(text, condition)
+        check_nodes(text, condition)
     using = tuple(_using(text, node) for node in join.args.get("using") or ())
     table, alias, derived = _table(text, join.this)
     return Source(table, alias, derived, "left" if join.side == "LEFT" else "inner", on, using, tree)
@@ -186,8 +171,8 @@ def _subquery(text: str, node: exp.Subquery) -> tuple[exp.Identifier, exp.Identi
         raise refusal(text, "an alias cannot rename columns; rename them with AS inside the subquery", alias)
     if node.args.get("sample"):
         raise refusal(text, SAMPLE, at)
-    query = derive(text, node.this)
-    return base_tables(query)[0].this, alias.this, query
+    query = ucq.derive(text, node.this)
+    return ucq.base_tables(query)[0].this, alias.this, query
 
 
 def _not_a_table(text: str, node: exp.Expr) -> QueryError:
@@ -236,17 +221,17 @@ def read_select(text: str, select: exp.Select, *, is_branch: bool = False) -> Co
     sources = tuple(read_from(text, select))
     kept = []
     for conjunct in conditions_of(select):
-        if has_subquery(conjunct):
-            sources = add_condition(text, sources, conjunct)
+        if ucq.has_subquery(conjunct):
+            sources = ucq.add_condition(text, sources, conjunct)
         else:
-            check_scalar(text, conjunct)
+            check_nodes(text, conjunct)
             kept.append(conjunct)
     for k, item in enumerate(items):
         if isinstance(item, Item):
-            if has_subquery(item.expression):
-                sources, items[k] = add_item(text, sources, item, k + 1)
+            if ucq.has_subquery(item.expression):
+                sources, items[k] = ucq.add_item(text, sources, item, k + 1)
             else:
-                check_scalar(text, item.expression)
+                check_nodes(text, item.expression)
     query = Conjunctive(tuple(items), sources, tuple(kept))
     _check_tables(text, query, is_branch)
     return query
@@ -329,8 +314,8 @@ def _check_tables(text: str, query: Conjunctive, is_branch: bool) -> None:
         if isinstance(item, Star):
             if item.alias is not None:
                 scope.relation(item.alias)
-        elif is_resolved(item.expression):
+        elif ucq.is_resolved(item.expression):
             one_table(scope, item.expression, is_branch=is_branch)
     conditions = [*(c for source in query.sources for c in source.on), *query.where]
-    if all(map(is_resolved, conditions)) and not any(source.using for source in query.sources):
+    if all(map(ucq.is_resolved, conditions)) and not any(source.using for source in query.sources):
         join_tree(scope, query.sources, query.where)

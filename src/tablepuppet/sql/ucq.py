@@ -221,7 +221,7 @@ def _subject(text: str, sources: Sequence[Source], node: exp.Expr) -> int:
     found: set[int] = set()
     for column in node.find_all(exp.Column):
         query = column.find_ancestor(exp.Query)
-        is_inside = query is not None and _is_below(query, node)
+        is_inside = any(query is inner for inner in node.find_all(exp.Query))
         qualifier = column.args.get("table")
         if qualifier is not None:
             inner = list(query.find_all(exp.Table, exp.Subquery)) if is_inside and query else []
@@ -244,11 +244,3 @@ def _subject(text: str, sources: Sequence[Source], node: exp.Expr) -> int:
             word_before(text, node, TokenType.SELECT),
         )
     return found.pop()
-
-
-def _is_below(query: exp.Expr, node: exp.Expr) -> bool:
-    """Whether a query lies inside an expression, rather than around it."""
-    above: exp.Expr | None = query
-    while above is not None and above is not node:
-        above = above.parent
-    return above is node

@@ -145,17 +145,11 @@ class _Link:
 
 def _link(edge: Edge, size: int) -> _Link:
     own, counts = np.full(size + 1, -1, np.int64), np.diff(edge.starts)
-    if counts.max(initial=0) <= 1:  # every row is a group of its own
-        own[:-1], nothing = np.arange(size), size
-        row_of = np.where(counts > 0, edge.grouped[edge.starts[:-1]], size)
-        found = row_of[edge.group].astype(np.int64)
-    else:
-        filled = np.flatnonzero(counts)
-        nothing = len(filled)
-        number = np.full(len(counts), nothing)
-        number[filled[np.argsort(edge.grouped[edge.starts[filled]])]] = np.arange(nothing)
-        own[edge.grouped[:-1]] = np.repeat(number, counts)
-        found = number[edge.group]
+    filled = np.flatnonzero(counts)
+    nothing = len(filled)
+    number = np.full(len(counts), nothing)
+    number[filled[np.argsort(edge.grouped[edge.starts[filled]])]] = np.arange(nothing)
+    own[edge.grouped[:-1]] = np.repeat(number, counts)
     if edge.is_outer:
         own[-1] = nothing
-    return _Link(own, found, nothing + 1)
+    return _Link(own, number[edge.group], nothing + 1)

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tablepuppet.errors import SourceError
-from tablepuppet.sources.columns import column_info, numbers, strings
+from tablepuppet.sources.columns import arrow_of, arrow_texts, column_info, holds_of, numbers, numpy_of, strings
 
 DAY = datetime.date(1970, 1, 11)
 NOON = datetime.datetime(1970, 1, 11, 12)
@@ -84,3 +86,32 @@ def test_no_strings_become_no_codes() -> None:
     assert (len(distinct), len(codes)) == (0, 0)
     distinct, codes = strings(pa.chunked_array([pa.nulls(2, pa.string())]))
     assert (len(distinct), codes.tolist()) == (0, [-1, -1])
+
+
+KINDS = (pa.int8(), pa.int32(), pa.uint64(), pa.float32(), pa.float64())
+
+
+@given(
+    kind=st.sampled_from(KINDS),
+    values=st.lists(st.none() | st.integers(0, 100)),
+    cut=st.integers(0, 5),
+    split=st.booleans(),
+)
+def test_numbers_go_from_arrow_to_numpy_and_back(
+    kind: pa.DataType, values: list[int | None], cut: int, split: bool
+) -> None:
+    column = pa.array(values, kind)[cut:]
+    found = numpy_of(pa.chunked_array([column[:2], column[2:]]) if split else column, missing=7)
+    assert found.tolist() == [7 if value is None else value for value in values[cut:]]
+    assert found.dtype == kind.to_pandas_dtype()
+    assert arrow_of(found[::-1]).equals(column.fill_null(pa.scalar(7, kind))[::-1])
+
+
+@given(st.lists(st.none() | st.booleans()), st.integers(0, 9))
+def test_a_predicate_holds_where_it_is_true(values: list[bool | None], cut: int) -> None:
+    assert holds_of(pa.array(values, pa.bool_())[cut:]).tolist() == [value is True for value in values[cut:]]
+
+
+@given(st.lists(st.text()))
+def test_texts_become_arrow(texts: list[str]) -> None:
+    assert arrow_texts(texts).equals(pa.array(texts, pa.large_string()))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tablepuppet.join.joined_rows import ascending
 from tablepuppet.training import ranking
-from tablepuppet.training.ranking import BINS, pack_labels, rank
+from tablepuppet.training.ranking import BINS, pack_labels, rank, rank_tie
 
 
 @given(
@@ -34,6 +34,16 @@ def test_the_area_is_the_share_of_pairs_in_order_whatever_the_stretches(
     assert area == whole.area or np.isnan(expected)
     assert area == pytest.approx(expected, nan_ok=True)
     assert share == labels.mean()
+
+
+@given(rows=st.integers(1, 40), positives=st.integers(0, 40))
+def test_rows_of_one_score_are_ranked_as_a_tie(rows: int, positives: int) -> None:
+    positives = min(rows, positives)
+    labels = np.arange(rows) < positives
+    expected = rank([np.sort(pack_labels(np.full(rows, 0.3), labels))], rows, positives)
+    found = rank_tie(rows, positives)
+    assert found.area == pytest.approx(expected.area, nan_ok=True)
+    assert (found.share, found.average_precision) == pytest.approx((expected.share, expected.average_precision))
 
 
 def test_calibration_counts_rows_in_bins_that_have_their_upper_edge() -> None:

@@ -35,6 +35,7 @@ from tablepuppet.join.keys import ScanKeys
 from tablepuppet.join.row_index import count_rows
 from tablepuppet.memory import free_memory
 from tablepuppet.sizes import JOINED_ROWS_PER_PIECE, JOINED_ROWS_PER_SORT, ROWS_PER_ARROW_BATCH
+from tablepuppet.sources.columns import arrow_of
 from tablepuppet.sources.duckdb_source import silence
 from tablepuppet.sql.bound import BoundQuery, Branch, KeyPair
 
@@ -135,8 +136,8 @@ def connect(keys: Sequence[ScanKeys]) -> Iterator[duckdb.DuckDBPyConnection]:
             silence(connection)
             for number, scan in enumerate(keys):
                 columns = dict(zip(scan.table.column_names, scan.table.columns, strict=True))
-                rows = pa.array(scan.numbers)
-                place = rows if scan.place is None else pa.array(scan.place)
+                rows = arrow_of(scan.numbers)
+                place = rows if scan.place is None else arrow_of(scan.place)
                 connection.register(f"s{number}", pa.table({**columns, "row": rows, "place": place}))
             yield connection
 

@@ -17,6 +17,7 @@ from tablepuppet.arrays import Array, RowNumbers, pieces
 from tablepuppet.sizes import ROWS_IN_CACHE
 
 _SPARSE_ROWS = 1 << 18  # rows of a block, from which a shard's values are added one by one: few rows have any
+_FEW_COLUMNS = 3  # that are added up one by one as fast as by a sparse product, to the same bits
 _DENSE_RATIO = 8  # rows of a block per row of a batch, up to which it is faster to mark rows than to sort them
 
 
@@ -118,8 +119,9 @@ def _add_rows(out: Array, rows: RowNumbers, values: Array, *, is_sparse: bool) -
     if is_sparse:
         for column in range(values.shape[1]):  # `add.at` is fast along one axis only
             np.add.at(out[:, column], rows, values[:, column])
-    elif values.shape[1] == 1:
-        out[:, 0] += np.bincount(rows, values[:, 0], len(out))
+    elif values.shape[1] <= _FEW_COLUMNS:
+        for column in range(values.shape[1]):
+            out[:, column] += np.bincount(rows, values[:, column], len(out))
     else:
         from scipy.sparse import csc_array  # here: it takes a tenth of a second to load
 

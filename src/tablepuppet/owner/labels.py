@@ -28,7 +28,16 @@ from tablepuppet.privacy.labels import RowIds, privatise, uniform_numbers
 from tablepuppet.privacy.options import LabelPrivacy
 from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.protocol.contract import FoldBy
-from tablepuppet.sources.columns import NUMBER_KINDS, STRING_KINDS, holds_of, in_one_piece, numbers, numpy_of, strings
+from tablepuppet.sources.columns import (
+    NUMBER_KINDS,
+    STRING_KINDS,
+    arrow_texts,
+    holds_of,
+    in_one_piece,
+    numbers,
+    numpy_of,
+    strings,
+)
 
 _FOLDS = 0xF01D  # added to the seed: folds are drawn apart from the test rows
 
@@ -274,7 +283,7 @@ def _label_numbers(column: pa.ChunkedArray, info: ColumnInfo) -> Array:
 
 def _string_classes(column: pa.ChunkedArray, info: ColumnInfo, classes: list[str | float], is_strict: bool) -> Array:
     distinct, codes = strings(column)
-    known = pc.index_in(distinct, value_set=pa.array(classes, pa.large_string()))
+    known = pc.index_in(distinct, value_set=arrow_texts([str(value) for value in classes]))
     if known.null_count and is_strict:
         raise _unknown_class(info)
     found = numpy_of(known, missing=-1).astype(np.float64)

@@ -146,7 +146,8 @@ def in_order(bits: NDArray[np.uint64]) -> RowNumbers:
     >>> in_order(np.array([5, 1, 5, 0], np.uint64)).tolist()
     [3, 1, 0, 2]
     """
-    order: RowNumbers = np.argsort(bits, kind="stable").astype(np.int32 if len(bits) < 2**31 else np.int64)
+    sixteen_at_a_time = bits.astype("<u8", copy=False).view("<u2").reshape(-1, 4).T  # counted out, not compared
+    order: RowNumbers = np.lexsort(sixteen_at_a_time).astype(np.int32 if len(bits) < 2**31 else np.int64)
     return order
 
 

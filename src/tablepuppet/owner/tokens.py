@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import RowNumbers
 from tablepuppet.errors import ModelError, PolicyError, SourceError, TransportError
-from tablepuppet.owner.blinding import to_points
+from tablepuppet.owner.blinding import to_array, to_points
 from tablepuppet.privacy.options import KeyMode
 from tablepuppet.protocol.columns import (
     CategoryEncoder,
@@ -47,7 +47,15 @@ from tablepuppet.protocol.columns import (
     IdEncoder,
     IdStatistics,
 )
-from tablepuppet.sources.columns import STRING_KINDS, decode, in_one_piece, strings, strings_and_absent
+from tablepuppet.sources.columns import (
+    STRING_KINDS,
+    arrow_of,
+    arrow_texts,
+    decode,
+    in_one_piece,
+    strings,
+    strings_and_absent,
+)
 from tablepuppet.sources.encoding import KnownIds, KnownNames
 
 if TYPE_CHECKING:
@@ -87,7 +95,7 @@ def key_of(shared: bytes | None) -> bytes:
 def tokens(column: pa.ChunkedArray, info: ColumnInfo, mode: KeyMode, key: bytes, domain: str) -> pa.DictionaryArray:
     """The column's tokens: a sorted dictionary, and an index per row."""
     if not len(column):
-        return pa.DictionaryArray.from_arrays(pa.array([], pa.int32()), pa.array([], TOKEN))
+        return pa.DictionaryArray.from_arrays(pa.nulls(0, pa.int32()), pa.nulls(0, TOKEN))
     column = decode(column)
     if isinstance(column.type, pa.BaseExtensionType):
         column = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
@@ -95,7 +103,8 @@ def tokens(column: pa.ChunkedArray, info: ColumnInfo, mode: KeyMode, key: bytes,
     family = key_family(encoded.dictionary.type, info)
     messages = _messages(encoded.dictionary, family)
     hashed = map(_sha256, messages) if mode == "sha256" else keyed_hashes(messages, key, prefix(domain, family))
-    return sorted_tokens(encoded.indices, pa.array(hashed, TOKEN))
+    packed = np.frombuffer(b"".join(hashed), np.uint8).reshape(-1, SIZE)
+    return sorted_tokens(encoded.indices, to_array(packed))
 
 
 def sorted_tokens(indices: pa.Array, tokens: pa.Array) -> pa.DictionaryArray:
@@ -103,7 +112,7 @@ def sorted_tokens(indices: pa.Array, tokens: pa.Array) -> pa.DictionaryArray:
     order = np.lexsort(to_points(tokens).view(">u8").T[::-1])
     rank = np.empty(len(order), np.int32)
     rank[order] = np.arange(len(order), dtype=np.int32)
-    return pa.DictionaryArray.from_arrays(pa.array(rank).take(indices), tokens.take(pa.array(order)))
+    return pa.DictionaryArray.from_arrays(arrow_of(rank).take(indices), tokens.take(arrow_of(order)))
 
 
 def id_tokens(names: pa.Array, key: bytes, domain: str) -> NDArray[np.int64]:
@@ -221,9 +230,7 @@ def id_statistics(own: ClientState, request: OpenPart, place: int, found: Catego
     if not request.id_salt:
         return IdStatistics(count, has_missing)
     key = job_key(_shared_key(own), f"ids {request.id_salt}")
-    tokens = id_tokens(
-        pa.array(found.categories, pa.large_string()), key, _domain(own, request.job, request.scan, place)
-    )
+    tokens = id_tokens(arrow_texts(found.categories), key, _domain(own, request.job, request.scan, place))
     told = np.unique(tokens)
     return IdStatistics(len(told), has_missing, told, key_check(key))
 
@@ -264,7 +271,7 @@ def _known(
         if len(names.get(place, ())) != encoder.count:
             raise TransportError("ids are encoded by the owner who found them, with all of them")
         codes = np.arange(encoder.count, dtype=np.int32)
-        return KnownIds(pa.array(names[place], pa.large_string()), codes, encoder.count, encoder.has_missing)
+        return KnownIds(arrow_texts(names[place]), codes, encoder.count, encoder.has_missing)
     key = job_key(_shared_key(own), f"ids {encoder.salt}")
     if key_check(key) != encoder.check:
         raise ModelError(

@@ -30,7 +30,15 @@ from tablepuppet.algorithms.boosting.messages import CategorySketch, NumberSketc
 from tablepuppet.arrays import Array, RowNumbers, effective_by_code, effective_rows
 from tablepuppet.errors import ModelError, SourceError, TransportError
 from tablepuppet.protocol.columns import ColumnInfo
-from tablepuppet.sources.columns import NUMBER_KINDS, STRING_KINDS, numbers_and_absent, numpy_of, strings_and_absent
+from tablepuppet.sources.columns import (
+    NUMBER_KINDS,
+    STRING_KINDS,
+    arrow_of,
+    arrow_texts,
+    numbers_and_absent,
+    numpy_of,
+    strings_and_absent,
+)
 
 _ROUNDING = 1e-6  # of effective rows: n rows that count alike are n
 _UNSEEN = 255  # the code of a category that nobody knows
@@ -239,7 +247,7 @@ def codes_of(column: RawColumn, bins: Bins) -> Codes:
     if column.names is None or column.codes is None:
         raise TransportError("categories do not fit a column of numbers")
     unseen = len(bins.categories) + 1 if bins.has_other else _UNSEEN
-    known = numpy_of(pc.index_in(column.names, value_set=pa.array(bins.categories, pa.large_string())), missing=-1)
+    known = numpy_of(pc.index_in(column.names, value_set=arrow_texts(bins.categories)), missing=-1)
     becomes = np.append(np.where(known < 0, unseen, known + 1), 0).astype(np.uint8)  # position −1: missing
     return becomes[column.codes]
 
@@ -274,7 +282,7 @@ def _rare(names: Sequence[str], column: RawColumn, weights: Array, least: int) -
     assert column.names is not None
     assert column.codes is not None
     held = effective_by_code(column.codes, weights, len(column.names))
-    places = numpy_of(pc.index_in(pa.array(names, pa.large_string()), value_set=column.names), missing=-1)
+    places = numpy_of(pc.index_in(arrow_texts(names), value_set=column.names), missing=-1)
     is_rare = np.append(held < least - _ROUNDING, False)
     is_rare[:-1][np.arange(len(held)) == column.absent] = False  # the query's own
     return {name for name, place in zip(names, places.tolist(), strict=True) if is_rare[place]}
@@ -308,11 +316,9 @@ def _goes_right(columns: dict[tuple[int, int], RawColumn], rule: SplitRule) -> N
         return missing if rule.border is None else np.asarray(missing | (column.values > rule.border))
     assert column.names is not None
     assert column.codes is not None
-    is_left = numpy_of(pc.index_in(column.names, value_set=pa.array(rule.left, pa.large_string())), missing=-1) >= 0
+    is_left = numpy_of(pc.index_in(column.names, value_set=arrow_texts(rule.left)), missing=-1) >= 0
     if rule.other_left:
-        is_left |= (
-            numpy_of(pc.index_in(column.names, value_set=pa.array(rule.known, pa.large_string())), missing=-1) < 0
-        )
+        is_left |= numpy_of(pc.index_in(column.names, value_set=arrow_texts(rule.known)), missing=-1) < 0
     return ~np.append(is_left, rule.null_left)[column.codes]
 
 
@@ -327,7 +333,7 @@ def _categories(column: RawColumn, weights: Array, least: int) -> tuple[list[str
     is_often[np.arange(len(held)) == column.absent] = True  # the query's own
     seen = np.flatnonzero((counts > 0) & is_often)
     is_cut = bool(((counts > 0) & ~is_often).any())
-    names = column.names.take(pa.array(seen)).to_pylist()
+    names = column.names.take(arrow_of(seen)).to_pylist()
     order = sorted(range(len(names)), key=names.__getitem__)
     return [names[i] for i in order], counts[seen][order].astype(np.float64), is_cut
 

@@ -99,7 +99,7 @@ def numbers(column: pa.ChunkedArray, info: ColumnInfo) -> Array:
 def strings(column: pa.ChunkedArray) -> tuple[pa.Array, Codes]:
     """The distinct strings of a column, and the position of each row's among them (−1: NULL)."""
     if not len(column):
-        return pa.array([], pa.large_string()), np.empty(0, np.int32)
+        return arrow_texts([]), np.empty(0, np.int32)
     if pa.types.is_dictionary(column.type):
         return _coded_strings(in_one_piece(column))
     encoded = in_one_piece(pc.cast(column, pa.large_string()).dictionary_encode())
@@ -123,7 +123,7 @@ def strings_and_absent(column: pa.ChunkedArray, info: ColumnInfo) -> tuple[pa.Ar
         return distinct, codes
     if info.absent is True:
         return distinct, np.append(codes, np.int32(-1))
-    text = pa.array([info.absent], pa.large_string())
+    text = arrow_texts([str(info.absent)])
     place = pc.index(distinct, text[0]).as_py()
     if place < 0:
         distinct, place = pa.concat_arrays([distinct, text]), len(distinct)
@@ -157,7 +157,7 @@ def _coded_strings(encoded: pa.DictionaryArray) -> tuple[pa.Array, Codes]:
     if occurs[:-1].all():
         return names, out
     number = np.append(np.cumsum(occurs[:-1]) - 1, -1).astype(np.int32)
-    return names.take(pa.array(np.flatnonzero(occurs[:-1]))), number[out]
+    return names.take(arrow_of(np.flatnonzero(occurs[:-1]))), number[out]
 
 
 def decode(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -193,10 +193,31 @@ def in_one_piece(column: pa.ChunkedArray) -> Any:
 
 
 def numpy_of(column: pa.Array | pa.ChunkedArray, missing: float = 0) -> NDArray[Any]:
-    """A column of numbers as NumPy, `missing` where it is NULL; read-only where nothing had to be copied."""
+    """A column of numbers as NumPy, `missing` where it is NULL; read-only where nothing had to be copied.
+
+    Arrow's own ways between Arrow, NumPy and lists load pandas: a third of a second and 40 MB that nothing here needs.
+    """
     array = in_one_piece(column) if isinstance(column, pa.ChunkedArray) else column
-    filled = array.fill_null(pa.scalar(missing, array.type)) if array.null_count else array
-    return np.asarray(filled.to_numpy(zero_copy_only=False))
+    kind = np.dtype(array.type.to_pandas_dtype())
+    held = np.frombuffer(array.buffers()[1] or b"", kind, array.offset + len(array))[array.offset :]
+    if not array.null_count:
+        return held
+    values = held.copy()
+    values[np.flatnonzero(holds_of(array.is_null()))] = missing
+    return values
+
+
+def arrow_of(values: NDArray[Any]) -> pa.Array:
+    """Numbers as an Arrow array, without a copy and without pandas."""
+    held = np.ascontiguousarray(values)
+    return pa.Array.from_buffers(pa.from_numpy_dtype(held.dtype), len(held), [None, pa.py_buffer(held)])
+
+
+def arrow_texts(values: Sequence[str]) -> pa.Array:
+    """Strings as an Arrow array, without pandas."""
+    encoded = [value.encode() for value in values]
+    ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+    return pa.LargeStringArray.from_buffers(len(encoded), pa.py_buffer(ends), pa.py_buffer(b"".join(encoded)))
 
 
 def missing_rows(values: Array) -> NDArray[np.bool_]:
@@ -205,9 +226,9 @@ def missing_rows(values: Array) -> NDArray[np.bool_]:
     return np.asarray(found[:, 0] if values.shape[1] == 1 else found.any(axis=1))
 
 
-def holds_of(predicate: pa.ChunkedArray) -> NDArray[np.bool_]:
+def holds_of(predicate: pa.Array | pa.ChunkedArray) -> NDArray[np.bool_]:
     """Where a predicate is true; NULL is not."""
-    return np.asarray(pc.fill_null(pc.cast(predicate, pa.bool_()), False).to_numpy(), np.bool_)
+    return numpy_of(pc.cast(pc.cast(predicate, pa.bool_()), pa.uint8())).view(np.bool_)
 
 
 def _floats(column: pa.ChunkedArray) -> Array:
@@ -226,9 +247,9 @@ def _vectors(column: pa.ChunkedArray, info: ColumnInfo) -> Array:
     out = np.full((len(column), max(1, info.size)), np.nan)
     if info.size == 0 or column.null_count == len(column):  # without a single vector, nobody knows their size
         return out
-    present = np.asarray(pc.is_valid(column).to_numpy(), np.bool_)
+    present = holds_of(pc.is_valid(column))
     flat = pc.cast(pc.list_flatten(column), pa.float64())
-    out[present] = np.asarray(flat.to_numpy(), np.float64).reshape(-1, info.size)
+    out[present] = numpy_of(flat, missing=np.nan).reshape(-1, info.size)
     out[np.isnan(out).any(axis=1)] = np.nan
     return out
 
@@ -271,6 +292,6 @@ def _join(pieces: list[pa.ChunkedArray]) -> pa.ChunkedArray:
 
 def in_another_order(columns: list[pa.ChunkedArray], order: RowNumbers) -> Iterator[pa.ChunkedArray]:
     """Each column with its rows in this order; the list gives them up one by one."""
-    rows = pa.array(order)
+    rows = arrow_of(order)
     while columns:
         yield columns.pop(0).take(rows)

@@ -38,6 +38,8 @@ from tablepuppet.sources.columns import (
     NUMBER_KINDS,
     STRING_KINDS,
     all_in_order,
+    arrow_of,
+    arrow_texts,
     missing_rows,
     numbers,
     numbers_and_absent,
@@ -208,7 +210,7 @@ def _categories(feature: Encoder | KnownIds | KnownNames) -> KnownNames:
     unseen = size + feature.has_missing if feature.has_other else -1
     codes = np.arange(size, dtype=np.int32)
     null = size if feature.has_missing else -1
-    return KnownNames(pa.array(feature.categories, pa.large_string()), codes, null, unseen, encoded_width(feature))
+    return KnownNames(arrow_texts(feature.categories), codes, null, unseen, encoded_width(feature))
 
 
 def _encode_strings(column: pa.ChunkedArray, info: ColumnInfo, rows: RowNumbers | None, feature: KnownNames) -> Codes:
@@ -234,7 +236,7 @@ def without_rare(
         return feature
     distinct, codes = strings(column)
     held = rows.effective(codes, len(distinct))
-    places = numpy_of(pc.index_in(pa.array(feature.categories, pa.large_string()), value_set=distinct), missing=-1)
+    places = numpy_of(pc.index_in(arrow_texts(feature.categories), value_set=distinct), missing=-1)
     counts = np.append(held, 0.0)[places]
     is_rare = (places >= 0) & (counts < least)
     is_rare &= np.array([name != info.absent for name in feature.categories], np.bool_)  # the query's own
@@ -247,7 +249,7 @@ def without_rare(
     )
     null = usual if nameless < least else known.null
     unseen = usual if others < least and usual >= 0 else known.unseen
-    return KnownNames(known.names.take(pa.array(kept)), known.codes[kept], null, unseen, encoded_width(feature))
+    return KnownNames(known.names.take(arrow_of(kept)), known.codes[kept], null, unseen, encoded_width(feature))
 
 
 def _check_kind(info: ColumnInfo, feature: Encoder | KnownIds | KnownNames) -> None:

@@ -32,6 +32,8 @@ from tablepuppet.sources.columns import (
     NUMBER_KINDS,
     STRING_KINDS,
     all_in_order,
+    arrow_of,
+    arrow_texts,
     missing_rows,
     numbers,
     numbers_and_absent,
@@ -156,7 +158,7 @@ def _of_numbers(
 def _of_categories(distinct: pa.Array, codes: Codes, weights: Array) -> CategoryStatistics:
     counts = count_by_code(codes, weights, len(distinct))
     seen = np.flatnonzero(counts > 0)
-    return _sort_categories(distinct.take(pa.array(seen)), counts[seen], float(weights[codes < 0].sum()))
+    return _sort_categories(distinct.take(arrow_of(seen)), counts[seen], float(weights[codes < 0].sum()))
 
 
 def round_moments(found: Statistics, rounding: Rounding, rows: float) -> Statistics:
@@ -207,8 +209,8 @@ def _without_rare(
     """Without names that few rows hold; that of rows that are not there is the query's own, and stays."""
     least, absent = rule
     held = rows.effective(codes, len(distinct))
-    often = distinct.take(pa.array(np.flatnonzero(held >= least)))
-    is_kept = numpy_of(pc.index_in(pa.array(found.categories, pa.large_string()), value_set=often), missing=-1) >= 0
+    often = distinct.take(arrow_of(np.flatnonzero(held >= least)))
+    is_kept = numpy_of(pc.index_in(arrow_texts(found.categories), value_set=often), missing=-1) >= 0
     is_kept |= np.array([name == absent for name in found.categories], np.bool_)
     kept = np.flatnonzero(is_kept)
     names = [found.categories[i] for i in kept.tolist()]
@@ -244,7 +246,7 @@ def _merge_numbers(parts: Sequence[NumberStatistics]) -> NumberStatistics:
 
 
 def _merge_categories(parts: Sequence[CategoryStatistics]) -> CategoryStatistics:
-    named = pa.chunked_array([pa.array(part.categories, pa.large_string()) for part in parts], pa.large_string())
+    named = pa.chunked_array([arrow_texts(part.categories) for part in parts], pa.large_string())
     distinct, codes = strings(named)
     weights = np.concatenate([part.weights for part in parts])
     found = _sort_categories(
@@ -296,9 +298,7 @@ def first_summands(own: Sequence[Statistics], agreed: Sequence[Statistics]) -> l
             found += [np.array([mine.weight, mine.missing]), total]
         elif isinstance(mine, CategoryStatistics) and isinstance(common, CategoryStatistics):
             counts = np.zeros(len(common.categories) + 1)
-            place = pc.index_in(
-                pa.array(mine.categories, pa.large_string()), value_set=pa.array(common.categories, pa.large_string())
-            )
+            place = pc.index_in(arrow_texts(mine.categories), value_set=arrow_texts(common.categories))
             counts[numpy_of(place, missing=-1)] = mine.weights
             counts[-1] = mine.missing  # also written over by a category that nobody agreed on
             found.append(counts)

@@ -90,6 +90,12 @@ def rank(chunks: Iterable[Array], rows: int, positives: int, probabilities: Prob
     )
 
 
+def rank_tie(rows: int, positives: int) -> Ranking:
+    """The ranking of rows that all have one score."""
+    share, none = positives / rows, np.empty(0)
+    return Ranking(0.5 if 0 < positives < rows else float("nan"), share, share, none, none, none)
+
+
 class _Chunk(NamedTuple):
     """Some scores in order, whose borders split no tie, and the counts below them."""
 

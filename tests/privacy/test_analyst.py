@@ -217,6 +217,22 @@ def test_what_fails_on_rows_fails_alike() -> None:
     assert len(set(found)) == 1
 
 
+def test_groups_that_fail_for_one_row_do_not_reveal_it() -> None:
+    """Infinite, out of range and overflowing, where one order has a large q."""
+    items = "stddev(q * 1e250) AS a, kurtosis(q * 1e250) AS b, CAST(max(q) * 1e6 AS INT) * 1000 AS c"
+    query = (
+        f"SELECT o.a, o.b, o.c, i.price, o.y FROM (SELECT item, id % 50 AS g, {items}, bool_or(y) AS y FROM orders "
+        "GROUP BY item, g) o JOIN items i ON o.item = i.item"
+    )
+    bounds = dict.fromkeys(("a", "b", "c", "price"), (-3, 3))
+    for q in (0.0, 1e20):
+        given = tables()
+        large = pa.array(np.where(np.arange(1500) == 7, q, np.minimum(given["orders"]["q"], 2.0)))
+        given["orders"] = given["orders"].drop(["q"]).append_column("q", large)
+        with federation(given) as owners:
+            owners.train(query, label="y", **TREES, test_fraction=0.0, privacy=asks(bounds=bounds))
+
+
 # -- neighbours ------------------------------------------------------------------------------------
 
 

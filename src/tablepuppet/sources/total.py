@@ -5,8 +5,8 @@ earns that. In a protected table such a row is NULL instead. DuckDB's TRY gives 
 operation or a function fails. Infinite numbers, on which later checks would fail, become NULL too.
 
 In: a source, or a query over sources. Out: a source that answers like it, and the query with its expressions in TRY.
-TRY does not reach aggregates over many rows. Sums are of doubles, which do not overflow, and casts of aggregates are
-TRY_CAST. Any other failure gives the same refusal, whatever its reason (client.py).
+TRY takes no aggregate. Sums and means are of doubles, which do not overflow, and expressions over aggregates are tried
+in a function of their values. Any other failure gives the same refusal, whatever its reason (client.py).
 """
 
 from __future__ import annotations
@@ -20,12 +20,16 @@ from sqlglot import exp, parse_one
 
 from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.sources.columns import NUMBER_KINDS, STRING_KINDS
+from tablepuppet.sources.guard import AGGREGATES
 from tablepuppet.sources.source import Source
 from tablepuppet.sources.syntax import conjuncts_of
 
 _PLAIN = re.compile(r'\(*"(?:[^"]|"")*"\)*|[^"]*')  # one column, or none
 _LEAVES = (exp.Column, exp.Literal, exp.Boolean, exp.Null, exp.Subquery, exp.Query)
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE)
+_AGGREGATES: tuple[type[exp.Expr], ...] = (exp.Filter, exp.WithinGroup, exp.IgnoreNulls, exp.RespectNulls, *AGGREGATES)
+_GROUP = "tablepuppet group"
+_MOST = "1e60"  # whose fourth power is a number
 
 
 class TotalSource:
@@ -44,7 +48,7 @@ class TotalSource:
         chosen = None if filter is None else self._make_total_filter(filter)
         rows = self._source.read([e if _PLAIN.fullmatch(e) else f"TRY({e})" for e in expressions], chosen)
         for number, field in enumerate(rows.schema):
-            if pa.types.is_floating(field.type) and not _PLAIN.fullmatch(expressions[number]):
+            if pa.types.is_floating(field.type):
                 column = rows.column(number)
                 finite = pc.if_else(pc.is_inf(column), pa.scalar(None, field.type), column)
                 rows = rows.set_column(number, field.name, finite)
@@ -97,12 +101,43 @@ def _wrap(node: exp.Expr) -> None:
     for child in list(node.iter_expressions()):
         if _is_row_wise(child):
             child.replace(exp.Try(this=child.copy()))
+        elif _is_over_groups(child):
+            child.replace(_try_groups(child))
         else:
             _wrap(child)
-    if isinstance(node, exp.Sum) and not isinstance(node.this, exp.Distinct):
-        node.this.replace(exp.TryCast(this=node.this.copy(), to=exp.DataType.build("DOUBLE")))
-    elif type(node) is exp.Cast and node.find(exp.AggFunc) is not None:
-        node.replace(exp.TryCast(**{key: value for key, value in node.args.items() if key != "safe"}))
+    if isinstance(node, exp.Sum | exp.Avg | exp.Skewness | exp.Kurtosis):
+        value = node.this.expressions[0] if isinstance(node.this, exp.Distinct) else node.this
+        value.replace(_double(value, node))
+
+
+def _double(value: exp.Expr, aggregate: exp.Expr) -> exp.Expr:
+    """A value as a double that an aggregate cannot fail on; of a time, DuckDB refuses it before it reads a row."""
+    if isinstance(aggregate, exp.Sum):
+        return exp.TryCast(this=value.copy(), to=exp.DataType.build("DOUBLE"))
+    number = exp.Paren(this=value.copy()) + exp.cast(exp.Literal.number(0), "DOUBLE")
+    if isinstance(aggregate, exp.Avg):
+        return number
+    return exp.Case().when(exp.Abs(this=number) < exp.Literal.number(_MOST), number.copy())
+
+
+def _is_over_groups(node: exp.Expr) -> bool:
+    """Whether an expression is computed from aggregates and could fail."""
+    if not isinstance(node, exp.Condition) or isinstance(node, (*_LEAVES, *_AGGREGATES)):
+        return False
+    return node.find(exp.AggFunc) is not None and node.find(exp.Window, exp.Query) is None
+
+
+def _try_groups(node: exp.Expr) -> exp.Expr:
+    """list_transform([{'a0': sum(x)}], lambda g: TRY(1 / g['a0']))[1]"""
+    whole, values = exp.Tuple(expressions=[node.copy()]), []
+    for part in list(whole.find_all(*_AGGREGATES)):
+        if part.find_ancestor(*_AGGREGATES) is None:
+            _wrap(part)
+            values.append(f"'a{len(values)}': {part.sql('duckdb', identify=True)}")
+            part.replace(parse_one(f"\"{_GROUP}\"['a{len(values) - 1}']", dialect="duckdb"))
+    tried = whole.expressions[0].sql("duckdb", identify=True)
+    text = f'list_transform([{{{", ".join(values)}}}], lambda "{_GROUP}": TRY({tried}))[1]'
+    return parse_one(text, dialect="duckdb")
 
 
 def _is_row_wise(node: exp.Expr) -> bool:

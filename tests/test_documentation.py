@@ -56,6 +56,7 @@ def test_every_query_of_the_sql_reference_is_accepted(text: str) -> None:
     assert parse(text).branches
 
 
+@pytest.mark.slow
 def test_privacys_first_example_runs_on_the_quickstarts_tables(tmp_path: Path) -> None:
     tables = blocks(ROOT / "docs" / "quickstart.md", "python")[0]
     code = "\n".join([tables, blocks(ROOT / "docs" / "privacy.md", "python")[0], "print(result.privacy.lines())"])

@@ -120,6 +120,7 @@ def test_the_same_coefficients_wherever_the_tables_lie(
     assert all("unused" not in a and '("distance" > 200) AND (NOT "late" IS NULL)' in a for a in asked)
 
 
+FILES_LIKE_CSV = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("duckdb", "parquet")]
 HISTORY = """
     SELECT t.x, h.n, h.mean, h.since, s.points AS last, t.y FROM task t
     LEFT JOIN LATERAL (
@@ -129,7 +130,7 @@ HISTORY = """
 """
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "duckdb", "parquet", "csv", "postgresql", "mysql"])
+@pytest.mark.parametrize("kind", ["sqlite", *FILES_LIKE_CSV, "csv", "postgresql", "mysql"])
 @pytest.mark.parametrize("time", ["date", pytest.param("timestamp", marks=pytest.mark.slow)])
 def test_a_history_is_the_same_wherever_it_lies(
     request: pytest.FixtureRequest, tmp_path: Path, kind: str, time: str

@@ -95,7 +95,7 @@ def test_momentum_and_adam_follow_their_textbook_updates() -> None:
         np.testing.assert_allclose(intercept, shift.detach().numpy(), atol=1e-9)
 
 
-@pytest.mark.one_in(7)
+@pytest.mark.one_in(11)
 @pytest.mark.parametrize("scenario", [SCENARIOS[1], SCENARIOS[3], SCENARIOS[6]], ids=lambda s: s.name)
 @pytest.mark.parametrize("model", ["linear", "logistic", "softmax"])
 @pytest.mark.parametrize(

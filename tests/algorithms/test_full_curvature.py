@@ -124,7 +124,9 @@ def test_classes_in_order_on_a_line_take_few_rounds() -> None:
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize(("label", "width"), [("y", 120), ("above", 30), ("place", 30)])
+@pytest.mark.parametrize(
+    ("label", "width"), [pytest.param("y", 120, marks=pytest.mark.slow), ("above", 30), ("place", 30)]
+)
 def test_clients_that_share_a_table_take_the_path_of_one(label: str, width: int) -> None:
     alone = _objectives(1, label, width, epochs=7)
     for parts in (2, 3):

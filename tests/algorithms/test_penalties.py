@@ -94,6 +94,7 @@ def test_sparse_logistic_regression_is_scikit_learns(
     np.testing.assert_array_equal(weights(result)[:, 0] != 0, best.coef_[0] != 0)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("label", "model"), [("visits", "poisson"), ("grade", "softmax"), ("price", "huber")])
 def test_other_losses_meet_the_conditions_of_an_optimum(
     federation: tp.Federation, tables: tuple[pd.DataFrame, pd.DataFrame], label: str, model: str

@@ -121,6 +121,7 @@ def test_where_f_is_flat_or_no_number_a_sample_says_nothing() -> None:
     assert not hessian_sample.are_apart(np.full((3, 3), np.nan))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("algorithm", ["newton", "admm"])
 def test_a_sample_changes_no_optimum(algorithm: str) -> None:
     case = many(SAMPLED)

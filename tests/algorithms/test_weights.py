@@ -53,7 +53,7 @@ def test_sample_weights_give_what_scikit_learn_gives(scenario: Scenario, model: 
         np.testing.assert_allclose(parameters(result)[0], expected, atol=2e-5)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("model", ["linear", "logistic", "softmax"])
 @pytest.mark.parametrize("algorithm", EXACT.values(), ids=EXACT)
 def test_so_does_every_algorithm_that_reaches_the_optimum(algorithm: Any, model: str) -> None:

@@ -60,6 +60,7 @@ def tables(clients: int) -> dict[str, list[pa.Table]]:
     return {"facts": [facts.slice(i * size, size) for i in range(clients)], "parts": [parts]}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("clients", [1, 2])
 @pytest.mark.parametrize("algorithm", ["newton", "admm"])
 @pytest.mark.parametrize("model", ["linear", "logistic"])

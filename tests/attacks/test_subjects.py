@@ -144,6 +144,7 @@ def test_noise_covers_all_rows_of_a_patient_that_train(name: str) -> None:
     assert found > rows
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("most", [1, 2, 3])
 def test_so_many_rows_of_a_patient_train_with_their_features_and_no_more(most: int) -> None:
     """Without a cap, nine rows count where noise is for one."""

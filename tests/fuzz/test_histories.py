@@ -209,6 +209,7 @@ def check_rewriting(seed: int) -> None:
     np.testing.assert_allclose(got.to_numpy(), expected.to_numpy(), rtol=1e-12, atol=1e-12, err_msg=f"{seed}: {sql}")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("start", range(0, 60, 20))
 def test_a_history_written_as_a_join_has_the_rows_of_the_query(start: int) -> None:
     for seed in range(start, start + 20):
@@ -238,6 +239,7 @@ def check_trees(seed: int) -> None:
     assert ours.objective == pytest.approx(theirs.objective, rel=1e-9), f"{seed}: {sql}"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("seed", [0, 4, 8])
 def test_trees_over_histories_are_those_of_one_table(seed: int) -> None:
     check_trees(seed)

@@ -147,6 +147,7 @@ def test_a_cluster_trains_the_same_model_and_survives_the_loss_of_a_node(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("label", ["binary", "number"])
 def test_a_cluster_grows_the_same_trees(nodes: Nodes, tmp_path: Path, label: str) -> None:
     nodes.fill(2)
@@ -211,6 +212,7 @@ def test_a_folder_that_nodes_do_not_see_is_named(nodes: Nodes, monkeypatch: pyte
         trained("star", 2000, tp.Ray(workers=1, storage=str(tmp_path)))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("when", ["collect", "write"])
 def test_a_node_may_go_while_the_tables_are_joined(
     nodes: Nodes, when: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -249,6 +251,7 @@ UNION = "{0} WHERE a.x > 0 UNION ALL {0} WHERE a.x <= 0"
 TREE = "SELECT a.{}, a.x, b.z, c.w FROM a JOIN b ON a.k = b.k LEFT JOIN c ON b.m = c.m"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("label", "given", "shares"),
     [

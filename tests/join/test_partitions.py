@@ -66,6 +66,7 @@ def walked(workers: list[Worker], joined: JoinedRows, given: list[Any], number: 
     return totals, add_sums(sums)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("partitions", [1, 3, 100])
 def test_pieces_give_what_the_whole_gives(joined: JoinedRows, partitions: int, tmp_path: Path) -> None:
     given = cut(joined, partitions, Storage(str(tmp_path)))

@@ -25,6 +25,7 @@ def assert_same(network: Result, local: Result) -> None:
     assert network.traffic.rounds == local.traffic.rounds
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("job", "killed"),
     [

@@ -48,6 +48,7 @@ MODELS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("given", MODELS, ids=["als", "sgd", "a network head", "negatives by als", "negatives by sgd"])
 def test_heads_over_processes_are_the_heads_of_one_process(
     parties: Parties, local: tp.Federation, given: dict[str, Any]

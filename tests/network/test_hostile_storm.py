@@ -218,6 +218,7 @@ def storm(folder: Path, jobs: int, seed: int) -> Counter[str]:
             parties.kill(name)
 
 
+@pytest.mark.slow
 def test_honest_jobs_in_a_hostile_storm_end_with_the_same_bits(tmp_path: Path) -> None:
     done = storm(tmp_path, jobs=3, seed=1)
     assert len(done) == 6

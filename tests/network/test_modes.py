@@ -156,16 +156,18 @@ def test_processes_end_when_told_and_leave_no_child_and_no_temporary_file(tmp_pa
     parties.write(tables(50))
     env = os.environ | {"TMPDIR": str(tmp_path / "tmp")}
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": env}
-    started = [subprocess.Popen(command("serve", str(parties.federation)), **quiet)]  # type: ignore[call-overload]
-    started += [subprocess.Popen(command("join", f"{tmp_path}/{n}.toml"), **quiet) for n in OWNERS]  # type: ignore[call-overload]
+    wanted = (command("serve", str(parties.federation)), command("join", f"{tmp_path}/supplier.toml"))
+    started = [subprocess.Popen(words, **quiet) for words in wanted]  # type: ignore[call-overload]
+    parties.start("store-eu", "store-us")
     try:
         parties.await_clients()
         parties.connect().train(QUERY, label="y")
         own = [child for process in started for child in children(process.pid)]
         assert all(child in children(started[0].pid) for child in own)  # the server's, for runs; clients have none
-        for number, process in enumerate(started):
-            process.send_signal(signal.SIGINT if number % 2 else signal.SIGTERM)
-        assert [process.wait(30) for process in started] == [0] * 4
+        assert parties.stop() == {"store-eu": 0, "store-us": 0}  # by SIGTERM
+        for process, how in zip(started, (signal.SIGTERM, signal.SIGINT), strict=True):
+            process.send_signal(how)
+        assert [process.wait(60) for process in started] == [0, 0]
         until = time.monotonic() + 60
         while any(Path(f"/proc/{child}").exists() and not is_defunct(child) for child in own):
             assert time.monotonic() < until
@@ -173,6 +175,8 @@ def test_processes_end_when_told_and_leave_no_child_and_no_temporary_file(tmp_pa
     finally:
         for process in started:
             process.kill()
+        for name in list(parties.processes):
+            parties.kill(name)
     assert not list((tmp_path / "tmp").iterdir())
     assert not [p for p in (tmp_path / "state").rglob("*") if p.name.startswith(".")]
 
@@ -228,14 +232,14 @@ def test_several_jobs_are_done_one_after_another(tmp_path: Path) -> None:
         (tmp_path / "job.toml").write_text(JOB.replace("epochs = 6", "epochs = 1"))
         train = command("train", f"{tmp_path}/job.toml", "--federation", str(parties.federation), "--json")
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        users = [subprocess.Popen(train, **quiet) for _ in range(3)]  # type: ignore[call-overload]
+        users = [subprocess.Popen(train, **quiet) for _ in range(2)]  # type: ignore[call-overload]
         until = time.monotonic() + 120
         busiest = 0
         while any(user.poll() is None for user in users) and time.monotonic() < until:
             runs = parties.connect().status()["runs"]
             busiest = max(busiest, sum(run["state"] in ("running", "waiting") for run in runs))
             time.sleep(0.2)
-        assert [user.wait(1) for user in users] == [0, 0, 0]
+        assert [user.wait(1) for user in users] == [0, 0]
     assert busiest == 1
 
 

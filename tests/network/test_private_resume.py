@@ -68,6 +68,7 @@ def answer(kept: IdempotentClient, step: int, request: Message) -> list[Frame]:
     return list(kept.answer(Request(run=RUN, step=step, after=step - 1), [encode(request)]))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("job", JOBS)
 def test_a_step_that_is_asked_again_after_a_crash_has_the_noise_it_had(tmp_path: Path, job: str) -> None:
     asked = requests(job)

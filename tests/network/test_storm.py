@@ -135,6 +135,7 @@ def weather(folder: Path, network: BadNetwork, *, algorithm: str, **options: Any
         store = RunStore(folder / f"server-{deaths}")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "options",
     [

@@ -58,6 +58,7 @@ def answers(tap: Tap, kind: type) -> list[Any]:
     return [a for a in decoded if isinstance(a, kind)]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "algorithm", ["newton", "admm", tp.Admm(union="exact"), "sgd", tp.Sgd(optimizer="adam")], ids=repr
 )

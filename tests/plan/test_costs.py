@@ -108,6 +108,7 @@ def test_estimated_rounds_and_bytes_of_trees_are_near_those_counted(label: str) 
         assert least < estimated.bytes / counted.bytes < most
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("leaves", [3, 31])
 @pytest.mark.parametrize(
     ("label", "columns", "clients"), [("y", 1, 1), ("y", 8, 3), ("c", 4, 1), ("c", 4, 2), ("k", 6, 1), ("k", 3, 2)]

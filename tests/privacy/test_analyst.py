@@ -261,6 +261,7 @@ GROUPED = (
 )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("query", "label", "table", "cap"),
     [

@@ -88,7 +88,7 @@ def outcome(changed: dict[str, float | None], rng: Random, privacy: dict[str, An
     return run
 
 
-@pytest.mark.one_in(15)
+@pytest.mark.one_in(40)
 @pytest.mark.parametrize("seed", range(300))
 def test_features_of_an_order_leave_under_noise_alone(seed: int) -> None:
     rng = Random(seed)
@@ -107,7 +107,7 @@ def test_features_of_an_order_leave_under_noise_alone(seed: int) -> None:
     assert gaussian_epsilon(distance, DELTA) <= told[0][1] + 1e-3, draw_query(Random(case))
 
 
-@pytest.mark.one_in(15)
+@pytest.mark.one_in(40)
 @pytest.mark.parametrize("seed", range(200))
 def test_the_label_of_an_order_leaves_under_noise_alone(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def draw(values: Any, privacy: Any, classes: int | None, uniform: Any) -> Any:

@@ -75,7 +75,7 @@ def audited(name: str, cap: int, clients: int = 1, canaries: int = 300, seed: in
     return best
 
 
-@pytest.mark.one_in(11)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("clients", [1, 3])
 @pytest.mark.parametrize("cap", [5, 20, 100])
 @pytest.mark.parametrize("name", ["sgd", "sgd in batches", "admm"])

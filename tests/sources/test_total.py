@@ -96,7 +96,7 @@ def test_groups_of_tame_rows_have_the_values_that_they_have_without_protection()
 
 
 def test_generated_expressions_never_fail_on_a_protected_table() -> None:
-    assert sum(check_answers(seed) for seed in range(40)) > 5  # which do fail on one that is not
+    assert sum(check_answers(seed) for seed in range(15)) > 5  # which do fail on one that is not
 
 
 @pytest.mark.slow

@@ -213,7 +213,7 @@ def test_tables_that_one_owner_holds_may_meet_in_a_subquery() -> None:
 WHOLE_GROUPS = ["groups", "with, having, filter, left join", "window functions", "qualify", "distinct", "case in a sum"]
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("name", WHOLE_GROUPS)
 def test_groups_that_lie_with_one_client_each_are_computed_there(name: str) -> None:
     odd = TABLES["transactions"]["account_id"] % 2 == 1

@@ -89,7 +89,7 @@ def test_a_filter_does_not_hide_that_groups_are_divided(name: str) -> None:
     assert_same(query, APART, pooled(query, APART))
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("name", MERGEABLE)
 def test_divided_groups_are_merged_before_any_filter(name: str) -> None:
     policies = {"b": Policy(merge_groups=True)}

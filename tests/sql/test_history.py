@@ -143,7 +143,7 @@ def test_a_history_has_the_features_of_pooled_tables(form: str, kind: str) -> No
     check_equal(sql, found, make_tables(kind=kind))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "no key"])
 def test_a_history_whose_keys_lie_with_one_client_each_may_have_several(form: str) -> None:
     sql, found = FORMS[form]

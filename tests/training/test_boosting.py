@@ -34,7 +34,7 @@ def pooled(scenario: Scenario) -> tuple[tp.Federation, str]:
     ), f"SELECT {names}, j.y FROM joined j"
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("scenario", scenarios(), ids=lambda s: s.name)
 @pytest.mark.parametrize("owners", [1, 2, 5])
 def test_trees_over_tables_fit_as_those_over_the_materialised_join(scenario: Scenario, owners: int) -> None:

@@ -27,7 +27,7 @@ def held_at(table: str, feature: str, value: Any) -> tp.Federation:
     return federation({**GIVEN, table: own.set_column(place, feature, pa.repeat(pa.scalar(value, kind), len(own)))})
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("label", "options"),
     [

@@ -148,7 +148,7 @@ def test_a_softmax_of_the_join_is_that_of_one_table(frames: dict[str, pd.DataFra
     assert apart.objective == pytest.approx(whole.objective, rel=1e-8)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("model", ["linear", "boosted", "mlp"])
 def test_a_saved_model_and_every_verb_know_such_rows(federation: tp.Federation, model: str, tmp_path: Path) -> None:
     result = train(federation, model=model, test_fraction=0.15)

@@ -45,6 +45,7 @@ def assert_close(found: Result, expected: Result) -> None:
         assert np.allclose(own.theta, other.theta, atol=1e-6)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(("model", "label"), [("linear", "y"), ("logistic", "p"), ("poisson", "c")])
 @pytest.mark.parametrize("given", [{}, {"weight": "a.weight", "validation_fraction": 0.1}], ids=["plain", "weighted"])
 @pytest.mark.parametrize("is_union", [False, True], ids=["LEFT JOIN", "UNION ALL"])

@@ -42,6 +42,7 @@ def test_a_factor_head_is_the_factor_model_of_the_join(join: str, clients: int) 
     Oracle(result, joined).train(OPTIMIZERS["adam"][1]).agrees(result)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimiser_takes_the_steps_of_torch(name: str) -> None:
     options, optimizer = OPTIMIZERS[name]
@@ -55,6 +56,7 @@ def test_classes_have_factors_of_their_own(label: str) -> None:
     Oracle(result, joined).train(OPTIMIZERS["adam"][1]).agrees(result)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("clients", [1, 3])
 @pytest.mark.parametrize("join", ["one-to-many", "many-to-many"])
 def test_a_network_head_is_the_network_over_the_join(join: str, clients: int) -> None:

@@ -25,7 +25,7 @@ from tablepuppet.privacy.options import FeaturePrivacy
 from tablepuppet.protocol.base import Done, Message, Update
 
 FLOAT = 8  # bytes
-_PASSED, _FREQUENCY = 120e-9, 10e-9  # for a row in a walk over the join's tree, and for each frequency of a series
+_IN_TREE, _FREQUENCY = 120e-9, 8e-9  # for a row in a walk over the join's tree, and for each frequency of a series
 _LOSS, _MOVED = 18e-9, 9e-9  # CPU seconds for a joined row in a walk: its loss, and each block's value there and back
 _CELL = 1.7e-9  # for an encoded number of a table: predictions and a gradient
 _PRODUCT = 0.04e-9  # for a product of two of them, in second moments
@@ -95,7 +95,7 @@ _NETWORK_STEPS = 1200
 
 def tree_seconds(shape: Shape) -> float:
     """CPU seconds of a walk over the join's tree."""
-    return sum(block.rows for block in shape.blocks) * (_PASSED + _FREQUENCY * (shape.frequencies or 0))
+    return sum(block.rows for block in shape.blocks) * (_IN_TREE + _FREQUENCY * (shape.frequencies or 0))
 
 
 class Algorithm(Generic[_Options]):

@@ -87,12 +87,16 @@ def test_what_is_computed_from_groups_is_a_number_or_nothing(item: str) -> None:
 
 def test_groups_of_tame_rows_have_the_values_that_they_have_without_protection() -> None:
     query = "SELECT i % 2 AS k, avg(f) AS a, max(i) * 2 + k AS b, 1 / sum(f) AS c, kurtosis(f) AS d FROM t GROUP BY k"
+    windows = (
+        "SELECT i AS a, first_value(f) OVER (ORDER BY abs(i - 7)) AS b, sum(f) OVER (ORDER BY i) AS c, f AS d FROM t"
+    )
     rows = pa.table({"i": np.arange(20), "f": np.random.default_rng(0).normal(size=20)})
-    found = []
-    for text in (query, make_total(query)):
-        with closing(from_query("q", {"t": rows}, text)) as source:
-            found.append(source.read(['"a"', '"b"', '"c"', '"d"'], None).to_pydict())
-    assert found[0] == found[1]
+    for given in (query, windows):
+        found = []
+        for text in (given, make_total(given)):
+            with closing(from_query("q", {"t": rows}, text)) as source:
+                found.append(source.read(['"a"', '"b"', '"c"', '"d"'], None).to_pydict())
+        assert found[0] == found[1]
 
 
 def test_generated_expressions_never_fail_on_a_protected_table() -> None:

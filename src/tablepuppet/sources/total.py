@@ -122,7 +122,7 @@ def _double(value: exp.Expr, aggregate: exp.Expr) -> exp.Expr:
 
 def _is_over_groups(node: exp.Expr) -> bool:
     """Whether an expression is computed from aggregates and could fail."""
-    if not isinstance(node, exp.Condition) or isinstance(node, (*_LEAVES, *_AGGREGATES)):
+    if not isinstance(node, exp.Condition) or isinstance(node, (*_LEAVES, *_AGGREGATES, exp.AggFunc)):
         return False
     return node.find(exp.AggFunc) is not None and node.find(exp.Window, exp.Query) is None
 

@@ -233,6 +233,27 @@ def test_groups_that_fail_for_one_row_do_not_reveal_it() -> None:
             owners.train(query, label="y", **TREES, test_fraction=0.0, privacy=asks(bounds=bounds))
 
 
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_single_row_of_a_class_decides_on_nothing(is_there: bool) -> None:
+    given = tables()
+    given["orders"] = given["orders"].drop(["y"]).append_column("y", pa.array((np.arange(1500) == 7) & is_there))
+    with federation(given) as owners:
+        owners.train(QUERY, label="y", **TREES, privacy=asks())
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_no_row_makes_a_join_too_large_for_the_server(is_there: bool) -> None:
+    """Two tables of the analyst's repeat a key that one order may have."""
+    given = tables()
+    item = np.where((np.arange(1500) == 7) & is_there, 31, given["orders"]["item"])
+    given["orders"] = given["orders"].drop(["item"]).append_column("item", pa.array(item))
+    given["items"] = pa.table({"item": np.append(np.arange(30), np.full(200_000, 31)), "price": np.zeros(200_030)})
+    given["more"] = given["items"].rename_columns(["item", "cost"])
+    query = QUERY.replace("i.price", "i.price, m.cost") + " JOIN more m ON o.item = m.item"
+    with federation(given) as owners, pytest.raises(PrivacyError, match="could be in 40,000,000,000 joined rows"):
+        owners.explain(query, label="y", **TREES, privacy=asks(bounds=BOUNDS | {"cost": (-3, 3)}))
+
+
 # -- neighbours ------------------------------------------------------------------------------------
 
 

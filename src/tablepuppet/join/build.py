@@ -27,17 +27,18 @@ from tablepuppet.join.duckdb_join import BranchSide, Counts, ListedSide, Marks
 from tablepuppet.join.factorised.tree import Tree
 from tablepuppet.join.groups import MergedGroups
 from tablepuppet.join.join import BranchJoin, Span
-from tablepuppet.join.keys import gather_keys
+from tablepuppet.join.keys import ScanKeys, gather_keys
 from tablepuppet.join.labels import LabelSpace, MappingRequest, read_labels
 from tablepuppet.join.mapping import LabelRows, Part, RelationStats, SideSizes, TableMapping
 from tablepuppet.join.materialize import Writer
 from tablepuppet.join.tree_join import TreeJoin
 from tablepuppet.join.walk_choice import MAX_DRAWN, draw_side, join_branches
 from tablepuppet.memory import trim_heap
-from tablepuppet.sql.bound import BoundQuery
+from tablepuppet.sql.bound import BoundQuery, Branch
 from tablepuppet.transport.link import Link
 
 _STREAM = 0x6B61707061
+_MOST_REACHED = 10_000  # joined rows that one row may make; the memory that is free differs by more from job to job
 
 
 def within_cap(blocks: Sequence[RowNumbers], caps: Sequence[int | None], seed: int) -> NDArray[np.int64]:
@@ -153,6 +154,8 @@ def _join_rows(
     """Three rounds: keys, which are joined, and labels, by which joined rows are split."""
     keys, client_rows = gather_keys(bound, link, request.job, request.privacy, request.seed)
     trim_heap(max(sum(own.values()) for own in client_rows))  # in one process: memory that owners freed meanwhile
+    if request.analyst_cap is not None:
+        _check_reach(bound.branches[0], _budgeted(bound), keys)
     found = join_branches(bound, keys, request, cluster)
     cutoffs = {number: scan.cutoffs for number, scan in enumerate(keys) if scan.cutoffs is not None}
     merged = tuple(scan.merged for scan in keys)
@@ -209,11 +212,36 @@ def _split(
     chosen = np.logical_or.reduce(marks)
     if labels.values.dtype != np.int8:
         chosen &= ~np.isnan(labels.values)  # rows without one are left out: a job must not fail for one of them
-    relation = next(n for n, own in enumerate(bound.branches[0].relations) if bound.scans[own.scan].budgeted)
+    relation = _budgeted(bound)
     listed = ListedSide.of(choose(chosen)[0], joins[0].sizes)
     kept = listed.only(within_cap([listed.numbers(relation)], [analyst_cap], secrets.randbits(128)))
     rows = of_labels.numbers([kept])
     return [[kept.only(np.flatnonzero(own[rows]))] for own in marks]
+
+
+def _budgeted(bound: BoundQuery) -> int:
+    """The relation of the one branch that has an analyst budget."""
+    return next(n for n, own in enumerate(bound.branches[0].relations) if bound.scans[own.scan].budgeted)
+
+
+def _check_reach(branch: Branch, budgeted: int, keys: Sequence[ScanKeys]) -> None:
+    """Refuses a join that one row of a table with an analyst budget could make too large for the server: a job that
+    fails would reveal the row. Rows of the other tables alone decide on it."""
+    known, most = {budgeted}, 1
+    ends = [((p.left, p.left_column), (p.right, p.right_column)) for p in branch.pairs]
+    ends += [(right, left) for left, right in ends]
+    while beyond := [right[0] for left, right in ends if left[0] in known and right[0] not in known]:
+        relation = beyond[0]
+        names = sorted({f"k{right[1]}" for left, right in ends if left[0] in known and right[0] == relation})
+        rows = keys[branch.relations[relation].scan].table.select(names).drop_null()
+        repeats = rows.group_by(names).aggregate([([], "count_all")]).column("count_all")
+        most *= max([1, *repeats.to_pylist()])
+        known.add(relation)
+    if most > _MOST_REACHED:
+        raise PrivacyError(
+            f"a row of the table with an analyst budget could be in {most:,} joined rows, for keys of other tables "
+            f"repeat, and at most {_MOST_REACHED:,} are joined; join on more keys, or leave a table out"
+        )
 
 
 def _check_absent(spans: Sequence[Span]) -> None:

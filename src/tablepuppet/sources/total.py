@@ -129,7 +129,7 @@ def _is_over_groups(node: exp.Expr) -> bool:
 
 def _try_groups(node: exp.Expr) -> exp.Expr:
     """list_transform([{'a0': sum(x)}], lambda g: TRY(1 / g['a0']))[1]"""
-    whole, values = exp.Tuple(expressions=[node.copy()]), []
+    whole, values = exp.Tuple(expressions=[node.copy()]), list[str]()
     for part in list(whole.find_all(*_AGGREGATES)):
         if part.find_ancestor(*_AGGREGATES) is None:
             _wrap(part)

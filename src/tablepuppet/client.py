@@ -108,7 +108,7 @@ class Client(ClientState):
     def states(self, job: str) -> dict[int, Any]:
         """All that rounds have changed in each part, and its key for masks."""
         return {
-            part: held.checkpoint(self.contracts.asked(job, part), self.contracts.run(job))
+            part: held.checkpoint(dict(self.contracts.jobs[job].parts[part].asked), self.contracts.jobs[job].run)
             for (of, part), held in self.parts.items()
             if of == job and (held.state is not None or held.sealing is not None)
         }
@@ -133,4 +133,6 @@ class Client(ClientState):
             part = self.parts[job, number]
             found = decode(frame, Checkpoint[type(part.state)])  # type: ignore[misc]
             part.restore(found)
-            self.contracts.restore(job, number, found.asked, found.run)
+            under = self.contracts.jobs[job]
+            under.parts[number].asked = Counter(found.asked)
+            under.run = found.run or job  # as checkpoints of earlier releases named it

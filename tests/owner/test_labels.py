@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tablepuppet.errors import JobError, MappingError
-from tablepuppet.owner.labels import LabelDescription, Split, describe_labels, read_labels, split
+from tablepuppet.owner.labels import LabelDescription, describe_labels, read_labels, split
 from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.sources.columns import column_info
 
@@ -23,9 +23,9 @@ def labels(values: list[Any], kind: pa.DataType) -> tuple[pa.ChunkedArray, Colum
 
 
 def values_of(column: tuple[pa.ChunkedArray, ColumnInfo], classes: list[Any] | None) -> list[float]:
-    found = read_labels(*column, classes, Split(0, 0, 0.0))
-    assert found.values.dtype == np.float64
-    return [v if v == v else -9.0 for v in found.values.tolist()]
+    found = read_labels(*column, classes)
+    assert found.dtype == np.float64
+    return [v if v == v else -9.0 for v in found.tolist()]
 
 
 def test_strings_are_classes_sorted_by_code_point() -> None:

@@ -181,12 +181,14 @@ def _record_model(own: ClientState, part: Part) -> None:
     """Writes down a model whose scores the owner trained it for."""
     assert part.started is not None
     table, columns = releases.table_and_columns(own, part)
-    if releases.tells_label(own, part.request.job, columns):
+    if own.policy.allow_reconstruction is not None or releases.tells_label(own, part.request.job, columns):
         return
-    encoders, spec, start = held_encoders(part.encoders, part.ids), part.started.model, ""
-    if spec.is_linear and encoders:
-        start = releases.start_name(releases.feature_expressions(own, part), start_weights(encoders, part.theta))
-    own.releases.record_model(table, (encoders, spec, part.started.outputs), part.theta, start)
+    encoders, spec = held_encoders(part.encoders, part.ids), part.started.model
+    names = [releases.score_name((encoders, spec, part.started.outputs), part.theta)]
+    if spec.is_linear and encoders:  # another training may begin with them
+        weights = start_weights(encoders, part.theta)
+        names.append(releases.start_name(releases.feature_expressions(own, part), weights))
+    own.releases.record_scores(table, *names)
 
 
 EXCHANGES = (_evaluate, _keep, _restore, _release, _hold_part)

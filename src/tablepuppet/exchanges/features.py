@@ -22,6 +22,7 @@ from tablepuppet.owner import row_rules
 from tablepuppet.owner.enforcement import JobUnderContract, PartUnderContract, distinct_rows, refused
 from tablepuppet.owner.policy import Policy, Use, permit_columns, refused_by
 from tablepuppet.owner.releases import count_unknowns, limits_predictions
+from tablepuppet.owner.row_sets import count_equal_before
 from tablepuppet.owner.singling_out import is_computed
 from tablepuppet.owner.state import ClientState, Part, Sealing
 from tablepuppet.owner.tokens import Column, are_ids, id_statistics, known_ids, look_like_ids
@@ -194,7 +195,7 @@ def _enforce_part(job: JobUnderContract, request: OpenPart) -> None:
 
 
 def _check_part_request(own: ClientState, request: OpenPart) -> None:
-    rows = own.tables.scan(request.job, request.scan).rows().num_rows
+    rows = own.scan(request).rows().num_rows
     if request.train_rows is not None:
         bounds.check_row_numbers(request.train_rows, "train_rows", rows)
     bounds.check_row_numbers(request.test_rows, "test_rows", rows)
@@ -312,12 +313,13 @@ def _open_part(own: ClientState, request: OpenPart) -> FeatureStatistics | Featu
 
 def _cap_subjects(own: ClientState, request: OpenPart) -> OpenPart:
     """Under noise on features, rows beyond those that it covers of one subject count as rows that do not exist."""
-    scan, contract = own.tables.scan(request.job, request.scan), own.contracts.contract(request.job)
+    scan, contract = own.scan(request), own.contracts.contract(request.job)
     if scan.subject is None or contract is None or not contract.is_noisy:
         return request
     rows = np.arange(scan.rows().num_rows) if request.train_rows is None else request.train_rows.copy()
     found = np.flatnonzero(rows >= 0)
-    rows[found[scan.beyond_subject_rows(rows[found], own.policy.rows_per_subject(scan.table))]] = -1
+    before = count_equal_before(scan.row_keys()[rows[found]][:, None])  # of the same subject
+    rows[found[before >= own.policy.rows_per_subject(scan.table)]] = -1
     return replace(request, train_rows=rows)
 
 
@@ -334,7 +336,7 @@ def _compute_statistics(own: ClientState, part: Part, place: int, column: Column
 
 def _hide_missing(own: ClientState, part: Part, column: int, statistics: Statistics) -> Statistics:
     """Under noise, hides which values an expression makes NULL (NULLIF, CASE). NULLs of a plain column are shown."""
-    scan = own.tables.scan(part.request.job, part.request.scan)
+    scan = own.scan(part.request)
     told = without_moments(statistics)
     if not isinstance(told, NumberStatistics) or (scan.query is None and not is_computed(scan.expressions[column])):
         return told
@@ -457,7 +459,7 @@ def _encode_features(own: ClientState, request: EncodeFeatures) -> Encoded:
         for each in same:
             if limits_predictions(own, each):
                 count_unknowns(own, each)
-        own.tables.scan(opened.job, opened.scan).let_go()
+        own.scan(opened).let_go()
     trim_heap(part.train.rows)  # before training: Arrow's pool would keep the memory of encoding
     return Encoded(width=part.train.width)
 

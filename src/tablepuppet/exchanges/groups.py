@@ -121,7 +121,7 @@ def _check_groups(request: SendGroups, answer: Groups, known: Known) -> None:
 
 @Rules(ALL_PURPOSES, permit=_permit_groups, enforce=_enforce_groups, check_answer=_check_groups, leaves_state=True)
 def _send_groups(own: ClientState, request: SendGroups) -> Groups:
-    groups = own.tables.scan(request.job, request.scan).partials(job_key(own.key, request.job))
+    groups = own.scan(request).partials(job_key(own.key, request.job))
     return Groups(
         tokens=groups.tokens,
         kinds=list(groups.kinds),
@@ -132,7 +132,7 @@ def _send_groups(own: ClientState, request: SendGroups) -> Groups:
 
 
 def _check_sum_request(own: ClientState, request: SumGroups) -> None:
-    groups, parties = own.tables.scan(request.job, request.scan).partials(), len(request.peers)
+    groups, parties = own.scan(request).partials(), len(request.peers)
     check_range(request.place, "place", 0, parties - 1)
     require(len({peer.client for peer in request.peers}) == parties, "peers", "name one client twice")
     require(request.peers[request.place].client == own.name, "place", "is another client's")
@@ -168,7 +168,7 @@ def _check_sums(request: SumGroups, answer: GroupSums, known: Known) -> None:
     leaves_state=True,
 )
 def _sum_groups(own: ClientState, request: SumGroups) -> GroupSums:
-    groups = own.tables.scan(request.job, request.scan).partials()
+    groups = own.scan(request).partials()
     salt = _secret(own, request, groups, b"salt")[:16]
     if commitment(salt, request.rows) != request.commitments[request.place]:
         raise TransportError("the groups that this client shares are not those that all clients were told of")
@@ -180,7 +180,7 @@ def _sum_groups(own: ClientState, request: SumGroups) -> GroupSums:
             f"groups of fewer than {own.policy.minimum_rows:,} rows would be told to another owner that has rows of "
             "them too; group by something coarser",
         )
-    own.tables.scan(request.job, request.scan).agreed = request
+    own.scan(request).agreed = request
     masks, sums, extremes = _mask(own, groups, request)
     if not groups.query.has_extremes:
         return GroupSums(sums=sums[~is_held])
@@ -188,8 +188,8 @@ def _sum_groups(own: ClientState, request: SumGroups) -> GroupSums:
 
 
 def _check_hold_request(own: ClientState, request: HoldGroups) -> None:
-    agreed = own.tables.scan(request.job, request.scan).agreed_groups()
-    groups, held = own.tables.scan(request.job, request.scan).partials(), int((agreed.holders == agreed.place).sum())
+    agreed = own.scan(request).agreed_groups()
+    groups, held = own.scan(request).partials(), int((agreed.holders == agreed.place).sum())
     sums, extremes = (sum(words_of(kind)[i] for kind in groups.kinds[1:]) for i in (0, 1))
     check_array(request.sums, "sums", (held, sums), kinds=frozenset("i"))
     require((request.extremes is not None) == (extremes > 0), "extremes", "come where none are due, or not")
@@ -201,7 +201,7 @@ def _check_hold_request(own: ClientState, request: HoldGroups) -> None:
     ALL_PURPOSES, permit=_permit_groups, enforce=_enforce_groups, check_request=_check_hold_request, leaves_state=True
 )
 def _hold_groups(own: ClientState, request: HoldGroups) -> Done:
-    scan = own.tables.scan(request.job, request.scan)
+    scan = own.scan(request)
     groups, agreed = scan.partials(), scan.agreed_groups()
     is_held, has = agreed.holders == agreed.place, agreed.rows >= 0
     masks, sums, own_extremes = _mask(own, groups, agreed)
@@ -214,9 +214,7 @@ def _hold_groups(own: ClientState, request: HoldGroups) -> Done:
         others = [(words - pad.view(np.int64)) for words, pad in zip(given, pads, strict=True)]
     kept = np.setdiff1d(np.arange(groups.count), agreed.rows[~is_held & has])
     parties = len(agreed.peers)
-    own.tables.scan(request.job, request.scan).merge(
-        groups.merge_words(kept, held, total, others, agreed.scales, parties)
-    )
+    own.scan(request).merge(groups.merge_words(kept, held, total, others, agreed.scales, parties))
     return Done()
 
 

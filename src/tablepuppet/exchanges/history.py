@@ -108,7 +108,7 @@ def _hold_cutoffs(own: ClientState, request: HoldCutoffs) -> Done:
     moments = pc.unique(pa.concat_tables(found).column("at"))
     if len(moments) > MOST_CUTOFFS:
         raise TransportError(f"the history would be read until {len(moments):,} moments; at most {MOST_CUTOFFS:,} are")
-    own.tables.scan(request.job, request.scan).hold_cutoffs(moments.take(pc.sort_indices(moments)))
+    own.scan(request).hold_cutoffs(moments.take(pc.sort_indices(moments)))
     _review(own, request)
     return Done()
 
@@ -118,7 +118,7 @@ def _review(own: ClientState, request: HoldCutoffs) -> None:
     only = msgspec.structs.replace(own.contracts.jobs[request.job].agreed, scans=(_terms(own, request),))
     if row_rules.is_on(own):
         sets, notes = row_rules.review(own, request.job, only)
-        if notes and not own.contracts.is_excused(request.job):
+        if notes and not own.contracts.jobs[request.job].is_excused:
             raise row_rules.few_rows(notes[0])
         row_rules.keep(own, sets)
     if not own.releases.is_restoring and (not own.may_reveal or own.policy != Policy()):

@@ -19,7 +19,7 @@ from tablepuppet.owner.blinding import POINT_SIZE, blind, blinding_key, points_o
 from tablepuppet.owner.enforcement import JobUnderContract, refused
 from tablepuppet.owner.policy import Policy, Use, permit_columns
 from tablepuppet.owner.state import ClientState
-from tablepuppet.owner.tokens import job_key, key_check, key_of, sorted_tokens, tokens
+from tablepuppet.owner.tokens import job_key, key_check, sorted_tokens, tokens
 from tablepuppet.privacy.options import KeyMode
 from tablepuppet.protocol.base import Count, Discloses, Message, ScanRequest, Seed, Text
 from tablepuppet.protocol.bounds import Known, WrongError, check_array, require
@@ -170,12 +170,12 @@ def check_key_values(table: pa.Table, name: str, numbers: Sequence[int], infos: 
     is_fixed=True,
 )
 def _send_keys(own: ClientState, request: SendKeys) -> Keys:
-    order = None
-    if request.order is not None:
-        order = _shuffle(own, request, request.order)
+    order, given = None, request.order
+    if given is not None:  # by the clients' key; with its bits the server merges several clients' orders
+        order = own.scan(request).shuffle(own.shared_key, given.seed, given.offset, wants_bits=given.is_shared)
     elif not own.may_reveal:  # nobody need know where a row lies here: an order of this job, and of no other
-        own.tables.scan(request.job, request.scan).shuffle(own.secret + request.job.encode(), 0, 0, wants_bits=False)
-    table = own.tables.scan(request.job, request.scan).rows()
+        own.scan(request).shuffle(own.secret + request.job.encode(), 0, 0, wants_bits=False)
+    table = own.scan(request).rows()
     if request.tokens == "plain":
         return Keys(rows=table.num_rows, columns=as_read(table, request.columns), order=order)
     key = b"" if request.tokens == "sha256" else job_key(own.key, request.job)
@@ -190,13 +190,6 @@ def _send_keys(own: ClientState, request: SendKeys) -> Keys:
     trim_heap(table.num_rows)
     check = key_check(key) if key else b""
     return Keys(rows=table.num_rows, columns=pa.table(columns), order=order, check=check)
-
-
-def _shuffle(own: ClientState, request: SendKeys, order: RowOrder) -> NDArray[np.int64] | None:
-    """Puts the rows in the clients' order. Out: the bits with which the server merges several clients' orders."""
-    key = own.order_key if own.order_key is not None else key_of(own.key)
-    scan = own.tables.scan(request.job, request.scan)
-    return scan.shuffle(key, order.seed, order.offset, wants_bits=order.is_shared)
 
 
 def _enforce_blinding(job: JobUnderContract, request: BlindKeys) -> None:

@@ -11,7 +11,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array
+from tablepuppet.arrays import Array, freeze
 from tablepuppet.exchanges.base import SCORING, WITH_LABELS, Rules
 from tablepuppet.owner import row_rules
 from tablepuppet.owner.enforcement import JobUnderContract, refused
@@ -135,7 +135,7 @@ def _describe_labels(own: ClientState, request: DescribeLabels) -> LabelSummary:
 def _describe_domain(own: ClientState, request: DescribeLabels, privacy: LabelPrivacy) -> LabelSummary:
     """The classes of a label under noise, which depend on no selected row: those of the contract, or of all rows of the
     label's one column. Rows without a label are randomised as well."""
-    scan = own.tables.scan(request.job, request.scan)
+    scan = own.scan(request)
     column, info = scan.column(request.column)
     if privacy.classes is not None and info.kind != "boolean":
         return LabelSummary("class" if info.kind in STRING_KINDS else "number", list(privacy.classes))
@@ -247,25 +247,26 @@ def _check_held_out(request: SendLabels | SendSides, answer: Labels | Sides, row
 )
 def _send_labels(own: ClientState, request: SendLabels) -> Labels:
     column, info = own.column(request.job, request.scan, request.column)
-    order = own.tables.scan(request.job, request.scan).order()
+    order = own.scan(request).order()
     noise = None
-    table = own.tables.scan(request.job, request.scan).table
+    table = own.scan(request).table
     contract = own.contracts.contract(request.job)
     privacy = None if contract is None else contract.label_privacy
     if privacy is None:
-        derived = own.tables.scan(request.job, request.scan).query is not None
+        derived = own.scan(request).query is not None
         for base in own.tables.use(request.job, request.scan).bases:
             own.releases.check_plain_label(base.table, is_derived=derived)
         if request.classes is not None and contract is not None and contract.purpose != "evaluate":
             row_rules.check_classes(own, request, column)
     else:
-        scan = own.tables.scan(request.job, request.scan)
+        scan = own.scan(request)
         behind = reads(own, request.job, request.scan, [request.column])
         spend = partial(own.releases.charge_label, table, behind, scan.rows_of_a_subject() * privacy.epsilon)
         given = (scan.row_ids(), scan.expressions[request.column], scan.identity())
         noise = LabelNoise(privacy, own.secret, table, spend, *given)
     sides = _split_rows(own, request)
-    labels = Labels(**read_labels(column, info, request.classes, sides, order, noise)._asdict())
+    values, is_test = read_labels(column, info, request.classes, order, noise), sides.test(len(column), order)
+    labels = Labels(values, freeze(is_test), sides.validation(len(column), order, is_test))
     if not request.folds:
         return labels
     by = None if request.fold_column is None else own.column(request.job, request.scan, request.fold_column)
@@ -284,7 +285,7 @@ def _split_rows(own: ClientState, request: SendLabels | SendSides) -> Split:
     known = request.known_rows if isinstance(request, SendSides) else None
     shares = (request.test_fraction, request.validation_fraction)
     is_keyed = not isinstance(request, SendSides) or request.is_keyed
-    key = own.split_key if is_keyed else b""
+    key = b"" if not is_keyed or own.order_key is own.key is None else own.shared_key
     sides = Split(request.offset, request.seed, *shares, test, validation, key, known)
     row_rules.check_split(own, request, sides)
     return sides
@@ -308,8 +309,8 @@ def _check_sides(request: SendSides, answer: Sides, known: bounds.Known) -> None
     SCORING, permit=_permit_sides, enforce=_enforce_sides, check_request=_check_sides_request, check_answer=_check_sides
 )
 def _send_sides(own: ClientState, request: SendSides) -> Sides:
-    sides, order = _split_rows(own, request), own.tables.scan(request.job, request.scan).order()
-    rows = own.tables.scan(request.job, request.scan).rows().num_rows
+    sides, order = _split_rows(own, request), own.scan(request).order()
+    rows = own.scan(request).rows().num_rows
     is_test = sides.test(rows, order)
     return Sides(is_test=is_test, is_validation=sides.validation(rows, order, is_test))
 

@@ -129,7 +129,7 @@ def _check_fixed(own: ClientState, request: ScoreRows) -> None:
         require(value is None, "value", "is of no feature")
         return
     require(request.fixed < len(request.columns), "fixed", "is no feature")
-    kind = own.tables.scan(request.job, request.scan).columns[request.columns[request.fixed]].kind
+    kind = own.scan(request).columns[request.columns[request.fixed]].kind
     require(kind != "vector", "fixed", "is a vector, which is set to no single value")
     is_text = kind in STRING_KINDS
     require(value is None or isinstance(value, str) == is_text, "value", f"is not a {'text' if is_text else 'number'}")
@@ -141,7 +141,7 @@ def _check_own_request(own: ClientState, request: ScoreRows | ScoreOwnRows) -> N
 
 
 def check_asked_rows(own: ClientState, request: Any) -> None:
-    check_row_numbers(request.rows, "rows", own.tables.scan(request.job, request.scan).rows().num_rows)
+    check_row_numbers(request.rows, "rows", own.scan(request).rows().num_rows)
 
 
 def _check_scores(request: ScoreRows, answer: Scores, known: Known) -> None:
@@ -174,8 +174,8 @@ def _score_rows(own: ClientState, request: ScoreRows) -> Scores:
 )
 def _score_own_rows(own: ClientState, request: ScoreOwnRows) -> Scores:
     part = own.part_store.find(request.model, request.name, own.askers(request.job))
-    infos = own.tables.scan(request.job, request.scan).columns
-    part.check(own.tables.scan(request.job, request.scan).reads(request.columns), [infos[c] for c in request.columns])
+    infos = own.scan(request).columns
+    part.check(own.scan(request).reads(request.columns), [infos[c] for c in request.columns])
     return _score(own, request, part.encoders, part.theta, part.spec, part.outputs)
 
 
@@ -201,7 +201,7 @@ def _score(
     noisy = is_noisy(own.policy, own.contracts.contract(request.job), own.tables.use(request.job, request.scan))
     if own.releases.limits_scores and not noisy:
         place = (own, request.job, request.scan, request.columns)
-        table = own.tables.scan(request.job, request.scan).table
+        table = own.scan(request).table
         name = np.append(theta, secure_generator().random()) if request.shuffled else theta  # a new disclosure
         if isinstance(request, ScoreRows) and fixed >= 0:  # as well, unless it was asked for before
             name = np.append(name, np.frombuffer(repr((fixed, request.value)).encode(), np.uint8))
@@ -258,7 +258,7 @@ def _check_identifiers(request: SendIdentifiers, answer: Identifiers, known: Kno
 
 @Rules(PREDICTING, permit=_permit_identifiers, enforce=_enforce_identifiers, check_answer=_check_identifiers)
 def _send_identifiers(own: ClientState, request: SendIdentifiers) -> Identifiers:
-    table = own.tables.scan(request.job, request.scan).rows()
+    table = own.scan(request).rows()
     return Identifiers(columns=as_read(table, request.columns))
 
 

@@ -21,8 +21,8 @@ from tablepuppet.owner import analyst_budget, row_rules
 from tablepuppet.owner.enforcement import JobUnderContract, refused
 from tablepuppet.owner.policy import Policy, TableRules, Use, refused_by
 from tablepuppet.owner.releases import DisclosedValues, disclosed_values, reads, unknowns
+from tablepuppet.owner.scans import ScanUse
 from tablepuppet.owner.state import ClientState
-from tablepuppet.owner.store import ScanUse
 from tablepuppet.protocol.base import MOST_COLUMNS, Count, Discloses, Done, Message, ScanRequest, Text
 from tablepuppet.protocol.bounds import Known, KnownScan, check_count, require
 from tablepuppet.protocol.columns import ColumnInfo, CutoffType, Merges
@@ -106,13 +106,13 @@ def _check_table_schema(request: DescribeTable, answer: TableSchema, known: Know
     check_answer=_check_table_schema,
 )
 def _describe_table(own: ClientState, request: DescribeTable) -> TableSchema:
-    described = own.tables.describe(request.table, request.query, request.cutoffs)
+    columns, stamp = own.tables.describe(request.table, request.query, request.cutoffs)
     rules = own.policy.tables.get(request.table)
     return TableSchema(
-        columns=described.columns,
+        columns=columns,
         withholds=not own.policy.release_parameters,
         merges=own.policy.merges,
-        stamp=described.stamp,
+        stamp=stamp,
         features=None if rules is None else list(rules.features),
     )
 
@@ -140,7 +140,7 @@ def _check_scan_schema(request: OpenScan, answer: ScanSchema, known: Known) -> N
 )
 def _open_scan(own: ClientState, request: OpenScan) -> ScanSchema:
     columns = own.tables.open_scan(request)
-    read = own.tables.scan(request.job, request.scan)
+    read = own.scan(request)
     read.row_keys_of, read.subjects_of = own.policy.row_keys, own.policy.subjects
     if read.subject is not None:
         read.subject_rows = own.policy.rows_per_subject(request.table)
@@ -168,7 +168,7 @@ def _check_rows(request: CountRows, answer: RowCount, known: Known) -> None:
     is_fixed=True,
 )
 def _count_rows(own: ClientState, request: CountRows) -> RowCount:
-    return RowCount(rows=own.tables.scan(request.job, request.scan).rows().num_rows)
+    return RowCount(rows=own.scan(request).rows().num_rows)
 
 
 @Rules(
@@ -181,7 +181,7 @@ def _close_job(own: ClientState, request: CloseJob) -> Done:
     for (job, _), part in own.parts.items():
         if job == request.job and part.shown:
             own.releases.record_predictions(disclosed_values(own, part, part.shown))
-    own.contracts.close(request.job)
+    own.contracts.jobs.pop(request.job, None)
     if own.told.get(request.job):
         own.approvals.finish(request.job)
     own.tables.close(request.job)
@@ -454,7 +454,7 @@ def _check_names(own: ClientState, job: str, contract: Contract) -> None:
                 continue
             for base in use.bases:
                 rules = own.policy.rules_of(base.table)
-                names = {i.name.lower() for i in own.tables.describe(base.table).columns if i.kind in STRING_KINDS}
+                names = {i.name.lower() for i in own.tables.describe(base.table)[0] if i.kind in STRING_KINDS}
                 names |= set() if rules is None else rules.allowed("texts")
                 if any(name.lower() not in names for name in base.columns[number]):
                     raise refused_by(
@@ -495,7 +495,7 @@ def _first_prediction(own: ClientState, job: str, contract: Contract) -> None:
     for block in contract.blocks:
         place = (own, job, block.scan, list(block.columns))
         shown = DisclosedValues(tables[block.scan], reads(*place), 1)
-        own.releases.check_first_prediction(shown, unknowns(*place))
+        own.releases.check_exposure(shown, unknowns(*place), "training")
 
 
 def _wait(own: ClientState, name: str) -> Agreement:

@@ -285,12 +285,13 @@ def _start_part(own: ClientState, request: Start) -> Started:
 
 def _take_start(own: ClientState, part: Part, request: Start) -> Array:
     """θ of the weights that were agreed on; its predictions leave before anything is learned here."""
-    given, opened = own.contracts.start_of(request), part.request
+    given, opened = own.contracts.jobs[request.job].start_of(request), part.request
     theta = start_theta(given, part.encoders, request.outputs)
-    if theta.any():
+    if theta.any() and own.policy.allow_reconstruction is None and own.releases.limits_scores:
+        # Weights not trained here count as one more model; where all predictions are counted, so are these.
         name = releases.start_name(releases.feature_expressions(own, part), given)
         told = releases.DisclosedValues(*releases.table_and_columns(own, part), numbers=request.outputs, name=name)
-        own.releases.charge_start(told, partial(releases.unknowns, own, opened.job, opened.scan, opened.columns))
+        own.releases.charge_scores(told, partial(releases.unknowns, own, opened.job, opened.scan, opened.columns))
     return theta
 
 
@@ -375,7 +376,7 @@ def _make_model(own: ClientState, part: Part, request: Start) -> Model:
     module = own.module(spec, part.train.width, request.outputs, request.name, request.seed + request.block)
     train = np.zeros(part.train.rows, np.bool_) if opened.train_rows is None else opened.train_rows < 0
     missing = (train, opened.test_rows < 0)
-    infos = own.tables.scan(opened.job, opened.scan).columns
+    infos = own.scan(opened).columns
     if any(infos[c].absent is not None for c in opened.columns):  # a row that was not found has features, too
         missing = (np.zeros_like(missing[0]), np.zeros_like(missing[1]))
     given = (module, spec, part.train, part.test, request.outputs)

@@ -194,8 +194,8 @@ def _take_step(own: ClientState, request: Any) -> messages.Message:
     assert part.setup is not None
     if part.kept is not None and part.kept.is_restored:
         raise TransportError("training is over: the part's best parameters were restored")
-    if part.sealing is not None and isinstance(request, messages.Combined):
-        part.sealing.rescale(request.scales)
+    if part.sealing is not None and isinstance(request, messages.Combined) and request.scales:
+        part.sealing.rescale("training", request.scales)
     algorithm = algorithm_of(part.options)
     if not isinstance(request, (*algorithm.requests, messages.Combined, messages.Move)):
         raise TransportError(f"a {type(request).__name__} does not belong to algorithm {algorithm.name}")
@@ -210,7 +210,7 @@ def _take_step(own: ClientState, request: Any) -> messages.Message:
 
 def count_batch(own: ClientState, part: Part, request: Any) -> None:
     """In an epoch a row is in no more batches than it has joined rows, whatever the server claims."""
-    epochs = own.contracts.epochs(part.request.job, part.request.part)
+    epochs = own.contracts.jobs[part.request.job].parts[part.request.part].epochs
     if epochs is None or not hasattr(request, "next_rows"):
         return
     assert part.setup is not None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 from tablepuppet.owner.owner_log import OwnerLog
 from tablepuppet.owner.policy import Policy, refused_by
-from tablepuppet.owner.store import ScanUse
+from tablepuppet.owner.scans import ScanUse
 from tablepuppet.privacy.ledger import Spending, TableBudget
 from tablepuppet.protocol.contract import Contract, ScanTerms, Training
 

@@ -81,8 +81,8 @@ class JobUnderContract:
     minimum_rows: int = 1
     opened: dict[int, OpenScan] = field(default_factory=dict)
     contract: Contract | None = None
-    is_excused: bool = False
-    run: str = ""  # the owner's own name of it
+    is_excused: bool = False  # whether a person approved the job's rows, few as they may be
+    run: str = ""  # its name in the owner's account, whatever the server calls the job
     asked: Counter[tuple[str, int]] = field(default_factory=Counter)  # by stage and scan
     parts: dict[int, PartUnderContract] = field(default_factory=dict)
     domains: set[str] = field(default_factory=set)  # of keys that left
@@ -172,49 +172,16 @@ class ContractEnforcer:
             raise refused(f"a contract to {job.agreed.purpose} has no {type(request).__name__}")
         exchange.enforce(job, request)
 
-    def close(self, name: str) -> None:
-        """The job is over, and its contract with it."""
-        self.jobs.pop(name, None)
-
     def agree(self, name: str, contract: Contract, *, is_excused: bool = False) -> None:
         """Holds the job to this contract from now on; `is_excused`: a person approved rows that the rules refuse."""
         job = self.jobs[name]
         job.contract, job.is_excused = contract, is_excused
         job.run = job.run or f"{contract.hash[:16]}-{secrets.token_hex(8)}"
 
-    def run(self, name: str) -> str:
-        """The name of a contract's run in the owner's account, whatever the server calls its job."""
-        return self.jobs[name].run
-
-    def is_excused(self, name: str) -> bool:
-        """Whether a person approved the job's rows, few as they may be."""
-        return self.jobs[name].is_excused
-
     def contract(self, name: str) -> Contract | None:
         """The contract of a job, once the owner agreed to it."""
         job = self.jobs.get(name)
         return None if job is None else job.contract
-
-    def block_of(self, request: Any) -> BlockTerms:
-        """The terms of the block that a part belongs to."""
-        return self.jobs[request.job].part(request.part).block
-
-    def epochs(self, name: str, part: int) -> int | None:
-        """How many epochs a part is trained for in batches; None: all its rows take part in every round."""
-        return self.jobs[name].parts[part].epochs
-
-    def start_of(self, request: StartPart[Any]) -> tuple[dict[str, list[float]], ...]:
-        """The weights that a part's training was agreed to begin with."""
-        return self.jobs[request.job].start_of(request)
-
-    def asked(self, name: str, part: int) -> dict[str, int]:
-        """The counts of a part that a checkpoint keeps."""
-        return dict(self.jobs[name].parts[part].asked)
-
-    def restore(self, name: str, part: int, asked: dict[str, int], run: str) -> None:
-        """Continues the counts of a checkpoint. Checkpoints of earlier releases named a run by its job."""
-        self.jobs[name].parts[part].asked = Counter(asked)
-        self.jobs[name].run = run or name
 
 
 def distinct_rows(rows: RowNumbers) -> int:

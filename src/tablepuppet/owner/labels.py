@@ -184,14 +184,6 @@ class LabelDescription(NamedTuple):
     missing: int
 
 
-class LabelValues(NamedTuple):
-    """One label per row, and which rows are held out."""
-
-    values: Array
-    is_test: NDArray[np.bool_]
-    is_validation: NDArray[np.bool_] | None
-
-
 def describe_labels(column: pa.ChunkedArray, info: ColumnInfo, wants_classes: bool = True) -> LabelDescription:
     """The kind of the label and its distinct values (numbers: only if there are at most 1000)."""
     if info.kind in STRING_KINDS:
@@ -221,11 +213,10 @@ def read_labels(
     column: pa.ChunkedArray,
     info: ColumnInfo,
     classes: list[str | float] | None,
-    sides: Split,
     order: RowNumbers | None = None,
     noise: LabelNoise | None = None,
-) -> LabelValues:
-    """One label per row: its position in `classes`, or (None) the number itself; and the side of the split.
+) -> Array:
+    """One label per row: its position in `classes`, or (None) the number itself.
 
     `order`: the position of each row at its owner, where rows are shown in another order. `noise`: the mechanism
     that is applied to the labels before they leave.
@@ -249,11 +240,7 @@ def read_labels(
     if asked is not None and classes is not None and asked != classes:
         places = np.array([*(asked.index(value) for value in classes), np.nan])
         values = places[np.where(np.isnan(values), len(classes), values).astype(np.intp)]
-    is_test = sides.test(len(column), order)
-    values = freeze(values) if values.flags.owndata else values
-    return LabelValues(
-        values=values, is_test=freeze(is_test), is_validation=sides.validation(len(column), order, is_test)
-    )
+    return freeze(values) if values.flags.owndata else values
 
 
 def read_weights(column: pa.ChunkedArray, info: ColumnInfo) -> Array:

@@ -139,13 +139,17 @@ class Approvals:
 
     def waiting(self) -> list[Contract]:
         """The contracts that wait for a decision."""
-        found = dict(self._waiting)
-        if self._folder is not None:
-            for path in sorted((self._folder / "contracts").glob("*.json")):
-                found[path.stem] = _CONTRACT.decode(path.read_bytes())
         now = _now()
         decided = [d for d in self._read() if not d.is_over(now)]
-        return [c for c in found.values() if not any(self._decides(d, c) for d in decided)]
+        return [c for c in self._proposed().values() if not any(self._decides(d, c) for d in decided)]
+
+    def _proposed(self, name: str = "") -> dict[str, Contract]:
+        """Contracts by their names, which begin like this."""
+        found = {full: contract for full, contract in self._waiting.items() if full.startswith(name)}
+        if self._folder is not None:
+            for path in sorted((self._folder / "contracts").glob(f"{name}*.json")):
+                found[path.stem] = _CONTRACT.decode(path.read_bytes())
+        return found
 
     def _decides(self, decision: Decision, contract: Contract) -> bool:
         is_same = decision.name == (use_of(contract) if decision.scope == "asker" else contract.hash)
@@ -157,11 +161,7 @@ class Approvals:
             raise PolicyError(
                 "a contract is named by eight or more of its hexadecimal digits; the owner's log has them"
             )
-        known = dict(self._waiting)
-        if self._folder is not None:
-            for path in (self._folder / "contracts").glob(f"{name}*.json"):
-                known[path.stem] = _CONTRACT.decode(path.read_bytes())
-        matching = [contract for full, contract in known.items() if full.startswith(name)]
+        matching = list(self._proposed(name).values())
         if len(matching) != 1:
             raise PolicyError(
                 f"{len(matching)} contracts begin with {name}; give more of the name, as the log shows it"

@@ -53,7 +53,7 @@ import msgspec
 from msgspec import Meta
 
 from tablepuppet.errors import PolicyError
-from tablepuppet.owner.store import ScanUse
+from tablepuppet.owner.scans import ScanUse
 from tablepuppet.privacy.ledger import TableBudget
 from tablepuppet.privacy.options import LabelPrivacy
 from tablepuppet.protocol.columns import Merges

@@ -148,10 +148,6 @@ class DerivedSource:
         self.cutoffs = cutoffs  # their type, where the query is over a history
         self.moments: pa.Table | None = None  # the cutoffs themselves, once they are known
 
-    def hold_cutoffs(self, moments: pa.Array) -> None:
-        """From now on the history is read until these moments."""
-        self.moments = pa.table({CUTOFF: moments})
-
     def describe(self) -> list[ColumnInfo]:
         with closing(self.open_rows(NO_ROW)) as twin:
             return twin.describe()

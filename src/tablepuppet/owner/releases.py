@@ -28,7 +28,7 @@ from tablepuppet.errors import PolicyError
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.owner.owner_log import OwnerLog
 from tablepuppet.owner.policy import BITS_OF_NUMBER, Policy
-from tablepuppet.owner.store import ScanUse
+from tablepuppet.owner.scans import ScanUse
 from tablepuppet.privacy.accounting import Mechanism
 from tablepuppet.privacy.gaussian import GradientPrivacy
 from tablepuppet.privacy.ledger import Spending, without_noise
@@ -138,52 +138,28 @@ class Releases:
         """Whether exact predictions in training end before they reveal a row; `forbids`: the job promises it."""
         return (forbids or self.policy.allow_reconstruction is False) and not self.is_restoring
 
-    def charge_predictions(self, shown: DisclosedValues, unknowns: int) -> None:
+    def check_exposure(self, shown: DisclosedValues, unknowns: int, what: str) -> None:
         """Checks that the exact numbers of each row, with those of earlier jobs, are too few to reveal it."""
         earlier = self.log.account.shown(shown.table, shown.columns, but=shown.name)
-        self.policy.check_exposure(earlier + shown.numbers, unknowns, "this round of training")
-        self.record_predictions(shown)
-
-    def check_first_prediction(self, shown: DisclosedValues, unknowns: int) -> None:
-        """Training is about to be agreed to: one exact number of each row, at least, will leave."""
-        earlier = self.log.account.shown(shown.table, shown.columns)
-        self.policy.check_exposure(earlier + shown.numbers, unknowns, "training")
+        self.policy.check_exposure(earlier + shown.numbers, unknowns, what)
 
     def record_predictions(self, shown: DisclosedValues) -> None:
         """Writes down how many exact numbers of each row have left a job."""
         if shown.numbers and not self.is_restoring:
             self.log.spend(shown.spending("predictions"))
 
-    def record_model(self, table: str, model: ScoredModel, theta: Array, start: str) -> None:
-        """Parameters that were trained here are about to leave: the owner trained them to give scores.
-
-        `start`: their name where another training begins with them.
-        """
-        if self.limits_scores and self.policy.allow_reconstruction is None:
-            names = [score_name(model, theta), *([start] if start else [])]
-            self.log.spend(*(Spending(table=table, what="scores", name=name) for name in names))
-
-    def charge_start(self, shown: DisclosedValues, unknowns: Callable[[], int]) -> None:
-        """Training is about to begin with given weights, whose predictions leave. Weights not trained here count
-        as one more model. Where all predictions are counted, so are these."""
-        if self.limits_scores and self.policy.allow_reconstruction is None:
-            self.charge_scores(shown, unknowns)
-
     def charge_scores(self, shown: DisclosedValues, unknowns: Callable[[], int]) -> None:
         """A model is about to be applied to rows of a table; the same model again, by its name, reveals nothing new."""
         spending = shown.spending("scores")
         if self.log.account.knows(spending):
             return
-        earlier = self.log.account.shown(shown.table, shown.columns)
-        self.policy.check_exposure(
-            earlier + shown.numbers, unknowns(), "one more model that was not trained here, applied to its rows,"
-        )
+        self.check_exposure(shown, unknowns(), "one more model that was not trained here, applied to its rows,")
         self.log.spend(spending)
 
-    def record_scores(self, table: str, name: str) -> None:
+    def record_scores(self, table: str, *names: str) -> None:
         """A model that was trained here is about to leave: rows will be scored by it, as they were in training."""
         if self.limits_scores:
-            self.log.spend(Spending(table=table, what="scores", name=name))
+            self.log.spend(*(Spending(table=table, what="scores", name=name) for name in names))
 
     def charge_whole_model(self, job: str, use: ScanUse, spends: tuple[Mechanism, ...]) -> None:
         """A model is about to be trained on a table as one release, at a cost. Without noise, a table that has a
@@ -302,7 +278,9 @@ def count_predictions(own: ClientState, part: Part, times: int = 1) -> None:
     is_noisy = part.setup.private is not None and part.setup.private.privacy.hides_predictions
     after = part.shown + (0 if is_noisy else times * part.setup.outputs)
     if not is_noisy and limits_predictions(own, part):
-        own.releases.charge_predictions(disclosed_values(own, part, after), count_unknowns(own, part))
+        shown = disclosed_values(own, part, after)
+        own.releases.check_exposure(shown, count_unknowns(own, part), "this round of training")
+        own.releases.record_predictions(shown)
     part.shown = after
 
 
@@ -323,7 +301,7 @@ def count_unknowns(own: ClientState, part: Part) -> int:
 
 def disclosed_values(own: ClientState, part: Part, numbers: int) -> DisclosedValues:
     """The exact numbers of each row that left a part."""
-    name = f"{own.contracts.run(part.request.job)} {part.request.part}"
+    name = f"{own.contracts.jobs[part.request.job].run} {part.request.part}"
     return DisclosedValues(*table_and_columns(own, part), numbers=numbers, name=name)
 
 
@@ -334,5 +312,5 @@ def table_and_columns(own: ClientState, part: Part) -> tuple[str, tuple[str, ...
 
 
 def feature_expressions(own: ClientState, part: Part) -> list[str]:
-    every = own.tables.scan(part.request.job, part.request.scan).expressions
+    every = own.scan(part.request).expressions
     return [every[c] for c in part.request.columns]

@@ -24,9 +24,9 @@ from tablepuppet.owner.analyst_budget import is_noisy
 from tablepuppet.owner.labels import Split
 from tablepuppet.owner.policy import refused_by
 from tablepuppet.owner.row_sets import Keys, Kind, Sketch, joined_keys
+from tablepuppet.owner.scans import TableConditions
 from tablepuppet.owner.singling_out import smallest_group
 from tablepuppet.owner.state import ClientState
-from tablepuppet.owner.store import TableConditions
 from tablepuppet.owner.tokens import names_rows
 from tablepuppet.protocol.contract import Contract, Role, ScanTerms
 from tablepuppet.sources.columns import NUMBER_KINDS, STRING_KINDS, decode, numbers
@@ -139,7 +139,7 @@ def check_split(own: ClientState, request: SendLabels | SendSides, sides: Split)
     """Refuses test or validation rows that are few, or that differ by few from those of an earlier job."""
     if not _counts(own, request):
         return
-    scan = own.tables.scan(request.job, request.scan)
+    scan = own.scan(request)
     keys, order, least = scan.row_keys(), scan.order(), own.policy.minimum_rows
     is_test = sides.test(len(keys), order)
     is_validation = sides.validation(len(keys), order, is_test)
@@ -156,7 +156,7 @@ def check_folds(own: ClientState, request: SendLabels, folds: NDArray[np.int16])
     """Refuses folds that are few rows, or that differ by few from rows that were held out in an earlier job."""
     if not is_on(own):
         return
-    scan, least = own.tables.scan(request.job, request.scan), own.policy.minimum_rows
+    scan, least = own.scan(request), own.policy.minimum_rows
     why = (
         f"a fold would have fewer than {least:,} rows of {scan.table}, and a metric over them tells of single ones; "
         "use fewer folds"
@@ -166,7 +166,7 @@ def check_folds(own: ClientState, request: SendLabels, folds: NDArray[np.int16])
 
 
 def _check_held_out(own: ClientState, request: SendLabels | SendSides, keys: Keys, why: str) -> None:
-    if _count_subjects(own, own.tables.scan(request.job, request.scan).table, keys) < own.policy.minimum_rows:
+    if _count_subjects(own, own.scan(request).table, keys) < own.policy.minimum_rows:
         raise refused_by("minimum_rows", why)
     _check_set(own, request, "held out", keys)
 
@@ -186,13 +186,13 @@ def check_part(own: ClientState, request: OpenPart) -> None:
     contract = own.contracts.contract(request.job)
     if not is_on(own) or (contract is not None and contract.analyst is not None):
         return
-    keys = own.tables.scan(request.job, request.scan).row_keys()
+    keys = own.scan(request).row_keys()
     rows = np.arange(len(keys)) if request.train_rows is None else request.train_rows
     times = np.ones(len(rows), np.int64) if request.multiplicity is None else request.multiplicity.astype(np.int64)
     if len(times) != len(rows) or (len(rows) and rows.max() >= len(keys)):
         raise PolicyError("the request is outside its contract: it is about rows that there are not")
     total = np.bincount(rows[rows >= 0], times[rows >= 0], len(keys)).astype(np.int64)
-    table = own.tables.scan(request.job, request.scan).table
+    table = own.scan(request).table
     if table in own.policy.subjects:  # all rows of one count as one
         keys, places = np.unique(keys, return_inverse=True)
         total = np.bincount(places, total, len(keys)).astype(np.int64)
@@ -211,7 +211,7 @@ def _conditions(own: ClientState, table: TableConditions, contract: Contract, se
             f"a condition on {table.table} computes with several columns, and how few rows it picks depends on all of "
             "them; compare single columns (rule minimum_rows)"
         )
-    keys, holds, _ = table.read()
+    keys, holds = table.read()
     if 0 < smallest_group(holds, None if table.subject is None else keys) < least:
         notes.append(
             f"its conditions on {table.table} tell fewer than {least:,} rows apart from the others; leave them out, or "
@@ -306,7 +306,7 @@ def check_classes(own: ClientState, request: DescribeLabels | SendLabels, column
     if not _counts(own, request) or own.policy.minimum_rows < 2:
         return
     counts = np.asarray(pc.value_counts(column.drop_null()).field("counts"))
-    scan = own.tables.scan(request.job, request.scan)
+    scan = own.scan(request)
     table = scan.table
     if scan.subject is not None and len(column) == len(scan.row_keys()):  # of the job's rows, and not of all
         pairs = (
@@ -373,14 +373,14 @@ def _check_set(
 ) -> None:
     """Keeps a set of rows of a job under way, or refuses it; a person who approves the contract excuses it."""
     notes = list(against)
-    found = _compared(own, own.tables.scan(request.job, request.scan).table, kind, keys, [], notes)
+    found = _compared(own, own.scan(request).table, kind, keys, [], notes)
     _refuse(own, request.job, notes)
     keep(own, [found])
 
 
 def _refuse(own: ClientState, job: str, notes: Sequence[str]) -> None:
     """Refuses what there is a note against in a job under way, unless a person approved it."""
-    if notes and not own.contracts.is_excused(job):
+    if notes and not own.contracts.jobs[job].is_excused:
         contract = own.contracts.contract(job)
         assert contract is not None
         own.approvals.wait(contract, tuple(notes))

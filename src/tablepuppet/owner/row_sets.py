@@ -162,27 +162,20 @@ MOST_SETS = 10_000  # of one table: then a person must decide
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sketch:
-    """A set of rows: (3, cells) of how many rows, and of sums of their keys and of hashes of these, modulo 2⁶⁴."""
+    """A set of rows: in each cell how many rows, and the sums of their keys and of hashes of these, modulo 2⁶⁴."""
 
     rows: int
-    counts: NDArray[np.int64]
-    sums: NDArray[np.uint64]
-    checks: NDArray[np.uint64]
+    cells: NDArray[np.uint64]  # (3, lines, cells)
 
     @classmethod
-    def of(cls, keys: Keys, cells: int) -> Sketch:
-        counts = np.zeros((_HASHES, cells), np.int64)
-        sums, checks = np.zeros((_HASHES, cells), np.uint64), np.zeros((_HASHES, cells), np.uint64)
-        hashed = mix(keys ^ _CHECK)
-        for number, places in enumerate(_places(keys, cells)):
-            counts[number] = np.bincount(places, minlength=cells)
-            np.add.at(sums[number], places, keys)
-            np.add.at(checks[number], places, hashed)
-        return cls(len(keys), counts, sums, checks)
+    def of(cls, keys: Keys, size: int) -> Sketch:
+        cells = np.zeros((3, _HASHES, size), np.uint64)
+        _add_rows(cells, np.stack([np.ones_like(keys), keys, mix(keys ^ _CHECK)]))
+        return cls(len(keys), cells)
 
     @property
-    def cells(self) -> int:
-        return int(self.counts.shape[1])
+    def size(self) -> int:
+        return int(self.cells.shape[2])
 
     @property
     def name(self) -> str:
@@ -190,46 +183,38 @@ class Sketch:
         return hashlib.sha256(self.to_bytes()).hexdigest()[:16]
 
     def to_bytes(self) -> bytes:
-        return b"".join(a.astype("<i8" if a.dtype == np.int64 else "<u8").tobytes() for a in self._arrays())
+        return self.cells.astype("<u8").tobytes()
 
     @classmethod
-    def from_bytes(cls, rows: int, cells: int, content: bytes) -> Sketch:
-        size = 8 * _HASHES * cells
-        counts = np.frombuffer(content[:size], "<i8").reshape(_HASHES, cells).astype(np.int64)
-        sums, checks = (
-            np.frombuffer(content[k * size : (k + 1) * size], "<u8").reshape(_HASHES, cells).astype(np.uint64)
-            for k in (1, 2)
-        )
-        return cls(rows, counts, sums, checks)
+    def from_bytes(cls, rows: int, size: int, content: bytes) -> Sketch:
+        return cls(rows, np.frombuffer(content, "<u8").reshape(3, _HASHES, size).astype(np.uint64))
 
     def difference(self, other: Sketch, limit: int) -> int | None:
         """By how many rows two sets differ, where it is fewer than `limit`; None: by more."""
-        counts, sums, checks = (a - b for a, b in zip(self._arrays(), other._arrays(), strict=True))
-        used = (counts != 0) | (sums != 0) | (checks != 0)
-        if int(used.sum(axis=1).max()) >= limit:  # each row that differs is in one cell of each line
+        cells = self.cells - other.cells
+        if int(cells.any(axis=0).sum(axis=1).max()) >= limit:  # each row that differs is in one cell of each line
             return None
-        found = 0
+        found, one, nothing = 0, np.uint64(1), np.uint64(0)
         while True:
-            signed = np.where(counts == 1, sums, np.uint64(0) - sums)
-            expected = np.where(counts == 1, checks, np.uint64(0) - checks)
-            is_pure = (np.abs(counts) == 1) & (mix(signed ^ _CHECK) == expected)
+            signed = np.where(cells[0] == one, cells, nothing - cells)  # a row of the other set alone counts as −1
+            is_pure = (signed[0] == one) & (mix(signed[1] ^ _CHECK) == signed[2])
             if not is_pure.any():
                 break
-            keys, first = np.unique(signed[is_pure], return_index=True)
-            signs = counts[is_pure][first]
-            found += len(keys)
-            for number, places in enumerate(_places(keys, self.cells)):
-                np.add.at(counts[number], places, -signs)
-                for array, values in ((sums, keys), (checks, mix(keys ^ _CHECK))):
-                    change = np.where(signs == 1, np.uint64(0) - values, values)
-                    np.add.at(array[number], places, change)
-        is_left = bool(counts.any() or sums.any() or checks.any())
-        if is_left:  # few cells are in use, and some rows share all of theirs
+            _, first = np.unique(signed[1][is_pure], return_index=True)
+            found += len(first)
+            _add_rows(cells, nothing - cells[:, is_pure][:, first], signed[1][is_pure][first])
+        if cells.any():  # few cells are in use, and some rows share all of theirs
             return min(found + 2, limit - 1)
         return found if found < limit else None
 
-    def _arrays(self) -> tuple[NDArray[np.int64], NDArray[np.uint64], NDArray[np.uint64]]:
-        return self.counts, self.sums, self.checks
+
+def _add_rows(cells: NDArray[np.uint64], rows: NDArray[np.uint64], keys: Keys | None = None) -> None:
+    """Adds (3, rows) of counts, keys and hashes to one cell of each line; sums wrap around."""
+    size = np.uint64(cells.shape[2])
+    for line, step in enumerate(_STEPS):
+        places = (mix((rows[1] if keys is None else keys) + step) % size).astype(np.intp)
+        for sums, values in zip(cells[:, line], rows, strict=True):
+            np.add.at(sums, places, values)
 
 
 def row_keys(rows: pa.Table, *, is_key: bool = False) -> Keys:
@@ -294,11 +279,11 @@ class RowSets:
     def nearest(self, table: str, kind: Kind, keys: Keys, limit: int, sketch: Sketch | None = None) -> int | None:
         """The fewest rows by which an earlier set differs from this one: at least 1, and fewer than `limit`."""
         found: int | None = None
-        sketches = {} if sketch is None else {sketch.cells: sketch}
+        sketches = {} if sketch is None else {sketch.size: sketch}
         for earlier in self._like(table, kind, len(keys), limit):
-            if earlier.cells not in sketches:
-                sketches[earlier.cells] = Sketch.of(keys, earlier.cells)
-            by = sketches[earlier.cells].difference(earlier, limit)
+            if earlier.size not in sketches:
+                sketches[earlier.size] = Sketch.of(keys, earlier.size)
+            by = sketches[earlier.size].difference(earlier, limit)
             if by and (found is None or by < found):
                 found = by
         return found
@@ -314,7 +299,7 @@ class RowSets:
                 )
             database.execute(
                 "INSERT OR IGNORE INTO sets VALUES (?, ?, ?, ?, ?, ?)",
-                (table, kind, sketch.rows, sketch.cells, sketch.name, sketch.to_bytes()),
+                (table, kind, sketch.rows, sketch.size, sketch.name, sketch.to_bytes()),
             )
 
     def _like(self, table: str, kind: Kind, rows: int, limit: int) -> list[Sketch]:
@@ -347,8 +332,3 @@ class RowSets:
 def _cells(limit: int) -> int:
     """Cells of one line: a third more than the rows that may differ, to a power of two of these."""
     return 4 * (1 << (max(_LEAST, limit) - 1).bit_length()) // 3 + 1
-
-
-def _places(keys: Keys, cells: int) -> list[NDArray[np.intp]]:
-    """For each line, the cell of every key."""
-    return [(mix(keys + step) % np.uint64(cells)).astype(np.intp) for step in _STEPS]

@@ -29,7 +29,9 @@ from tablepuppet.owner.part_store import PartStore
 from tablepuppet.owner.policy import Policy
 from tablepuppet.owner.releases import Releases
 from tablepuppet.owner.row_sets import RowSets
+from tablepuppet.owner.scans import Scan
 from tablepuppet.owner.store import ClientTables
+from tablepuppet.owner.tokens import key_of
 from tablepuppet.protocol.base import Masked, Partial
 from tablepuppet.protocol.columns import ColumnInfo, Encoder
 
@@ -84,9 +86,14 @@ class ClientState:
         self.waiting: dict[tuple[str, str], tuple[str, ...]] = {}  # jobs and contracts that a person was notified of
 
     @property
-    def split_key(self) -> bytes:
-        """The key that orders and splits rows; empty: the clients share none."""
-        return self.order_key if self.order_key is not None else self.key or b""
+    def shared_key(self) -> bytes:
+        """The clients' key that orders rows and names ids; empty within one process that was given none, where there is
+        nothing to hide."""
+        return self.order_key if self.order_key is not None else key_of(self.key)
+
+    def scan(self, request: Any) -> Scan:
+        """The open scan that a request speaks of."""
+        return self.tables.scan(request.job, request.scan)
 
     def column(self, job: str, scan: int, column: int) -> tuple[pa.ChunkedArray, ColumnInfo]:
         """The values of a scan's column, and its kind."""
@@ -287,6 +294,9 @@ class Sealing:
         """Whole numbers under masks; they need no scale."""
         counter = self.state.counter
         self.state = msgspec.structs.replace(self.state, counter=counter + 1)  # used up, whatever follows
+        return self._mask(values, counter)
+
+    def _mask(self, values: Sequence[NDArray[np.int64]], counter: int) -> list[NDArray[np.int64]]:
         joined = self.masks.masked(np.concatenate([v.ravel() for v in values]), counter)
         parts = np.split(joined, np.cumsum([v.size for v in values])[:-1])
         return [part.reshape(v.shape) for part, v in zip(parts, values, strict=True)]
@@ -295,13 +305,12 @@ class Sealing:
         """The same summands at another scale, and under other masks."""
         if not self.state.pending:
             raise TransportError("there is no sum under way to be sealed")
-        self._scale(self.state.kind, scales)
+        self.rescale(self.state.kind, scales)
         return self._masked()
 
-    def rescale(self, scales: list[int]) -> None:
-        """The scale of the next sum in training."""
-        if scales:
-            self._scale("training", scales)
+    def rescale(self, kind: str, scales: list[int]) -> None:
+        """The scale of the next sum of a kind."""
+        self.state = msgspec.structs.replace(self.state, scales=self.state.scales | {kind: list(scales)})
 
     def _masked(self) -> Masked:
         state = self.state
@@ -312,13 +321,7 @@ class Sealing:
         if len(scales) < len(own) or any(e > scale for e, scale in zip(own, scales, strict=True)):
             return Masked(values=[], exponents=own, scales=[], kinds=kinds)
         integers = [to_integers(v, e, self.masks.parties) for v, e in zip(state.pending, scales, strict=True)]
-        joined = self.masks.masked(np.concatenate([i.ravel() for i in integers]), state.counter)
-        parts = np.split(joined, np.cumsum([i.size for i in integers])[:-1])
-        values = [part.reshape(i.shape) for part, i in zip(parts, integers, strict=True)]
-        return Masked(values=values, exponents=own, scales=scales, kinds=kinds)
-
-    def _scale(self, kind: str, scales: list[int]) -> None:
-        self.state = msgspec.structs.replace(self.state, scales=self.state.scales | {kind: list(scales)})
+        return Masked(values=self._mask(integers, state.counter), exponents=own, scales=scales, kinds=kinds)
 
 
 def _size(values: Array, kind: str) -> int:

@@ -22,10 +22,10 @@ clients' key and a salt of the job. The message holds the table's name: tokens o
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -56,7 +56,7 @@ from tablepuppet.sources.columns import (
     strings,
     strings_and_absent,
 )
-from tablepuppet.sources.encoding import KnownIds, KnownNames
+from tablepuppet.sources.encoding import KnownNames
 
 if TYPE_CHECKING:
     from tablepuppet.exchanges.features import OpenPart
@@ -102,7 +102,9 @@ def tokens(column: pa.ChunkedArray, info: ColumnInfo, mode: KeyMode, key: bytes,
     encoded = in_one_piece(column.dictionary_encode())
     family = key_family(encoded.dictionary.type, info)
     messages = _messages(encoded.dictionary, family)
-    hashed = map(_sha256, messages) if mode == "sha256" else keyed_hashes(messages, key, prefix(domain, family))
+    hashed = keyed_hashes(messages, key, prefix(domain, family))
+    if mode == "sha256":
+        hashed = (sha256(message).digest()[:SIZE] for message in messages)
     packed = np.frombuffer(b"".join(hashed), np.uint8).reshape(-1, SIZE)
     return sorted_tokens(encoded.indices, to_array(packed))
 
@@ -129,10 +131,6 @@ def keyed_hashes(messages: Iterable[bytes], key: bytes, start: bytes) -> Iterato
         digest = keyed.copy()
         digest.update(message)
         yield digest.finalize()[:SIZE]
-
-
-def _sha256(message: bytes) -> bytes:
-    return hashlib.sha256(message).digest()[:SIZE]
 
 
 def prefix(domain: str, family: str) -> bytes:
@@ -219,7 +217,7 @@ def _different(values: pa.ChunkedArray) -> int:
 
 def are_ids(own: ClientState, request: OpenPart, place: int, column: Column) -> bool:
     """Whether a feature's values are ids; tokens of them need a key."""
-    if column[1].kind not in STRING_KINDS or (request.id_salt and not _shared_key(own)):
+    if column[1].kind not in STRING_KINDS or (request.id_salt and not own.shared_key):
         return False
     return place in request.ids or (request.finds_ids and look_like_ids(column))
 
@@ -229,9 +227,8 @@ def id_statistics(own: ClientState, request: OpenPart, place: int, found: Catego
     count, has_missing = len(found.categories), found.missing > 0
     if not request.id_salt:
         return IdStatistics(count, has_missing)
-    key = job_key(_shared_key(own), f"ids {request.id_salt}")
-    tokens = id_tokens(arrow_texts(found.categories), key, _domain(own, request.job, request.scan, place))
-    told = np.unique(tokens)
+    key = job_key(own.shared_key, f"ids {request.id_salt}")
+    told = np.unique(id_tokens(arrow_texts(found.categories), key, f"{own.scan(request).table} {place}"))
     return IdStatistics(len(told), has_missing, told, key_check(key))
 
 
@@ -241,7 +238,7 @@ def known_ids(
     columns: Sequence[Column],
     encoders: Sequence[Encoder | KnownNames],
     names: dict[int, list[str]],
-) -> list[Encoder | KnownIds | KnownNames]:
+) -> list[Encoder | KnownNames]:
     """The encoders with what this owner knows of ids; `names`: of columns that only it does."""
     return [
         _known(own, asked, place, columns[place], encoder, names) if isinstance(encoder, IdEncoder) else encoder
@@ -266,21 +263,21 @@ def _known(
     column: Column,
     encoder: IdEncoder,
     names: dict[int, list[str]],
-) -> KnownIds:
+) -> KnownNames:
     if encoder.tokens is None:
         if len(names.get(place, ())) != encoder.count:
             raise TransportError("ids are encoded by the owner who found them, with all of them")
         codes = np.arange(encoder.count, dtype=np.int32)
-        return KnownIds(arrow_texts(names[place]), codes, encoder.count, encoder.has_missing)
-    key = job_key(_shared_key(own), f"ids {encoder.salt}")
+        return KnownNames.of_ids(arrow_texts(names[place]), codes, encoder)
+    key = job_key(own.shared_key, f"ids {encoder.salt}")
     if key_check(key) != encoder.check:
         raise ModelError(
             "this client's key is not the one that the model's ids were made with, and all of them would be unknown; "
             "give the clients the key of then, or train again"
         )
     distinct = strings_and_absent(*column)[0]
-    tokens = id_tokens(distinct, key, _domain(own, asked.job, asked.scan, place))
-    return KnownIds(distinct, _places(tokens, encoder.tokens), encoder.count, encoder.has_missing)
+    tokens = id_tokens(distinct, key, f"{own.scan(asked).table} {place}")
+    return KnownNames.of_ids(distinct, _places(tokens, encoder.tokens), encoder)
 
 
 def _places(tokens: NDArray[np.int64], agreed: RowNumbers) -> NDArray[np.int32]:
@@ -289,12 +286,3 @@ def _places(tokens: NDArray[np.int64], agreed: RowNumbers) -> NDArray[np.int32]:
         return np.full(len(tokens), -1, np.int32)
     place = np.minimum(np.searchsorted(agreed, tokens), len(agreed) - 1)
     return np.where(agreed[place] == tokens, place, -1).astype(np.int32)
-
-
-def _domain(own: ClientState, job: str, scan: int, place: int) -> str:
-    return f"{own.tables.scan(job, scan).table} {place}"
-
-
-def _shared_key(own: ClientState) -> bytes:
-    """The clients' key; empty within one process that was given none, where there is nothing to hide."""
-    return own.order_key if own.order_key is not None else key_of(own.key)

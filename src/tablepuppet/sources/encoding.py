@@ -60,16 +60,6 @@ _CHUNK, _LEAST = 1 << 17, 1 << 12  # numbers that are encoded at a time, and row
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class KnownIds:
-    """An IdEncoder at an owner of the ids: the names that it knows, and the column of each (−1: none)."""
-
-    names: pa.Array
-    codes: Codes
-    count: int
-    has_missing: bool
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class KnownNames:
     """The column of each name, of NULL and of other names at one owner (−1: none)."""
 
@@ -78,6 +68,11 @@ class KnownNames:
     null: int
     unseen: int
     width: int
+
+    @classmethod
+    def of_ids(cls, names: pa.Array, codes: Codes, encoder: IdEncoder) -> KnownNames:
+        """Ids as their owner knows them."""
+        return cls(names, codes, encoder.count if encoder.has_missing else -1, -1, encoded_width(encoder))
 
 
 def encoder(
@@ -102,7 +97,7 @@ def encode(
     columns: Sequence[pa.ChunkedArray],
     infos: Sequence[ColumnInfo],
     rows: RowNumbers | None,
-    encoders: Sequence[Encoder | KnownIds | KnownNames],
+    encoders: Sequence[Encoder | KnownNames],
 ) -> Features:
     """The encoded features of `rows` (None: all, in order; −1: one that was not found)."""
     size = len(columns[0]) if columns else 0
@@ -198,12 +193,9 @@ def _write(raw: Array, info: ColumnInfo, feature: NumberEncoder, out: Array) -> 
         out[:, -1] = is_missing.astype(np.float64)
 
 
-def _categories(feature: Encoder | KnownIds | KnownNames) -> KnownNames:
+def _categories(feature: Encoder | KnownNames) -> KnownNames:
     if isinstance(feature, KnownNames):
         return feature
-    if isinstance(feature, KnownIds):
-        null = feature.count if feature.has_missing else -1
-        return KnownNames(feature.names, feature.codes, null, -1, encoded_width(feature))
     if not isinstance(feature, CategoryEncoder):
         raise TransportError("a column of ids is encoded by the owner who knows them")
     size = len(feature.categories)
@@ -252,7 +244,7 @@ def without_rare(
     return KnownNames(known.names.take(arrow_of(kept)), known.codes[kept], null, unseen, encoded_width(feature))
 
 
-def _check_kind(info: ColumnInfo, feature: Encoder | KnownIds | KnownNames) -> None:
+def _check_kind(info: ColumnInfo, feature: Encoder | KnownNames) -> None:
     if isinstance(feature, NumberEncoder):
         fits = info.kind in NUMBER_KINDS and (info.kind == "vector" or feature.mean.size == 1)
     else:
@@ -264,13 +256,13 @@ def _check_kind(info: ColumnInfo, feature: Encoder | KnownIds | KnownNames) -> N
         )
 
 
-def encoded_width(encoder: Encoder | KnownIds | KnownNames) -> int:
+def encoded_width(encoder: Encoder | KnownNames) -> int:
     """How many rows of θ a feature takes."""
     if isinstance(encoder, KnownNames):
         return encoder.width
     if isinstance(encoder, NumberEncoder):
         return int(encoder.mean.size) + encoder.has_missing
-    if isinstance(encoder, IdEncoder | KnownIds):
+    if isinstance(encoder, IdEncoder):
         return encoder.count + encoder.has_missing
     return len(encoder.categories) + encoder.has_missing + encoder.has_other
 

@@ -125,7 +125,9 @@ def start_trees(own: ClientState, request: trees.StartTrees) -> trees.TreesStart
     contract = own.contracts.contract(request.job)
     is_private = contract is not None and contract.feature_privacy is not None
     if is_private:
-        public = public_bins(train, own.contracts.block_of(request).bounds, options.bins, least)
+        public = public_bins(
+            train, own.contracts.jobs[request.job].part(request.part).block.bounds, options.bins, least
+        )
         bins = public if bins is None else _check_borders(bins, public)
     elif bins is None:
         bins = own_bins(train, weights, options.bin_rules, least)
@@ -270,7 +272,7 @@ def _earlier(own: ClientState, part: Part, request: trees.StartTrees) -> tuple[t
 def _find_held(own: ClientState, request: OfRows, model: str, block: str) -> tuple[trees.SplitRule, ...]:
     """The splits of a model's part that this owner holds, if they fit the columns of a request."""
     part = own.part_store.find(model, block, own.askers(request.job))
-    scan = own.tables.scan(request.job, request.scan)
+    scan = own.scan(request)
     part.check([scan.expressions[c] for c in request.columns], [scan.columns[c] for c in request.columns])
     return part.splits
 
@@ -311,7 +313,7 @@ def _charge(own: ClientState, request: OfRows, rules: Sequence[trees.SplitRule])
     noisy = is_noisy(own.policy, own.contracts.contract(request.job), own.tables.use(request.job, request.scan))
     if own.releases.limits_scores and not noisy:
         place = (own, request.job, request.scan, request.columns)
-        table = own.tables.scan(request.job, request.scan).table
+        table = own.scan(request).table
         values = DisclosedValues(table, reads(*place), len(rules), trees.splits_name(rules))
         own.releases.charge_scores(values, partial(unknowns, *place))
 
@@ -324,9 +326,9 @@ def _without_rare_names(
     if least <= 1 or not any(rule.left or rule.known for rule in rules):
         return rules
     named = sorted({rule.feature for rule in rules if rule.left or rule.known})
-    infos = own.tables.scan(request.job, request.scan).columns
+    infos = own.scan(request).columns
     places = [request.columns[feature] for feature in named]
-    read = own.tables.scan(request.job, request.scan).everywhere(places)
+    read = own.scan(request).everywhere(places)
     found = raw_columns(read.columns, [infos[c] for c in places])
     columns = [replace(column, feature=named[column.feature]) for column in found]
     return rules_without_rare(rules, columns, least)
@@ -381,7 +383,7 @@ def _count_trained(own: ClientState, part: Part, rules: Sequence[trees.SplitRule
     """Writes down a model whose splits the owner trained it for."""
     opened = part.request
     if not tells_label(own, opened.job, reads(own, opened.job, opened.scan, opened.columns)):
-        own.releases.record_scores(own.tables.scan(opened.job, opened.scan).table, trees.splits_name(rules))
+        own.releases.record_scores(own.scan(opened).table, trees.splits_name(rules))
 
 
 def _raw(own: ClientState, request: OfRows, rows: RowNumbers | None) -> list[RawColumn]:
@@ -390,7 +392,7 @@ def _raw(own: ClientState, request: OfRows, rows: RowNumbers | None) -> list[Raw
     found = raw_columns([c for c, _ in pairs], [i for _, i in pairs])
     if rows is None:
         return found
-    count = own.tables.scan(request.job, request.scan).rows().num_rows
+    count = own.scan(request).rows().num_rows
     if len(rows) and (rows.min() < -1 or rows.max() >= count):
         raise TransportError("a request is about rows that there are not")
     return [column.take(rows) for column in found]
@@ -402,7 +404,7 @@ def _weights(part: Part, own: ClientState) -> Array:
     if request.multiplicity is not None:
         return request.multiplicity.astype(np.float64)
     rows = request.train_rows
-    return np.ones(own.tables.scan(request.job, request.scan).rows().num_rows if rows is None else len(rows))
+    return np.ones(own.scan(request).rows().num_rows if rows is None else len(rows))
 
 
 def _permit_sketch(policy: Policy, request: trees.SketchFeatures, use: Use) -> None:

@@ -39,7 +39,6 @@ class Client(ClientState):
     """Answers requests about its own tables."""
 
     def handle(self, frame: Frame) -> Frame:
-        """Receive, compute, send."""
         answer: Message
         wire: Wire = "float64"
         try:

@@ -30,7 +30,6 @@ Roles = dict[Place, list[terms.Role]]
 
 
 def roles_of(bound: BoundQuery, identifiers: Sequence[tuple[int, int]] = ()) -> Roles:
-    """The roles of every expression of every scan."""
     roles: Roles = {}
 
     def play(scan: int, column: int, role: terms.Role) -> None:
@@ -166,7 +165,6 @@ def _bounds(block: Block, given: Mapping[str, tuple[float, float]]) -> tuple[tup
 
 
 def _training(job: Job) -> terms.Training:
-    """How a model of a job is trained."""
     return terms.Training(
         algorithm=msgspec.to_builtins(job.options_for_run),
         model=job.model.spec,
@@ -278,7 +276,6 @@ def _places(bound: BoundQuery, block: Block) -> list[tuple[int, tuple[int, ...]]
 
 
 def _holders(bound: BoundQuery, block: Block) -> tuple[str, ...]:
-    """The clients that hold rows of a block."""
     return tuple(sorted({client for scan, _ in _places(bound, block) for client in bound.scans[scan].clients}))
 
 

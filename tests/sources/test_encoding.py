@@ -23,7 +23,8 @@ from tablepuppet.protocol.columns import (
     NumberEncoder,
     NumberStatistics,
 )
-from tablepuppet.sources.encoding import encode, encoder, merge, statistics
+from tablepuppet.sources.encoding import encode, encoder
+from tablepuppet.sources.statistics import merge, statistics
 
 NUMBER = ColumnInfo("price", "float")
 TEXT = ColumnInfo("category", "string")

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tablepuppet.errors import SourceError, TransportError
-from tablepuppet.protocol.columns import CategoryStatistics, ColumnInfo, NumberStatistics
-from tablepuppet.sources.statistics import ROWS_PER_STATISTICS, Statistics, merge, statistics
+from tablepuppet.protocol.columns import CategoryStatistics, ColumnInfo, NumberStatistics, Statistics
+from tablepuppet.sources.statistics import ROWS_PER_STATISTICS, merge, statistics
 
 NUMBER = ColumnInfo("price", "float", "DOUBLE")
 TEXT = ColumnInfo("category", "string", "VARCHAR")

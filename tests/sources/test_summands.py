@@ -8,9 +8,8 @@ import pytest
 
 from tablepuppet.arrays import Array
 from tablepuppet.errors import TransportError
-from tablepuppet.protocol.columns import CategoryStatistics, ColumnInfo, NumberStatistics
+from tablepuppet.protocol.columns import CategoryStatistics, ColumnInfo, NumberStatistics, Statistics
 from tablepuppet.sources.statistics import (
-    Statistics,
     first_summands,
     first_totals,
     means_only,

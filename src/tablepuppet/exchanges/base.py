@@ -61,7 +61,7 @@ class Rules:
     check_request: Callable[[ClientState, Any], None] = NoCheck(
         "its fields have bounds, and the contract names the rest"
     )
-    check_answer: Callable[[Any, Any, Known], None] = NoCheck("Done says nothing")
+    check_answer: Callable[[Any, Any, Known], object] = NoCheck("Done says nothing")
     leaves_state: bool = False  # outside a part's state: the request is answered again when a checkpoint is restored
     is_fixed: bool = False  # for a run: asked again, it must be answered as before
 

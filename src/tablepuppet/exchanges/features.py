@@ -20,7 +20,7 @@ from tablepuppet.exchanges.steps import Shapes, check_summands
 from tablepuppet.memory import trim_heap
 from tablepuppet.owner import row_rules
 from tablepuppet.owner.enforcement import JobUnderContract, PartUnderContract, distinct_rows, refused
-from tablepuppet.owner.policy import Policy, Use, permit_columns, refused_by
+from tablepuppet.owner.policy import Policy, Use, permit_columns, permit_features, refused_by
 from tablepuppet.owner.releases import count_unknowns, limits_predictions
 from tablepuppet.owner.row_sets import count_equal_before
 from tablepuppet.owner.singling_out import is_computed
@@ -41,7 +41,7 @@ from tablepuppet.protocol.columns import (
     Statistics,
 )
 from tablepuppet.sources.columns import all_in_order
-from tablepuppet.sources.encoding import encode, without_rare
+from tablepuppet.sources.encoding import encode, encoded_width, without_rare
 from tablepuppet.sources.statistics import (
     existing_rows,
     first_summands,
@@ -130,10 +130,6 @@ class RevealedFeatures(Message, frozen=True):
     row_width: int = 0  # columns that a row stands for, where texts come as codes
 
 
-def _permit_ids(policy: Policy, request: FindIds, use: Use) -> None:
-    permit_columns(policy, request, use, request.columns, "features")
-
-
 def _enforce_ids(job: JobUnderContract, request: FindIds) -> None:
     if not job.blocks(request.scan, request.columns)[0].finds_ids:
         raise refused("which texts are ids is not for this owner to say")
@@ -145,7 +141,7 @@ def _check_ids(request: FindIds, answer: FoundIds, known: bounds.Known) -> None:
     bounds.require(is_inside and len(set(answer.places)) == len(answer.places), "places", "are not among the columns")
 
 
-@Rules(WITH_STATISTICS, permit=_permit_ids, enforce=_enforce_ids, check_answer=_check_ids)
+@Rules(WITH_STATISTICS, permit=permit_features, enforce=_enforce_ids, check_answer=_check_ids)
 def _find_ids(own: ClientState, request: FindIds) -> FoundIds:
     columns = [own.column(request.job, request.scan, c) for c in request.columns]
     return FoundIds(places=tuple(i for i, column in enumerate(columns) if look_like_ids(column)))
@@ -343,10 +339,6 @@ def _hide_missing(own: ClientState, part: Part, column: int, statistics: Statist
     return replace(told, weight=told.weight + told.missing, missing=0.0)
 
 
-def _permit_sums(policy: Policy, request: SumStatistics, use: Use) -> None:
-    policy.check_masked(len({peer.client for peer in request.peers}))
-
-
 def _enforce_sums(job: JobUnderContract, request: SumStatistics) -> None:
     part = job.part(request.part)
     part.check_peers(request.peers)
@@ -376,7 +368,7 @@ def _check_sums(request: SumStatistics, answer: Masked | Partial, known: bounds.
 
 @Rules(
     WITH_STATISTICS,
-    permit=_permit_sums,
+    permit=lambda policy, request, use: policy.check_masked(len({peer.client for peer in request.peers})),
     enforce=_enforce_sums,
     check_request=_check_sums_request,
     check_answer=_check_sums,
@@ -388,14 +380,6 @@ def _sum_statistics(own: ClientState, request: SumStatistics) -> Masked | Partia
     summands = second_summands if request.is_second else first_summands
     values = summands(part.statistics, request.columns)
     return part.sealed(Partial(values=values), "moments" if request.is_second else "counts")
-
-
-def _enforce_encoding(job: JobUnderContract, request: EncodeFeatures) -> None:
-    job.part(request.part).count("encode", 1)
-
-
-def _check_encoding_request(own: ClientState, request: EncodeFeatures) -> None:
-    check_encoders(request.encoders, len(own.part(request).request.columns))
 
 
 def check_encoders(encoders: Sequence[Encoder], due: int) -> None:
@@ -419,24 +403,16 @@ def check_encoders(encoders: Sequence[Encoder], due: int) -> None:
 
 
 def _check_encoded(request: EncodeFeatures, answer: Encoded, known: bounds.Known) -> None:
-    due = sum(_width_of(encoder) for encoder in request.encoders)
+    due = sum(map(encoded_width, request.encoders))
     bounds.require(answer.width == due, "width", f"is {answer.width:,} where these encoders make {due:,} columns")
     known.part(request).width = due
-
-
-def _width_of(encoder: Encoder) -> int:
-    if isinstance(encoder, NumberEncoder):
-        return int(encoder.mean.size) + encoder.has_missing
-    if isinstance(encoder, IdEncoder):
-        return encoder.count + encoder.has_missing
-    return len(encoder.categories) + encoder.has_missing + encoder.has_other
 
 
 @Rules(
     TRAINING,
     permit=OPENED,
-    enforce=_enforce_encoding,
-    check_request=_check_encoding_request,
+    enforce=lambda job, request: job.part(request.part).count("encode", 1),
+    check_request=lambda own, request: check_encoders(request.encoders, len(own.part(request).request.columns)),
     check_answer=_check_encoded,
     leaves_state=True,
 )
@@ -464,10 +440,6 @@ def _encode_features(own: ClientState, request: EncodeFeatures) -> Encoded:
     return Encoded(width=part.train.width)
 
 
-def _permit_pooling(policy: Policy, request: RevealFeatures, use: Use) -> None:
-    policy.check_release("a model that is fitted at the server is known there")
-
-
 def _enforce_pooling(job: JobUnderContract, request: RevealFeatures) -> None:
     if not job.training.is_pooled:
         raise refused("features are not pooled")
@@ -482,7 +454,12 @@ def _check_revealed(request: RevealFeatures, answer: RevealedFeatures, known: bo
         bounds.check_finite(getattr(answer, name), name)
 
 
-@Rules(TRAINING, permit=_permit_pooling, enforce=_enforce_pooling, check_answer=_check_revealed)
+@Rules(
+    TRAINING,
+    permit=lambda policy, request, use: policy.check_release("a model that is fitted at the server is known there"),
+    enforce=_enforce_pooling,
+    check_answer=_check_revealed,
+)
 def _reveal_features(own: ClientState, request: RevealFeatures) -> RevealedFeatures:
     part = own.part(request)
     if not own.may_reveal:

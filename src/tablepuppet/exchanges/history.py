@@ -26,7 +26,8 @@ from tablepuppet.owner.policy import Policy
 from tablepuppet.owner.state import ClientState
 from tablepuppet.owner.tokens import key_of
 from tablepuppet.protocol.base import Count, Discloses, Done, Message, Place, ScanRequest
-from tablepuppet.protocol.bounds import Known, require
+from tablepuppet.protocol.bounds import require
+from tablepuppet.protocol.codec import to_stream
 from tablepuppet.protocol.contract import Moments, ScanTerms, canonical
 
 MOST_CUTOFFS = 1_000_000
@@ -58,15 +59,13 @@ def _enforce_sending(job: JobUnderContract, request: SendCutoffs) -> None:
     job.count_once(f"cutoffs {request.place}", request.scan)
 
 
-def _check_cutoffs(request: SendCutoffs, answer: Cutoffs, known: Known) -> None:
-    require(answer.count <= MOST_CUTOFFS, "count", f"is more than {MOST_CUTOFFS:,}")
-
-
 @Rules(
     ALL_PURPOSES,
     permit=NoCheck("the policy decided on the contract, which names the column and who is told"),
     enforce=_enforce_sending,
-    check_answer=_check_cutoffs,
+    check_answer=lambda _, answer, known: require(
+        answer.count <= MOST_CUTOFFS, "count", f"is more than {MOST_CUTOFFS:,}"
+    ),
     is_fixed=True,
 )
 def _send_cutoffs(own: ClientState, request: SendCutoffs) -> Cutoffs:
@@ -79,7 +78,7 @@ def _send_cutoffs(own: ClientState, request: SendCutoffs) -> Cutoffs:
             f"round them, as in date_trunc('day', {terms.expression})"
         )
     found = pa.table({"at": moments.take(pc.sort_indices(moments))})
-    return Cutoffs(count=len(moments), sealed=_cipher(own, request.job).encrypt(_to_bytes(found), _bind(terms)))
+    return Cutoffs(count=len(moments), sealed=_cipher(own, request.job).encrypt(to_stream(found), _bind(terms)))
 
 
 def _enforce_holding(job: JobUnderContract, request: HoldCutoffs) -> None:
@@ -102,7 +101,7 @@ def _hold_cutoffs(own: ClientState, request: HoldCutoffs) -> Done:
     for terms, given in zip(due, request.sealed, strict=True):
         for sealed in given:
             try:
-                found.append(_from_bytes(cipher.decrypt(sealed, _bind(terms))))
+                found.append(pa.ipc.open_stream(cipher.decrypt(sealed, _bind(terms))).read_all())
             except InvalidTag:
                 raise TransportError("the cutoffs are not those that both owners agreed to, and are refused") from None
     moments = pc.unique(pa.concat_tables(found).column("at"))
@@ -137,18 +136,6 @@ def _cipher(own: ClientState, job: str) -> AESSIV:
 def _bind(terms: Moments) -> list[bytes]:
     """The terms that both owners agreed to; a sealed list is valid for them only."""
     return [canonical(msgspec.structs.replace(terms, column=-1))]
-
-
-def _to_bytes(table: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return bytes(sink.getvalue())
-
-
-def _from_bytes(content: bytes) -> pa.Table:
-    with pa.ipc.open_stream(content) as reader:
-        return reader.read_all()
 
 
 EXCHANGES = (_send_cutoffs, _hold_cutoffs)

@@ -120,6 +120,7 @@ def _check_keys(request: SendKeys, answer: Keys, known: Known) -> None:
         require(bool((answer.order[1:] >= answer.order[:-1]).all()), "order", "is not ascending")
 
 
+_BYTES = frozenset("u")
 _AS_NUMBERS = (
     pa.types.is_integer,
     pa.types.is_floating,
@@ -204,20 +205,14 @@ def _enforce_blinding(job: JobUnderContract, request: BlindKeys) -> None:
         raise refused(f"{contract.most_keys:,} keys of others are blinded at most, and more were sent")
 
 
-def _check_blinding_request(own: ClientState, request: BlindKeys) -> None:
-    check_array(request.points, "points", (None, POINT_SIZE), kinds=frozenset("u"))
-
-
-def _check_blinded(request: BlindKeys, answer: BlindedKeys, known: Known) -> None:
-    check_array(answer.points, "points", request.points.shape, kinds=frozenset("u"))
-
-
 @Rules(
     ALL_PURPOSES,
     permit=NoCheck("the policy's limit of keys was judged with the contract"),
     enforce=_enforce_blinding,
-    check_request=_check_blinding_request,
-    check_answer=_check_blinded,
+    check_request=lambda own, request: check_array(request.points, "points", (None, POINT_SIZE), kinds=_BYTES),
+    check_answer=lambda request, answer, known: check_array(
+        answer.points, "points", request.points.shape, kinds=_BYTES
+    ),
 )
 def _blind_keys(own: ClientState, request: BlindKeys) -> BlindedKeys:
     """Other owners' keys under this owner's secret too; the log has their number."""

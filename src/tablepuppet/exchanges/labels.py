@@ -191,9 +191,6 @@ def _check_sides_request(own: ClientState, request: SendLabels | SendSides) -> N
     bounds.check_range(request.validation_fraction, "validation_fraction", 0, 1 - request.test_fraction)
 
 
-_PIECE = 1 << 16  # labels that are checked at a time: they stay in the cache
-
-
 def _count_missing(labels: Array, classes: int | None) -> int:
     """How many are missing; none of the others is wrong."""
     is_there = ~np.isnan(labels)
@@ -212,10 +209,8 @@ def _check_labels_answer(request: SendLabels, answer: Labels, known: bounds.Know
     rows = scan.rows
     bounds.check_array(answer.values, "values", (rows,), kinds=frozenset("f"))
     bounds.check_array(answer.is_test, "is_test", (rows,), kinds=frozenset("b"))
-    missing, told = 0, scan.missing.get(request.column)
-    for start in range(0, len(answer.values), _PIECE):
-        piece = answer.values[start : start + _PIECE]
-        missing += _count_missing(piece, None if request.classes is None else len(request.classes))
+    missing = _count_missing(answer.values, None if request.classes is None else len(request.classes))
+    told = scan.missing.get(request.column)
     is_as_told = told in (None, missing) or request.job in known.noisy_labels
     bounds.require(is_as_told, "values", f"are missing in {missing:,} rows, and {told} were described")
     if answer.folds is not None:

@@ -20,7 +20,7 @@ from tablepuppet.models.neural import NeuralModel
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.owner.analyst_budget import is_noisy
 from tablepuppet.owner.enforcement import JobUnderContract, distinct_rows, refused
-from tablepuppet.owner.policy import Policy, Use, permit_columns
+from tablepuppet.owner.policy import Policy, Use, permit_columns, permit_features
 from tablepuppet.owner.releases import DisclosedValues, reads, score_name, unknowns
 from tablepuppet.owner.state import ClientState, check_model, check_outputs
 from tablepuppet.owner.tokens import known_ids
@@ -73,12 +73,12 @@ class Identifiers(Message, frozen=True):
 
 
 def permit_scores(policy: Policy, request: Any, use: Use) -> None:
-    permit_columns(policy, request, use, request.columns, "features")
+    permit_features(policy, request, use)
     policy.check_applied(is_held=False)
 
 
 def permit_own_scores(policy: Policy, request: Any, use: Use) -> None:
-    permit_columns(policy, request, use, request.columns, "features")
+    permit_features(policy, request, use)
     policy.check_applied(is_held=True)
 
 
@@ -116,10 +116,7 @@ def _check_score_request(own: ClientState, request: ScoreRows) -> None:
     _check_fixed(own, request)
     check_encoders(request.encoders, len(request.columns))
     check_finite(request.theta, "theta")
-    if request.model.is_linear:
-        check_array(request.theta, "theta", (None, request.outputs))
-    else:
-        check_array(request.theta, "theta", (None,))
+    check_array(request.theta, "theta", (None, request.outputs) if request.model.is_linear else (None,))
 
 
 def _check_fixed(own: ClientState, request: ScoreRows) -> None:
@@ -144,13 +141,9 @@ def check_asked_rows(own: ClientState, request: Any) -> None:
     check_row_numbers(request.rows, "rows", own.scan(request).rows().num_rows)
 
 
-def _check_scores(request: ScoreRows, answer: Scores, known: Known) -> None:
-    check_array(answer.values, "values", (len(request.rows), request.outputs), kinds=frozenset("f"))
-    check_finite(answer.values, "values")
-
-
-def _check_own_scores(request: ScoreOwnRows, answer: Scores, known: Known) -> None:
-    check_array(answer.values, "values", (len(request.rows), None), kinds=frozenset("f"))
+def _check_scores(request: ScoreRows | ScoreOwnRows, answer: Scores, known: Known) -> None:
+    outputs = request.outputs if isinstance(request, ScoreRows) else None
+    check_array(answer.values, "values", (len(request.rows), outputs), kinds=frozenset("f"))
     check_finite(answer.values, "values")
 
 
@@ -170,7 +163,7 @@ def _score_rows(own: ClientState, request: ScoreRows) -> Scores:
     permit=permit_own_scores,
     enforce=_enforce_scores,
     check_request=_check_own_request,
-    check_answer=_check_own_scores,
+    check_answer=_check_scores,
 )
 def _score_own_rows(own: ClientState, request: ScoreOwnRows) -> Scores:
     part = own.part_store.find(request.model, request.name, own.askers(request.job))
@@ -187,7 +180,6 @@ def _score(
     spec: ModelSpec,
     outputs: int,
 ) -> Scores:
-    """h of the rows asked for."""
     pairs = [own.column(request.job, request.scan, c) for c in request.columns]
     known = known_ids(own, request, pairs, encoders, {})
     columns = [c for c, _ in pairs]

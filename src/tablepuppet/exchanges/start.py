@@ -242,7 +242,8 @@ def _start_part(own: ClientState, request: Start) -> Started:
         raise TransportError(f"multiplicities of {len(multiplicity)} rows were sent for {part.train.rows}")
     if len(weights) != part.train.rows:
         raise TransportError(f"{len(weights)} weights were sent for {part.train.rows} rows")
-    _check_rows(request, float(multiplicity.sum()))
+    if request.joined_rows < float(multiplicity.sum()):  # which determine the batches of an epoch
+        raise refused("this table's rows alone have more joined rows than said")
     if request.multiplicity is not None:
         row_rules.check_fold(own, part.request, multiplicity)
     before = part.state if request.continues else None
@@ -293,14 +294,6 @@ def _take_start(own: ClientState, part: Part, request: Start) -> Array:
         told = releases.DisclosedValues(*releases.table_and_columns(own, part), numbers=request.outputs, name=name)
         own.releases.charge_scores(told, partial(releases.unknowns, own, opened.job, opened.scan, opened.columns))
     return theta
-
-
-def _check_rows(request: Start, own: float) -> None:
-    """The number of joined rows determines the batches of an epoch: it covers at least this part's own."""
-    if request.joined_rows < own:
-        raise PolicyError(
-            "the request is outside its contract: this table's rows alone have more joined rows than said"
-        )
 
 
 def _plan_noise(own: ClientState, part: Part, request: Start, multiplicity: Array) -> PrivateGradient | None:
@@ -383,10 +376,6 @@ def _make_model(own: ClientState, part: Part, request: Start) -> Model:
     return NeuralModel.of(*given, missing=missing, stream=request.seed + request.part)
 
 
-def _enforce_figures(job: JobUnderContract, request: SendFigures) -> None:
-    job.started(request.part).count("figure", 1)
-
-
 def _check_figure_sums(request: SendFigures, answer: messages.Partial | messages.Masked, known: Known) -> None:
     check_summands(answer, known.part(request), "figure", [(None,)])
     require(all(v.size <= _MOST_FIGURES for v in answer.values), "values", "are more numbers than figures")
@@ -395,16 +384,12 @@ def _check_figure_sums(request: SendFigures, answer: messages.Partial | messages
 @Rules(
     TRAINING,
     permit=STARTED,
-    enforce=_enforce_figures,
+    enforce=lambda job, request: job.started(request.part).count("figure", 1),
     check_answer=_check_figure_sums,
 )
 def _send_figures(own: ClientState, request: SendFigures) -> messages.Partial | messages.Masked:
     part = own.started(request)
     return part.sealed(messages.Partial(values=[np.array(astuple(part.figures), np.float64)]), "figure")
-
-
-def _permit_second_moments(policy: Policy, request: MultiplyGram, use: Use) -> None:
-    policy.check_second_moments("a product with the second moments of features")
 
 
 def _enforce_second_moments(job: JobUnderContract, request: MultiplyGram) -> None:
@@ -423,7 +408,7 @@ def _check_gram(request: MultiplyGram, answer: messages.Partial | messages.Maske
 
 @Rules(
     TRAINING,
-    permit=_permit_second_moments,
+    permit=lambda policy, *_: policy.check_second_moments("a product with the second moments of features"),
     enforce=_enforce_second_moments,
     check_request=_check_gram_request,
     check_answer=_check_gram,

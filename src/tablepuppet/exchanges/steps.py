@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.arrays import RowNumbers
-from tablepuppet.errors import PolicyError, TransportError
+from tablepuppet.errors import TransportError
 from tablepuppet.exchanges.base import STARTED, TRAINING, WITH_STATISTICS, Exchange, Rules
 from tablepuppet.owner.enforcement import JobUnderContract, refused
 from tablepuppet.owner.releases import release_predictions
@@ -223,9 +223,7 @@ def count_batch(own: ClientState, part: Part, request: Any) -> None:
     rows = np.arange(len(part.batches_left)) if every else request.next_rows.astype(np.intp)  # as look-ups want them
     left = part.batches_left.take(rows)
     if not left.all():
-        raise PolicyError(
-            "the request is outside its contract: in an epoch a row is in no more batches than it has joined rows"
-        )
+        raise refused("in an epoch a row is in no more batches than it has joined rows")
     left -= 1  # a row that is named twice is predicted once
     part.batches_left[rows] = left
 
@@ -239,9 +237,7 @@ def _check_rate(part: Part, rows: RowNumbers | None) -> None:
     usual = private.privacy.batch_rate * float(part.setup.multiplicity.sum())
     found = len(part.setup.multiplicity) if rows is None else len(rows)
     if found > usual + 8.0 * math.sqrt(usual) + 20.0:
-        raise PolicyError(
-            "the request is outside its contract: a batch has more rows than the rate that noise was computed for"
-        )
+        raise refused("a batch has more rows than the rate that noise was computed for")
 
 
 def _enforce_combined(job: JobUnderContract, request: messages.Combined) -> None:
@@ -265,10 +261,6 @@ def _check_combined(request: messages.Combined, answer: Any, known: bounds.Known
 def _enforce_move(job: JobUnderContract, request: messages.Move) -> None:
     part = job.started(request.part)
     part.count("settle", part.asked["step"] + 1)
-
-
-def _check_move_request(own: ClientState, request: messages.Move) -> None:
-    _check_coefficients(own.started(request), request.coefficients)
 
 
 def _enforce_seal(job: JobUnderContract, request: Seal) -> None:
@@ -298,7 +290,12 @@ _STEP = Rules(
 _COMBINED = dataclasses.replace(
     _STEP, enforce=_enforce_combined, check_request=_check_combined_request, check_answer=_check_combined
 )
-_MOVE = Rules(TRAINING, permit=STARTED, enforce=_enforce_move, check_request=_check_move_request)
+_MOVE = Rules(
+    TRAINING,
+    permit=STARTED,
+    enforce=_enforce_move,
+    check_request=lambda own, request: _check_coefficients(own.started(request), request.coefficients),
+)
 
 
 def update_exchange(

@@ -53,12 +53,10 @@ def blinding_key(secret: bytes, job: str, domain: str) -> X25519PrivateKey:
 
 
 def points_of(tokens: pa.Array) -> Points:
-    """Each token's point."""
     return _share_out(to_points(tokens).tobytes(), TOKEN_SIZE, b"")
 
 
 def blind(points: Points, key: X25519PrivateKey) -> Points:
-    """Each point, blinded."""
     return _share_out(points.tobytes(), POINT_SIZE, key.private_bytes_raw())
 
 

@@ -68,7 +68,6 @@ class PartUnderContract:
             )
 
     def count(self, what: str, limit: int) -> None:
-        """Counts a request, up to a limit."""
         self.asked[what] += 1
         if self.asked[what] > limit:
             raise refused(f"{what} was agreed on {limit:,} times, and was asked for once more")

@@ -165,7 +165,10 @@ class Partials:
                     squares = _from_words(sums[:, at : at + 2], next(left), parties)
                     at += 2
                     count, total = (totals[i] for i in state.of)
-                    values[number][held] += _spread_of_means(squares, total, count[0])
+                    mean = _squared_over(*total, np.maximum(count[0], 1.0))
+                    # Σ s²/n − (Σ s)²/Σ n: how far the clients' means lie apart
+                    apart = (squares[0] - mean[0]) + (squares[1] - mean[1])
+                    values[number][held] += np.maximum(apart, 0.0)
         kept = kept[np.argsort(self.order[kept])]
         columns = {f"g{i}": self.names.column(i).take(pa.array(kept)) for i in range(self.names.num_columns)}
         for number, kind in enumerate(self.types):
@@ -291,12 +294,6 @@ def _squared_over(high: Array, low: Array, count: Array) -> tuple[Array, Array]:
     first = square / count
     back, lost = _product(first, count)
     return first, ((square - back) - lost + error + 2.0 * high * low) / count
-
-
-def _spread_of_means(squares: tuple[Array, Array], total: tuple[Array, Array], count: Array) -> Array:
-    """Σ s²/n − (Σ s)²/Σ n: how far the clients' means lie apart."""
-    mean = _squared_over(*total, np.maximum(count, 1.0))
-    return np.maximum((squares[0] - mean[0]) + (squares[1] - mean[1]), 0.0)
 
 
 def words_of(kind: str) -> tuple[int, int]:

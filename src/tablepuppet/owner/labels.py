@@ -244,7 +244,6 @@ def read_labels(
 
 
 def read_weights(column: pa.ChunkedArray, info: ColumnInfo) -> Array:
-    """One sample weight per row."""
     if info.kind not in ("integer", "float", "decimal", "boolean"):
         raise MappingError(f"weight {info.name} has type {info.detail or info.kind}; a weight is a number. CAST it")
     values = numbers(column, info)[:, 0]

@@ -131,14 +131,12 @@ class Approvals:
             path.with_suffix(".notes").write_bytes(msgspec.json.encode(tuple(notes)))
 
     def notes(self, contract: Contract) -> tuple[str, ...]:
-        """The warnings about a contract that waits."""
         path = None if self._folder is None else self._folder / "contracts" / f"{contract.hash}.notes"
         if path is None or not path.exists():
             return self._notes.get(contract.hash, ())
         return msgspec.json.decode(path.read_bytes(), type=tuple[str, ...])
 
     def waiting(self) -> list[Contract]:
-        """The contracts that wait for a decision."""
         now = _now()
         decided = [d for d in self._read() if not d.is_over(now)]
         return [c for c in self._proposed().values() if not any(self._decides(d, c) for d in decided)]

@@ -174,7 +174,6 @@ class PartStore:
 
 
 def write_part(part: BlockPart, folder: Path) -> None:
-    """Writes a part to a new folder."""
     folder.mkdir(parents=True)
     theta = np.ascontiguousarray(part.theta, np.float64)
     version = version_of(part.encoders, part.splits)
@@ -192,7 +191,6 @@ def version_of(encoders: Sequence[Encoder], splits: Sequence[SplitRule]) -> int:
 
 
 def read_part(folder: Path) -> BlockPart:
-    """The part in a folder."""
     file = read_json(folder / "block.json", _BlockFile)
     try:
         with pa.ipc.open_file(str(folder / "theta.arrow")) as reader:

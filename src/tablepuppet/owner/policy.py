@@ -367,8 +367,11 @@ def permit_columns(policy: Policy, request: Any, use: Use, columns: Collection[i
     policy.check_columns(use(request.job, request.scan), columns, role)
 
 
+def permit_features(policy: Policy, request: Any, use: Use) -> None:
+    permit_columns(policy, request, use, request.columns, "features")
+
+
 def refused_by(rule: str, why: str) -> PolicyError:
-    """The refusal by a rule of the owner's."""
     return PolicyError(f"its policy refuses the request: {why} (rule {rule})")
 
 

@@ -166,7 +166,7 @@ def check_folds(own: ClientState, request: SendLabels, folds: NDArray[np.int16])
 
 
 def _check_held_out(own: ClientState, request: SendLabels | SendSides, keys: Keys, why: str) -> None:
-    if _count_subjects(own, own.scan(request).table, keys) < own.policy.minimum_rows:
+    if len(np.unique(keys) if own.scan(request).subject is not None else keys) < own.policy.minimum_rows:
         raise refused_by("minimum_rows", why)
     _check_set(own, request, "held out", keys)
 
@@ -198,8 +198,12 @@ def check_part(own: ClientState, request: OpenPart) -> None:
         total = np.bincount(places, total, len(keys)).astype(np.int64)
     taken = np.flatnonzero(total)
     are_few = len(taken) and effective_rows(total[taken]) < own.policy.minimum_rows - 1e-9
-    notes = [_few_of_all(table, own.policy.minimum_rows)] if are_few else []
-    _check_set(own, request, "part", joined_keys(keys[taken], total[taken]), notes)
+    note = (
+        f"few rows of {table} are most of all joined rows, as few as fewer than {own.policy.minimum_rows:,} that are "
+        "joined alike: means over them would be nearly their own values; join such that no row is met by most others "
+        "(rule minimum_rows)"
+    )
+    _check_set(own, request, "part", joined_keys(keys[taken], total[taken]), [note] if are_few else [])
 
 
 def _conditions(own: ClientState, table: TableConditions, contract: Contract, sets: list[RowSet]) -> list[str]:
@@ -286,19 +290,15 @@ def _models_of_few(own: ClientState, job: str, scan: ScanTerms, contract: Contra
                 f"fewer than {least:,} labels of {scan.table} lie beyond this quantile, and it is nearly the last of "
                 "them; use one further from 0 and 1 (rule minimum_rows)"
             )
-        due = least / 4 if _has_classes(own, job, scan) else least  # a row of a class adds p (1 − p) to the sum
+        column, info = own.column(job, scan.scan, scan.numbers("label")[0])
+        has_classes = info.kind in (*STRING_KINDS, "boolean") or len(pc.unique(decode(column).drop_null())) <= 2
+        due = least / 4 if has_classes else least  # a row of a class adds p (1 − p) to the sum
         if training.most_splits and training.algorithm["min_child_weight"] < due:
             notes.append(
                 f"leaves of trees may have fewer than {least:,} rows of {scan.table}, whose labels they would tell; "
                 f"train with min_child_weight={due:g} (rule minimum_rows)"
             )
     return list(dict.fromkeys(notes))
-
-
-def _has_classes(own: ClientState, job: str, scan: ScanTerms) -> bool:
-    """Whether trees would take a label for classes."""
-    column, info = own.column(job, scan.scan, scan.numbers("label")[0])
-    return info.kind in (*STRING_KINDS, "boolean") or len(pc.unique(decode(column).drop_null())) <= 2
 
 
 def check_classes(own: ClientState, request: DescribeLabels | SendLabels, column: pa.ChunkedArray) -> None:
@@ -341,11 +341,6 @@ def check_subjects(own: ClientState, job: str, contract: Contract) -> None:
             )
 
 
-def _count_subjects(own: ClientState, table: str, keys: Keys) -> int:
-    """How many rows there are, or subjects where the owner names them."""
-    return len(np.unique(keys)) if table in own.policy.subjects else len(keys)
-
-
 def _enough_rows(own: ClientState, job: str, scan: ScanTerms) -> None:
     read = own.tables.scan(job, scan.scan)
     found = read.rows().num_rows if read.subject is None else len(np.unique(read.row_keys()))
@@ -364,7 +359,10 @@ def _compared(own: ClientState, table: str, kind: Kind, keys: Keys, others: list
     near = own.row_sets.nearest(table, kind, keys, limit, sketch)
     same = [o.sketch for o in others if (o.table, o.kind) == (table, kind)]
     if near is not None or any(sketch.difference(other, limit) for other in same):
-        notes.append(_too_close(table, limit))
+        notes.append(
+            f"its rows of {table} differ from those of an earlier agreed job by fewer than {limit:,}, and the two "
+            "together would tell of those rows; use the rows that were agreed to before (rule minimum_difference)"
+        )
     return RowSet(table, kind, sketch)
 
 
@@ -385,21 +383,6 @@ def _refuse(own: ClientState, job: str, notes: Sequence[str]) -> None:
         assert contract is not None
         own.approvals.wait(contract, tuple(notes))
         raise few_rows(notes[0])
-
-
-def _too_close(table: str, limit: int) -> str:
-    return (
-        f"its rows of {table} differ from those of an earlier agreed job by fewer than {limit:,}, and the two together "
-        "would tell of those rows; use the rows that were agreed to before (rule minimum_difference)"
-    )
-
-
-def _few_of_all(table: str, least: int) -> str:
-    return (
-        f"few rows of {table} are most of all joined rows, as few as fewer than {least:,} that are joined alike: "
-        "means over them would be nearly their own values; join such that no row is met by most others (rule "
-        "minimum_rows)"
-    )
 
 
 def few_rows(note: str) -> PolicyError:

@@ -109,7 +109,6 @@ class Scan:
 
     @property
     def query(self) -> CheckedQuery | None:
-        """The query that is read instead of a table."""
         return self.source.query if isinstance(self.source, DerivedSource) else None
 
     @property
@@ -130,7 +129,6 @@ class Scan:
             return self._rows
 
     def column(self, number: int) -> tuple[pa.ChunkedArray, ColumnInfo]:
-        """The values of a column, and its kind."""
         return self.rows().column(f"c{number}"), self.columns[number]
 
     def row_keys(self) -> NDArray[np.uint64]:
@@ -275,7 +273,6 @@ class Scan:
 
     @property
     def subject(self) -> str | None:
-        """The column that identifies a row's subject."""
         return self.subjects_of.get(self.table) if self.query is None else None
 
     def rows_of_a_subject(self) -> int:

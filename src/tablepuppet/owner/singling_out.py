@@ -353,7 +353,5 @@ def _is_null_test(node: exp.Expr) -> bool:
 
 def _compares_tables(node: exp.Expr) -> bool:
     """Whether it is the `a.x = b.y` of a join."""
-    sides = [node.args.get("this"), node.args.get("expression")]
-    if not isinstance(node, exp.EQ) or not all(isinstance(side, exp.Column) for side in sides):
-        return False
-    return len({side.table for side in sides if isinstance(side, exp.Column)}) == 2
+    sides = [side for side in (node.args.get("this"), node.args.get("expression")) if isinstance(side, exp.Column)]
+    return isinstance(node, exp.EQ) and len(sides) == 2 and sides[0].table != sides[1].table

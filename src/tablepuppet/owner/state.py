@@ -33,7 +33,7 @@ from tablepuppet.owner.scans import Scan
 from tablepuppet.owner.store import ClientTables
 from tablepuppet.owner.tokens import key_of
 from tablepuppet.protocol.base import Masked, Partial
-from tablepuppet.protocol.columns import ColumnInfo, Encoder
+from tablepuppet.protocol.columns import ColumnInfo, Encoder, Statistics
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -57,7 +57,6 @@ from tablepuppet.arrays import Array
 from tablepuppet.memory import memory_limit
 from tablepuppet.models.features import Features
 from tablepuppet.privacy.masks import MaskKey, Masks, check_key, exponent_of, mask_key, new_private, to_integers
-from tablepuppet.sources.statistics import Statistics
 
 
 @dataclass
@@ -92,11 +91,9 @@ class ClientState:
         return self.order_key if self.order_key is not None else key_of(self.key)
 
     def scan(self, request: Any) -> Scan:
-        """The open scan that a request speaks of."""
         return self.tables.scan(request.job, request.scan)
 
     def column(self, job: str, scan: int, column: int) -> tuple[pa.ChunkedArray, ColumnInfo]:
-        """The values of a scan's column, and its kind."""
         return self.tables.scan(job, scan).column(column)
 
     def askers(self, job: str) -> tuple[str, ...]:
@@ -105,7 +102,6 @@ class ClientState:
         return () if self.may_reveal or contract is None else (contract.asker, *contract.readers)
 
     def part(self, request: Any) -> Part:
-        """The part that a request speaks of."""
         if (request.job, request.part) not in self.parts:
             raise TransportError(f"job {request.job} has no part {request.part} at this client")
         return self.parts[request.job, request.part]
@@ -175,7 +171,6 @@ class Part:
         return Checkpoint(self.state, self.kept, seal, taken, showings, self.shown, asked, run)
 
     def restore(self, found: Checkpoint[Any]) -> None:
-        """Continues from a checkpoint."""
         self.state, self.kept, self.shown = found.state, found.kept, found.shown
         if self.setup is not None and self.setup.private is not None:
             self.setup.private.counts = (found.taken, found.showings)
@@ -222,7 +217,6 @@ def check_model(spec: ModelSpec, width: int, outputs: int) -> None:
 
 
 def check_options(options: Any) -> None:
-    """Refuses options that would keep this machine busy for ever."""
     for name in getattr(options, "__struct_fields__", ()):
         value = getattr(options, name)
         if isinstance(value, int) and value > _LARGEST_OPTION:
@@ -271,7 +265,6 @@ class Sealing:
         self.peers, self._masks = peers, None
 
     def restore(self, state: SealState) -> None:
-        """Continues from a checkpoint, with its key."""
         self.state, self._masks = state, None
 
     @property

@@ -75,7 +75,6 @@ class ClientTables:
             return columns
 
     def scan(self, job: str, number: int) -> Scan:
-        """An open scan."""
         with self._lock:
             if (job, number) not in self._scans:
                 raise TransportError(f"job {job} has no open scan {number} at this client; it must be opened first")
@@ -98,7 +97,6 @@ class ClientTables:
             return sorted({scan.table for scan, before in known if scan.fingerprint() != before})
 
     def close(self, job: str) -> None:
-        """Forgets a job's scans."""
         with self._lock:
             self._scans = {key: scan for key, scan in self._scans.items() if key[0] != job}
 

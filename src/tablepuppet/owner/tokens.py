@@ -70,7 +70,6 @@ _CHUNK = 1 << 16  # values that are in Python's memory at once
 
 
 def job_key(shared: bytes | None, job: str) -> bytes:
-    """K_job."""
     return hmac.digest(key_of(shared), b"tablepuppet key tokens " + job.encode(), "sha256")
 
 

@@ -65,7 +65,6 @@ class GradientPrivacy:
 
     @property
     def hides_predictions(self) -> bool:
-        """Whether predictions leave under noise."""
         return self.prediction_noise > 0
 
 
@@ -89,7 +88,6 @@ class SecureGenerator(np.random.Generator):
 
 
 def secure_generator() -> np.random.Generator:
-    """A generator that nobody can seed."""
     return SecureGenerator()
 
 

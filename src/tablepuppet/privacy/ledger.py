@@ -103,7 +103,6 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def tables(self, what: str) -> list[str]:
-        """The tables about which something is released."""
         return sorted({r.table for r in self.releases if r.what == what})
 
     def after(self, share: float) -> Ledger:
@@ -148,7 +147,6 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def check_budget(ledger: Ledger, label: float | None, features: float | None) -> None:
-    """Refuses a ledger that is past a budget."""
     for what, limit, observer in (("label", label, "everyone"), ("features", features, "outsider")):
         for table in ledger.tables(what) if limit is not None else ():
             spent = ledger.epsilon(what, table, observer)

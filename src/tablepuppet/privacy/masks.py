@@ -50,7 +50,6 @@ class MaskKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def new_private() -> bytes:
-    """A private key that nobody has seen."""
     return X25519PrivateKey.generate().private_bytes_raw()
 
 

@@ -14,16 +14,21 @@ import hashlib
 import hmac
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from tablepuppet.arrays import Array
 from tablepuppet.errors import JobError, hint
 
 EPSILON_STEP = 0.01  # of ε of labels
 KeyMode = Literal["hmac", "dh", "sha256", "plain"]
+Epsilon = Annotated[float, Meta(gt=0, le=100)]
+Delta = Annotated[float, Meta(gt=0, lt=1)]  # less than one over the number of rows
+Positive = Annotated[float, Meta(gt=0, lt=1e300)]
+Cap = Annotated[int, Meta(ge=1)]
 
 
 class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -40,24 +45,22 @@ class LabelPrivacy(_Part, frozen=True):
     - `bins`: a number is clipped, put in one of `bins` bins, and goes through k-RR.
     """
 
-    epsilon: float
+    epsilon: Epsilon
     mechanism: Literal["krr", "laplace", "bins"] = "krr"
     bounds: tuple[float, float] | None = None  # public; a number needs them
-    bins: int = 16
+    bins: Annotated[int, Meta(ge=2, le=1000)] = 16
     classes: tuple[str | float, ...] | None = None  # public; None: those of the label's column, whatever rows are read
 
     def __post_init__(self) -> None:
         known = self.classes
         is_list = known is None or (1 < len(known) == len(set(known)) and len({isinstance(c, str) for c in known}) == 1)
         self._check(is_list, "label.classes must be two or more different texts, or numbers")
-        self._check(0 < self.epsilon <= 100, "label.epsilon must lie in (0, 100]")
         steps = self.epsilon / EPSILON_STEP
         self._check(
             abs(steps - round(steps)) < 1e-6,
             f"label.epsilon must be a multiple of {EPSILON_STEP}: labels are drawn once for each ε, and many that are "
             "almost equal would draw them many times",
         )
-        self._check(2 <= self.bins <= 1000, "label.bins must lie in 2..1000")
         if self.bounds is not None:
             low, high = self.bounds
             self._check(-1e300 < low < high < 1e300, "label.bounds must be two numbers, the lower one first")
@@ -74,28 +77,19 @@ class FeaturePrivacy(_Part, frozen=True):
       noise, enough if most of them are honest; False: each adds all of it.
     """
 
-    epsilon: float | None = None
-    delta: float = 1e-5
-    clip: float | None = None  # C; None: from labels, multiplicities and the noise (privacy/gaussian.py)
-    cap: int | dict[str, int] | None = None
-    noise: float | None = None
-    local_steps: int = 20  # of an outer round, of algorithms that sample at the clients; inner rounds share them
-    sample: float = 1.0  # Poisson rate of base rows in a local step
-    learning_rate: float | None = None  # of a local step, falling to 0; None: from the clip and the noise
+    epsilon: Epsilon | None = None
+    delta: Delta = 1e-5
+    clip: Positive | None = None  # C; None: from labels, multiplicities and the noise (privacy/gaussian.py)
+    cap: Cap | dict[str, Cap] | None = None
+    noise: Annotated[float, Meta(gt=0, lt=1e6)] | None = None
+    local_steps: Cap = 20  # of an outer round, of algorithms that sample at the clients; inner rounds share them
+    sample: Annotated[float, Meta(gt=0, le=1)] = 1.0  # Poisson rate of base rows in a local step
+    learning_rate: Positive | None = None  # of a local step, falling to 0; None: from the clip and the noise
     bounds: dict[str, tuple[float, float]] = msgspec.field(default_factory=dict)
     shared_noise: bool = True
 
     def __post_init__(self) -> None:
-        caps = list(self.cap.values()) if isinstance(self.cap, dict) else [] if self.cap is None else [self.cap]
         self._check((self.epsilon is None) != (self.noise is None), "features needs either epsilon or noise")
-        self._check(self.epsilon is None or 0 < self.epsilon <= 100, "features.epsilon must lie in (0, 100]")
-        self._check(0 < self.delta < 1, "features.delta must lie in (0, 1); take less than one over the number of rows")
-        self._check(self.clip is None or 0 < self.clip < 1e300, "features.clip must be above 0")
-        self._check(all(c >= 1 for c in caps), "features.cap must be at least 1")
-        self._check(self.noise is None or 0 < self.noise < 1e6, "features.noise must be above 0")
-        self._check(self.local_steps >= 1, "features.local_steps must be at least 1")
-        self._check(0 < self.sample <= 1, "features.sample must lie in (0, 1]")
-        self._check(self.learning_rate is None or self.learning_rate > 0, "features.learning_rate must be above 0")
         for name, (low, high) in self.bounds.items():
             self._check(low < high, f"features.bounds of {name} must be two numbers, the lower one first")
 
@@ -114,18 +108,13 @@ class PredictionPrivacy(_Part, frozen=True):
     """
 
     mode: Literal["trusted", "local"] = "trusted"
-    epsilon: float | None = None
-    delta: float = 1e-5
-    bound: float | None = None
+    epsilon: Positive | None = None
+    delta: Delta = 1e-5
+    bound: Positive | None = None
 
     def __post_init__(self) -> None:
-        is_local = self.mode == "local"
-        self._check(
-            is_local == (self.epsilon is not None), 'predictions.epsilon belongs to mode="local", which needs it'
-        )
-        self._check(self.epsilon is None or self.epsilon > 0, "predictions.epsilon must be above 0")
-        self._check(0 < self.delta < 1, "predictions.delta must lie in (0, 1)")
-        self._check(self.bound is None or 0 < self.bound < 1e300, "predictions.bound must be above 0")
+        is_fine = (self.mode == "local") == (self.epsilon is not None)
+        self._check(is_fine, 'predictions.epsilon belongs to mode="local", which needs it')
 
 
 class AnalystPrivacy(_Part, frozen=True):
@@ -135,15 +124,12 @@ class AnalystPrivacy(_Part, frozen=True):
     numeric features by name, and of a label that is a number.
     """
 
-    epsilon: float
-    delta: float = 1e-5
-    cap: int = 1
+    epsilon: Epsilon
+    delta: Delta = 1e-5
+    cap: Cap = 1
     bounds: dict[str, tuple[float, float]] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._check(0 < self.epsilon <= 100, "analyst.epsilon must lie in (0, 100]")
-        self._check(0 < self.delta < 1, "analyst.delta must lie in (0, 1); take less than one over the number of rows")
-        self._check(self.cap >= 1, "analyst.cap must be at least 1")
         for name, (low, high) in self.bounds.items():
             self._check(low < high, f"analyst.bounds of {name} must be two numbers, the lower one first")
 
@@ -151,13 +137,8 @@ class AnalystPrivacy(_Part, frozen=True):
 class Budget(_Part, frozen=True):
     """The most that a job may spend; more is refused before training, and stops it."""
 
-    label: float | None = None  # ε of labels
-    features: float | None = None  # ε of features towards outsiders, at features.delta
-
-    def __post_init__(self) -> None:
-        for name in ("label", "features"):
-            value = getattr(self, name)
-            self._check(value is None or value >= 0, f"budget.{name} must not be negative")
+    label: Annotated[float, Meta(ge=0)] | None = None  # ε of labels
+    features: Annotated[float, Meta(ge=0)] | None = None  # ε of features towards outsiders, at features.delta
 
 
 class Privacy(_Part, frozen=True):
@@ -168,13 +149,10 @@ class Privacy(_Part, frozen=True):
     predictions: PredictionPrivacy = PredictionPrivacy()
     analyst: AnalystPrivacy | None = None
     keys: KeyMode = "hmac"
-    max_keys: int = 1_000_000  # of other owners, that an owner is asked to blind where keys = "dh"
+    max_keys: Annotated[int, Meta(ge=1, lt=2**40)] = 1_000_000  # of other owners, to blind where keys = "dh"
     secure_aggregation: bool | None = None  # masked sums: None: where a table has three or more clients; True: or two
     budget: Budget = Budget()
     allow_reconstruction: bool = False
-
-    def __post_init__(self) -> None:
-        self._check(1 <= self.max_keys < 2**40, "max_keys must be at least 1")
 
     @property
     def key_options(self) -> dict[str, Any]:
@@ -182,7 +160,6 @@ class Privacy(_Part, frozen=True):
         return {"keys": {"keys": self.keys, "max_keys": self.max_keys}} if self.keys == "dh" else {}
 
     def masks(self, clients: int) -> bool:
-        """Whether the server sees sums over a table's clients only."""
         return clients > 1 and (clients > 2 if self.secure_aggregation is None else self.secure_aggregation)
 
 
@@ -255,6 +232,5 @@ class Rounding:
         return unit * round(value / unit + first + second - 1.0)
 
     def counts(self, name: str, values: Array, unit: float) -> Array:
-        """Each of some counts."""
         found = np.array([self.number(f"{name} {place}", float(v), unit) for place, v in enumerate(values.ravel())])
         return np.asarray(np.maximum(found.reshape(values.shape), 0.0))

@@ -138,9 +138,5 @@ def check_range(number: float, name: str, least: float, most: float) -> None:
 
 def check_row_numbers(rows: Any, name: str, count: int, *, least: int = -1) -> None:
     check_array(rows, name, (None,), kinds=_INTEGERS)
-    if least == 0:  # one pass: a negative number is a very large one without its sign
-        is_inside = not len(rows) or int(rows.view(f"u{rows.itemsize}").max()) < count
-    else:
-        is_inside = not len(rows) or (int(rows.min()) >= least and int(rows.max()) < count)
-    if not is_inside:
+    if len(rows) and not (int(rows.min()) >= least and int(rows.max()) < count):
         raise WrongError(name, f"hold a row that there is not; there are {count:,}")

@@ -18,6 +18,7 @@ import struct
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
@@ -118,7 +119,6 @@ UNREADABLE = (
 LARGEST = 2**34  # bytes of the arrays of one message, unpacked
 _reading = threading.local()  # .buffers, .packing and .room (bytes) of the frame that a thread is decoding
 _ELEMENTS = {"float": "f", "uint8": "u", "bool": "b", "signedinteger": "i", "numpy.int": "i"}  # by the declared type
-_ANY = "fiub"
 _DTYPES = {name: np.dtype(name) for name in ("<f8", "<f4", "<i8", "<i4", "<i2", "|i1", "|u1", "|b1")}
 
 
@@ -179,7 +179,7 @@ def encode(message: msgspec.Struct, wire: Wire = "float64", *, keep_order: bool 
                 return [add(sent.tobytes("F")), kind, sent.shape, declared, "F"]
             return [add(_bytes(sent)), kind, sent.shape, declared]
         if isinstance(value, pa.Table):
-            stream = _stream(value)
+            stream = to_stream(value)
             return [add(stream), len(stream)]
         raise TransportError(f"a {type(value).__name__} cannot be sent")
 
@@ -187,16 +187,13 @@ def encode(message: msgspec.Struct, wire: Wire = "float64", *, keep_order: bool 
     return Frame(bytes([_WIRES.index(wire)]) + header, buffers)
 
 
-def _stream(table: pa.Table) -> memoryview:
+def to_stream(table: pa.Table) -> memoryview:
     """A table as an Arrow stream: counted first, for a buffer that grows is copied again and again."""
     count = pa.MockOutputStream()
     with pa.ipc.new_stream(count, table.schema) as writer:
         writer.write_table(table)
     out = np.empty(count.size(), np.uint8)
-    with (
-        pa.FixedSizeBufferWriter(pa.py_buffer(out)) as sink,
-        pa.ipc.new_stream(sink, table.schema) as writer,
-    ):
+    with pa.FixedSizeBufferWriter(pa.py_buffer(out)) as sink, pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
     return out.data
 
@@ -257,8 +254,7 @@ def _decoder_of(types: Any) -> msgspec.msgpack.Decoder[Any]:
 
 def _beside_header(declared: type, value: Any) -> Any:
     """An array or a table, which lies outside the header that this thread is reading."""
-    known = _DECLARED.get(id(declared)) or _declared(declared)
-    kind, elements = known[1:]
+    kind, elements = _study(declared)
     if kind is np.ndarray:
         index, dtype, shape, original, *order = value
         sent, due = _DTYPES.get(dtype), _DTYPES.get(original)
@@ -283,13 +279,11 @@ def _beside_header(declared: type, value: Any) -> Any:
     raise ValueError("unknown field type")
 
 
-_DECLARED: dict[int, tuple[type, Any, str]] = {}  # by the id of the declared type, which is kept in the entry
-
-
-def _declared(declared: type) -> tuple[type, Any, str]:
+@cache
+def _study(declared: type) -> tuple[Any, str]:
     """An array or a table, and the kinds of elements that an array may have where this is declared."""
     found = [kind for name, kind in _ELEMENTS.items() if name in str(declared)]
-    return _DECLARED.setdefault(id(declared), (declared, get_origin(declared) or declared, "".join(found) or _ANY))
+    return get_origin(declared) or declared, "".join(found) or "fiub"
 
 
 def _make_room(size: int) -> None:

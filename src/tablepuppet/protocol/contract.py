@@ -72,7 +72,6 @@ class ScanTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     subject: str = ""  # the column of a row's subject, where the owner names one: stability is then of their rows
 
     def numbers(self, role: Role) -> tuple[int, ...]:
-        """The expressions that play a role."""
         return tuple(n for n, column in enumerate(self.columns) if role in column.roles)
 
 

@@ -39,7 +39,6 @@ class MerkleTree:
         self.size = 0
 
     def append(self, entry: bytes) -> None:
-        """Adds a leaf."""
         self.size += 1
         leaves, root = 1, hashlib.sha256(b"\0" + entry).digest()
         while self._subtrees and self._subtrees[-1][0] == leaves:

@@ -39,10 +39,6 @@ class _Kind:
     dialect: str  # sqlglot's name
 
 
-def _by_uri(url: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    return (url.partition("://")[2],), {}
-
-
 def _flight(url: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     parts = urlsplit(url)
     scheme = "grpc+tls" if parts.scheme == "flightsql" else "grpc"
@@ -60,7 +56,7 @@ def _bigquery(url: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 DRIVERS: Final = {
-    "snowflake": _Kind("adbc_driver_snowflake", _by_uri, "snowflake"),
+    "snowflake": _Kind("adbc_driver_snowflake", lambda url: ((url.partition("://")[2],), {}), "snowflake"),
     "bigquery": _Kind("adbc_driver_bigquery", _bigquery, "bigquery"),
     "flightsql": _Kind("adbc_driver_flightsql", _flight, "duckdb"),
     "flightsql+tcp": _Kind("adbc_driver_flightsql", _flight, "duckdb"),

@@ -239,7 +239,6 @@ def columns_of(bins: Sequence[Bins], columns: Sequence[RawColumn]) -> list[RawCo
 
 
 def codes_of(column: RawColumn, bins: Bins) -> Codes:
-    """One code per row."""
     if isinstance(bins, NumberBins):
         if column.values is None:
             raise TransportError("bins of numbers do not fit a column of text")
@@ -336,22 +335,3 @@ def _categories(column: RawColumn, weights: Array, least: int) -> tuple[list[str
     names = column.names.take(arrow_of(seen)).to_pylist()
     order = sorted(range(len(names)), key=names.__getitem__)
     return [names[i] for i in order], counts[seen][order].astype(np.float64), is_cut
-
-
-__all__ = [
-    "CategoryBins",
-    "RawColumn",
-    "answers",
-    "codes_of",
-    "columns_of",
-    "even_bins",
-    "merged_bins",
-    "merged_public_bins",
-    "own_bins",
-    "public_bins",
-    "raw_columns",
-    "rule_of",
-    "rules_without_rare",
-    "sketch",
-    "without_rare",
-]

@@ -36,5 +36,4 @@ def is_cutoffs(node: exp.Expr) -> bool:
 
 
 def reads_cutoffs(query: exp.Expr) -> bool:
-    """Whether a query needs cutoffs."""
     return any(is_cutoffs(table) for table in query.find_all(exp.Table))

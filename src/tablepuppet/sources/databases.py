@@ -168,7 +168,6 @@ def open_remote_url(url: str, name: str) -> Source:
 
 
 def open_database(spec: SourceSpec, name: str) -> Source:
-    """Opens a table of a database."""
     scheme = spec.url.partition("://")[0].lower()
     if scheme not in (*_DRIVERS, "duckdb"):
         known = ", ".join(sorted([*_DRIVERS, "duckdb", *WEB, *STORES]))

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 
 def silence(connection: duckdb.DuckDBPyConnection) -> None:
-    """Switches the progress bar off."""
     [[is_on]] = connection.execute("SELECT current_setting('enable_progress_bar')").fetchall()
     if is_on:
         connection.execute("SET enable_progress_bar = false")
@@ -92,7 +91,8 @@ class DuckSource:
     def _describe(self, query: str) -> list[ColumnInfo]:
         relation = _run_guarded(self._name, lambda: self._connection.sql(query))
         schema = _run_guarded(self._name, lambda: relation.limit(0).to_arrow_table().schema)
-        details = [_detail(str(kind)) for kind in relation.types]
+        types = [str(kind) for kind in relation.types]
+        details = ["ENUM" if kind.startswith("ENUM(") else kind for kind in types]  # whose values are data
         sizes = self._list_sizes(query, [field.name for field in schema if is_float_list(field.type)])
         return [
             column_info(field.name, field.type, detail, sizes.get(field.name))
@@ -214,7 +214,6 @@ def from_json(name: str, files: Sequence[str]) -> DuckSource:
 
 
 def csv_header(name: str, file: str) -> list[str]:
-    """The first line of a CSV file, as it stands."""
     with _connect() as connection:
         query = f"SELECT * FROM read_csv({literal(file)}, header=false, all_varchar=true, skip=0) LIMIT 1"
         rows = _run_guarded(name, lambda: connection.execute(query).fetchall())
@@ -322,10 +321,6 @@ def _select(expressions: Sequence[str], filter: str | None, relation: str = RELA
     return f"SELECT {columns} FROM {relation}" + (f" WHERE ({filter})" if filter is not None else "")
 
 
-def _detail(kind: str) -> str:
-    return "ENUM" if kind.startswith("ENUM(") else kind  # its values are data
-
-
 def reason(error: duckdb.Error) -> str:
     """The reason of an error, without DuckDB's own words where they may quote a row's value."""
     if isinstance(error, _SAFE_ERRORS):
@@ -359,18 +354,14 @@ def _overflow(error: duckdb.OutOfRangeException) -> str:
     if found is None:
         return "some row has a value out of range; CAST it to a wider type, or filter such rows out"
     wider = "DOUBLE" if found[2] in ("INT64", "INT128") or found[2].startswith("DEC") else "BIGINT"
+    article = "an" if found[1][0] in "aeiou" else "a"
     return (
-        f"{_article(found[1])} overflows {found[2]}, the type of its columns, in some row; widen them first, as in "
+        f"{article} {found[1]} overflows {found[2]}, the type of its columns, in some row; widen them first, as in "
         f"CAST(column AS {wider})"
     )
 
 
-def _article(word: str) -> str:
-    return f"{'an' if word[0] in 'aeiou' else 'a'} {word}"
-
-
 def quote_name(name: str) -> str:
-    """A name as SQL text."""
     return '"' + name.replace('"', '""') + '"'
 
 

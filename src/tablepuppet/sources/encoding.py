@@ -11,7 +11,6 @@ In: merged statistics. Out: an encoder per feature, and the encoded rows (docs/a
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,6 +32,7 @@ from tablepuppet.protocol.columns import (
     IdStatistics,
     NumberEncoder,
     NumberStatistics,
+    Statistics,
 )
 from tablepuppet.sources.columns import (
     NUMBER_KINDS,
@@ -47,11 +47,8 @@ from tablepuppet.sources.columns import (
     strings,
     strings_and_absent,
 )
-from tablepuppet.sources.statistics import RowWeights, Statistics, merge, statistics
+from tablepuppet.sources.statistics import RowWeights
 from tablepuppet.threads import parallel_for
-
-__all__ = ["encode", "encoder", "merge", "statistics"]
-
 
 # A column is constant if its deviation is this small relative to its mean. Two-pass moments of a
 # constant leave about 1e-16; there is no absolute bound, for a column may be in tiny units.
@@ -278,7 +275,8 @@ def start_weights(encoders: Sequence[Encoder], theta: Array) -> list[dict[str, l
     Which id a column is of, nobody knows but its owner: ids are left out.
     """
     found: list[dict[str, list[float]]] = []
-    for encoder, own in zip(encoders, np.split(theta, _ends(encoders)), strict=True):
+    ends = np.cumsum([encoded_width(encoder) for encoder in encoders])[:-1]
+    for encoder, own in zip(encoders, np.split(theta, ends), strict=True):
         if isinstance(encoder, IdEncoder):
             found.append({})
             continue
@@ -302,10 +300,6 @@ def start_theta(weights: Sequence[dict[str, list[float]]], encoders: Sequence[En
         own = np.array([given if len(given) == outputs else nothing for given in units]).reshape(-1, outputs)
         rows.append(own * _scales(encoder)[:, None])
     return np.concatenate([np.zeros((0, outputs)), *rows])
-
-
-def _ends(encoders: Sequence[Encoder]) -> list[int]:
-    return list(itertools.accumulate(encoded_width(encoder) for encoder in encoders))[:-1]
 
 
 def _scales(encoder: Encoder) -> Array:

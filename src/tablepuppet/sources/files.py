@@ -44,8 +44,6 @@ _IPC = (".feather", ".arrow", ".ipc")
 
 
 def open_path(path: str, name: str) -> Source:
-    """Opens a file, a folder or a glob of files."""
-
     def find() -> list[str]:
         try:
             return _find(path, name)

@@ -103,14 +103,8 @@ def _as_groups(select: exp.Select) -> exp.Select:
     return grouped
 
 
-def _whole_groups(select: exp.Select, by: Sequence[exp.Expr]) -> dict[str, int]:
-    """The items that identify a group, by name."""
-    items = [(item.alias_or_name.lower(), item.unalias()) for item in select.expressions]
-    return {name: number for name, value in items for number, group in enumerate(by) if _is_same(value, group)}
-
-
 def _passed_on(layer: exp.Select, names: Mapping[str, int]) -> dict[str, int]:
-    """Those of them that a SELECT around the groups shows."""
+    """The items that identify a group, by name, that a SELECT around the groups shows."""
     found: dict[str, int] = {}
     for item in layer.expressions:
         value = item.unalias()
@@ -124,9 +118,10 @@ def _passed_on(layer: exp.Select, names: Mapping[str, int]) -> dict[str, int]:
 def source_of(query: str) -> str:
     """The rows that are grouped, as a query."""
     select, _ = grouped_select(parse_one(query, dialect="duckdb"))
+    whole = select.copy()
     rows = exp.select("*")
     for name in ("from_", "joins"):
-        rows.set(name, _copy(select.args.get(name)))
+        rows.set(name, whole.args.get(name))
     return rows.sql("duckdb")
 
 
@@ -153,7 +148,8 @@ def split_groups(query: str | exp.Expr, columns: Callable[[], Collection[str]] =
     having = select.args.get("having")
     if having is not None:
         final = final.where(merging.final(having.this))
-    names = _whole_groups(select, by)
+    shown = [(item.alias_or_name.lower(), item.unalias()) for item in select.expressions]
+    names = {name: number for name, value in shown for number, g in enumerate(by) if _is_same(value, g)}
     for layer in reversed(around):
         names = _passed_on(layer, names)
         if layer.args.get("distinct") is not None and len(set(names.values())) < len(by):
@@ -305,9 +301,3 @@ def _without(query: exp.Select, *clauses: str) -> exp.Select:
     for clause in clauses:
         query.set(clause, None)
     return query
-
-
-def _copy(value: object) -> object:
-    if isinstance(value, list):
-        return [part.copy() for part in value]
-    return value.copy() if isinstance(value, exp.Expr) else value

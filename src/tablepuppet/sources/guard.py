@@ -10,7 +10,7 @@ machine with a short text.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Final
 
 from sqlglot import Dialect, TokenType, exp, parse_one
@@ -117,7 +117,6 @@ def check_predicate(sql: str, columns: Collection[str]) -> str:
 
 
 def columns_of(sql: str) -> frozenset[str]:
-    """The columns that a guarded expression reads."""
     return frozenset(column.name for column in parse_one(sql, dialect="duckdb").find_all(exp.Column))
 
 
@@ -128,33 +127,38 @@ def compared_columns(sql: str) -> frozenset[str]:
     ['y']
     """
     tree = parse_one(sql, dialect="duckdb")
-    found = [c for c in tree.find_all(exp.Column) if not _asks_for_null(c.parent)]
-    return frozenset(column.name for column in found)
-
-
-def _asks_for_null(node: exp.Expr | None) -> bool:
-    return isinstance(node, exp.Is) and isinstance(node.expression, exp.Null)
+    null_tests = [node for node in tree.find_all(exp.Is) if isinstance(node.expression, exp.Null)]
+    return frozenset(c.name for c in tree.find_all(exp.Column) if not any(c.parent is test for test in null_tests))
 
 
 def _check(sql: str, columns: Collection[str], what: str) -> str:
+    known = {column.lower() for column in columns}
+    return write_sql(*check_tree(sql, exp.Condition, what, lambda node: _check_node(node, known, what)), what)
+
+
+def check_tree(
+    sql: str, kind: type[exp.Expr], what: str, check_node: Callable[[exp.Expr], None]
+) -> tuple[exp.Expr, int]:
+    """The tree of one expression or query whose nodes all pass, and how many there are."""
     if len(sql) > MAX_LENGTH:
         raise refused(what, f"it is {len(sql):,} characters long; at most {MAX_LENGTH:,} are allowed")
-    known = {column.lower() for column in columns}
     try:
-        tree = parse_tree(sql, exp.Condition, what)
-        nodes, costs = 0, Costs(what)
-        for node, depth in walk(tree):
-            if depth > MAX_DEPTH:
-                raise _too_deep(what)
-            _check_node(node, known, what)
-            costs.see(node)
-            nodes += 1
-        return write_sql(tree, 10 * nodes + 100, what)
+        tree = _parse_tree(sql, kind, what)
     except RecursionError:  # the parser may give up earlier than we do
         raise _too_deep(what) from None
+    costs, stack, nodes = Costs(what), [(tree, 0)], 0
+    while stack:
+        node, depth = stack.pop()
+        if depth > MAX_DEPTH:
+            raise _too_deep(what)
+        check_node(node)
+        costs.see(node)
+        nodes += 1
+        stack.extend((child, depth + 1) for child in node.iter_expressions())
+    return tree, nodes
 
 
-def parse_tree(sql: str, kind: type[exp.Expr], what: str) -> exp.Expr:
+def _parse_tree(sql: str, kind: type[exp.Expr], what: str) -> exp.Expr:
     """The tree of one expression or query; PolicyError if the text is anything else."""
     dialect = Dialect.get_or_raise("duckdb")
     try:
@@ -188,33 +192,23 @@ class _BoundedWriter(DuckDBGenerator):
         return super().sql(expression, key, comment)
 
 
-def write_sql(tree: exp.Expr, steps: int, what: str) -> str:
-    """The tree as DuckDB's SQL, in a bounded number of steps."""
+def write_sql(tree: exp.Expr, nodes: int, what: str) -> str:
+    """The tree of so many nodes as DuckDB's SQL, in a bounded number of steps."""
     writer = _BoundedWriter(dialect="duckdb", identify=True, comments=False, unsupported_level=ErrorLevel.IMMEDIATE)
-    writer.steps = steps
+    writer.steps = 10 * nodes + 100
     try:
         return writer.generate(tree, copy=False)
+    except RecursionError:
+        raise _too_deep(what) from None
     except SqlglotError:
         raise refused(what, "it calls a function in a way that DuckDB does not know; write it as DuckDB does") from None
 
 
-def walk(tree: exp.Expr) -> Iterator[tuple[exp.Expr, int]]:
-    """Every node with its depth."""
-    stack = [(tree, 0)]
-    while stack:
-        node, depth = stack.pop()
-        yield node, depth
-        stack.extend((child, depth + 1) for child in node.iter_expressions())
-
-
 def _check_node(node: exp.Expr, known: Collection[str], what: str) -> None:
     kind = type(node)
-    if kind is exp.Anonymous:
-        if node.name.lower() not in FUNCTIONS:
-            raise refused(what, f"the function {node.name.lower()} is not on the list of safe functions")
-    elif kind not in NODES:
+    if kind not in NODES and kind is not exp.Anonymous:
         raise refused(what, f"it contains {_title(node)}, which is not part of a scalar expression over one row")
-    elif kind is exp.Column:
+    if kind is exp.Column:
         _check_column(node, known, what)
     else:
         check_call(node, what)
@@ -253,12 +247,16 @@ class Costs:
 def check_call(node: exp.Expr, what: str) -> None:
     """Refuses a cast or a call whose result could be of another kind, or much longer, than its arguments."""
     kind = type(node)
+    if kind is exp.Anonymous and node.name.lower() not in FUNCTIONS:
+        raise refused(what, f"the function {node.name.lower()} is not on the list of safe functions")
     if kind is exp.Literal and node.is_string and len(node.name) > MAX_LITERAL:
         raise refused(what, f"a text in it is {len(node.name):,} characters long; at most {MAX_LITERAL:,} are allowed")
     if kind is exp.DataType and node.this not in TYPES:
         raise refused(what, f"a cast to {_title(node)} is not allowed; cast to a number, text, date or boolean type")
-    if kind is exp.Replace and not _shrinks(node):
-        raise refused(what, "replace(text, old, new) needs literals with `new` no longer than `old`")
+    if kind is exp.Replace:  # nested, it could make a text as long as memory
+        old, new = node.args.get("expression"), node.args.get("replacement")
+        if not (isinstance(old, exp.Literal) and isinstance(new, exp.Literal) and 0 < len(old.name) >= len(new.name)):
+            raise refused(what, "replace(text, old, new) needs literals with `new` no longer than `old`")
     if kind is exp.ConcatWs and not isinstance(node.expressions[0], exp.Literal):
         raise refused(what, "concat_ws(separator, …) needs a literal as separator, for it is repeated")
 
@@ -270,12 +268,6 @@ def _check_column(node: exp.Expr, known: Collection[str], what: str) -> None:
         raise refused(what, "* stands for many columns; name one")
     if node.name.lower() not in known:
         raise refused(what, f"the table has no column {node.name!r}; it has {', '.join(sorted(known))}")
-
-
-def _shrinks(node: exp.Expr) -> bool:
-    """Whether replace() cannot make a text longer: nested, it could make one as long as memory."""
-    old, new = node.args.get("expression"), node.args.get("replacement")
-    return isinstance(old, exp.Literal) and isinstance(new, exp.Literal) and len(new.name) <= len(old.name) > 0
 
 
 def _title(node: exp.Expr) -> str:

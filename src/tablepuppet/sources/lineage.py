@@ -164,18 +164,15 @@ class _Tracer:
                 raise _UnclearError
             outputs[selected.alias_or_name.lower()] = self._columns(selected, joined, named)
         inner = joined.members.values()
+        conditions = [node.args[clause] for clause in _CONDITIONS if node.args.get(clause) is not None]
         rows = _Rows(
             outputs,
-            _NONE.union(*(r.conditions for r in inner), *(self._clause(node, c, joined, named) for c in _CONDITIONS)),
+            _NONE.union(*(r.conditions for r in inner), *(self._columns(c, joined, named) for c in conditions)),
             grouping.union(*(r.grouping for r in inner)),
             self._add_nested(node, dict(joined.stability), named),
             [key for names in joined.keys if (key := _names_of_key(node, names)) is not None],
         )
         return self._distinct(node, self._group(node, rows, joined, named))
-
-    def _clause(self, node: exp.Select, clause: str, joined: _Joined, named: Mapping[str, _Rows]) -> BaseColumns:
-        part = node.args.get(clause)
-        return _NONE if part is None else self._columns(part, joined, named)
 
     def _group(self, node: exp.Select, rows: _Rows, joined: _Joined, named: Mapping[str, _Rows]) -> _Rows:
         group = node.args.get("group")
@@ -229,7 +226,9 @@ class _Tracer:
         both = _Joined({**left.members, **right.members}, {}, [])
         on = join.args.get("on")
         grouping = _NONE if on is None else self._columns(on, both, named)
-        equal = frozenset(name for pair in _equalities(on) for name in pair)
+        pairs = [(c.this, c.expression) for c in conjuncts_of(on) if isinstance(c, exp.EQ)]
+        columns = [pair for pair in pairs if all(isinstance(side, exp.Column) for side in pair)]
+        equal = frozenset(_name(side) for pair in columns for side in pair)
         most_left, most_right = _most_matches(left, equal), _most_matches(right, equal)
         side, kind, method = ((join.args.get(part) or "").upper() for part in ("side", "kind", "method"))
         if method or join.args.get("using") or kind not in ("", "INNER", "OUTER", "CROSS"):
@@ -330,10 +329,3 @@ def _outside_queries(node: exp.Expr) -> Iterable[exp.Expr]:
         yield part
         if not isinstance(part, exp.Query):
             stack.extend(part.iter_expressions())
-
-
-def _equalities(on: exp.Expr | None) -> Iterable[tuple[Name, Name]]:
-    """The pairs of columns that a condition equates, among its other requirements."""
-    for node in conjuncts_of(on):
-        if isinstance(node, exp.EQ) and isinstance(node.this, exp.Column) and isinstance(node.expression, exp.Column):
-            yield _name(node.this), _name(node.expression)

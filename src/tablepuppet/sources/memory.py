@@ -21,7 +21,8 @@ _EXACT = 2**53  # floats below it are exact integers
 
 def open_memory(value: Any, name: str) -> Source:
     """Opens an Arrow table, batch or dataset, or a DataFrame."""
-    if _is_dataset(value):
+    datasets = sys.modules.get("pyarrow.dataset")  # of which there is none before it is imported
+    if datasets is not None and isinstance(value, datasets.Dataset):
         check_names(value.schema.names, name)
         if all(_duckdb_type(field.type) == field.type for field in value.schema):
             return duckdb_source.from_arrow(name, value)
@@ -36,7 +37,8 @@ def _to_arrow(value: object, name: str) -> pa.Table:
         return value
     if isinstance(value, pa.RecordBatch):
         return pa.Table.from_batches([value])
-    if _is_pandas(value):
+    pandas = sys.modules.get("pandas")
+    if pandas is not None and isinstance(value, pandas.DataFrame):
         return _from_pandas(value, name)
     if hasattr(value, "__arrow_c_stream__"):  # polars, and any other library that speaks Arrow
         return pa.table(value)
@@ -63,18 +65,6 @@ def check_names(names: Sequence[str], name: str) -> None:
                 "rename one"
             )
         seen[column.lower()] = column
-
-
-def _is_dataset(value: object) -> bool:
-    """Whether this is a dataset. If it is, someone has already imported datasets (and pandas with them)."""
-    datasets = sys.modules.get("pyarrow.dataset")
-    return datasets is not None and isinstance(value, datasets.Dataset)
-
-
-def _is_pandas(value: object) -> bool:
-    """Whether this is a DataFrame. If it is, someone has already imported pandas."""
-    pandas = sys.modules.get("pandas")
-    return pandas is not None and isinstance(value, pandas.DataFrame)
 
 
 def _from_pandas(frame: Any, name: str) -> pa.Table:

@@ -98,7 +98,6 @@ class MySQL:
         yield from self._read(scan.select + order)
 
     def run(self, query: str) -> pa.Table:
-        """The answer to the owner's own query."""
         return pa.Table.from_batches(self._read(query))
 
     def stamp(self) -> str | None:

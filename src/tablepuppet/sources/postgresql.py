@@ -88,7 +88,6 @@ class PostgreSQL(Session):
         super().__init__("adbc_driver_postgresql", name, EXTRA.format("PostgreSQL"))
 
     def _connect(self) -> Any:
-        """A session of our kind."""
         connection = self._dbapi.connect(self._url, autocommit=True)
         try:
             for statement in _SESSION:

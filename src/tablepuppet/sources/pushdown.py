@@ -114,7 +114,6 @@ def push_down(
 
 
 def _columns(trees: Sequence[exp.Expr], known: Mapping[str, OwnerColumn]) -> list[OwnerColumn]:
-    """The columns that some expressions read, each once."""
     names = dict.fromkeys(column.name.lower() for tree in trees for column in tree.find_all(exp.Column))
     return [known[name] for name in names]
 
@@ -154,7 +153,7 @@ def family(node: exp.Expr, known: Mapping[str, OwnerColumn], dialect: Dialect) -
         return "boolean" if is_null or is_truth else None
     if kind is exp.Case:
         return _case(node, known, dialect)
-    if kind is exp.Div and not _is_nonzero(node.expression):
+    if kind is exp.Div and not (node.expression.is_number and float(node.expression.name) != 0):
         return None  # x / 0 is infinity here and an error there
     children = [family(child, known, dialect) for child in node.iter_expressions()]
     if kind is exp.Paren:
@@ -205,10 +204,6 @@ def _case(node: exp.Expr, known: Mapping[str, OwnerColumn], dialect: Dialect) ->
         values.append(node.args["default"])
     families = {family(v, known, dialect) for v in values if not isinstance(v, exp.Null)}
     return families.pop() if len(families) == 1 else None
-
-
-def _is_nonzero(node: exp.Expr) -> bool:
-    return isinstance(node, exp.Literal) and not node.is_string and float(node.name) != 0
 
 
 def _render(node: exp.Expr, dialect: Dialect) -> str:

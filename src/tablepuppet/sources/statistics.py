@@ -42,8 +42,6 @@ from tablepuppet.sources.columns import (
     strings_and_absent,
 )
 
-__all__ = ["Statistics"]
-
 _ROUNDING = 1e-6  # of effective rows: n rows that count alike are n
 ROWS_PER_STATISTICS = 1 << 18  # rows per step
 
@@ -69,7 +67,10 @@ def statistics(
     if info.kind in STRING_KINDS:
         distinct, codes = strings(column) if taken is None else strings_and_absent(column, info)
         heavy = np.ones(len(codes) if taken is None else len(taken)) if multiplicity is None else floats(multiplicity)
-        found = _of_categories(distinct, codes if taken is None else codes[taken], heavy)
+        own = codes if taken is None else codes[taken]
+        counts = count_by_code(own, heavy, len(distinct))
+        seen = np.flatnonzero(counts > 0)
+        found = _sort_categories(distinct.take(arrow_of(seen)), counts[seen], float(heavy[own < 0].sum()))
         if least <= 1:
             return found
         return _without_rare(found, distinct, codes, RowWeights.of(taken, multiplicity), (least, info.absent))
@@ -153,12 +154,6 @@ def _of_numbers(
     if not np.isfinite(spread).all():
         raise SourceError(f"column {info.name} has numbers too large to square; divide it by a power of ten")
     return NumberStatistics(weight=float(weight), missing=float(missing), mean=mean, spread=spread)
-
-
-def _of_categories(distinct: pa.Array, codes: Codes, weights: Array) -> CategoryStatistics:
-    counts = count_by_code(codes, weights, len(distinct))
-    seen = np.flatnonzero(counts > 0)
-    return _sort_categories(distinct.take(arrow_of(seen)), counts[seen], float(weights[codes < 0].sum()))
 
 
 def round_moments(found: Statistics, rounding: Rounding, rows: float) -> Statistics:

@@ -20,7 +20,6 @@ def conjuncts_of(predicate: exp.Expr | None) -> Iterator[exp.Expr]:
 
 
 def conditions_of(select: exp.Expr) -> list[exp.Expr]:
-    """The conditions of WHERE."""
     where = select.args.get("where")
     return [] if where is None else list(conjuncts_of(where.this))
 

@@ -30,10 +30,10 @@ from tablepuppet.plan.disclosure import Ids
 from tablepuppet.plan.plan import Plan
 from tablepuppet.plan.prepare import Prepared, column_signs
 from tablepuppet.protocol.base import Message, Move
-from tablepuppet.protocol.columns import Encoder, IdEncoder, NumberEncoder, NumberStatistics
+from tablepuppet.protocol.columns import Encoder, IdEncoder, NumberEncoder, NumberStatistics, Statistics
 from tablepuppet.sources.columns import STRING_KINDS
-from tablepuppet.sources.encoding import encoded_width, encoder, entries_of, merge
-from tablepuppet.sources.statistics import Statistics, first_totals, means_only, second_totals, without_ids
+from tablepuppet.sources.encoding import encoded_width, encoder, entries_of
+from tablepuppet.sources.statistics import first_totals, means_only, merge, second_totals, without_ids
 from tablepuppet.training.server import UnionOperator
 from tablepuppet.transport.link import Link
 

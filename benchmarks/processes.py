@@ -35,7 +35,8 @@ import pyarrow.parquet as pq
 from benchmarks.cases import Case, Trial, make_case
 from benchmarks.figures import L2, memory
 from tablepuppet.algorithms.registry import FEDERATED
-from tablepuppet.api import ConnectedFederation, Federation
+from tablepuppet.api import Federation
+from tablepuppet.api.connected import ConnectedFederation
 from tablepuppet.errors import JobError, TablePuppetError, TransportError
 from tablepuppet.training.result import Result
 from tablepuppet.transport import certs

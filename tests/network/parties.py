@@ -24,7 +24,7 @@ from tests.network import party
 from tests.network.relay import Relay
 
 import tablepuppet as tp
-from tablepuppet.api import ConnectedFederation
+from tablepuppet.api.connected import ConnectedFederation
 from tablepuppet.network.control import user_protocol
 from tablepuppet.training.result import Result
 from tablepuppet.transport import certs

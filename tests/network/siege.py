@@ -26,7 +26,7 @@ from tests.network import hostile
 from tests.network.parties import QUERY, SECRET, Parties, protocol, tables
 
 import tablepuppet as tp
-from tablepuppet.api import ConnectedFederation
+from tablepuppet.api.connected import ConnectedFederation
 from tablepuppet.network import control as c
 from tablepuppet.transport import certs
 from tablepuppet.transport import envelopes as e

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.network.parties import running, tables
 
-from tablepuppet.api import ConnectedFederation
+from tablepuppet.api.connected import ConnectedFederation
 from tablepuppet.errors import PolicyError
 from tablepuppet.owner.owner_log import read_log, verify
 from tablepuppet.protocol.signatures import public_text, read_asker_key

@@ -12,7 +12,7 @@ import pytest
 from tests.network.parties import QUERY, Parties, assert_same, in_process, running, tables
 
 import tablepuppet as tp
-from tablepuppet.api import ConnectedFederation
+from tablepuppet.api.connected import ConnectedFederation
 from tablepuppet.errors import PolicyError
 from tablepuppet.owner.owner_files import Approvals
 from tablepuppet.owner.owner_log import read_head, read_log, verify

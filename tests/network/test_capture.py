@@ -19,7 +19,7 @@ from tests.network.parties import free_port
 from tests.network.relay import Relay
 from tests.privacy.test_runs import CANARY_AGE, CANARY_KEY, QUERY, tables
 
-from tablepuppet.api import ConnectedFederation
+from tablepuppet.api.connected import ConnectedFederation
 from tablepuppet.client import Client
 from tablepuppet.exchanges.evaluation import Evaluation
 from tablepuppet.exchanges.keys import Keys

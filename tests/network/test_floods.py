@@ -19,7 +19,7 @@ from tests.network.test_hostile_storm import federation_file
 from tests.network.test_outsiders import dial, identity, receive_until_the_end
 
 import tablepuppet as tp
-from tablepuppet.api import ConnectedFederation
+from tablepuppet.api.connected import ConnectedFederation
 from tablepuppet.errors import DisconnectedError, RunInterruptedError
 from tablepuppet.network import control as c
 from tablepuppet.network.processes import RateLimitFilter

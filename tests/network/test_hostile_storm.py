@@ -27,7 +27,7 @@ from tests.network import hostile
 from tests.network.parties import OWNERS, QUERY, Parties, assert_same, in_process, protocol, tables
 
 import tablepuppet as tp
-from tablepuppet.api import ConnectedFederation
+from tablepuppet.api.connected import ConnectedFederation
 from tablepuppet.network import control as c
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport import certs

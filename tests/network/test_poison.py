@@ -18,7 +18,7 @@ from tests.network import hostile
 from tests.network.parties import QUERY, Parties, assert_same, in_process, kept_runs, running, tables
 
 import tablepuppet as tp
-from tablepuppet.api import ConnectedFederation
+from tablepuppet.api.connected import ConnectedFederation
 from tablepuppet.network.control import to_frame
 from tablepuppet.network.run_store import RunStore
 from tablepuppet.network.runs import Run

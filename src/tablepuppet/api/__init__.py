@@ -1,6 +1,5 @@
 """The room where users come in: tables and their owners, in this process (`Federation`) or in others."""
 
-from tablepuppet.api.connected import ConnectedFederation
 from tablepuppet.api.federation import Federation
 
-__all__ = ["ConnectedFederation", "Federation"]
+__all__ = ["Federation"]

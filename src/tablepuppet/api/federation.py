@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn, Protocol, cast, runtime_checkable
+from typing import Any, NoReturn, Protocol, cast, runtime_checkable
 
 import pyarrow as pa
 
 from tablepuppet import train as story
-from tablepuppet.algorithms.registry import own_model
 from tablepuppet.api.history import WINDOWS, Column, Wanted, Windows, suggest
 from tablepuppet.api.model_verbs import ModelVerbs, with_start
 from tablepuppet.api.owners import federation_from_toml, make_clients, name_owners, read_toml
 from tablepuppet.api.time_split import split_by_time
 from tablepuppet.errors import JobError
 from tablepuppet.formatting import fragment, table
-from tablepuppet.job import BatchSize, Job, make_job, search_job
+from tablepuppet.job import Job, make_job
 from tablepuppet.join.profile import Profile
-from tablepuppet.models.heads.kinds import known_head
-from tablepuppet.models.modules import Builder
+from tablepuppet.models.modules import Named, named_modules
 from tablepuppet.owner.policy import Policy
 from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.cache import PredictionCache
@@ -30,13 +27,9 @@ from tablepuppet.prediction.model import Model
 from tablepuppet.privacy.options import privacy_of
 from tablepuppet.progress import show_progress
 from tablepuppet.protocol.codec import Wire
-from tablepuppet.protocol.contract import FoldBy, Folds
 from tablepuppet.protocol.signatures import read_asker_key, sign_contract
 from tablepuppet.training.result import Result, RoundEvent
-from tablepuppet.training.search import SearchResult, check_apart, search_apart
 from tablepuppet.transport.link import Link, LocalTransport
-
-_NUMBERS = itertools.count(1)
 
 
 @runtime_checkable
@@ -44,14 +37,6 @@ class Logger(Protocol):
     """An `on_round` that wants to know the job before its first round."""
 
     def start(self, job: Job) -> None: ...
-
-
-class _Known(NamedTuple):
-    """A model as a job can name it; its builder, where it is a callable."""
-
-    model: Any
-    given: dict[str, Any]
-    builder: Builder | None
 
 
 class Federation(ModelVerbs):
@@ -147,9 +132,8 @@ class Federation(ModelVerbs):
         Train returned (2 classes) by newton: model logistic, l2 0.0099 (1 / joined rows), at most 30 epochs
         """
         query, options = self._split_rows(query, label, with_start(options))
-        with show_progress("explaining", progress), self._name_model(model) as known, known_head(options) as given:
-            job = make_job(query, label=label, model=known.model, algorithm=algorithm, given=given | known.given)
-            return self._explain(job)
+        with show_progress("explaining", progress), self._name_modules(model, options) as (named, given):
+            return self._explain(make_job(query, label=label, model=named, algorithm=algorithm, given=given))
 
     def _link(self, wire: Wire = "float64") -> Link:
         link, key = Link(self._transport, wire, asker=self._asker), self._asker_key
@@ -180,17 +164,6 @@ class Federation(ModelVerbs):
         *,
         model: Any = "auto",
         algorithm: Any = None,
-        l2: float | Mapping[str, float] | Literal["auto"] | None = None,
-        test_fraction: float = 0.15,
-        validation_fraction: float = 0.0,
-        patience: int | None = None,
-        weight: str | None = None,
-        class_weight: str | Mapping[Any, float] | None = None,
-        standardize: bool = True,
-        seed: int = 0,
-        epochs: int | None = None,
-        batch_size: BatchSize = "auto",
-        privacy: Any = None,
         on_round: Callable[[RoundEvent], None] | None = None,
         progress: bool | None = None,
         resume: bool = False,
@@ -205,7 +178,7 @@ class Federation(ModelVerbs):
           builds a torch module for a block, or "auto".
         - `algorithm`: a name, or an options object such as `tp.Admm(rho=0.5)`; None: the one that suits the model.
         - `l2`: the weight of the penalty; None: 1/N for linear models.
-        - `test_fraction`: the share of test rows; `validation_fraction`: of rows measured after every epoch.
+        - `test_fraction`: the share of test rows, 0.15; `validation_fraction`: of rows measured after every epoch.
         - `patience`: stop after so many epochs without a better validation loss, and keep the best epoch's parameters.
         - `weight`: a column of the label's table, or an expression over it, that says how much a row counts;
           `class_weight`: "balanced", or a weight for each class (docs/validation.md).
@@ -213,8 +186,8 @@ class Federation(ModelVerbs):
         - `test_where`: test rows by a condition over the label's table, instead of a fraction.
         - `split`: "time", or a column as in "t.ts": the latest rows are test rows; `gap`, as in "30 days": rows shortly
           before them are left out.
-        - `standardize`: scale numbers to mean 0 and spread 1.
-        - `seed`: the same data, job and seed give the same model.
+        - `standardize`: scale numbers to mean 0 and spread 1; True.
+        - `seed`: the same data, job and seed give the same model; 0.
         - `epochs`: at most so many; `batch_size`: joined rows in a batch of `sgd`.
         - `privacy`: noise, budgets and key tokens (docs/privacy.md).
         - `max_categories`: categories of a text column with their own weight; the others share one.
@@ -231,31 +204,23 @@ class Federation(ModelVerbs):
         >>> result.converged, sorted(result.metrics["test"])[:2]
         (True, ['accuracy', 'auc'])
         """
-        options |= {
-            "l2": l2,
-            "test_fraction": test_fraction,
-            "validation_fraction": validation_fraction,
-            "patience": patience,
-            "weight": weight,
-            "class_weight": class_weight,
-            "standardize": standardize,
-            "seed": seed,
-            "epochs": epochs,
-            "batch_size": batch_size,
-            "privacy": privacy,
-        }
         if on_round is not None and not callable(on_round):
             raise JobError(
                 f"on_round is a function of one event, and not {type(on_round).__name__}; see docs/report.md"
             )
         query, options = self._split_rows(query, label, with_start(options))
-        with self._name_model(model) as known, known_head(options) as given:
-            job = make_job(query, label=label, model=known.model, algorithm=algorithm, given=given | known.given)
+        with self._name_modules(model, options) as (named, given):
+            job = make_job(query, label=label, model=named, algorithm=algorithm, given=given)
             if isinstance(on_round, Logger):
                 on_round.start(job)
             with show_progress("training", progress) as bar:
                 result = self._train(job, bar.chain_callback(on_round), resume)
-        return replace(result, builder=known.builder, head_module=options["head"] if job.model.head_module else None)
+        head = options["head"] if job.model.head_module else None
+        return replace(result, builder=model if callable(model) else None, head_module=head)
+
+    def _name_modules(self, model: Any, options: dict[str, Any]) -> AbstractContextManager[Named]:
+        """A job's model and options; torch modules of the user's own have names there, which owners here know."""
+        return named_modules(model, options)
 
     def _train(self, job: Job, on_round: Callable[[RoundEvent], None] | None, resume: bool) -> Result:
         if resume:
@@ -273,76 +238,6 @@ class Federation(ModelVerbs):
                 blocks[number] = replace(blocks[number], encoders=part.encoders, theta=part.theta, is_held=False)
         is_whole = not any(block.is_held for block in blocks)
         return replace(result, blocks=tuple(blocks), id="" if is_whole else result.id)
-
-    def search(
-        self,
-        query: str,
-        label: str = "",
-        *,
-        settings: Sequence[Mapping[str, Any]],
-        folds: int = 5,
-        group: str | None = None,
-        time: str | None = None,
-        metric: str | None = None,
-        model: Any = "auto",
-        algorithm: Any = None,
-        progress: bool | None = None,
-        **options: Any,
-    ) -> SearchResult:
-        """Cross-validates settings on the same joined rows; `tp.search` and `tp.cross_validate` call it.
-
-        - `settings`: the options to try, each a mapping; `folds`: how many folds.
-        - `group`: rows with the same value of this column stay in one fold; `time`: folds follow this column's order.
-        - `metric`: the metric that decides; None: the mean loss of held-out rows.
-        - `query`, `label`, `model`, `algorithm`, `progress` and `options` are those of `train`.
-        """
-        if group is not None and time is not None:
-            raise JobError("folds are drawn by group or by time, not by both")
-        by: FoldBy = "group" if group is not None else "time" if time is not None else "row"
-        drawn = Folds(count=folds, by=by, column=group or time)
-        tried = [dict(setting) for setting in settings or [{}]]
-        with self._name_model(model) as known:
-            shared = {"test_fraction": 0.0, **options, **known.given}
-
-            def jobs(by: Any) -> list[Job]:
-                given = {"label": label, "model": known.model, "algorithm": by}
-                return [make_job(query, **given, given=shared | setting) for setting in tried]
-
-            made = jobs(algorithm)
-            if algorithm is None and len({job.algorithm for job in made}) > 1:  # that of kinks trains without them too
-                made = jobs(next((job.algorithm for job in made if job.model.l1 or job.model.signs), None))
-            with show_progress("searching", progress) as bar:
-                on_round = bar.chain_callback(None)
-                if all(own_model(job.model.spec) is not None for job in made):
-                    check_apart(made, drawn)
-                    found = search_apart(made, tried, drawn, lambda job: self._train(job, on_round, False))
-                else:
-                    found = cast("SearchResult", self._train(search_job(made, tried, drawn), on_round, False))
-        return found.by(found.metric if metric is None else metric)
-
-    @contextmanager
-    def _name_model(self, model: Any) -> Iterator[_Known]:
-        """A builder of torch modules cannot travel: clients of this process are handed it under a name."""
-        if not callable(model):
-            yield _Known(model, {}, None)
-            return
-        name = f"{getattr(model, '__qualname__', type(model).__name__)}-{next(_NUMBERS)}"
-        with self._offer_builder(name, model):
-            yield _Known("module", {"module": name}, model)
-
-    @contextmanager
-    def _offer_builder(self, name: str, builder: Builder | None) -> Iterator[None]:
-        """While inside, every client knows the builder under the name."""
-        if builder is None:
-            yield
-            return
-        for client in self._clients.values():
-            client.modules[name] = builder
-        try:
-            yield
-        finally:
-            for client in self._clients.values():
-                client.modules.pop(name, None)
 
     def _predict(self, model: Model, query: str, **options: Any) -> pa.Table:
         link = self._link()

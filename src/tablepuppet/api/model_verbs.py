@@ -19,8 +19,7 @@ from tablepuppet.algorithms.registry import DEFAULT, own_model
 from tablepuppet.api.recommend import best, candidates
 from tablepuppet.errors import JobError, ModelError
 from tablepuppet.job import Job, make_job
-from tablepuppet.models.heads.kinds import offered_head
-from tablepuppet.models.modules import Builder
+from tablepuppet.models.modules import Builder, offer
 from tablepuppet.output_files import check_place
 from tablepuppet.prediction.cache import Predictor
 from tablepuppet.prediction.model import Model
@@ -48,9 +47,11 @@ class ModelVerbs(ABC):
     def _ask(self, question: story.Question, **given: Any) -> Any:
         """Answers of train.py without training: a profile, metrics, a comparison, importance, dependence, drift."""
 
-    @abstractmethod
-    def _offer_builder(self, name: str, builder: Builder | None) -> AbstractContextManager[None]:
-        """While inside, every client knows the builder under the name."""
+    def _offer_modules(self, model: Model, builder: Builder | None, head: Any) -> AbstractContextManager[None]:
+        """While inside, owners and the server know the model's own torch modules, as they were given or trained."""
+        own_head = model.head_module if head is None else head
+        name = "" if model.head is None else model.head.spec.module
+        return offer((model.spec.module, builder or model.builder), (name, own_head))
 
     def _ask_about(self, question: story.Question, model: Model, query: str | None, **options: Any) -> Any:
         """A question about labelled rows of a query, by default of the model's own."""
@@ -95,9 +96,7 @@ class ModelVerbs(ABC):
         if to is not None:
             check_place(check_file(to), "predictions")
         names = (key,) if isinstance(key, str) else key
-        builder = chosen.builder if module is None else module
-        offered = own_head(chosen, head)
-        with show_progress("predicting", progress), self._offer_builder(chosen.spec.module, builder), offered:
+        with show_progress("predicting", progress), self._offer_modules(chosen, module, head):
             table = self._predict(
                 chosen,
                 chosen.query if query is None else query,
@@ -179,8 +178,7 @@ class ModelVerbs(ABC):
         19 rows that the model was not trained on
         """
         chosen = model_of(model)
-        builder = chosen.builder if module is None else module
-        with self._offer_builder(chosen.spec.module, builder), own_head(chosen, head):
+        with self._offer_modules(chosen, module, head):
             given = {"model": chosen, "job": labelled_job(chosen, query, privacy), "options": {"rows": rows}}
             return cast(Evaluation, self._ask("evaluate", **given))
 
@@ -266,13 +264,6 @@ class ModelVerbs(ABC):
         """
         chosen = model_of(model)
         return cast("Drift", self._ask("drift", model=chosen, job=labelled_job(chosen, query)))
-
-
-def own_head(model: Model, head: Any) -> AbstractContextManager[None]:
-    """While inside, the server knows the head of the user's own that the model has."""
-    return offered_head(
-        model.head_module if head is None else head, "" if model.head is None else model.head.spec.module
-    )
 
 
 def labelled_job(model: Model, query: str | None, privacy: Any = None) -> Job:

@@ -12,14 +12,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from tablepuppet.algorithms.registry import own_model
 from tablepuppet.api.federation import Federation
 from tablepuppet.errors import JobError
+from tablepuppet.job import Job, make_job, search_job
+from tablepuppet.progress import show_progress
+from tablepuppet.protocol.contract import Folds
 from tablepuppet.training.result import Result
-from tablepuppet.training.search import SearchResult
+from tablepuppet.training.search import SearchResult, check_apart, search_apart
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,7 +43,7 @@ def cross_validate(
     >>> tp.cross_validate(federation, query, label="returned", folds=3).folds["fold"].tolist()
     [0, 1, 2]
     """
-    return federation.search(query, label=label, settings=[{}], folds=folds, **options)
+    return search(federation, query, [{}], label=label, folds=folds, **options)
 
 
 def search(
@@ -50,7 +54,7 @@ def search(
     label: str = "",
     folds: int = 5,
     samples: int | None = None,
-    seed: int = 0,
+    metric: str | None = None,
     **options: Any,
 ) -> SearchResult:
     """Finds the best of several settings by cross-validation (docs/search.md).
@@ -66,13 +70,42 @@ def search(
     >>> found.best in ({"l2": 1e-3}, {"l2": 1.0})
     True
     """
-    settings = drawn_settings(grid, samples, seed)
+    settings = drawn_settings(grid, samples, options.get("seed", 0)) or [{}]
     fixed = sorted({"query", "label", "model", "algorithm"} & {name for setting in settings for name in setting})
     if fixed:
         raise JobError(
             f"a search compares settings of one model, and {fixed[0]} makes another; run one search for each"
         )
-    return federation.search(query, label=label, settings=settings, folds=folds, seed=seed, **options)
+    drawn = _folds(folds, options.pop("group", None), options.pop("time", None))
+    progress, model, algorithm = (
+        options.pop("progress", None),
+        options.pop("model", "auto"),
+        options.pop("algorithm", None),
+    )
+    with federation._name_modules(model, {"test_fraction": 0.0, **options}) as (named, shared):
+
+        def jobs(by: Any) -> list[Job]:
+            return [make_job(query, label=label, model=named, algorithm=by, given=shared | one) for one in settings]
+
+        made = jobs(algorithm)
+        if algorithm is None and len({job.algorithm for job in made}) > 1:  # that of kinks trains without them too
+            made = jobs(next((job.algorithm for job in made if job.model.l1 or job.model.signs), None))
+        with show_progress("searching", progress) as bar:
+            on_round = bar.chain_callback(None)
+            if all(own_model(job.model.spec) is not None for job in made):
+                check_apart(made, drawn)
+                found = search_apart(made, settings, drawn, lambda job: federation._train(job, on_round, False))
+            else:
+                found = cast("SearchResult", federation._train(search_job(made, settings, drawn), on_round, False))
+    return found.by(found.metric if metric is None else metric)
+
+
+def _folds(count: int, group: str | None, time: str | None) -> Folds:
+    if group is not None and time is not None:
+        raise JobError("folds are drawn by group or by time, not by both")
+    return Folds(
+        count=count, by="group" if group is not None else "time" if time is not None else "row", column=group or time
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import typer
 
-from tablepuppet.api import ConnectedFederation
+from tablepuppet.api.connected import ConnectedFederation
 from tablepuppet.api.owners import tables_from_toml
 from tablepuppet.cli.job_file import JobArgument, read_job
 from tablepuppet.cli.screen import Screen, argument, option, table

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +21,11 @@ from tablepuppet.models.spec import ModelSpec
 if TYPE_CHECKING:
     from torch.nn import Module
 
+Named = tuple[Any, dict[str, Any]]  # a job's model and its options
 Builder = Callable[..., "Module"]  # (width, outputs) or (width, outputs, block=name) → module
+
+OWN: dict[str, Any] = {}  # heads and builders of users, by the names that jobs have for them: code never travels
+_NUMBERS = itertools.count(1)
 
 # torch has one random generator a process, and clients may be threads of one.
 _RANDOM = threading.Lock()
@@ -44,6 +49,34 @@ def torch_random(seed: int) -> Iterator[None]:
     with _RANDOM, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed % 2**63)
         yield
+
+
+@contextmanager
+def offer(*named: tuple[str, Any]) -> Iterator[None]:
+    """While inside, this process knows users' heads and builders by their names; None: there is none."""
+    given = {name: module for name, module in named if module is not None}
+    OWN.update(given)
+    try:
+        yield
+    finally:
+        for name in given:
+            OWN.pop(name, None)
+
+
+@contextmanager
+def named_modules(model: Any, options: dict[str, Any]) -> Iterator[Named]:
+    """A job's model and options, with names in place of a builder and of a head; they are known while inside."""
+    own: dict[str, Any] = {}
+    if callable(model):
+        name = f"{getattr(model, '__qualname__', type(model).__name__)}-{next(_NUMBERS)}"
+        own[name], model = model, "module"
+        options = options | {"module": name}
+    if hasattr(head := options.get("head"), "named_parameters"):
+        name = f"{type(head).__name__}-{next(_NUMBERS)}"
+        own[name] = head
+        options = options | {"head": "module", "head_module": name}
+    with offer(*own.items()):
+        yield model, options
 
 
 class one_torch_thread:  # noqa: N801  as its neighbours; a generator would take longer than some passes

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tablepuppet.errors import JobError, TransportError
-from tablepuppet.models.modules import Builder, build_module
+from tablepuppet.models.modules import OWN, build_module
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.owner.enforcement import ContractEnforcer
 from tablepuppet.owner.owner_files import Approvals
@@ -67,7 +67,6 @@ class ClientState:
     tables: ClientTables
     policy: Policy = field(default_factory=Policy)  # judges every request before it is answered
     may_reveal: bool = False  # whether the centralised baseline may pool encoded features
-    modules: dict[str, Builder] = field(default_factory=dict)  # builders of torch modules that jobs may name
     key: bytes | None = field(default=None, repr=False)  # shared by the clients, never with the server
     secret: bytes = field(default_factory=partial(secrets.token_bytes, 32), repr=False)  # this owner's own
     order_key: bytes | None = field(default=None, repr=False)  # for the order of rows; None: the same key
@@ -114,13 +113,13 @@ class ClientState:
         return part
 
     def module(self, spec: ModelSpec, width: int, outputs: int, name: str, seed: int = 0) -> Module:
-        """A block's module; the user's own only if this client was given its builder."""
-        if spec.kind == "module" and spec.module not in self.modules:
+        """A block's module; the user's own only if this process has its builder."""
+        if spec.kind == "module" and spec.module not in OWN:
             raise JobError(
                 f"this client knows no module {spec.module!r}, and code is never sent to a client; "
                 "start it with the builder under that name"
             )
-        return build_module(spec, width, outputs, seed=seed, name=name, builder=self.modules.get(spec.module))
+        return build_module(spec, width, outputs, seed=seed, name=name, builder=OWN.get(spec.module))
 
 
 _State = TypeVar("_State")

@@ -13,7 +13,6 @@ from tests.report.runs import QUERY, tables, trained
 import tablepuppet as tp
 from tablepuppet.errors import JobError, ModelError
 from tablepuppet.report import history_frame, read_record, record_of, render, to_json
-from tablepuppet.report.charts import communication_seconds
 from tablepuppet.transport.meter import NETWORKS
 
 
@@ -41,7 +40,7 @@ def test_seconds_from_a_record_are_those_of_the_meter(name: str) -> None:
     for result in trained():
         last = record_of(result).history[-1]
         expected = result.traffic.seconds(name)
-        assert communication_seconds(last.rounds, last.slowest_bytes, NETWORKS[name]) == pytest.approx(expected)
+        assert NETWORKS[name].seconds(last.slowest_bytes, last.rounds) == pytest.approx(expected)
 
 
 def test_a_file_that_is_no_run_is_refused_with_its_name(tmp_path: Path) -> None:

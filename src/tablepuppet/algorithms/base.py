@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from tablepuppet.algorithms.private import PrivateGradient
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.models.heads.base import TrainedHead
-from tablepuppet.models.linear import Model
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.metrics import Sums
+from tablepuppet.models.neural import Model
 from tablepuppet.models.spec import Penalty
 from tablepuppet.privacy.labels import Channel
 from tablepuppet.protocol.base import Message, Partial, Predictions

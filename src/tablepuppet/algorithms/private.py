@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import PrivacyError
-from tablepuppet.models.linear import Model
+from tablepuppet.models.neural import Model
 from tablepuppet.privacy.gaussian import GradientPrivacy, bounded, noised
 
 

@@ -23,8 +23,8 @@ from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import PolicyError, TransportError
 from tablepuppet.exchanges.base import STARTED, TRAINING, Rules
 from tablepuppet.exchanges.steps import check_predictions, check_summands
-from tablepuppet.models.linear import LinearModel, Model
-from tablepuppet.models.neural import NeuralModel
+from tablepuppet.models.linear import LinearModel
+from tablepuppet.models.neural import Model, NeuralModel
 from tablepuppet.models.spec import ModelSpec, l2_of
 from tablepuppet.owner import releases, row_rules
 from tablepuppet.owner.enforcement import JobUnderContract, PartUnderContract, refused

@@ -1,10 +1,12 @@
-"""The linear family: h = T θ, with θ of shape (features, outputs)."""
+"""A block's model on a client's own rows: the linear family, h = T θ, with θ of shape (features, outputs).
+
+θ is always an argument. neural.py has the other family, with the same methods.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
-from typing import Protocol
 
 import numpy as np
 
@@ -13,37 +15,6 @@ from tablepuppet.models.features import Features
 from tablepuppet.privacy.gaussian import clip_scale
 
 MOST_CONSTANTS = 64  # outputs; inner products of constants grow by their square, and only save rounds
-
-
-class Model(Protocol):
-    """A block's model f_i(θ; T_i) on a client's own rows; θ is always an argument."""
-
-    def initial(self) -> Array:
-        """θ before training; the same at every client of the block."""
-
-    @property
-    def width(self) -> int:
-        """The length of θ's first axis."""
-
-    def predict(self, theta: Array, rows: RowNumbers | None = None, draw: int | None = None) -> Array:
-        """h of some (or all) train rows; `draw` numbers the random draws of training, None: without any."""
-
-    def gradient(self, theta: Array, signal: Array, rows: RowNumbers | None = None, draw: int | None = None) -> Array:
-        """Σ_k (∂h_k/∂θ)ᵀ Y_k over some (or all) train rows."""
-
-    def clipped_gradient(
-        self,
-        theta: Array,
-        signal: Array,
-        clip: float,
-        rows: RowNumbers | None = None,
-        draw: int | None = None,
-        reach: float = inf,
-    ) -> Array:
-        """The same sum, each row's summand scaled down to a norm of at most `clip` and `reach`·‖Y_k‖."""
-
-    def predict_test(self, theta: Array) -> Array:
-        """h of the test rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +29,7 @@ class LinearModel:
     has_absent: bool = False  # whether some row of the block, here or elsewhere, may lack categories of texts
 
     def initial(self) -> Array:
+        """θ before training; the same at every client of the block."""
         if self.start is None:
             return np.zeros((self.train.width, self.outputs))
         seed, block, spread = self.start
@@ -67,12 +39,15 @@ class LinearModel:
 
     @property
     def width(self) -> int:
+        """The length of θ's first axis."""
         return self.train.width
 
     def predict(self, theta: Array, rows: RowNumbers | None = None, draw: int | None = None) -> Array:
+        """h of some (or all) train rows; `draw` numbers the random draws of training, None: without any."""
         return self.train.dot(theta, rows)
 
     def gradient(self, theta: Array, signal: Array, rows: RowNumbers | None = None, draw: int | None = None) -> Array:
+        """Σ_k (∂h_k/∂θ)ᵀ Y_k over some (or all) train rows."""
         return self.train.transpose_dot(signal, rows)
 
     def clipped_gradient(
@@ -84,11 +59,13 @@ class LinearModel:
         draw: int | None = None,
         reach: float = inf,
     ) -> Array:
+        """The same sum, each row's summand scaled down to a norm of at most `clip` and `reach`·‖Y_k‖."""
         norms = self.norms if self.norms is not None else self.train.row_norms()
         scale = clip_scale(signal, norms if rows is None else norms[rows], clip, reach)
         return self.train.transpose_dot(signal * scale[:, None], rows)
 
     def predict_test(self, theta: Array) -> Array:
+        """h of the test rows."""
         return self.test.dot(theta)
 
     def constants(self) -> list[Array]:

@@ -21,7 +21,7 @@ from tablepuppet.privacy.labels import Channel
 _MOST_RELATIVE = 1e4  # a mean relative error: a larger one is of labels at or near 0
 Sums = dict[str, Any]
 ShardSums = Callable[[Any, Array, Array, Channel | None], Sums]  # of a loss, scores and labels
-Value = Callable[[Sums, Channel | None], float | None]  # None: undefined for such labels
+Value = Callable[[Sums], float | None]  # None: undefined for such labels
 
 
 class Moment(IntEnum):
@@ -46,6 +46,15 @@ class Metric:
     since: Moment = Moment.EPOCH  # when it is measured
     is_ranked: bool = False  # needs the scores of all rows in order (training/ranking.py)
     is_headline: bool = True  # shown in one line, and charted epoch by epoch
+    needs_true_labels: bool = False  # noise cannot be taken out of it: left out where owners made labels noisy
+    debias: Callable[[Channel, float, Sums], float] | None = None  # its value of noisy labels; None: sums are enough
+
+    def of(self, sums: Sums, channel: Channel | None) -> float | None:
+        """Its value, or an estimate of it without bias where labels went through a channel; None: there is none."""
+        if channel is not None and self.needs_true_labels:
+            return None
+        found = self.value(sums)
+        return found if channel is None or found is None or self.debias is None else self.debias(channel, found, sums)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,128 +145,75 @@ def coverage_sums(loss: Any, scores: Array, labels: Array, channel: Channel | No
 # -- from sums over all rows -------------------------------------------------------------------
 
 
-def _rmse(sums: Sums, channel: Channel | None) -> float:
-    return float(np.sqrt(max(sums["squared"], 0.0) / sums["rows"]))
-
-
-def _mae(sums: Sums, channel: Channel | None) -> float | None:
-    return None if channel is not None else sums["absolute"] / sums["rows"]  # the noise cannot be taken out of it
-
-
-def _r2(sums: Sums, channel: Channel | None) -> float:
+def _r2(sums: Sums) -> float:
     spread = sums["spread"].squares
     if spread > 0:
         return float(1.0 - sums["squared"] / spread)
     return float(sums["squared"] == 0.0)  # of labels that are all the same: whether all are met
 
 
-def _accuracy(sums: Sums, channel: Channel | None) -> float:
-    agreement = sums["correct"] / sums["rows"]
-    return agreement if channel is None else channel.accuracy(agreement)
+def _mean_of(name: str, times: float = 1.0) -> Value:
+    return lambda sums: float(times * sums[name] / sums["rows"])
 
 
-def _mean_loss(sums: Sums, channel: Channel | None) -> float:
-    return float(sums["loss"] / sums["rows"])
-
-
-def _auc(sums: Sums, channel: Channel | None) -> float | None:
-    if "area" not in sums:
-        return None  # too many classes
-    return float(sums["area"] if channel is None else channel.auc(sums["area"], sums["share"]))
-
-
-def _average_precision(sums: Sums, channel: Channel | None) -> float | None:
-    return None if channel is not None else float(sums["average_precision"])
-
-
-def _mape(sums: Sums, channel: Channel | None) -> float | None:
-    """None, too, where labels at or near 0 make it unreadably large."""
+def _mape(sums: Sums) -> float | None:
+    """None where labels at or near 0 make it unreadably large."""
     found = sums["relative"] / sums["rows"]
-    return None if channel is not None or found > _MOST_RELATIVE else found
+    return None if found > _MOST_RELATIVE else found
 
 
-def _by_class(sums: Sums, channel: Channel | None) -> tuple[Array, Array, Array] | None:
-    """Of each class: rows that are predicted rightly, that are predicted to be, that are. The second of two classes
-    alone; of more, all that occur. None: labels carry noise."""
-    if channel is not None:
-        return None
-    confusion = np.asarray(sums["confusion"], np.float64)
-    found = np.stack([np.diag(confusion), confusion.sum(axis=0), confusion.sum(axis=1)])
-    kept = found[:, 1:] if len(confusion) == 2 else found[:, found.sum(axis=0) > 0]
-    return kept[0], kept[1], kept[2]
+def _rate(part: Array, whole: Array) -> Value:
+    """The mean over classes of part / whole; 0 where there is none.
+
+    Both weigh three counts of each class: rows that are predicted rightly, that are predicted to be, that are. Of two
+    classes the second counts alone; of more, all that occur.
+    """
+
+    def value(sums: Sums) -> float:
+        confusion = np.asarray(sums["confusion"], np.float64)
+        found = np.stack([np.diag(confusion), confusion.sum(axis=0), confusion.sum(axis=1)])
+        kept = found[:, 1:] if len(confusion) == 2 else found[:, found.sum(axis=0) > 0]
+        rows, of = part @ kept, whole @ kept
+        return float(np.divide(rows, of, out=np.zeros_like(rows), where=of > 0).mean())
+
+    return value
 
 
-def _share(part: Array, whole: Array) -> float:
-    """The mean over classes of part / whole; 0 where there is none."""
-    return float(np.divide(part, whole, out=np.zeros_like(part), where=whole > 0).mean())
-
-
-def _precision(sums: Sums, channel: Channel | None) -> float | None:
-    found = _by_class(sums, channel)
-    return None if found is None else _share(found[0], found[1])
-
-
-def _recall(sums: Sums, channel: Channel | None) -> float | None:
-    found = _by_class(sums, channel)
-    return None if found is None else _share(found[0], found[2])
-
-
-def _f1(sums: Sums, channel: Channel | None) -> float | None:
-    found = _by_class(sums, channel)
-    return None if found is None else _share(2.0 * found[0], found[1] + found[2])
-
-
-def _deviance(sums: Sums, channel: Channel | None) -> float | None:
-    return None if channel is not None else 2.0 * sums["loss"] / sums["rows"]
-
-
-def _coverage(sums: Sums, channel: Channel | None) -> float:
-    return float(sums["covered"] / sums["rows"])
-
-
-RMSE = Metric("rmse", "RMSE", error_sums, _rmse)
-MAE = Metric("mae", "MAE", error_sums, _mae)
+RMSE = Metric("rmse", "RMSE", error_sums, lambda sums: float(np.sqrt(max(sums["squared"], 0.0) / sums["rows"])))
+MAE = Metric("mae", "MAE", error_sums, _mean_of("absolute"), needs_true_labels=True)
 R2 = Metric("r2", "R²", error_sums, _r2, is_higher_better=True)
-MAPE = Metric("mape", "MAPE", ratio_sums, _mape, since=Moment.HELD_OUT, is_headline=False)
-LOG_LOSS = Metric("log_loss", "Log loss", no_sums, _mean_loss, of_loss=1.0)
-DEVIANCE = Metric("deviance", "Deviance", no_sums, _deviance, of_loss=2.0)  # of a loss that is half the deviance
-PINBALL = Metric("pinball", "Pinball loss", no_sums, _mean_loss, of_loss=1.0)
-COVERAGE = Metric("coverage", "Coverage", coverage_sums, _coverage, can_monitor=False)
+MAPE = Metric("mape", "MAPE", ratio_sums, _mape, since=Moment.HELD_OUT, is_headline=False, needs_true_labels=True)
+LOG_LOSS = Metric("log_loss", "Log loss", no_sums, _mean_of("loss"), of_loss=1.0)
+# Of a loss that is half the deviance.
+DEVIANCE = Metric("deviance", "Deviance", no_sums, _mean_of("loss", 2.0), of_loss=2.0, needs_true_labels=True)
+PINBALL = Metric("pinball", "Pinball loss", no_sums, _mean_of("loss"), of_loss=1.0)
+COVERAGE = Metric("coverage", "Coverage", coverage_sums, _mean_of("covered"), can_monitor=False)
 
 
-def _of_classes(sums: ShardSums) -> tuple[Metric, Metric, Metric, Metric]:
+def _of_classes(sums: ShardSums) -> tuple[Metric, ...]:
     """Accuracy, precision, recall, F1; of more than two classes the last three are means over classes."""
+    right, predicted, actual = np.eye(3)
+    rate: dict[str, Any] = {"is_higher_better": True, "is_headline": False, "needs_true_labels": True}
+    accuracy = Metric("accuracy", "Accuracy", sums, _mean_of("correct"), is_higher_better=True)
     return (
-        Metric("accuracy", "Accuracy", sums, _accuracy, is_higher_better=True),
-        Metric("precision", "Precision", sums, _precision, is_higher_better=True, is_headline=False),
-        Metric("recall", "Recall", sums, _recall, is_higher_better=True, is_headline=False),
-        Metric("f1", "F1", sums, _f1, is_higher_better=True, is_headline=False),
+        replace(accuracy, debias=lambda channel, found, sums: channel.accuracy(found)),
+        Metric("precision", "Precision", sums, _rate(right, predicted), **rate),
+        Metric("recall", "Recall", sums, _rate(right, actual), **rate),
+        Metric("f1", "F1", sums, _rate(2.0 * right, predicted + actual), **rate),
     )
 
 
-def _ranking_metric(name: str, title: str, value: Value, since: Moment, *, is_headline: bool = True) -> Metric:
-    can_monitor = since <= Moment.HELD_OUT
-    return Metric(
-        name,
-        title,
-        no_sums,
-        value,
-        is_higher_better=True,
-        can_monitor=can_monitor,
-        since=since,
-        is_ranked=True,
-        is_headline=is_headline,
-    )
-
-
+_RANKED: dict[str, Any] = {"is_higher_better": True, "is_ranked": True, "since": Moment.HELD_OUT}
 ACCURACY, *_RATES = _of_classes(binary_sums)
-AUC = _ranking_metric("auc", "AUC", _auc, Moment.HELD_OUT)
-PR_AUC = _ranking_metric("pr_auc", "PR AUC", _average_precision, Moment.HELD_OUT, is_headline=False)
+AUC = Metric("auc", "AUC", no_sums, lambda sums: sums.get("area"), **_RANKED)  # too many classes have none
+AUC = replace(AUC, debias=lambda channel, found, sums: channel.auc(found, sums["share"]))
+PR_AUC = Metric("pr_auc", "PR AUC", no_sums, lambda sums: float(sums["average_precision"]), **_RANKED)
+PR_AUC = replace(PR_AUC, is_headline=False, needs_true_labels=True)
 _OF_ALL, *_MEANS = _of_classes(class_sums)
 
 NUMBER = (RMSE, MAE, R2, MAPE)
 BINARY = (ACCURACY, LOG_LOSS, AUC, *_RATES, PR_AUC)
-CLASSES = (_OF_ALL, LOG_LOSS, _ranking_metric("auc", "AUC", _auc, Moment.FINISHED), *_MEANS)
+CLASSES = (_OF_ALL, LOG_LOSS, replace(AUC, since=Moment.FINISHED, can_monitor=False), *_MEANS)
 
 
 def metrics_of(task: str) -> tuple[Metric, ...]:

@@ -108,7 +108,7 @@ def build_module(
         else:
             raise JobError(f"block {name} is a module of your own, {spec.module!r}: its builder is needed here too")
         module = module.to(getattr(torch, spec.dtype))
-        _check(module, width, outputs, name, getattr(torch, spec.dtype))
+        check_module(module, (width, outputs), f"the module of block {name}")
     return module
 
 
@@ -153,27 +153,26 @@ def _built(builder: Builder, width: int, outputs: int, name: str) -> Module:
     return cast("Module", module)
 
 
-def _check(module: Module, width: int, outputs: int, name: str, dtype: Any) -> None:
-    """Two rows go through, d_c numbers a row come out, and no layer mixes rows."""
+def check_module(module: Module, sizes: tuple[int, int], what: str) -> None:
+    """Two rows go through, as many numbers a row come out as are expected, and no layer mixes rows."""
     torch = need_torch()
     mixes = [type(m).__name__ for m in module.modules() if getattr(m, "track_running_stats", False)]
     if mixes:
         raise TrainingError(
-            f"the module of block {name} has a {mixes[0]}, whose statistics would depend on how rows are split among "
-            "clients and batches; use LayerNorm or GroupNorm"
+            f"{what} has a {mixes[0]}, whose statistics would depend on how rows are split among clients and batches; "
+            "use LayerNorm or GroupNorm"
         )
-    if not any(p.requires_grad for p in module.parameters()):
-        raise TrainingError(f"the module of block {name} has no parameter to train")
+    trained = next((p for p in module.parameters() if p.requires_grad), None)
+    if trained is None:
+        raise TrainingError(f"{what} has no parameter to train")
+    width, outputs = sizes
+    expected = f"it must take 2 rows of {width} numbers to shape (2, {outputs})"
     module.eval()
     try:
         with torch.no_grad():
-            shape = tuple(module(torch.zeros(2, width, dtype=dtype)).shape)
+            shape = tuple(module(torch.zeros(2, width, dtype=trained.dtype)).shape)
     except Exception as error:  # the user's own code
-        raise TrainingError(
-            f"the module of block {name} fails on rows of {width} encoded features: {type(error).__name__}: {error}"
-        ) from error
+        message = f"{what} fails on rows of {width} numbers: {type(error).__name__}: {error}; {expected}"
+        raise TrainingError(message) from error
     if shape != (2, outputs):
-        raise TrainingError(
-            f"the module of block {name} turns 2 rows of {width} features into shape {shape}; "
-            f"it must give {outputs} score{'s' * (outputs != 1)} a row, shape (2, {outputs})"
-        )
+        raise TrainingError(f"{what} gives shape {shape}; {expected}")

@@ -21,6 +21,7 @@ from tablepuppet.arrays import Array, RowNumbers, pieces
 from tablepuppet.errors import TransportError
 from tablepuppet.models.features import Features
 from tablepuppet.models.ghost_clipping import clipped_sums
+from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.modules import need_torch, one_torch_thread, torch_random
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.sizes import ROWS_PER_NETWORK_PASS
@@ -146,10 +147,7 @@ class NeuralModel:
         return self._initial.copy()
 
     def predict(self, theta: Array, rows: RowNumbers | None = None, draw: int | None = None) -> Array:
-        """h of some (or all) train rows; `draw` numbers a draw of dropout masks, None: none.
-
-        The pass of a batch is kept, because its gradient is asked for next.
-        """
+        """As of a linear model; the pass of a batch is kept, because its gradient is asked for next."""
         count = len(self.train) if rows is None else len(rows)
         if draw is None or self._has_buffers or not 0 < count <= ROWS_PER_NETWORK_PASS:
             return self._predict(self.train, theta, rows, draw)
@@ -184,7 +182,6 @@ class NeuralModel:
         draw: int | None = None,
         reach: float = inf,
     ) -> Array:
-        """The same sum, each row's summand scaled to a norm of at most `clip` and `reach`·‖Y_k‖ (ghost_clipping.py)."""
         torch = need_torch()
         self._load(theta)
         parameters = {name: p.detach() for name, p in self._trained.items()}
@@ -290,6 +287,9 @@ class NeuralModel:
             for layer in layers[1:]:
                 out = layer(out)
             return bool(torch.allclose(self.module(x), out))
+
+
+Model = LinearModel | NeuralModel
 
 
 def flat_parameters(module: Module) -> Array:

@@ -232,7 +232,7 @@ def scales(networks: Mapping[str, Network]) -> list[Scale]:
     """Epochs, rounds, bytes, and communication time on each network."""
 
     def on(net: Network) -> Callable[[Epoch], float]:
-        return lambda e: communication_seconds(e.rounds, e.slowest_bytes, net)
+        return lambda e: net.seconds(e.slowest_bytes, e.rounds)
 
     return [
         Scale("epochs", "epochs", lambda e: e.epoch, unit=" epochs"),
@@ -243,11 +243,6 @@ def scales(networks: Mapping[str, Network]) -> list[Scale]:
             for name, net in networks.items()
         ),
     ]
-
-
-def communication_seconds(rounds: int, slowest_bytes: int, net: Network) -> float:
-    """Σ over rounds of (latency + bytes of the slowest path / bandwidth)."""
-    return rounds * net.latency + slowest_bytes * 8 / (net.bandwidth * 1e9)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +22,7 @@ from tablepuppet.algorithms.registry import BY_NAME
 from tablepuppet.errors import JobError
 from tablepuppet.formatting import number, seconds, size
 from tablepuppet.output_files import as_path, write_whole
-from tablepuppet.report.charts import (
-    TITLES,
-    communication_seconds,
-    convergence,
-    merits,
-    render_template,
-    scales,
-    title_of,
-)
+from tablepuppet.report import charts
 from tablepuppet.report.predictions import dependence, predictions, weights
 from tablepuppet.report.record import RunRecord
 from tablepuppet.transport.meter import NETWORKS, Network
@@ -52,8 +43,8 @@ def render(runs: Sequence[RunRecord], networks: Mapping[str, Network] | None = N
     if not runs:
         raise JobError("a report needs at least one run")
     known = {**(networks or {}), **{name: net for name, net in NETWORKS.items() if name not in (networks or {})}}
-    names, axes = distinct_names(runs), merits(runs)
-    page = render_template(
+    names, axes = distinct_names(runs), charts.merits(runs)
+    page = charts.render_template(
         "report.html",
         title=_title(runs),
         names=names,
@@ -62,7 +53,9 @@ def render(runs: Sequence[RunRecord], networks: Mapping[str, Network] | None = N
         tiles={"joined training rows": number(runs[0].data.train_rows), **_list_costs(runs[0], known)},
         notes=note_lines(runs, names),
         results=results(runs, names, known),
-        convergence=[(scale, [convergence(runs, names, merit, scale) for merit in axes]) for scale in scales(known)],
+        convergence=[
+            (scale, [charts.convergence(runs, names, merit, scale) for merit in axes]) for scale in charts.scales(known)
+        ],
         predictions=predictions(runs, names),
         dependence=dependence(runs, names),
         dependence_rows="; ".join(dict.fromkeys(c.about for run in runs for c in run.dependence if c.about)),
@@ -148,7 +141,7 @@ def model_card(record: RunRecord) -> str:
     found = {side: own for side, own in (record.metrics | {record.baseline_name: record.baseline}).items() if own}
     names = dict.fromkeys(name for own in found.values() for name in own)
     values = {name: [own.get(name) for own in found.values()] for name in names}
-    card = render_template(
+    card = charts.render_template(
         "card.md",
         run=record,
         owners=len({part.client for block in record.data.blocks for part in block.parts}),
@@ -160,17 +153,11 @@ def model_card(record: RunRecord) -> str:
     return str(card)
 
 
-@dataclass(frozen=True, slots=True)
-class Results:
-    """The table of results: a column for each run, or for each side of a lone one, and one for a constant."""
+def results(runs: Sequence[RunRecord], names: Sequence[str], networks: Mapping[str, Network]) -> dict[str, Any]:
+    """A column for each run, with its costs; or for each side of a lone one, whose costs the tiles show.
 
-    head: list[str]
-    runs: int  # columns that have the line of a run
-    rows: list[list[str]]
-
-
-def results(runs: Sequence[RunRecord], names: Sequence[str], networks: Mapping[str, Network]) -> Results:
-    """Metrics, and the costs of several runs; for a single run the tiles show them."""
+    One more is for a constant. `runs`: columns that have the line of a run.
+    """
     baselines = {repr(run.baseline): (run.baseline_name, run) for run in runs if run.baseline}
     alone = [name for name, _ in baselines.values()]
     if len(runs) == 1:
@@ -178,21 +165,21 @@ def results(runs: Sequence[RunRecord], names: Sequence[str], networks: Mapping[s
         columns = [
             _title_metrics(values) for values in (*sides.values(), *(run.baseline for _, run in baselines.values()))
         ]
-        return Results([*sides, *alone], 0, _rows(columns))
+        return {"head": [*sides, *alone], "runs": 0, "rows": _rows(columns)}
     if len(alone) > 1:
         alone = [f"{name}, {run.name}" for name, run in baselines.values()]
     columns = [_figures(run, networks) for run in runs]
     for _, run in baselines.values():
         side = "test" if run.metrics.get("test") else "train"
         columns.append(_title_metrics(run.baseline, f"{side} "))
-    return Results([*names, *alone], len(runs), _rows(columns))
+    return {"head": [*names, *alone], "runs": len(runs), "rows": _rows(columns)}
 
 
 _SIDES = ("test", "validation", "train")
 
 
 def _title_metrics(values: Mapping[str, float | None], before: str = "") -> dict[str, str]:
-    return {f"{before}{TITLES.get(name, name)}": number(value, 5) for name, value in values.items()}
+    return {f"{before}{charts.TITLES.get(name, name)}": number(value, 5) for name, value in values.items()}
 
 
 def _rows(columns: Sequence[Mapping[str, str]]) -> list[list[str]]:
@@ -226,13 +213,12 @@ def _list_costs(run: RunRecord, networks: Mapping[str, Network]) -> dict[str, st
         "rounds": number(training.rounds),
         "bytes from clients": size(training.bytes_up),
         "bytes to clients": size(training.bytes_down),
-        **{f"time on {title_of(name)}": _time_on(run, net) for name, net in networks.items()},
+        **{
+            f"time on {charts.title_of(name)}": seconds(net.seconds(training.slowest_bytes, training.rounds))
+            for name, net in networks.items()
+        },
         "wall clock": seconds(run.history[-1].seconds) if run.history else "–",
     }
-
-
-def _time_on(run: RunRecord, net: Network) -> str:
-    return seconds(communication_seconds(run.traffic.training.rounds, run.traffic.training.slowest_bytes, net))
 
 
 def _epochs(run: RunRecord) -> str:

@@ -20,25 +20,9 @@ from tablepuppet.report.recording import curves_record
 if TYPE_CHECKING:
     from tablepuppet.training.curves import Curves
 
+Columns = Mapping[str, Sequence[float]]
 _MAX_CLASSES = 20  # that a table in the page has room for
 _MAX_WEIGHTS = 6000  # in the page, which keeps it small; the run's record has them all
-
-
-@dataclass(frozen=True, slots=True)
-class Matrix:
-    """How often each class was predicted for each."""
-
-    caption: str
-    classes: list[str]
-    rows: list[tuple[str, list[int]]] | None  # None: too many for a page
-
-
-@dataclass(frozen=True, slots=True)
-class Predictions:
-    """Predictions of test rows, or of training rows where none were kept out."""
-
-    matrices: list[Matrix]
-    charts: list[Chart]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +49,15 @@ def draw_curves(curves: Curves) -> Drawing:
     return Drawing(str(render_template("curves.html", predictions=found)))
 
 
-def predictions(runs: Sequence[RunRecord], names: Sequence[str]) -> Predictions | None:
-    """Confusion matrices and curves; None where no run has any."""
-    found = [(name, *_test_side(run)) for run, name in zip(runs, names, strict=True) if run.curves]
-    return _draw_predictions(found) if found else None
+def predictions(runs: Sequence[RunRecord], names: Sequence[str]) -> dict[str, Any]:
+    """Confusion matrices and curves of test rows, or of training rows where none were kept out; or nothing."""
+    sides = ["test" if "test" in run.curves else "train" for run in runs]
+    named = zip(names, sides, runs, strict=True)
+    found = [(name, side, run.curves[side]) for name, side, run in named if run.curves]
+    return _draw_predictions(found) if found else {}
 
 
-def _draw_predictions(found: Sequence[tuple[str, str, CurvesRecord]]) -> Predictions:
+def _draw_predictions(found: Sequence[tuple[str, str, CurvesRecord]]) -> dict[str, Any]:
     """In: the name of a run, which rows, and their curves."""
     names = [f"{name if len(found) > 1 else ''} {side} rows".strip() for name, side, _ in found]
     matrices = [_matrix(name, curves) for name, (_, _, curves) in zip(names, found, strict=True) if curves.classes]
@@ -79,71 +65,55 @@ def _draw_predictions(found: Sequence[tuple[str, str, CurvesRecord]]) -> Predict
     numbers = [(i, name, curves.numbers) for i, (name, _, curves) in enumerate(found) if curves.numbers]
     charts = [_predicted_actual(name if len(numbers) > 1 else "", counted) for _, name, counted in numbers]
     if numbers:
-        charts.append(
-            Chart(
-                "Residuals", "label − prediction", "share of rows", tuple(map(_residuals, *zip(*numbers, strict=True)))
-            )
-        )
+        charts.append(_draw_lines("Residuals", [(i, name, _residuals(counted)) for i, name, counted in numbers]))
     if curved:
-        unit = {"limits": (0.0, 1.0)}
-        diagonal: dict[str, Any] = {**unit, "guide": ((0.0, 0.0), (1.0, 1.0))}
         share = min(curves.precision_recall["precision"][0] for _, _, curves in curved)
-        flat: dict[str, Any] = {**unit, "guide": ((0.0, share), (1.0, share))}
-        columns = tuple(zip(*curved, strict=True))
-        charts += [
-            Chart("ROC", "false positive rate", "true positive rate", tuple(map(_roc, *columns)), **diagonal),
-            Chart("Precision and recall", "recall", "precision", tuple(map(_precision_recall, *columns)), **flat),
-            Chart("Calibration", "predicted", "observed", tuple(map(_calibration, *columns)), **diagonal),
-        ]
-    return Predictions(matrices, charts)
+        for title, columns, (start, end) in (
+            ("ROC", _roc, (0.0, 1.0)),
+            ("Precision and recall", _precision_recall, (share, share)),
+            ("Calibration", lambda curves: curves.calibration, (0.0, 1.0)),
+        ):
+            lines = [(i, name, columns(curves)) for i, name, curves in curved]
+            charts.append(_draw_lines(title, lines, limits=(0.0, 1.0), guide=((0.0, start), (1.0, end))))
+    return {"matrices": matrices, "charts": charts}
 
 
-def _test_side(run: RunRecord) -> tuple[str, CurvesRecord]:
-    side = "test" if "test" in run.curves else "train"
-    return side, run.curves[side]
-
-
-def _matrix(caption: str, curves: CurvesRecord) -> Matrix:
+def _matrix(caption: str, curves: CurvesRecord) -> dict[str, Any]:
+    """How often each class was predicted for each; without rows where they are too many for a page."""
     classes = [str(c) for c in curves.classes]
-    is_small = len(classes) <= _MAX_CLASSES
-    return Matrix(caption, classes, list(zip(classes, curves.confusion, strict=True)) if is_small else None)
+    rows = list(zip(classes, curves.confusion, strict=True)) if len(classes) <= _MAX_CLASSES else None
+    return {"caption": caption, "classes": classes, "rows": rows}
 
 
-def _line(style: int, name: str, columns: Mapping[str, Sequence[float]]) -> Series:
-    """A line through the first two columns; every point's text has all of them."""
-    points = [
-        Point(row[0], row[1], "\n".join(filter(None, [name, *map(_describe, columns, row)])))
-        for row in zip(*columns.values(), strict=True)
-    ]
-    return Series(name, style, tuple(points))
+def _draw_lines(title: str, lines: Sequence[tuple[int, str, Columns]], **axes: Any) -> Chart:
+    """Of each line its style, its name, and columns: it goes through the first two, and every point's text has all."""
+    series = []
+    for style, name, columns in lines:
+        points = []
+        for row in zip(*columns.values(), strict=True):
+            texts = [f"{column} {number(value, 4)}" for column, value in zip(columns, row, strict=True)]
+            points.append(Point(row[0], row[1], "\n".join(filter(None, [name, *texts]))))
+        series.append(Series(name, style, tuple(points)))
+    x, y, *_ = lines[0][2]
+    return Chart(title, x, y, tuple(series), **axes)
 
 
-def _describe(name: str, value: float) -> str:
-    return f"{name} {number(value, 4)}"
-
-
-def _roc(style: int, name: str, curves: CurvesRecord) -> Series:
+def _roc(curves: CurvesRecord) -> Columns:
     c, (negatives, positives) = curves.precision_recall, map(sum, curves.confusion)
     rows = negatives + positives
     found = [round(share * rows - r * positives) for share, r in zip(c["predicted"], c["recall"], strict=True)]
     wrong = [count / max(1, negatives) for count in found]
     ends = {"false positive rate": [*wrong, 0.0], "true positive rate": [*c["recall"], 0.0]}
-    return _line(style, name, {**ends, "threshold": [*c["threshold"], 1.0]})
+    return {**ends, "threshold": [*c["threshold"], 1.0]}
 
 
-def _precision_recall(style: int, name: str, curves: CurvesRecord) -> Series:
-    return _line(style, name, {n: curves.precision_recall[n] for n in ("recall", "precision", "threshold", "f1")})
+def _precision_recall(curves: CurvesRecord) -> Columns:
+    return {name: curves.precision_recall[name] for name in ("recall", "precision", "threshold", "f1")}
 
 
-def _calibration(style: int, name: str, curves: CurvesRecord) -> Series:
-    return _line(style, name, curves.calibration)
-
-
-def _residuals(style: int, name: str, numbers: NumbersRecord) -> Series:
+def _residuals(numbers: NumbersRecord) -> Columns:
     rows = max(1, sum(numbers.rows))
-    return _line(
-        style, name, {"label − prediction": numbers.residual, "share of rows": [n / rows for n in numbers.rows]}
-    )
+    return {"label − prediction": numbers.residual, "share of rows": [n / rows for n in numbers.rows]}
 
 
 def _predicted_actual(name: str, numbers: NumbersRecord) -> Chart:
@@ -166,28 +136,16 @@ def _predicted_actual(name: str, numbers: NumbersRecord) -> Chart:
     return Chart(title, "prediction", "label", (), cells=cells, limits=(low, high), guide=((low, low), (high, high)))
 
 
-@dataclass(frozen=True, slots=True)
-class Dependence:
-    """Mean predictions at each value of a feature: a chart of numbers, or rows of texts."""
-
-    feature: str
-    names: list[str]
-    chart: Chart | None
-    caption: str
-    rows: list[tuple[float | str | None, list[float | None]]]
-    largest: float
-
-
 _Line = tuple[str, list[float | str | None], list[float]]
 
 
-def dependence(runs: Sequence[RunRecord], names: Sequence[str]) -> list[Dependence]:
-    """Every requested feature."""
+def dependence(runs: Sequence[RunRecord], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Mean predictions at each value of every requested feature: a chart of numbers, or rows of texts."""
     features = dict.fromkeys(curve.feature for run in runs for curve in run.dependence)
     return [_dependence_on(feature, runs, names) for feature in features]
 
 
-def _dependence_on(feature: str, runs: Sequence[RunRecord], names: Sequence[str]) -> Dependence:
+def _dependence_on(feature: str, runs: Sequence[RunRecord], names: Sequence[str]) -> dict[str, Any]:
     lines = [
         (" ".join(part for part in (name if len(runs) > 1 else "", _title(mean)) if part), curve.values, means)
         for run, name in zip(runs, names, strict=True)
@@ -201,14 +159,14 @@ def _dependence_on(feature: str, runs: Sequence[RunRecord], names: Sequence[str]
         f"{name} {number(means[None], 4)}" for (name, _, _), means in zip(lines, tables, strict=True) if None in means
     ]
     values = list(dict.fromkeys(value for means in tables for value in means))
-    return Dependence(
-        feature,
-        [name for name, _, _ in lines],
-        None if has_texts else _dependence_chart(feature, lines),
-        f"{feature} (missing: {', '.join(missing)})" if missing else feature,
-        [(value, [means.get(value) for means in tables]) for value in values],
-        max((abs(mean) for means in tables for mean in means.values()), default=0.0) or 1.0,
-    )
+    return {
+        "feature": feature,
+        "names": [name for name, _, _ in lines],
+        "chart": None if has_texts else _dependence_chart(feature, lines),
+        "caption": f"{feature} (missing: {', '.join(missing)})" if missing else feature,
+        "rows": [(value, [means.get(value) for means in tables]) for value in values],
+        "largest": max((abs(mean) for means in tables for mean in means.values()), default=0.0) or 1.0,
+    }
 
 
 def _title(mean: str) -> str:
@@ -237,21 +195,8 @@ def _dependence_chart(feature: str, lines: Sequence[_Line]) -> Chart:
 _Cell = tuple[float | None, float | None]  # the weight, and that of the encoded column
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """The coefficients of all runs side by side, the largest on the encoded scale first."""
-
-    head: list[str]
-    texts: int  # columns of text
-    rows: list[tuple[list[str], list[_Cell]]]
-    count: int  # of all rows
-    largest: float
-    numbers: int
-    zeros: int
-
-
-def weights(runs: Sequence[RunRecord], names: Sequence[str]) -> Weights:
-    """One row per coefficient; none where no model is linear."""
+def weights(runs: Sequence[RunRecord], names: Sequence[str]) -> dict[str, Any]:
+    """One row per coefficient of all runs, the largest on the encoded scale first; none where no model is linear."""
     rows: dict[tuple[str, str, str], list[_Cell]] = {}
     for i, run in enumerate(runs):
         c = run.coefficients
@@ -267,15 +212,15 @@ def weights(runs: Sequence[RunRecord], names: Sequence[str]) -> Weights:
         head += [f"Weight{suffix}", f"Per encoded unit{suffix}"]
     scaled = [value for cells in rows.values() for _, value in cells if value is not None]
     ordered = sorted(rows.items(), key=lambda item: -_largest(item[1]))
-    return Weights(
-        head,
-        texts,
-        [(list(key[:texts]), cells) for key, cells in ordered[: _MAX_WEIGHTS // len(runs)]],
-        len(rows),
-        max((_largest(cells) for cells in rows.values()), default=0.0) or 1.0,
-        len(scaled),
-        sum(value == 0.0 for value in scaled),
-    )
+    return {
+        "head": head,
+        "texts": texts,  # columns of text
+        "rows": [(list(key[:texts]), cells) for key, cells in ordered[: _MAX_WEIGHTS // len(runs)]],
+        "count": len(rows),
+        "largest": max((_largest(cells) for cells in rows.values()), default=0.0) or 1.0,
+        "numbers": len(scaled),
+        "zeros": sum(value == 0.0 for value in scaled),
+    }
 
 
 def _largest(cells: Sequence[_Cell]) -> float:

@@ -5,7 +5,6 @@ Numbers that are not finite become None.
 
 from __future__ import annotations
 
-import math
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,22 +19,7 @@ import numpy as np
 
 from tablepuppet.errors import JobError
 from tablepuppet.output_files import as_path, write_whole
-from tablepuppet.report.record import (
-    AccountRecord,
-    BlockRecord,
-    Coefficients,
-    CurvesRecord,
-    DataRecord,
-    DependenceRecord,
-    Epoch,
-    MeasuredRecord,
-    NumbersRecord,
-    PartRecord,
-    RelationRecord,
-    ReleaseRecord,
-    RunRecord,
-    TrafficRecord,
-)
+from tablepuppet.report import record as r
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,7 +37,7 @@ _POINTS = 100  # of a curve
 _TREES = 20  # that a record has in words
 
 
-def record_of(result: Result, name: str | None = None) -> RunRecord:
+def record_of(result: Result, name: str | None = None) -> r.RunRecord:
     """A result as plain data."""
     job = result.plan.job
     is_linear = job.model.is_convex
@@ -63,26 +47,26 @@ def record_of(result: Result, name: str | None = None) -> RunRecord:
         job=job.replace(epochs=max(1, len(result.history))),
         widths=tuple(block.width for block in result.blocks),
     )
-    return RunRecord(
+    record = r.RunRecord(
         name=name or job.algorithm,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        job=msgspec.json.decode(msgspec.json.encode(job.arguments())),
+        job=job.arguments(),
         data=_data(result),
-        objective=_finite(result.objective),
-        metrics=_metrics(result.metrics),
-        baseline={name: _finite(value) for name, value in result.baseline.items()},
+        objective=result.objective,
+        metrics={side: {**of} for side, of in result.metrics.items()},
+        baseline={**result.baseline},
         baseline_name=result.baseline_name,
         history=_history(result),
         epoch=result.epoch,
         converged=result.converged,
         notes=result.remarks,
-        measured={side: _copy_fields(MeasuredRecord, on) for side, on in result.measured.items()},
+        measured={side: _copy_fields(r.MeasuredRecord, on) for side, on in result.measured.items()},
         coefficients=_coefficients(result) if is_linear else None,
         importance=_importance(result) if is_linear or result.trees else [],
         trees=_trees(result),
         curves={side: curves_record(curves) for side, curves in result.curves.items()},
-        intercept=[_finite(value) for value in intercept],
-        traffic=TrafficRecord(
+        intercept=intercept.tolist(),
+        traffic=r.TrafficRecord(
             training=_account(result.traffic),
             setup=_account(result.traffic.setup),
             evaluation=_account(result.traffic.evaluation),
@@ -91,18 +75,19 @@ def record_of(result: Result, name: str | None = None) -> RunRecord:
         insights=counted.insights,
         exposures=counted.exposures,
         ledger=[
-            _copy_fields(ReleaseRecord, release, epsilon=_finite(release.spent()), claim=release.line())
+            _copy_fields(r.ReleaseRecord, release, epsilon=release.spent(), claim=release.line())
             for release in result.privacy.releases
         ],
         heads=result.heads,
         environment=_environment(),
     )
+    return msgspec.json.decode(msgspec.json.encode(record), type=r.RunRecord)  # which writes null for NaN and infinity
 
 
-def dependence_of(curves: Mapping[str, pd.DataFrame]) -> list[DependenceRecord]:
+def dependence_of(curves: Mapping[str, pd.DataFrame]) -> list[r.DependenceRecord]:
     """The answers of Federation.partial_dependence, by feature, as plain data."""
     return [
-        DependenceRecord(
+        r.DependenceRecord(
             feature=feature,
             values=[None if value != value else value for value in frame["value"].tolist()],
             means={name: frame[name].astype(float).tolist() for name in frame.columns if name != "value"},
@@ -115,7 +100,7 @@ def dependence_of(curves: Mapping[str, pd.DataFrame]) -> list[DependenceRecord]:
 def _importance(result: Result) -> list[tuple[str, str, float | None, float | None]]:
     """How far each feature moves the score; or how much its splits gained, and how many they are."""
     rows = result.importance().itertuples(index=False)
-    return [(t, f, _finite(moves), _finite(n[0]) if n else None) for t, f, moves, *n in rows]
+    return [(t, f, moves, n[0] if n else None) for t, f, moves, *n in rows]
 
 
 def _trees(result: Result) -> list[str]:
@@ -130,31 +115,22 @@ def _copy_fields(kind: type[_Record], source: object, **others: Any) -> _Record:
     return kind(**others, **{name: getattr(source, name) for name in rest})
 
 
-def _finite(value: float) -> float | None:
-    number = float(value)
-    return number if math.isfinite(number) else None
-
-
-def _metrics(metrics: dict[str, dict[str, float]]) -> dict[str, dict[str, float | None]]:
-    return {side: {name: _finite(value) for name, value in of.items()} for side, of in metrics.items()}
-
-
-def _data(result: Result) -> DataRecord:
+def _data(result: Result) -> r.DataRecord:
     mapping = result.plan.mapping
-    relations = [_copy_fields(RelationRecord, fit, mean_fan_out=_finite(fit.mean_fan_out)) for fit in mapping.fits]
+    relations = [_copy_fields(r.RelationRecord, fit) for fit in mapping.fits]
     blocks = [
-        BlockRecord(
+        r.BlockRecord(
             name=model.name,
             table=model.table,
             features=list(model.features),
             width=model.width,
             rows=mapping.blocks[number].rows,
             max_multiplicity=mapping.blocks[number].most,
-            parts=[_copy_fields(PartRecord, part) for part in mapping.parts_of(number)],
+            parts=[_copy_fields(r.PartRecord, part) for part in mapping.parts_of(number)],
         )
         for number, model in enumerate(result.blocks)
     ]
-    return DataRecord(
+    return r.DataRecord(
         relations=relations,
         blocks=blocks,
         train_rows=mapping.train_rows,
@@ -164,49 +140,38 @@ def _data(result: Result) -> DataRecord:
     )
 
 
-def _history(result: Result) -> list[Epoch]:
-    slowest = np.concatenate([[0], np.cumsum([r.slowest for r in result.traffic.each_round], dtype=np.int64)])
-
-    def epoch(record: EpochRecord) -> Epoch:
-        return _copy_fields(
-            Epoch,
-            record,
-            objective=_finite(record.objective),
-            metrics=_metrics(record.metrics),
-            slowest_bytes=int(slowest[record.rounds]),
-            residuals={name: _finite(value) for name, value in record.residuals.items()},
-        )
-
-    return [epoch(record) for record in result.history]
+def _history(result: Result) -> list[r.Epoch]:
+    slowest = np.concatenate([[0], np.cumsum([one.slowest for one in result.traffic.each_round], dtype=np.int64)])
+    return [_copy_fields(r.Epoch, record, slowest_bytes=int(slowest[record.rounds])) for record in result.history]
 
 
-def _coefficients(result: Result) -> Coefficients:
+def _coefficients(result: Result) -> r.Coefficients:
     frame = result.coefficients()
     scaled: list[float | None] = []
     for block in result.blocks:  # the order of Result.coefficients
         for k in range(block.theta.shape[1]):
-            scaled += [_finite(value) for value in block.theta[:, k]]
+            scaled += block.theta[:, k].tolist()
             scaled += [None] * block.is_lacking
-    return Coefficients(
+    return r.Coefficients(
         table=frame["table"].tolist(),
         feature=frame["feature"].tolist(),
         class_=frame["class_"].tolist(),
-        weight=[_finite(value) for value in frame["weight"]],
+        weight=frame["weight"].tolist(),
         scaled=scaled,
     )
 
 
-def curves_record(curves: Curves) -> CurvesRecord:
+def curves_record(curves: Curves) -> r.CurvesRecord:
     """A side's curves as plain data, with fewer points."""
     if (numbers := curves.numbers) is not None:
-        counted = NumbersRecord(
+        counted = r.NumbersRecord(
             centres=numbers.labels.centres.tolist(),
             cells=numbers.cells.astype(int).tolist(),
             residual=numbers.errors.centres.tolist(),
             rows=numbers.residuals.astype(int).tolist(),
         )
-        return CurvesRecord(classes=[], confusion=[], numbers=counted)
-    found = CurvesRecord(classes=list(curves.classes), confusion=curves.confusion.astype(int).tolist())
+        return r.CurvesRecord(classes=[], confusion=[], numbers=counted)
+    found = r.CurvesRecord(classes=list(curves.classes), confusion=curves.confusion.astype(int).tolist())
     if curves.thresholds is None:
         return found
     points = curves.precision_recall()
@@ -218,14 +183,8 @@ def curves_record(curves: Curves) -> CurvesRecord:
     )
 
 
-def _account(account: Account) -> AccountRecord:
-    return _copy_fields(
-        AccountRecord,
-        account,
-        slowest_bytes=sum(r.slowest for r in account.each_round),
-        by_message=dict(account.by_message),
-        by_client=dict(account.by_client),
-    )
+def _account(account: Account) -> r.AccountRecord:
+    return _copy_fields(r.AccountRecord, account, slowest_bytes=sum(one.slowest for one in account.each_round))
 
 
 def _environment() -> dict[str, str]:

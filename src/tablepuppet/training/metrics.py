@@ -221,7 +221,7 @@ def _summarise(sums: Sums, criterion: Criterion, ranked: Sequence[Ranking] = ())
         area = float(np.mean(areas)) if areas else float("nan")
         first = ranked[0]
         sums = {**sums, "area": area, "share": first.share, "average_precision": first.average_precision}
-    found = {m.name: m.value(sums, channel) for m in loss.metrics if m.since <= criterion.moment}
+    found = {m.name: m.of(sums, channel) for m in loss.metrics if m.since <= criterion.moment}
     metrics = {name: value for name, value in found.items() if value is not None}
     is_drawn = _draws_curves(criterion) and ("confusion" in sums or "cells" in sums)
     return Measured(mean_loss, metrics, curves_of(sums, loss, ranked) if is_drawn else None)
@@ -298,7 +298,7 @@ def _exact_metrics(joined: FactorisedRows, total: float, loss: Loss) -> Metrics:
         apart = labels - float(counts @ labels) / joined.rows
         spread = Spread(joined.rows, 0.0, 0.0, float(counts @ (apart * apart)))
         sums = {"rows": joined.rows, "squared": 2.0 * total, "spread": spread}
-        metrics |= {metric.name: metric.value(sums, None) or 0.0 for metric in (RMSE, R2)}
+        metrics |= {metric.name: metric.value(sums) or 0.0 for metric in (RMSE, R2)}
     return metrics
 
 

@@ -144,7 +144,7 @@ def _summarise(loss: Loss, found: Array, noise: AnalystNoise, norm: float) -> Me
     sums["confusion"] = np.maximum(confusion, 0.0)
     known = {m.name: m for m in loss.metrics}
     names = [name for name in (*_SHARES, "log_loss") if name in known and (name != "auc" or "area" in sums)]
-    values = {name: known[name].value(sums, None) for name in names}
+    values = {name: known[name].value(sums) for name in names}
     metrics = {n: min(max(v, 0.0), 1.0) if n in _SHARES else v for n, v in values.items() if v is not None}
     deviation = noise.terms.deviation("metrics", norm)
     errors = {"accuracy": deviation / rows, "log_loss": deviation * _MOST_LOSS / rows}
@@ -160,7 +160,7 @@ def _summarise_number(loss: Loss, found: Array, noise: AnalystNoise, norm: float
     spread = Spread(round(rows), (low + high) / 2, apart * total, apart**2 * max(squares, 0.0))
     sums: Sums = {"rows": rows, "absolute": apart * max(absolute, 0.0), "squared": apart**2 * max(squared, 0.0)}
     known = {m.name: m for m in loss.metrics}
-    values = {n: known[n].value(sums | {"spread": spread}, None) for n in ("rmse", "mae", "r2") if n in known}
+    values = {n: known[n].value(sums | {"spread": spread}) for n in ("rmse", "mae", "r2") if n in known}
     metrics: Metrics = {name: value for name, value in values.items() if value is not None}
     error = apart * noise.terms.deviation("metrics", norm) / rows
     on = MeasuredOn(round(rows), round(rows), {"mae": error})

@@ -136,7 +136,7 @@ class SideRounding:
             elif name == "coverage":
                 shown[name] = self.share(name, value)
             elif name in of_classes:
-                known = None if confusion is None else of_classes[name].value({"confusion": confusion}, None)
+                known = None if confusion is None else of_classes[name].value({"confusion": confusion})
                 if known is not None and confusion is not None and self._has_all(confusion):
                     shown[name] = known
             elif name == "r2":

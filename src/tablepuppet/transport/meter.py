@@ -37,9 +37,9 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.latency < 0 or self.bandwidth <= 0:
             raise JobError("a network needs latency ≥ 0 (seconds) and bandwidth > 0 (Gbit/s)")
 
-    def seconds(self, size: float) -> float:
-        """The time of one round that moves `size` bytes over the slowest path."""
-        return self.latency + size * 8 / (self.bandwidth * 1e9)
+    def seconds(self, size: float, rounds: int = 1) -> float:
+        """The time of rounds that move `size` bytes over their slowest paths."""
+        return rounds * self.latency + size * 8 / (self.bandwidth * 1e9)
 
 
 NETWORKS = {"us-uk": Network(0.136, 0.42), "us-us": Network(0.067, 1.15)}

@@ -18,9 +18,8 @@ from tablepuppet.algorithms.base import PartSetup
 from tablepuppet.algorithms.numerics.optimizers import Moments, Optimizer, Rule, descend
 from tablepuppet.algorithms.private import PrivateGradient
 from tablepuppet.arrays import Array
-from tablepuppet.models.linear import Model
 from tablepuppet.models.modules import one_torch_thread
-from tablepuppet.models.neural import NeuralModel
+from tablepuppet.models.neural import Model, NeuralModel
 
 _BATCHES = 64  # an epoch, where the user did not choose their size
 _STEPS = 32  # an outer round has at least

@@ -21,7 +21,7 @@ import numpy as np
 from tablepuppet.arrays import Array
 from tablepuppet.errors import JobError, TrainingError
 from tablepuppet.models.heads.base import HeadSpec, PullBack
-from tablepuppet.models.modules import build_module, need_torch, one_torch_thread
+from tablepuppet.models.modules import build_module, check_module, need_torch, one_torch_thread
 from tablepuppet.models.neural import flat_parameters
 from tablepuppet.models.spec import ModelSpec
 
@@ -143,27 +143,9 @@ def network_head(spec: HeadSpec, seed: int, given: Any = None) -> NetworkHead:
     if not isinstance(given, torch.nn.Module):
         raise JobError(f"the head must be a torch.nn.Module, and is a {type(given).__name__}")
     module = copy.deepcopy(given).to(getattr(torch, spec.dtype))
-    _check(module, width, spec)
-    return NetworkHead(spec, module.eval())
-
-
-def _check(module: Module, width: int, spec: HeadSpec) -> None:
-    """No chance, no mixing of rows, and the shapes that are needed."""
-    torch = need_torch()
     nn = torch.nn
     dropouts = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
-    for part in module.modules():
-        if isinstance(part, dropouts) and part.p > 0:
-            raise TrainingError("the head has a Dropout layer, and heads draw no random numbers; leave it out")
-        if getattr(part, "track_running_stats", False):
-            raise TrainingError(f"the head has a {type(part).__name__}, which mixes rows; use LayerNorm or GroupNorm")
-    if not any(p.requires_grad for p in module.parameters()):
-        raise TrainingError("the head has no parameter to train")
-    expected = f"it must take 2 rows of {width} numbers to shape (2, {spec.outputs})"
-    try:
-        with torch.no_grad():
-            shape = tuple(module(torch.zeros(2, width, dtype=getattr(torch, spec.dtype))).shape)
-    except Exception as error:  # the user's own code
-        raise TrainingError(f"the head fails: {type(error).__name__}: {error}; {expected}") from error
-    if shape != (2, spec.outputs):
-        raise TrainingError(f"the head gives shape {shape}; {expected}")
+    if any(isinstance(part, dropouts) and part.p > 0 for part in module.modules()):
+        raise TrainingError("the head has a Dropout layer, and heads draw no random numbers; leave it out")
+    check_module(module, (width, spec.outputs), "the head")
+    return NetworkHead(spec, module)

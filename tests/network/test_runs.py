@@ -16,7 +16,7 @@ from tests.network.test_storm import fill_disk
 
 from tablepuppet.errors import JobError, TransportError
 from tablepuppet.job import make_job
-from tablepuppet.network.control import Finished, Submit, from_frame, to_frame
+from tablepuppet.network.control import Finished, Round, Submit, from_frame, to_frame
 from tablepuppet.network.coordinator import Coordinator
 from tablepuppet.network.processes import JsonLines
 from tablepuppet.network.run_store import RunStore
@@ -133,7 +133,7 @@ def test_who_does_not_read_misses_rounds_and_never_the_end(store: RunStore) -> N
     run = Run(ID, "train", to_frame(JOB), store)
     news = run.follow(rounds=True)
     for number in range(5000):
-        run.end_round(number, 5000, to_frame({"a": 1}))
+        run.end_round(Round(round=number, rounds=5000), to_frame({"a": 1}))
     run.result = to_frame({"a": 1})
     run.move("finished")
     heard = [news.get(timeout=1) for _ in range(news.qsize())]

@@ -238,6 +238,7 @@ class Round(e.Envelope, frozen=True):
     """News: a round has ended. Frame: its RoundEvent."""
 
     round: int
+    rounds: int  # in all
 
 
 class Waiting(e.Envelope, frozen=True):

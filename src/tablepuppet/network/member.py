@@ -62,7 +62,7 @@ class _Memory:
 class IdempotentClient:
     """One client's memory of its runs."""
 
-    def __init__(self, client: Client, store: RunStore | None) -> None:
+    def __init__(self, client: Client, store: RunStore) -> None:
         self._client, self._store = client, store
         self.note = ""  # why it waits, for the server
         self._runs: dict[str, _Memory] = {}
@@ -98,33 +98,20 @@ class IdempotentClient:
         """Drops a run and its checkpoint."""
         self._runs.pop(run, None)
         self._client.answer(CloseJob(job=run))
-        if self._store is not None:
-            self._store.forget(run)
+        self._store.forget(run)
 
     def tidy(self) -> None:
         """Leaves nothing on the disk of runs that were dropped."""
-        if self._store is not None:
-            self._store.tidy()
+        self._store.tidy()
 
     def keep_only(self, runs: Iterable[str]) -> None:
         """Drops every run but these."""
-        stored = set() if self._store is None else set(self._store.runs())
-        for run in (stored | set(self._runs)) - set(runs):
+        for run in {*self._store.runs(), *self._runs} - set(runs):
             log.info("forgetting run %s, which the server does not know", run)
             self.forget(run)
 
     def _keep(
         self, request: Request, frames: Sequence[Frame], kinds: list[str], memory: _Memory, reply: list[Frame]
-    ) -> None:
-        setup = [frame for frame, kind in zip(frames, kinds, strict=True) if kind in _SETUP]
-        if setup:
-            memory.fingerprints = self._client.tables.fingerprints(request.run)
-        if self._store is not None:
-            self._write(self._store, request, setup, memory.fingerprints, reply)
-        memory.step, memory.reply = request.step, reply
-
-    def _write(
-        self, store: RunStore, request: Request, setup: list[Frame], fingerprints: dict[int, int], reply: list[Frame]
     ) -> None:
         """The checkpoint after a step; a full disk is waited for, for nothing leaves before it is kept."""
 
@@ -132,29 +119,32 @@ class IdempotentClient:
             self.note = "its disk is full"
             return True
 
-        run, states = request.run, self._client.states(request.run)
-        last = _Last(step=request.step, replies=len(reply), parts=list(states), fingerprints=fingerprints)
+        run, setup = request.run, [frame for frame, kind in zip(frames, kinds, strict=True) if kind in _SETUP]
+        if setup:
+            memory.fingerprints = self._client.tables.fingerprints(run)
+        states = self._client.states(run)
+        last = _Last(step=request.step, replies=len(reply), parts=list(states), fingerprints=memory.fingerprints)
         kept = [*reply, *(encode(part, keep_order=True) for part in states.values())]
         records: dict[Key, Record] = {(run, "last", 0): (last, kept)}
         if setup:
             records[run, "setup", request.step] = _Setup(), setup
         try:
-            store.write(records, is_urgent=self._client.draws_noise(run), waits=wait_for_room)
+            self._store.write(records, is_urgent=self._client.draws_noise(run), waits=wait_for_room)
         except StoreError as error:
             raise TransportError(f"cannot write a checkpoint: {error}") from None
         self.note = ""
+        memory.step, memory.reply = request.step, reply
 
     def _remember(self, run: str) -> _Memory:
         if not _RUN.fullmatch(run):
             raise TransportError("a run's name must be sixteen hexadecimal digits")
         if run not in self._runs:
-            found = None if self._store is None else self._store.read((run, "last", 0), _Last)
+            found = self._store.read((run, "last", 0), _Last)
             self._runs[run] = _Memory() if found is None else self._restore(run, *found)
         return self._runs[run]
 
     def _restore(self, run: str, last: _Last, frames: list[Frame]) -> _Memory:
         """Answers the requests of the setup again, and sets the states that the parts had."""
-        assert self._store is not None
         states = frames[last.replies :]
         try:
             with self._client.restoring():
@@ -250,10 +240,10 @@ class Member:
                 if not isinstance(envelope, e.Request):
                     raise DisconnectedError(f"the server sent a {type(envelope).__name__} out of turn")
                 reply = self._client.answer(envelope, frames)
-                head = self._client.log.head
-                news = None if head == self._sent else head
-                stream.send(e.Reply(run=envelope.run, step=envelope.step, head=news), reply)
-                self._sent = head
+                newest = self._client.log.head
+                head = newest if newest != self._sent else None
+                stream.send(e.Reply(run=envelope.run, step=envelope.step, head=head), reply)
+                self._sent = newest
                 self._pause = _SHORTEST  # this line was of use
                 del frames, reply  # or they stay in memory for as long as the next are waited for
         finally:

@@ -23,7 +23,6 @@ from contextlib import ExitStack, contextmanager, redirect_stderr
 from typing import IO, Literal
 
 from tablepuppet.client import Client
-from tablepuppet.errors import TablePuppetError
 from tablepuppet.formatting import printable
 from tablepuppet.memory import fix_thresholds
 from tablepuppet.network.member import IdempotentClient, Member
@@ -162,9 +161,8 @@ def _pass_on(lines: IO[bytes], target: IO[str]) -> None:
 
 
 log = logging.getLogger(__name__)
-_CAREFUL = Policy(
-    keys_in_plain=False, identifiers=True, ask=True
-)  # of an owner who wrote none: a person approves every contract
+# Of an owner who wrote none: a person approves every contract.
+_CAREFUL = Policy(keys_in_plain=False, identifiers=True, ask=True)
 _DESCRIPTORS = 65_536
 OpenTables = Callable[[ClientSettings], ClientTables]
 
@@ -187,10 +185,7 @@ def serve(
         closing.callback(server.close)
         server.coordinator.prepare()
         on_ready(server)
-        for member in [closing.enter_context(_open_member(client, open_tables)) for client in clients]:
-            closing.callback(member.stop)
-            threading.Thread(target=_run_member, args=(member, stop), name="client", daemon=True).start()
-        stop.wait()
+        _run_members([closing.enter_context(_open_member(client, open_tables)) for client in clients], stop)
 
 
 def _raise_descriptor_limit() -> None:
@@ -206,19 +201,31 @@ def join(settings: ClientSettings, open_tables: OpenTables) -> None:
     os.umask(0o077)
     fix_thresholds()
     with _open_member(settings, open_tables) as member, _until_signal() as stop:
+        _run_members([member], stop)
 
-        def leave() -> None:
-            stop.wait()
-            member.stop()
 
-        watcher = threading.Thread(target=leave, name="stop", daemon=True)
-        watcher.start()
+def _run_members(members: Sequence[Member], stop: threading.Event) -> None:
+    """Runs clients until they shall stop; an error of one of them, such as a refusal by the server, ends them all."""
+    errors = []
+
+    def run(member: Member) -> None:
         try:
             with one_blas_thread:
                 member.run()
-        finally:
+        except Exception as error:
+            errors.append(error)
             stop.set()
-            watcher.join(timeout=5)
+
+    threads = [threading.Thread(target=run, args=(member,), name="client", daemon=True) for member in members]
+    for thread in threads:
+        thread.start()
+    stop.wait()
+    for member in members:
+        member.stop()
+    for thread in threads:
+        thread.join(timeout=5)
+    for error in errors:
+        raise error
 
 
 @contextmanager
@@ -264,15 +271,6 @@ def _warn_of_silence(settings: ClientSettings, policy: Policy) -> None:
             table,
             settings.policy or "a policy file",
         )
-
-
-def _run_member(member: Member, stop: threading.Event) -> None:
-    try:
-        with one_blas_thread:
-            member.run()
-    except TablePuppetError as error:
-        log.error("%s", error)
-        stop.set()
 
 
 @contextmanager

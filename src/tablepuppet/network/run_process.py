@@ -21,6 +21,7 @@ from pathlib import Path
 
 from tablepuppet.errors import DisconnectedError, RunInterruptedError, TablePuppetError, TrainingError, error_class
 from tablepuppet.network import run_worker as w
+from tablepuppet.network.control import Finished, Round
 from tablepuppet.network.run_transport import RunTransport, join_frames, split_frames
 from tablepuppet.network.run_worker import Pipe
 from tablepuppet.network.runs import Run
@@ -58,12 +59,11 @@ class RunProcess:
         """The outcome of a run."""
         try:
             pipe = self.start()
-            named = {table: list(clients) for table, clients in tables.items()}
+            by = partitions_of(tables)
             begin = w.Begin(
                 run=run.id,
                 kind=run.kind,
-                tables=named,
-                partitioned_by=partitions_of(tables),
+                tables={table: (list(clients), by.get(table, ())) for table, clients in tables.items()},
                 asker=run.owner,
                 readers=run.readers,
                 is_draft=run.is_draft,
@@ -125,11 +125,11 @@ class RunProcess:
                 else:
                     counts, every = join_frames(answers)
                     pipe.send(w.Answers(clients=counts), every)
-            elif isinstance(said, w.RoundEnded):
-                run.end_round(said.round, said.rounds, frames[0])
+            elif isinstance(said, Round):
+                run.end_round(said, frames[0])
             elif isinstance(said, w.Logged):
                 logging.getLogger(said.logger).log(said.level, "%s", said.message)
-            elif isinstance(said, w.Outcome):
+            elif isinstance(said, Finished):
                 return frames[0]
             else:
                 raise stopped or error_class(said.error, TrainingError)(said.message)

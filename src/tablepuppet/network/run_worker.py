@@ -30,7 +30,7 @@ from tablepuppet.errors import DisconnectedError, JobError, PrivacyError, RunInt
 from tablepuppet.job import Job, check_job
 from tablepuppet.job.job import Ray
 from tablepuppet.memory import fix_thresholds, trim_heap
-from tablepuppet.network.control import Kind, from_frame, to_frame
+from tablepuppet.network.control import Failed, Finished, Kind, Round, from_frame, to_frame
 from tablepuppet.network.run_transport import join_frames, split_frames
 from tablepuppet.prediction.cache import PredictionCache
 from tablepuppet.prediction.model import Model
@@ -102,8 +102,7 @@ class Begin(Envelope, frozen=True):
 
     run: str
     kind: Kind
-    tables: dict[str, list[str]]
-    partitioned_by: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
+    tables: dict[str, tuple[list[str], tuple[str, ...]]]  # clients, and columns that say whose a row is
     asker: str = ""  # in whose name contracts are proposed
     readers: tuple[str, ...] = ()
     is_draft: bool = False
@@ -138,29 +137,11 @@ class Ask(Envelope, frozen=True):
     accepts: bool = False  # whether the last answers are sound; sent with the next question
 
 
-class RoundEnded(Envelope, frozen=True):
-    """Of the worker. Frame: the RoundEvent."""
-
-    round: int
-    rounds: int
-
-
 class Logged(Envelope, frozen=True):
     """Of the worker: a line for the coordinator's log."""
 
     level: int
     logger: str
-    message: str
-
-
-class Outcome(Envelope, frozen=True):
-    """Of the worker, last word of a run. Frame: the result."""
-
-
-class WorkerFailed(Envelope, frozen=True):
-    """Of the worker, last word of a run: the error's class and message."""
-
-    error: str
     message: str
 
 
@@ -182,7 +163,7 @@ _MEASURES: dict[Kind, set[str]] = {
 }
 _OPTIONS = {"missing", "key", "only", "max_joined_rows", "split"}
 TO_WORKER = Begin | Answers | Interrupt
-FROM_WORKER = Ask | RoundEnded | Logged | Outcome | WorkerFailed
+FROM_WORKER = Ask | Logged | Round | Finished | Failed  # the last two end a run
 
 
 class PipeTransport:
@@ -272,18 +253,18 @@ def _serve(pipe: Pipe, begin: Begin, asked: Frame, cache: PredictionCache, memor
                 "ask for fewer rows at a time"
             )
     except TablePuppetError as error:
-        pipe.send(WorkerFailed(error=type(error).__name__, message=str(error)))
+        pipe.send(Failed(error=type(error).__name__, message=str(error)))
     except MemoryError:
-        pipe.send(WorkerFailed(error="TrainingError", message=too_much_memory(memory)))
+        pipe.send(Failed(error="TrainingError", message=too_much_memory(memory)))
     except Exception as error:  # a bug must neither stop the service nor reveal details
         if isinstance(error, RuntimeError) and "allocate memory" in str(error):  # torch's words
-            pipe.send(WorkerFailed(error="TrainingError", message=too_much_memory(memory)))
+            pipe.send(Failed(error="TrainingError", message=too_much_memory(memory)))
             return
         log.exception("run %s failed", begin.run)
         message = f"internal error ({type(error).__name__}); see the server's log"
-        pipe.send(WorkerFailed(error="TrainingError", message=message))
+        pipe.send(Failed(error="TrainingError", message=message))
     else:
-        pipe.send(Outcome(), [outcome])
+        pipe.send(Finished(), [outcome])
 
 
 def _check_request(kind: Kind, asked: Any) -> Any:
@@ -327,7 +308,7 @@ def too_much_memory(memory: int) -> str:
 
 
 def _outcome(pipe: Pipe, begin: Begin, asked: Any, cache: PredictionCache, memory: int) -> Any:
-    tables = {table: Holders(clients, begin.partitioned_by.get(table, ())) for table, clients in begin.tables.items()}
+    tables = {table: Holders(*held) for table, held in begin.tables.items()}
     checks = AnswerChecks(memory)
     wire = asked.wire if isinstance(asked, Job) else "float64"
     asker = begin.asker or "a user of the coordinator"
@@ -348,6 +329,6 @@ def _outcome(pipe: Pipe, begin: Begin, asked: Any, cache: PredictionCache, memor
 
     def end_round(event: RoundEvent) -> None:
         shown = event.for_release(is_private=asked.is_private)
-        pipe.send(RoundEnded(round=event.round, rounds=event.rounds), [to_frame(shown)])
+        pipe.send(Round(round=event.round, rounds=event.rounds), [to_frame(shown)])
 
     return story.train(asked, tables, link, end_round, begin.run).for_release()

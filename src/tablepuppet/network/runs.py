@@ -161,13 +161,13 @@ class Run:
             for follower, _ in self._followers:
                 follower.put((news, frames or []))
 
-    def end_round(self, number: int, rounds: int, event: Frame) -> None:
+    def end_round(self, ended: Round, event: Frame) -> None:
         """Records how far the run is, and informs those who asked for every round."""
-        self.round, self.rounds = number, rounds
+        self.round, self.rounds = ended.round, ended.rounds
         with self._lock:
             for follower, wants_rounds in self._followers:
                 if wants_rounds and follower.qsize() < _UNREAD:  # who does not read misses rounds, and never the end
-                    follower.put((Round(round=number), [event]))
+                    follower.put((ended, [event]))
 
     def move(
         self, state: State, message: str = "", *, on_full: Callable[[], bool] = lambda: True, waits: bool = True

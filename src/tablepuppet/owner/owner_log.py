@@ -169,7 +169,7 @@ class OwnerLog:
         tree = MerkleTree()
         for line in lines[: head.size]:
             tree.append(line)
-        return tree.head == head
+        return head == tree.head
 
     def expect(self, head: TreeHead, keeper: str) -> None:
         """Refuses to continue if the log does not continue a kept head; also after a restart."""

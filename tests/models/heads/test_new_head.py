@@ -41,7 +41,7 @@ def test_a_head_in_one_file_with_two_lines_is_explained_trained_saved_and_refuse
     shutil.copy(Path(__file__).with_name("mean.py"), heads / "mean.py")
     _replace(heads / "base.py", 'Literal["sum", ', 'Literal["sum", "mean", ')
     _replace(heads / "kinds.py", '{"sum": SUM, ', '{"sum": SUM, "mean": MEAN, ')
-    _replace(heads / "kinds.py", "\n\n_MODULES", "\nfrom tablepuppet.models.heads.mean import MEAN\n\n_MODULES")
+    _replace(heads / "kinds.py", "import FACTOR\n", "import FACTOR\nfrom tablepuppet.models.heads.mean import MEAN\n")
     process = subprocess.run(
         [sys.executable, "-c", TRAIN],
         cwd=tmp_path,

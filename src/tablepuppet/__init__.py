@@ -9,58 +9,32 @@ from typing import TYPE_CHECKING
 from tablepuppet.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from tablepuppet.algorithms.admm.options import Admm
-    from tablepuppet.algorithms.als.rounds import Als
-    from tablepuppet.algorithms.boosting.options import Boosting
-    from tablepuppet.algorithms.centralized.algorithm import Centralized
-    from tablepuppet.algorithms.elastic.client import Elastic
-    from tablepuppet.algorithms.newton.client import Newton
-    from tablepuppet.algorithms.sgd.rounds import Sgd
-    from tablepuppet.api import Federation
-    from tablepuppet.api.estimators import RelationalClassifier, RelationalRegressor
-    from tablepuppet.api.history import history
-    from tablepuppet.api.recommend import ranking_metrics
-    from tablepuppet.api.search import cross_validate, path, search
-    from tablepuppet.errors import TablePuppetError
-    from tablepuppet.job.job import Ray
-    from tablepuppet.plan.plan import Plan
-    from tablepuppet.prediction.model import Model
-    from tablepuppet.prediction.saved import load
-    from tablepuppet.sources.embedding import embed
-    from tablepuppet.sources.source import source
-    from tablepuppet.training.curves import Curves
-    from tablepuppet.training.result import Result
-    from tablepuppet.training.search import SearchResult
-    from tablepuppet.transport.meter import Network
-
-__all__ = [
-    "Admm",
-    "Als",
-    "Boosting",
-    "Centralized",
-    "Curves",
-    "Elastic",
-    "Federation",
-    "Model",
-    "Network",
-    "Newton",
-    "Plan",
-    "Ray",
-    "RelationalClassifier",
-    "RelationalRegressor",
-    "Result",
-    "SearchResult",
-    "Sgd",
-    "TablePuppetError",
-    "cross_validate",
-    "embed",
-    "history",
-    "load",
-    "path",
-    "ranking_metrics",
-    "search",
-    "source",
-]
+    from tablepuppet.algorithms.admm.options import Admm as Admm
+    from tablepuppet.algorithms.als.rounds import Als as Als
+    from tablepuppet.algorithms.boosting.options import Boosting as Boosting
+    from tablepuppet.algorithms.centralized.algorithm import Centralized as Centralized
+    from tablepuppet.algorithms.elastic.client import Elastic as Elastic
+    from tablepuppet.algorithms.newton.client import Newton as Newton
+    from tablepuppet.algorithms.sgd.rounds import Sgd as Sgd
+    from tablepuppet.api import Federation as Federation
+    from tablepuppet.api.estimators import RelationalClassifier as RelationalClassifier
+    from tablepuppet.api.estimators import RelationalRegressor as RelationalRegressor
+    from tablepuppet.api.history import history as history
+    from tablepuppet.api.recommend import ranking_metrics as ranking_metrics
+    from tablepuppet.api.search import cross_validate as cross_validate
+    from tablepuppet.api.search import path as path
+    from tablepuppet.api.search import search as search
+    from tablepuppet.errors import TablePuppetError as TablePuppetError
+    from tablepuppet.job.job import Ray as Ray
+    from tablepuppet.plan.plan import Plan as Plan
+    from tablepuppet.prediction.model import Model as Model
+    from tablepuppet.prediction.saved import load as load
+    from tablepuppet.sources.embedding import embed as embed
+    from tablepuppet.sources.source import source as source
+    from tablepuppet.training.curves import Curves as Curves
+    from tablepuppet.training.result import Result as Result
+    from tablepuppet.training.search import SearchResult as SearchResult
+    from tablepuppet.transport.meter import Network as Network
 
 if not TYPE_CHECKING:
     _HOMES = {
@@ -91,6 +65,7 @@ if not TYPE_CHECKING:
         "search": "api.search",
         "source": "sources.source",
     }
+    __all__ = list(_HOMES)
 
     def __getattr__(name):
         if name in _HOMES:

@@ -36,12 +36,14 @@ class TablePuppetError(Exception):
 
         IPython calls this by its name. TABLEPUPPET_TRACEBACK=1 in the environment shows every frame.
         """
-        import traceback  # not above: every command loads this module before it can answer an interrupt
+        import sysconfig  # not above: every command loads this module before it can answer an interrupt
+        import traceback
 
         if os.environ.get("TABLEPUPPET_TRACEBACK"):
             return traceback.format_exception(self)
+        libraries = (_PACKAGE, *(sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib")))
         frames = traceback.extract_tb(self.__traceback__)
-        own = [frame for frame in frames if frame.line and not _is_library(frame.filename)]
+        own = [frame for frame in frames if frame.line and not frame.filename.startswith(libraries)]
         lines = [f"  at line {frame.lineno}: {frame.line}" for frame in own]
         return [f"\x1b[31m{type(self).__name__}\x1b[0m: {self}", *(["", *lines] if lines else [])]
 
@@ -111,13 +113,6 @@ class ModelError(TablePuppetError):
     """A saved model cannot be read or does not fit the federation."""
 
 
-def _is_library(file: str) -> bool:
-    """Whether a frame's file is TablePuppet's, IPython's or another library's, and not the user's."""
-    import sysconfig
-
-    return file.startswith((_PACKAGE, *(sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib"))))
-
-
 def _excerpt(text: str, line: int | None, column: int | None) -> str:
     """The line of SQL that an error points at, with a caret below the column (both 1-based)."""
     if line is None or column is None or not 1 <= line <= len(text.splitlines()):
@@ -129,43 +124,28 @@ def _excerpt(text: str, line: int | None, column: int | None) -> str:
 
 
 _SHOWN = 12
-# Names that other libraries give to our options.
+# Names that other libraries give to our options and models, by ours.
 _ELSEWHERE = {
-    "alpha": "l2",
-    "c": "l2",
-    "eta": "learning_rate",
-    "gradientboosting": "boosted",
-    "grid": "search",
-    "histgradientboosting": "boosted",
-    "hidden_layer_sizes": "hidden",
-    "lgbm": "boosted",
-    "lightgbm": "boosted",
-    "linearregression": "linear",
-    "logisticregression": "logistic",
-    "lr": "learning_rate",
-    "max_depth": "depth",
-    "max_epochs": "epochs",
-    "max_iter": "epochs",
-    "n_epochs": "epochs",
-    "n_estimators": "trees",
-    "n_iter_no_change": "patience",
-    "num_epochs": "epochs",
-    "num_leaves": "leaves",
-    "modle": "model",
-    "mse": "squared",
-    "penalty": "l2",
-    "randomforest": "boosted",
-    "random_state": "seed",
-    "reg": "l2",
-    "sample_weight": "weight",
-    "step_size": "learning_rate",
-    "target": "label",
-    "test_size": "test_fraction",
-    "tol": "tolerance",
-    "validation_split": "validation_fraction",
-    "xgb": "boosted",
-    "xgboost": "boosted",
-    "y": "label",
+    "boosted": "gradientboosting histgradientboosting lgbm lightgbm randomforest xgb xgboost",
+    "depth": "max_depth",
+    "epochs": "max_epochs max_iter n_epochs num_epochs",
+    "hidden": "hidden_layer_sizes",
+    "l2": "alpha c penalty reg",
+    "label": "target y",
+    "learning_rate": "eta lr step_size",
+    "leaves": "num_leaves",
+    "linear": "linearregression",
+    "logistic": "logisticregression",
+    "model": "modle",
+    "patience": "n_iter_no_change",
+    "search": "grid",
+    "seed": "random_state",
+    "squared": "mse",
+    "test_fraction": "test_size",
+    "tolerance": "tol",
+    "trees": "n_estimators",
+    "validation_fraction": "validation_split",
+    "weight": "sample_weight",
 }
 
 
@@ -179,9 +159,9 @@ def nearest(name: str, known: Sequence[str], cutoff: float = 0.6) -> str | None:
     """
     plain = name.lower()
     kind = plain.removesuffix("classifier").removesuffix("regressor").replace("_", "")  # of a scikit-learn estimator
-    elsewhere = _ELSEWHERE.get(plain, _ELSEWHERE.get(kind))
-    if elsewhere in known:
-        return elsewhere
+    for ours, theirs in _ELSEWHERE.items():
+        if ours in known and {plain, kind} & set(theirs.split()):
+            return ours
     by_lower = {k.lower(): k for k in known}
     near = get_close_matches(plain, list(by_lower), n=1, cutoff=cutoff)
     if len(plain) > 2:
@@ -204,8 +184,8 @@ def did_you_mean(name: str, known: Sequence[str]) -> str:
     return f"Known: {', '.join(known[:_SHOWN])}{more}." if known else "There is none."
 
 
-def hint(name: str, known: Sequence[str], whose: str = "it") -> str:
-    """The hint after an unknown option: the nearest known one, or all of them.
+def hint(name: str, known: Sequence[str], whose: str = "it", shown: Sequence[str] = ()) -> str:
+    """The hint after an unknown option: the nearest known one, or all of them, or those to be shown.
 
     >>> hint("epoch", ["epochs", "seed"])
     "did you mean 'epochs'?"
@@ -213,7 +193,7 @@ def hint(name: str, known: Sequence[str], whose: str = "it") -> str:
     'a job has epochs, seed'
     """
     near = nearest(name, known)
-    return f"did you mean {near!r}?" if near is not None else f"{whose} has {', '.join(known) or 'none'}"
+    return f"did you mean {near!r}?" if near is not None else f"{whose} has {', '.join(shown or known) or 'none'}"
 
 
 def error_class(name: str, otherwise: type[TablePuppetError]) -> type[TablePuppetError]:

@@ -132,15 +132,8 @@ def printable(text: str, *, keep: str = "", most: int | None = None) -> str:
         return f"{printable(text[:most], keep=keep)[:most]}… ({len(text) - most:,} more characters)"
     if text.isascii() and text.isprintable():
         return text
-    return "".join(c if c in keep or c in _JOINERS or not _is_hidden(c) else _spell_out(c) for c in text)
-
-
-def _is_hidden(character: str) -> bool:
-    return unicodedata.category(character) in _HIDDEN
-
-
-def _spell_out(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
+    kept = {*keep, *_JOINERS, *(c for c in set(text) if unicodedata.category(c) not in _HIDDEN)}
+    return "".join(c if c in kept else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 _NUMBER = ' style="text-align: right; font-variant-numeric: tabular-nums"'

@@ -20,7 +20,7 @@ from tablepuppet.algorithms.registry import BY_NAME, DEFAULT
 from tablepuppet.api import Federation
 from tablepuppet.api.owners import federation_from_toml, read_toml
 from tablepuppet.cli.screen import argument, option
-from tablepuppet.errors import JobError, nearest, unreadable
+from tablepuppet.errors import JobError, hint, unreadable
 from tablepuppet.job import ARGUMENTS, loss_options
 
 JobArgument = Annotated[Path, argument("JOB", "A job file (TOML).")]
@@ -85,9 +85,8 @@ def _check_names(path: Path, given: dict[str, Any]) -> None:
     known = {*_OF_THE_FILE, *_OF_A_JOB, *_OF_ALGORITHMS, *loss_options()}
     for name in given:
         if name not in known:
-            near = nearest(name, sorted(known))
-            hint = f"did you mean {near!r}?" if near else f"a job has {', '.join((*_OF_A_JOB, *_OF_THE_FILE))}"
-            raise JobError(f"{path}: unknown key {name!r}; {hint}")
+            near = hint(name, sorted(known), "a job", shown=(*_OF_A_JOB, *_OF_THE_FILE))
+            raise JobError(f"{path}: unknown key {name!r}; {near}")
 
 
 def _query(path: Path, given: dict[str, Any]) -> str:

@@ -79,20 +79,18 @@ def named_modules(model: Any, options: dict[str, Any]) -> Iterator[Named]:
         yield model, options
 
 
-class one_torch_thread:  # noqa: N801  as its neighbours; a generator would take longer than some passes
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
     """Torch computes in its caller's thread alone, so that its bits do not depend on how many threads there are."""
-
-    __slots__ = ("_before",)
-
-    def __enter__(self) -> None:
-        torch = need_torch()
-        self._before: int = torch.get_num_threads()
-        if self._before != 1:
-            torch.set_num_threads(1)
-
-    def __exit__(self, *failure: object) -> None:
-        if self._before != 1:
-            need_torch().set_num_threads(self._before)
+    torch = need_torch()
+    before = torch.get_num_threads()
+    if before != 1:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if before != 1:
+            torch.set_num_threads(before)
 
 
 def build_module(

@@ -9,10 +9,10 @@ model are. The module itself works on numbers near 1.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,15 +83,6 @@ class Inputs:
         return out
 
 
-class Kept(NamedTuple):
-    """The last pass of a batch: at which θ, of which rows, with which draw."""
-
-    theta: Array
-    rows: RowNumbers | None
-    draw: int
-    passed: Tensor
-
-
 @dataclass(eq=False)
 class NeuralModel:
     """h = u · module(T; θ/u)."""
@@ -136,7 +127,8 @@ class NeuralModel:
         self._is_random = self._draws()
         self._is_direct = bool(self.train.codes) and self._has_plain_first_layer()
         self._has_buffers = any(True for _ in self.module.buffers())  # which a pass may change: it is not left out
-        self._kept: Kept | None = None
+        # The last pass of a batch: at which θ, of which rows, with which draw.
+        self._kept: tuple[Array, RowNumbers | None, int, Tensor] | None = None
 
     @property
     def width(self) -> int:
@@ -155,7 +147,7 @@ class NeuralModel:
         self._load(theta)
         with self._mode(draw):
             passed = self._pass(self.train, slice(0, count) if rows is None else rows)
-        self._kept = Kept(theta, rows, draw, passed)
+        self._kept = theta, rows, draw, passed
         return self._scale(passed)
 
     def predict_test(self, theta: Array) -> Array:
@@ -164,9 +156,9 @@ class NeuralModel:
     def gradient(self, theta: Array, signal: Array, rows: RowNumbers | None = None, draw: int | None = None) -> Array:
         self._load(theta)
         kept, self._kept = self._kept, None
-        if kept is not None and kept.theta is theta and kept.rows is rows and kept.draw == draw:
+        if kept is not None and kept[0] is theta and kept[1] is rows and kept[2] == draw:
             with one_torch_thread():
-                return self._backward(kept.passed, signal)
+                return self._backward(kept[3], signal)
         total = np.zeros_like(theta)
         with self._mode(draw):
             for place, chunk in self._chunks(self.train, rows):
@@ -253,15 +245,13 @@ class NeuralModel:
     @contextmanager
     def _mode(self, draw: int | None) -> Iterator[None]:
         """Training or evaluation, in one thread; the same number always draws the same masks."""
-        with one_torch_thread(), self._random(draw):
-            yield
-
-    def _random(self, draw: int | None) -> AbstractContextManager[None]:
         if self.module.training != (draw is not None):
             self.module.train(draw is not None)
-        if draw is None or not self._is_random:
-            return nullcontext()
-        return torch_random(int(np.random.SeedSequence((self.stream, draw)).generate_state(1, np.uint64)[0]))
+        with one_torch_thread(), ExitStack() as random:
+            if draw is not None and self._is_random:
+                seed = np.random.SeedSequence((self.stream, draw)).generate_state(1, np.uint64)[0]
+                random.enter_context(torch_random(int(seed)))
+            yield
 
     def _draws(self) -> bool:
         """Whether the module draws random numbers in training (dropout and its like)."""

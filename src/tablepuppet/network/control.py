@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from tablepuppet import train as story
 from tablepuppet.errors import TransportError
 from tablepuppet.job import ARGUMENTS, PARTS, Job
 from tablepuppet.plan.plan import Plan
@@ -169,18 +170,7 @@ def _fields(kind: type) -> tuple[str, ...]:
     raise TransportError(f"a {kind.__name__} cannot be part of a result")
 
 
-Kind = Literal[
-    "train",
-    "explain",
-    "profile",
-    "schemas",
-    "predict",
-    "evaluate",
-    "compare",
-    "importance",
-    "partial_dependence",
-    "drift",
-]
+Kind = Literal["train", "explain", "predict"] | story.Question
 State = Literal["queued", "running", "waiting", "finished", "failed", "interrupted", "cancelled"]
 
 

@@ -73,12 +73,13 @@ class Coordinator:
 
     def submit(self, submitted: Submit, asked: Frame, user: str = "") -> Run:
         """Queues a run, or the interrupted run of the same user and job."""
-        with self._lock:
-            run = self._resumable(asked, user) if submitted.resume else None
         if submitted.resume:
-            if run is None:
+            with self._lock:
+                every = [r for r in self._runs.values() if r.state == "interrupted" and r.owner == user]
+            same = [r for r in every if r.asked == asked]
+            if not same:
                 raise JobError("there is no interrupted run of this job; start it without resume")
-            return self.resume(run.id, user)
+            return self.resume(max(same, key=lambda r: r.submitted).id, user)
         id = story.new_job_id()
         lasts = submitted.kind == "train" and not submitted.is_draft
         run = Run(id, submitted.kind, asked, self._store if lasts else None)
@@ -241,10 +242,6 @@ class Coordinator:
             log.info("run %s goes on from its journal", run.id)
             self._queue.put(run)
         self._trim()
-
-    def _resumable(self, asked: Frame, user: str) -> Run | None:
-        same = [r for r in self._runs.values() if r.state == "interrupted" and r.owner == user and r.asked == asked]
-        return max(same, key=lambda r: r.submitted, default=None)
 
     def _trim(self) -> None:
         """Forgets the oldest finished runs of each user who has many, or whose runs take more than their memory."""

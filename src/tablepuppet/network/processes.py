@@ -251,7 +251,7 @@ def _open_member(settings: ClientSettings, open_tables: OpenTables) -> Iterator[
         log=owner_log,
         approvals=Approvals(folder),
         row_sets=RowSets(folder / "row_sets.sqlite"),
-        part_store=PartStore(settings.models_folder),
+        part_store=PartStore(settings.path(settings.models or f"models/{settings.name}")),
     )
     try:
         yield Member(settings.name, settings.server, identity, IdempotentClient(client, store))

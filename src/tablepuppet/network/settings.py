@@ -142,10 +142,6 @@ class ClientSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         return self.path(self.head or (f"{self.name}.head" if self.server.startswith("grpc+tcp://") else beside))
 
     @property
-    def models_folder(self) -> Path:
-        return self.path(self.models or f"models/{self.name}")
-
-    @property
     def state_folder(self) -> Path:
         return self.path(self.state or f"state/{self.name}")
 

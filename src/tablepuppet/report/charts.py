@@ -99,7 +99,9 @@ class Axis:
             first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
             stride = max(1, math.ceil((last - first) / count))
             return [10.0**power for power in range(first, last + 1, stride)]
-        step = _round_step((self.high - self.low) / count)
+        least = (self.high - self.low) / count
+        power = 10.0 ** math.floor(math.log10(least))
+        step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
         first = math.ceil(self.low / step - 1e-9)
         last = math.floor(self.high / step + 1e-9)
         return [round(k * step, 12) for k in range(first, last + 1)]
@@ -118,12 +120,6 @@ def axis_over(
         low = min(low, 0.0)
     room = (high - low) * 0.05 or abs(high) * 0.05 or 1.0
     return Axis(low if from_zero else low - room, high + room, start, stop)
-
-
-def _round_step(step: float) -> float:
-    """The next of 1, 2, 5 times a power of ten."""
-    power = 10.0 ** math.floor(math.log10(step))
-    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= step * (1 - 1e-9))
 
 
 WIDTH, HEIGHT = 460, 290
@@ -214,6 +210,7 @@ def _visible(series: Series, chart: Chart, most: int) -> Series:
     return Series(series.name, series.style, tuple(points))
 
 
+_PROBLEM = ("query", "label", "model", "l2", "test_fraction", "standardize", "seed", "max_categories")
 TITLES = {name: metric.title for name, metric in metrics_by_name().items()}
 
 
@@ -272,7 +269,8 @@ def merits(runs: Sequence[RunRecord]) -> list[Merit]:
 def _objective(runs: Sequence[RunRecord]) -> Merit:
     """The objective; its gap to the lowest reached, on a log scale, where all runs minimise the same function."""
     reached = [e.objective for run in runs for e in run.history if e.objective is not None]
-    if len(runs) < 2 or not reached or not _is_same_problem(runs):
+    problems = {repr([run.job.get(name) for name in _PROBLEM]) + str(run.data.train_rows) for run in runs}
+    if len(runs) < 2 or not reached or len(problems) > 1:
         return Merit("objective", "objective", lambda e: e.objective)
     best = min(reached)
 
@@ -280,11 +278,6 @@ def _objective(runs: Sequence[RunRecord]) -> Merit:
         return None if epoch.objective is None else max(epoch.objective - best, 1e-15)
 
     return Merit("gap", "objective gap", gap, is_log=True)
-
-
-def _is_same_problem(runs: Sequence[RunRecord]) -> bool:
-    names = ("query", "label", "model", "l2", "test_fraction", "standardize", "seed", "max_categories")
-    return len({repr([run.job.get(name) for name in names]) + str(run.data.train_rows) for run in runs}) == 1
 
 
 def convergence(runs: Sequence[RunRecord], names: Sequence[str], merit: Merit, scale: Scale) -> Chart:

@@ -51,7 +51,11 @@ def render(runs: Sequence[RunRecord], networks: Mapping[str, Network] | None = N
         runs=list(zip(names, runs, strict=True)),
         networks=known,
         tiles={"joined training rows": number(runs[0].data.train_rows), **_list_costs(runs[0], known)},
-        notes=note_lines(runs, names),
+        notes=[
+            f"{name}: {note}" if len(runs) > 1 else note
+            for name, run in zip(names, runs, strict=True)
+            for note in run.notes
+        ],
         results=results(runs, names, known),
         convergence=[
             (scale, [charts.convergence(runs, names, merit, scale) for merit in axes]) for scale in charts.scales(known)
@@ -187,12 +191,6 @@ def _rows(columns: Sequence[Mapping[str, str]]) -> list[list[str]]:
     return [[name, *(column.get(name, "–") for column in columns)] for name in names]
 
 
-def note_lines(runs: Sequence[RunRecord], names: Sequence[str]) -> list[str]:
-    """The problems of the runs, and how to proceed."""
-    said = [(name, note) for run, name in zip(runs, names, strict=True) for note in run.notes]
-    return [f"{name}: {note}" if len(runs) > 1 else note for name, note in said]
-
-
 def _figures(run: RunRecord, networks: Mapping[str, Network]) -> dict[str, str]:
     """A run's entries of the results table, by row."""
     metrics = [_title_metrics(run.metrics.get(side, {}), f"{side} ") for side in _SIDES]
@@ -237,16 +235,11 @@ def group_by_data(runs: Sequence[RunRecord], names: Sequence[str]) -> list[tuple
 
 def traffic_tables(run: RunRecord) -> list[tuple[str, list[tuple[str, list[int], float]]]]:
     """Bytes by client and by message: of each, the bytes of every phase and its share of the largest sum."""
-    phases = (run.traffic.training, run.traffic.setup, run.traffic.evaluation)
-    return [
-        (title, _sum_up([getattr(account, field) for account in phases]))
-        for title, field in (("Client", "by_client"), ("Message", "by_message"))
-    ]
-
-
-def _sum_up(phases: Sequence[dict[str, int]]) -> list[tuple[str, list[int], float]]:
-    keys = dict.fromkeys(key for counts in phases for key in counts)
-    rows = [(key, [counts.get(key, 0) for counts in phases]) for key in keys]
-    rows.sort(key=lambda row: -sum(row[1]))
-    largest = sum(rows[0][1]) if rows else 1
-    return [(key, counts, sum(counts) / largest) for key, counts in rows]
+    phases, tables = (run.traffic.training, run.traffic.setup, run.traffic.evaluation), []
+    for title, field in (("Client", "by_client"), ("Message", "by_message")):
+        counted: list[dict[str, int]] = [getattr(account, field) for account in phases]
+        rows = {key: [counts.get(key, 0) for counts in counted] for counts in counted for key in counts}
+        ordered = sorted(rows.items(), key=lambda row: -sum(row[1]))
+        largest = sum(ordered[0][1]) if ordered else 1
+        tables.append((title, [(key, counts, sum(counts) / largest) for key, counts in ordered]))
+    return tables

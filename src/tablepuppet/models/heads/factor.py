@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -79,13 +78,9 @@ class FactorHead:
         return signal
 
 
-def _factor_widths(model: Any, blocks: int, outputs: int) -> tuple[int, ...]:
-    return (outputs * (1 + (model.rank or _RANK)),) * blocks
-
-
 FACTOR = HeadTraits(
     make=lambda spec, seed: FactorHead(spec),
-    widths=_factor_widths,
+    widths=lambda model, blocks, outputs: (outputs * (1 + (model.rank or _RANK)),) * blocks,
     options=("rank", "shrinkage"),
     l2=1e-8,  # factors are shrunk by how often a row appears; on each parameter, l2 · N would be far too much
     l2_by_rows=1.0,

@@ -6,11 +6,8 @@ name, and the server sees no other. Server certificates cannot be used by client
 other way round. `revoked.txt` lists the serial numbers that the server refuses.
 
 A party can make its key itself: `NAME.key` stays with it, and the authority signs `NAME.csr`. One client makes the
-clients' shared secret and seals it for each of the others, by their certificates. Nobody who carries the sealed
-files, the administrator included, can read them.
-
-    shared   ECDH(one-time key, recipient's key) → HKDF-SHA256 → ChaCha20-Poly1305
-    proof    the sender's signature over recipient, one-time key and ciphertext
+clients' shared secret and seals it for each of the others, by their certificates (HPKE, RFC 9180), with a signature
+over recipient and ciphertext. Nobody who carries the sealed files, the administrator included, can read them.
 """
 
 from __future__ import annotations
@@ -27,10 +24,8 @@ from typing import Literal
 import msgspec
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, InvalidTag
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import hashes, hpke, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from tablepuppet.errors import TransportError
@@ -38,8 +33,9 @@ from tablepuppet.errors import TransportError
 log = logging.getLogger(__name__)
 Role = Literal["server", "party"]
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
-_INFO = b"tablepuppet clients' secret"
+_INFO = b"tablepuppet clients' secret for "
 _SIGNATURE = ec.ECDSA(hashes.SHA256())
+_SUITE = hpke.Suite(hpke.KEM.P256, hpke.KDF.HKDF_SHA256, hpke.AEAD.CHACHA20_POLY1305)
 
 
 def create_authority(folder: Path, days: int = 3650) -> None:
@@ -266,16 +262,6 @@ def _write(path: Path, content: bytes, *, secret: bool = False) -> None:
     os.replace(temporary, path)
 
 
-class Sealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A secret for one party, by another."""
-
-    sender: str
-    recipient: str
-    public: bytes  # of the one-time key
-    content: bytes
-    signature: bytes
-
-
 def request_certificate(folder: Path, name: str) -> Path:
     """Writes a new `name.key` and a request to sign it, `name.csr`."""
     _check_name(name)
@@ -316,14 +302,9 @@ def seal(secret: bytes, sender: Path, key: Path, recipient: Path, authority: Pat
         raise TransportError(f"{recipient} was not issued by the authority of {authority}")
     public = theirs.public_key()
     assert isinstance(public, ec.EllipticCurvePublicKey)
-    once = ec.generate_private_key(ec.SECP256R1())
-    encoding = (serialization.Encoding.X962, serialization.PublicFormat.UncompressedPoint)
-    point = once.public_key().public_bytes(*encoding)
-    name = party_name(theirs)
-    content = _cipher(once.exchange(ec.ECDH(), public), point).encrypt(bytes(12), secret, name.encode())
-    signed = sign(key.read_bytes(), name.encode() + point + content)
-    own = party_name(read_certificate(sender))
-    return msgspec.msgpack.encode(Sealed(own, name, point, content, signed))
+    name = party_name(theirs).encode()
+    content = _SUITE.encrypt(secret, public, info=_INFO + name)
+    return msgspec.msgpack.encode((content, sign(key.read_bytes(), name + content)))
 
 
 def open_sealed(sealed: bytes, own: Path, key: Path, sender: Path, authority: Path) -> bytes:
@@ -334,16 +315,9 @@ def open_sealed(sealed: bytes, own: Path, key: Path, sender: Path, authority: Pa
     private, public = _read_key(key), certificate.public_key()
     assert isinstance(public, ec.EllipticCurvePublicKey)
     try:
-        found = msgspec.msgpack.decode(sealed, type=Sealed)
+        content, signature = msgspec.msgpack.decode(sealed, type=tuple[bytes, bytes])
         certificate.verify_directly_issued_by(read_certificate(authority))
-        public.verify(found.signature, name.encode() + found.public + found.content, _SIGNATURE)
-        point = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), found.public)
-        shared = private.exchange(ec.ECDH(), point)
-        return _cipher(shared, found.public).decrypt(bytes(12), found.content, name.encode())
+        public.verify(signature, name.encode() + content, _SIGNATURE)
+        return _SUITE.decrypt(content, private, info=_INFO + name.encode())
     except (msgspec.MsgspecError, ValueError, TypeError, InvalidSignature, InvalidTag):
         raise TransportError(f"this is not a secret for {name} by the holder of {sender}") from None
-
-
-def _cipher(shared: bytes, point: bytes) -> ChaCha20Poly1305:
-    """Each key serves once, so that its nonce may be zero."""
-    return ChaCha20Poly1305(HKDF(hashes.SHA256(), 32, salt=point, info=_INFO).derive(shared))

@@ -20,18 +20,12 @@ from numpy.typing import NDArray
 from tablepuppet.algorithms.registry import BY_NAME
 from tablepuppet.api import Federation
 from tablepuppet.errors import JobError, ModelError, TablePuppetError
-from tablepuppet.job import ARGUMENTS, BatchSize, loss_options
+from tablepuppet.job import ARGUMENTS, loss_options
 from tablepuppet.prediction.split import RowsWanted
 from tablepuppet.training.result import Result
 
 _OF_ALGORITHMS = {name for a in BY_NAME.values() for name in a.options.__struct_fields__}
-_OPTIONS = {*ARGUMENTS, *_OF_ALGORITHMS, *loss_options()} - {
-    "query",
-    "label",
-    "options",
-    "loss_options",
-    "module",
-}
+_OPTIONS = {*ARGUMENTS, *_OF_ALGORITHMS, *loss_options()} - {"query", "label", "options", "loss_options", "module"}
 
 
 class NotFittedError(TablePuppetError, ValueError, AttributeError):
@@ -43,7 +37,7 @@ class ParameterError(JobError, ValueError):
 
 
 class _RelationalEstimator:
-    """The shared part of both estimators."""
+    """The shared part of both estimators. Options of a job are parameters too, once they are given."""
 
     _estimator_type: ClassVar[str]
     _loss: ClassVar[str]
@@ -53,29 +47,13 @@ class _RelationalEstimator:
         model: Any = "auto",
         algorithm: Any = None,
         *,
-        l2: Any = None,
         test_fraction: float = 0.0,
-        validation_fraction: float = 0.0,
-        patience: int | None = None,
-        class_weight: Any = None,
-        standardize: bool = True,
-        seed: int = 0,
-        epochs: int | None = None,
-        batch_size: BatchSize = "auto",
         progress: bool | None = None,
         **options: Any,
     ) -> None:
         self.model = model
         self.algorithm = algorithm
-        self.l2 = l2
         self.test_fraction = test_fraction
-        self.validation_fraction = validation_fraction
-        self.patience = patience
-        self.class_weight = class_weight
-        self.standardize = standardize
-        self.seed = seed
-        self.epochs = epochs
-        self.batch_size = batch_size
         self.progress = progress
         self._options = options
 

@@ -6,8 +6,7 @@ of train.py, here or at a coordinator; or the options of a job that starts with 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -36,16 +35,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-class ModelVerbs(ABC):
+class ModelVerbs:
     """The verbs of a federation that take a trained model; subclasses carry the questions to the owners."""
 
-    @abstractmethod
-    def _predict(self, model: Model, query: str, **options: Any) -> pa.Table:
-        """A model's predictions on a query's rows."""
-
-    @abstractmethod
-    def _ask(self, question: story.Question, **given: Any) -> Any:
-        """Answers of train.py without training: a profile, metrics, a comparison, importance, dependence, drift."""
+    _predict: Callable[..., pa.Table]  # a model's predictions on a query's rows
+    _ask: Callable[..., Any]  # answers of train.py without training: a profile, metrics, a comparison …
 
     def _offer_modules(self, model: Model, builder: Builder | None, head: Any) -> AbstractContextManager[None]:
         """While inside, owners and the server know the model's own torch modules, as they were given or trained."""

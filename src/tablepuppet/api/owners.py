@@ -30,6 +30,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import msgspec
+
 from tablepuppet.client import Client
 from tablepuppet.errors import JobError, TablePuppetError, did_you_mean, hint, unreadable
 from tablepuppet.output_files import as_path
@@ -171,7 +173,21 @@ def _as_list(given: Any) -> list[Any]:
     return list(given) if isinstance(given, list | tuple) else [given]
 
 
-_KEYS = ("tables", "owners", "partitioned_by", "policies", "models")
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    """A federation file."""
+
+    tables: dict[str, Any]
+    owners: dict[str, list[str]] = {}
+    partitioned_by: dict[str, list[str]] = {}
+    policies: dict[str, str] = {}
+    models: str | None = None
+
+
+_CONTENT = (
+    "[tables] maps a table to its sources, [owners] an owner to the list of its tables, [partitioned_by] a table to "
+    "the list of columns that say whose its rows are, [policies] a client or a table to the path of its policy file; "
+    "models is the path of a folder"
+)
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
@@ -211,28 +227,17 @@ def _resolve_url(url: str, folder: Path) -> str:
 def federation_from_toml(path: str | Path, given: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of Federation, as a file gives them."""
     for name in given:
-        if name not in _KEYS:
-            raise JobError(f"{path}: unknown key {name!r}; {hint(name, _KEYS, 'a federation file')}")
-    tables = given.get("tables")
-    if not isinstance(tables, dict):
-        raise JobError(f"{path}: a federation file needs a [tables] section")
-    policies = given.get("policies", {})
-    if not isinstance(policies, dict) or not all(isinstance(p, str) for p in policies.values()):
-        raise JobError(f"{path}: [policies] maps a client or a table to the path of its policy file")
-    owners = given.get("owners", {})
-    if not isinstance(owners, dict) or not all(isinstance(held, list) for held in owners.values()):
-        raise JobError(f"{path}: [owners] maps an owner's name to the list of its tables")
-    by = given.get("partitioned_by", {})
-    if not isinstance(by, dict) or not all(isinstance(columns, list) for columns in by.values()):
-        raise JobError(f"{path}: [partitioned_by] maps a table to the list of columns that say whose its rows are")
-    models = given.get("models")
-    if models is not None and not isinstance(models, str):
-        raise JobError(f"{path}: models is the path of a folder")
+        if name not in _File.__struct_fields__:
+            raise JobError(f"{path}: unknown key {name!r}; {hint(name, _File.__struct_fields__, 'a federation file')}")
+    try:
+        file = msgspec.convert(given, _File)
+    except msgspec.ValidationError as error:
+        raise JobError(f"{path}: {error}. {_CONTENT}") from None
     folder = Path(path).parent
     return {
-        "tables": tables_from_toml(tables, folder),
-        "owners": owners,
-        "partitioned_by": by,
-        "policies": {name: folder / p for name, p in policies.items()},
-        "models": None if models is None else folder / models,
+        "tables": tables_from_toml(file.tables, folder),
+        "owners": file.owners,
+        "partitioned_by": file.partitioned_by,
+        "policies": {name: folder / p for name, p in file.policies.items()},
+        "models": None if file.models is None else folder / file.models,
     }

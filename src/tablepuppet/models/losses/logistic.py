@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -141,15 +142,4 @@ def _total(scores: Array, labels: Array, e: Array) -> float:
     return float(logarithms + np.maximum(a, 0.0).sum() - labels @ a)
 
 
-def _softplus(a: Array) -> Array:
-    """log(1 + eᵃ)."""
-    return np.asarray(np.logaddexp(0.0, a))
-
-
-def _bell(a: Array) -> Array:
-    """σ(a) (1 − σ(a))."""
-    _, p = _smaller(a)
-    return np.asarray(p - p * p)
-
-
-_CORE = Analytic(_softplus, sigmoid, _bell, strip=np.pi)
+_CORE = Analytic(partial(np.logaddexp, 0.0), sigmoid, lambda a: Logistic().curvature(a, a), strip=np.pi)

@@ -26,6 +26,7 @@ from tablepuppet.exchanges.keys import Keys
 from tablepuppet.exchanges.labels import Labels
 from tablepuppet.exchanges.registry import RESPONSES
 from tablepuppet.network.member import IdempotentClient, Member
+from tablepuppet.network.run_store import RunStore
 from tablepuppet.network.serve import Server
 from tablepuppet.network.settings import read_federation
 from tablepuppet.owner.row_sets import in_order, order_bits
@@ -90,7 +91,8 @@ def federation(
         client = Overheard(name, ClientTables({name: open_source(table, name)}), key=SECRET)
         if overheard is not None:
             overheard[name] = client
-        members.append(Member(name, f"grpc+tcp://127.0.0.1:{recorder.port}", None, IdempotentClient(client, None)))
+        remembering = IdempotentClient(client, RunStore(file.parent / "state" / name))
+        members.append(Member(name, f"grpc+tcp://127.0.0.1:{recorder.port}", None, remembering))
     threads = [threading.Thread(target=member.run, daemon=True) for member in members]
     for thread in threads:
         thread.start()

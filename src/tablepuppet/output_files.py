@@ -13,11 +13,16 @@ from pathlib import Path
 
 from tablepuppet.errors import JobError, TablePuppetError
 
+_EXAMPLES = {"the model": "model/", "tp.load": "model/", "predictions": "predictions.parquet"}
+
 
 def as_path(given: object, what: str, error: type[TablePuppetError] = JobError) -> Path:
     """A path that a user gave, with ~ expanded."""
     if not isinstance(given, str | os.PathLike) or not os.fspath(given):
-        raise error(f"{what} needs a path, for example {_EXAMPLES.get(what, 'out.html')!r}; {_kind(given)} was given")
+        kind = (
+            "an empty text" if isinstance(given, str) else "nothing" if given is None else f"a {type(given).__name__}"
+        )
+        raise error(f"{what} needs a path, for example {_EXAMPLES.get(what, 'out.html')!r}; {kind} was given")
     return Path(os.fsdecode(given)).expanduser()
 
 
@@ -62,10 +67,3 @@ def check_place(given: object, what: str, *, is_folder: bool = False) -> Path:
 def reason(error: OSError) -> str:
     """Why the system refuses, in its words."""
     return os.strerror(error.errno) if error.errno else type(error).__name__
-
-
-_EXAMPLES = {"the model": "model/", "tp.load": "model/", "predictions": "predictions.parquet"}
-
-
-def _kind(given: object) -> str:
-    return "an empty text" if isinstance(given, str) else "nothing" if given is None else f"a {type(given).__name__}"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, cast, runtime_checkable
+from typing import Any, NoReturn, cast
 
 import pyarrow as pa
 
@@ -30,13 +30,6 @@ from tablepuppet.protocol.codec import Wire
 from tablepuppet.protocol.signatures import read_asker_key, sign_contract
 from tablepuppet.training.result import Result, RoundEvent
 from tablepuppet.transport.link import Link, LocalTransport
-
-
-@runtime_checkable
-class Logger(Protocol):
-    """An `on_round` that wants to know the job before its first round."""
-
-    def start(self, job: Job) -> None: ...
 
 
 class Federation(ModelVerbs):
@@ -211,8 +204,7 @@ class Federation(ModelVerbs):
         query, options = self._split_rows(query, label, with_start(options))
         with self._name_modules(model, options) as (named, given):
             job = make_job(query, label=label, model=named, algorithm=algorithm, given=given)
-            if isinstance(on_round, Logger):
-                on_round.start(job)
+            getattr(on_round, "start", lambda job: None)(job)  # a logger knows the job before its first round
             with show_progress("training", progress) as bar:
                 result = self._train(job, bar.chain_callback(on_round), resume)
         head = options["head"] if job.model.head_module else None

@@ -82,8 +82,7 @@ class Coordinator:
             return self.resume(max(same, key=lambda r: r.submitted).id, user)
         id = story.new_job_id()
         lasts = submitted.kind == "train" and not submitted.is_draft
-        run = Run(id, submitted.kind, asked, self._store if lasts else None)
-        run.owner, run.readers = user, submitted.readers
+        run = Run(id, submitted.kind, asked, self._store if lasts else None, owner=user, readers=submitted.readers)
         run.is_draft, run.signatures = submitted.is_draft, submitted.signatures
         try:
             self._enqueue(run)
@@ -222,14 +221,14 @@ class Coordinator:
             Run.from_card(id, self._store, *card).save()
         for id in self._store.runs():
             try:
-                run = Run.load(id, self._store)
+                read = self._store.read((id, "card", 0), Card)
             except TablePuppetError as error:  # whatever is wrong with one of them, the others go on
                 log.error("run %s cannot be read and is passed over: %s", id, error)
                 continue
-            if run is None:
+            if read is None:
                 self._store.forget(id)
             else:
-                found.append(run)
+                found.append(Run.from_card(id, self._store, *read))
         for run in sorted(found, key=lambda r: r.submitted):
             self._runs[run.id] = run
             if run.is_over:

@@ -25,7 +25,6 @@ from tablepuppet.exchanges.schema import CloseJob
 from tablepuppet.formatting import printable
 from tablepuppet.memory import memory_limit
 from tablepuppet.network.run_store import Key, Record, RunStore, StoreError
-from tablepuppet.owner.owner_log import OwnerLog
 from tablepuppet.protocol.base import Done, Failure
 from tablepuppet.protocol.codec import Frame, encode, message_name
 from tablepuppet.protocol.merkle import TreeHead
@@ -63,7 +62,7 @@ class IdempotentClient:
     """One client's memory of its runs."""
 
     def __init__(self, client: Client, store: RunStore) -> None:
-        self._client, self._store = client, store
+        self._client, self.store, self.log = client, store, client.log
         self.note = ""  # why it waits, for the server
         self._runs: dict[str, _Memory] = {}
 
@@ -90,23 +89,15 @@ class IdempotentClient:
         self._keep(request, frames, kinds, memory, reply)
         return reply
 
-    @property
-    def log(self) -> OwnerLog:
-        return self._client.log
-
     def forget(self, run: str) -> None:
         """Drops a run and its checkpoint."""
         self._runs.pop(run, None)
         self._client.answer(CloseJob(job=run))
-        self._store.forget(run)
-
-    def tidy(self) -> None:
-        """Leaves nothing on the disk of runs that were dropped."""
-        self._store.tidy()
+        self.store.forget(run)
 
     def keep_only(self, runs: Iterable[str]) -> None:
         """Drops every run but these."""
-        for run in {*self._store.runs(), *self._runs} - set(runs):
+        for run in {*self.store.runs(), *self._runs} - set(runs):
             log.info("forgetting run %s, which the server does not know", run)
             self.forget(run)
 
@@ -129,7 +120,7 @@ class IdempotentClient:
         if setup:
             records[run, "setup", request.step] = _Setup(), setup
         try:
-            self._store.write(records, is_urgent=self._client.draws_noise(run), waits=wait_for_room)
+            self.store.write(records, is_urgent=self._client.draws_noise(run), waits=wait_for_room)
         except StoreError as error:
             raise TransportError(f"cannot write a checkpoint: {error}") from None
         self.note = ""
@@ -139,7 +130,7 @@ class IdempotentClient:
         if not _RUN.fullmatch(run):
             raise TransportError("a run's name must be sixteen hexadecimal digits")
         if run not in self._runs:
-            found = self._store.read((run, "last", 0), _Last)
+            found = self.store.read((run, "last", 0), _Last)
             self._runs[run] = _Memory() if found is None else self._restore(run, *found)
         return self._runs[run]
 
@@ -148,8 +139,8 @@ class IdempotentClient:
         states = frames[last.replies :]
         try:
             with self._client.restoring():
-                for step in self._store.numbers(run, "setup"):
-                    setup = self._store.read((run, "setup", step), _Setup)
+                for step in self.store.numbers(run, "setup"):
+                    setup = self.store.read((run, "setup", step), _Setup)
                     for frame in setup[1] if setup is not None else ():
                         self._client.handle(frame)
             changed = self._client.tables.find_changed(run, last.fingerprints)
@@ -271,7 +262,7 @@ class Member:
                 stream.beat(self._client.note or ("computing" if is_busy.is_set() else ""))
             except DisconnectedError:
                 return
-            self._client.tidy()  # after the sign of life: a disk may be slow
+            self._client.store.tidy()  # after the sign of life: a disk may be slow
             if not is_busy.is_set() and time.monotonic() - stream.heard > 3 * heartbeat:
                 log.warning("the server is silent for %.0f s", time.monotonic() - stream.heard)
                 stream.cancel()

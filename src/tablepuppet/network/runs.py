@@ -204,13 +204,8 @@ class Run:
             raise TransportError(f"the server cannot write down run {self.id}: {error}") from None
 
     @classmethod
-    def load(cls, id: str, store: RunStore) -> Run | None:
-        """A run of an earlier life; None: it was never written down."""
-        found = store.read((id, "card", 0), Card)
-        return None if found is None else cls.from_card(id, store, *found)
-
-    @classmethod
     def from_card(cls, id: str, store: RunStore, card: Card, frames: list[Frame]) -> Run:
+        """A run of an earlier life."""
         result = frames[1] if len(frames) > 1 else None
         return cls(id, asked=frames[0], store=store, result=result, **msgspec.structs.asdict(card))
 

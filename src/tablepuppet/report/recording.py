@@ -47,6 +47,7 @@ def record_of(result: Result, name: str | None = None) -> r.RunRecord:
         job=job.replace(epochs=max(1, len(result.history))),
         widths=tuple(block.width for block in result.blocks),
     )
+    pairs = [(number, output) for number, group in enumerate(result.trees) for output in range(len(group))]
     record = r.RunRecord(
         name=name or job.algorithm,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -62,8 +63,13 @@ def record_of(result: Result, name: str | None = None) -> r.RunRecord:
         notes=result.remarks,
         measured={side: _copy_fields(r.MeasuredRecord, on) for side, on in result.measured.items()},
         coefficients=_coefficients(result) if is_linear else None,
-        importance=_importance(result) if is_linear or result.trees else [],
-        trees=_trees(result),
+        importance=[
+            (table, feature, moves, splits[0] if splits else None)
+            for table, feature, moves, *splits in result.importance().itertuples(index=False)
+        ]
+        if is_linear or result.trees
+        else [],
+        trees=[result.model.tree_text(*pair) for pair in pairs[:_TREES]],
         curves={side: curves_record(curves) for side, curves in result.curves.items()},
         intercept=intercept.tolist(),
         traffic=r.TrafficRecord(
@@ -95,18 +101,6 @@ def dependence_of(curves: Mapping[str, pd.DataFrame]) -> list[r.DependenceRecord
         )
         for feature, frame in curves.items()
     ]
-
-
-def _importance(result: Result) -> list[tuple[str, str, float | None, float | None]]:
-    """How far each feature moves the score; or how much its splits gained, and how many they are."""
-    rows = result.importance().itertuples(index=False)
-    return [(t, f, moves, n[0] if n else None) for t, f, moves, *n in rows]
-
-
-def _trees(result: Result) -> list[str]:
-    """The first trees in words, one for each class in turn."""
-    pairs = [(number, output) for number, group in enumerate(result.trees) for output in range(len(group))]
-    return [result.model.tree_text(*pair) for pair in pairs[:_TREES]]
 
 
 def _copy_fields(kind: type[_Record], source: object, **others: Any) -> _Record:

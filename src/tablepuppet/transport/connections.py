@@ -23,7 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -217,7 +217,7 @@ def _has_spoken(held: socket.socket) -> bool:
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Limits:
     """How long, and how many, connections stay that have not greeted."""
 
@@ -268,10 +268,9 @@ class Guest:
 class Watch:
     """Checks the connections of one port again and again, until it is ended."""
 
-    def __init__(self, port: int, revoked: Path | None, limits: Limits | None = None) -> None:
-        given = limits or Limits()
+    def __init__(self, port: int, revoked: Path | None) -> None:
         half = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
-        self._limits = replace(given, all=min(given.all, half))
+        self._limits = Limits(all=min(Limits.all, half))
         self._revoked = revoked
         self._sockets = OpenSockets(port)
         self._guests: set[Guest] = set()

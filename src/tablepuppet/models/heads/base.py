@@ -2,7 +2,7 @@
 
 In: every block's outputs for some joined rows. Out: their scores; backwards, from ∂ℓ/∂score, the signals ∂ℓ/∂h_i. These
 are collapsed to each block's rows like the residual of a sum; only widths grow. A head may have parameters, one vector
-that the server keeps. `SumHead` has none.
+that the server keeps. A sum needs no head: walks over joined rows add up h by themselves.
 
 Joined rows under a head: walks see the head's results as scores, so join steps, metrics and predictions run as they do
 over a sum. A step's signal ∂ℓ/∂score is pulled back through the head and then collapsed, with the shrinkage λ h_i. Sums
@@ -45,8 +45,8 @@ class HeadSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 class HeadTraits:
     """Traits of a kind of head, known before a head is made. A new kind declares it and joins KINDS in kinds.py."""
 
-    make: Callable[[HeadSpec, int], Head]  # with its initial values, by a seed
     widths: Callable[[Any, int, int], tuple[int, ...]]  # k_i for a job's model, so many blocks and outputs
+    make: Callable[[HeadSpec, int], Head] | None = None  # with its initial values, by a seed; None: rows add up h
     options: tuple[str, ...] = ()  # of a job, that are its own
     is_sum: bool = False  # scores are the sum of table scores
     is_network: bool = False  # has weights, an activation and a precision
@@ -121,28 +121,6 @@ class HeadModel:
 
     spec: HeadSpec
     own: Array
-
-
-@dataclass(frozen=True)
-class SumHead:
-    """Σ_i h_i."""
-
-    spec: HeadSpec
-
-    def initial(self) -> Array:
-        return np.zeros(0)
-
-    def spread(self, block: int) -> list[float]:
-        return [0.0] * self.spec.widths[block]
-
-    def combine(self, own: Array, h: Sequence[Array]) -> Array:
-        return np.asarray(self.spec.unit * sum(h[1:], start=h[0]))
-
-    def differentiate(self, own: Array, h: Sequence[Array]) -> tuple[Array, PullBack]:
-        def pull_back(residual: Array) -> tuple[list[Array], Array]:
-            return [self.spec.unit * residual] * len(h), np.zeros(0)
-
-        return self.combine(own, h), pull_back
 
 
 @dataclass(frozen=True, eq=False)

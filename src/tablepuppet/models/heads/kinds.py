@@ -10,14 +10,16 @@ import math
 from typing import Any
 
 from tablepuppet.errors import JobError, nearest
-from tablepuppet.models.heads.base import Head, HeadKind, HeadModel, HeadSpec, HeadTraits, SumHead, TrainedHead
+from tablepuppet.models.heads.base import Head, HeadKind, HeadModel, HeadSpec, HeadTraits, TrainedHead
 from tablepuppet.models.heads.factor import FACTOR
 from tablepuppet.models.modules import OWN
 
 
 def make_head(spec: HeadSpec, seed: int = 0) -> Head:
     """A head with its initial values."""
-    return traits_of(spec.kind).make(spec, seed)
+    make = KINDS[spec.kind].make
+    assert make is not None, "a sum has no head"
+    return make(spec, seed)
 
 
 def _make_network(spec: HeadSpec, seed: int) -> Head:
@@ -50,7 +52,6 @@ def _network_widths(model: Any, blocks: int, outputs: int) -> tuple[int, ...]:
 
 
 SUM = HeadTraits(
-    make=lambda spec, seed: SumHead(spec),
     widths=lambda model, blocks, outputs: (outputs,) * blocks,
     is_sum=True,
     l2_by_rows=1.0,  # C = 1 and alpha = 1 of scikit-learn

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,19 +32,13 @@ _SEED = 1 << 20  # added to the job's: blocks take the seeds next to it
 BESIDE = 0.3  # γ: next to a sum the perceptron begins small
 
 
-@dataclass(frozen=True, eq=False)
 class NetworkHead:
     """u · module(h_1 … h_M; w)."""
 
-    spec: HeadSpec
-    module: Module
-    _shapes: dict[str, Any] = field(init=False)  # of the parameters that are trained
-    _copies: threading.local = field(init=False)
-
-    def __post_init__(self) -> None:
-        shapes = {name: p.shape for name, p in self.module.named_parameters() if p.requires_grad}
-        object.__setattr__(self, "_shapes", shapes)
-        object.__setattr__(self, "_copies", threading.local())
+    def __init__(self, spec: HeadSpec, module: Module) -> None:
+        self.spec, self.module = spec, module
+        self._shapes = {name: p.shape for name, p in module.named_parameters() if p.requires_grad}
+        self._copies = threading.local()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return NetworkHead, (self.spec, self.module)
@@ -62,41 +55,27 @@ class NetworkHead:
             return self._scores(self._call(self._split(own), self._inputs(h)), h)
 
     def differentiate(self, own: Array, h: Sequence[Array]) -> tuple[Array, PullBack]:
-        out, back = self._through_module(own, h)
-        unit, summed = self.spec.unit, self._summed
-
-        def pull_back(residual: Array) -> tuple[list[Array], Array]:
-            torch = need_torch()
-            with one_torch_thread():
-                inner, slopes = back(torch.tensor(self._share * unit * residual, dtype=out.dtype))
-            slope = torch.cat([g.reshape(-1) for g in slopes]).numpy().astype(np.float64)
-            signals, start = [np.empty((len(residual), width)) for width in self.spec.widths], 0
-            for signal in signals:
-                signal[:, :summed] = self.spec.sum_weight * unit * residual if summed else 0.0
-                end = start + signal.shape[1] - summed
-                signal[:, summed:] = inner[:, start:end].numpy()
-                start = end
-            return signals, slope
-
-        return self._scores(out, h), pull_back
-
-    def sum_alone(self, h: Sequence[Array]) -> Array:
-        """Scores of the sum of tables alone, where there is one."""
-        return np.asarray(self.spec.unit * self.spec.sum_weight * sum(v[:, : self.spec.outputs] for v in h))
-
-    def _through_module(self, own: Array, h: Sequence[Array]) -> tuple[Tensor, Callable[[Tensor], Any]]:
-        torch = need_torch()
+        torch, unit, summed = need_torch(), self.spec.unit, self._summed
         with one_torch_thread(), torch.enable_grad():
             inputs = self._inputs(h).requires_grad_()
             parameters = {name: p.requires_grad_() for name, p in self._split(own).items()}
             out = self._call(parameters, inputs)
 
-        def back(given: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+        def pull_back(residual: Array) -> tuple[list[Array], Array]:
+            given = torch.tensor(self._share * unit * residual, dtype=out.dtype)
             wanted = [inputs, *parameters.values()]
-            found = torch.autograd.grad(out, wanted, given, allow_unused=True, materialize_grads=True)
-            return found[0], found[1:]
+            with one_torch_thread():
+                found = torch.autograd.grad(out, wanted, given, allow_unused=True, materialize_grads=True)
+            slope = torch.cat([g.reshape(-1) for g in found[1:]]).numpy().astype(np.float64)
+            signals, start = [np.empty((len(residual), width)) for width in self.spec.widths], 0
+            for signal in signals:
+                signal[:, :summed] = self.spec.sum_weight * unit * residual if summed else 0.0
+                end = start + signal.shape[1] - summed
+                signal[:, summed:] = found[0][:, start:end].numpy()
+                start = end
+            return signals, slope
 
-        return out.detach(), back
+        return self._scores(out.detach(), h), pull_back
 
     @property
     def _summed(self) -> int:
@@ -130,7 +109,9 @@ class NetworkHead:
 
     def _scores(self, out: Tensor, h: Sequence[Array]) -> Array:
         scores = np.asarray(self._share * self.spec.unit * out.numpy().astype(np.float64))
-        return scores + self.sum_alone(h) if self.spec.sum_weight else scores
+        if not self.spec.sum_weight:
+            return scores
+        return scores + self.spec.unit * self.spec.sum_weight * sum(v[:, : self.spec.outputs] for v in h)
 
 
 def network_head(spec: HeadSpec, seed: int, given: Any = None) -> NetworkHead:

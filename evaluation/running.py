@@ -18,7 +18,8 @@ from evaluation.workload import Pooled, Workload, halves
 from tablepuppet.errors import JobError, TrainingError
 from tablepuppet.job import make_job
 from tablepuppet.output_files import write_whole
-from tablepuppet.report import RunRecord, read_record, record_of, to_json
+from tablepuppet.report.record import RunRecord, read_record, to_json
+from tablepuppet.report.recording import record_of
 
 Say = Callable[[str], None]
 STEP = "· "  # begins the line that a command prints when a run has ended

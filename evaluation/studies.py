@@ -21,7 +21,7 @@ from evaluation.tables import KeptLines, WorkloadTable, distance_table, workload
 from evaluation.workload import Workload
 from tablepuppet.errors import JobError
 from tablepuppet.output_files import write_whole
-from tablepuppet.report import write_report
+from tablepuppet.report.page import write_report
 
 WORKLOADS = {
     workload.name: workload

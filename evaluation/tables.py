@@ -16,7 +16,7 @@ from evaluation.running import KEPT, Outcome
 from evaluation.workload import Workload
 from tablepuppet.formatting import size
 from tablepuppet.output_files import write_whole
-from tablepuppet.report import RunRecord
+from tablepuppet.report.record import RunRecord
 from tablepuppet.transport.meter import NETWORKS
 
 HEAD = ("algorithm", "test {metric}", "objective", "epochs", "rounds an epoch", "bytes an epoch", "US-UK s", "US-US s")

@@ -9,7 +9,8 @@ from evaluation.lineup import CENTRALISED, LINEUP
 from evaluation.running import Outcome
 from tests.report.runs import trained
 
-from tablepuppet.report import RunRecord, record_of
+from tablepuppet.report.record import RunRecord
+from tablepuppet.report.recording import record_of
 
 
 def run(values: list[float], size: int = 1_000_000) -> RunRecord:

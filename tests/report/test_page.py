@@ -18,8 +18,9 @@ from tablepuppet.cli.job_file import read_job
 from tablepuppet.errors import JobError
 from tablepuppet.formatting import number
 from tablepuppet.job import make_job
-from tablepuppet.report import RunRecord, record_of, render, write_report
-from tablepuppet.report.page import distinct_names, job_toml
+from tablepuppet.report.page import distinct_names, job_toml, render, write_report
+from tablepuppet.report.record import RunRecord
+from tablepuppet.report.recording import record_of
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 VOID = {"meta", "link", "input", "br"}

@@ -10,7 +10,8 @@ from tests.report.runs import QUERY, tables, trained
 
 import tablepuppet as tp
 from tablepuppet.errors import JobError
-from tablepuppet.report import record_of, render
+from tablepuppet.report.page import render
+from tablepuppet.report.recording import record_of
 
 STARS = QUERY.replace("o.returned, o.stars", "o.stars + 0.5 * o.quantity AS stars")
 

@@ -12,7 +12,9 @@ from tests.report.runs import QUERY, tables, trained
 
 import tablepuppet as tp
 from tablepuppet.errors import JobError, ModelError
-from tablepuppet.report import history_frame, read_record, record_of, render, to_json
+from tablepuppet.report.page import render
+from tablepuppet.report.record import read_record, to_json
+from tablepuppet.report.recording import history_frame, record_of
 from tablepuppet.transport.meter import NETWORKS
 
 

@@ -14,7 +14,8 @@ from sklearn.calibration import calibration_curve
 
 import tablepuppet as tp
 from tablepuppet.models.metrics import Spread
-from tablepuppet.report import read_record, record_of, to_json
+from tablepuppet.report.record import read_record, to_json
+from tablepuppet.report.recording import record_of
 
 EXACT = 1e-9
 

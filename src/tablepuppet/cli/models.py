@@ -22,7 +22,7 @@ from tablepuppet.errors import ModelError
 from tablepuppet.output_files import write_whole
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.saved import load
-from tablepuppet.report import dependence_of
+from tablepuppet.report.recording import dependence_of
 
 _SHOWN = 10
 _BASELINE = "baseline: the majority class, or the mean, of these rows"

@@ -17,7 +17,8 @@ from tablepuppet.demo import LABEL, QUERY, open_flights
 from tablepuppet.errors import JobError
 from tablepuppet.formatting import size
 from tablepuppet.output_files import check_place, write_whole
-from tablepuppet.report import model_card, read_dependence, read_record, write_report
+from tablepuppet.report.page import model_card, write_report
+from tablepuppet.report.record import read_dependence, read_record
 from tablepuppet.training.result import Result
 from tablepuppet.transport.meter import Network
 

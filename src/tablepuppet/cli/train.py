@@ -19,7 +19,7 @@ from tablepuppet.errors import JobError
 from tablepuppet.formatting import plural, seconds, size
 from tablepuppet.output_files import check_place
 from tablepuppet.prediction.saved import check_target
-from tablepuppet.report import record_of
+from tablepuppet.report.recording import record_of
 from tablepuppet.training.result import Result, metric_rows
 
 ResumeOption = Annotated[bool, option("--resume", "Resume an interrupted run of this job (needs a running server).")]

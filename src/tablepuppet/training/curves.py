@@ -99,7 +99,7 @@ class Curves:
         >>> "<svg" in result.curves["test"].plot().html
         True
         """
-        from tablepuppet.report import draw_curves  # not to be loaded with every run
+        from tablepuppet.report.predictions import draw_curves  # not to be loaded with every run
 
         return draw_curves(self)
 

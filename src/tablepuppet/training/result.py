@@ -358,7 +358,8 @@ class Result:
         """
         from msgspec.structs import replace
 
-        from tablepuppet.report import dependence_of, record_of, write_report
+        from tablepuppet.report.page import write_report
+        from tablepuppet.report.recording import dependence_of, record_of
 
         first, *others = [record_of(result) for result in (self, *beside)]
         return write_report(path, [replace(first, dependence=dependence_of(dependence or {})), *others], networks)
@@ -370,7 +371,8 @@ class Result:
         >>> json.loads(result.to_json())["format"]
         'tablepuppet-run/1'
         """
-        from tablepuppet.report import record_of, to_json
+        from tablepuppet.report.record import to_json
+        from tablepuppet.report.recording import record_of
 
         return to_json(record_of(self))
 
@@ -380,7 +382,8 @@ class Result:
         >>> result.card().startswith("#")
         True
         """
-        from tablepuppet.report import model_card, record_of
+        from tablepuppet.report.page import model_card
+        from tablepuppet.report.recording import record_of
 
         return model_card(record_of(self))
 
@@ -390,6 +393,6 @@ class Result:
         >>> import os, tempfile
         >>> result.write_history(os.path.join(tempfile.mkdtemp(), "history.csv"))
         """
-        from tablepuppet.report import write_history
+        from tablepuppet.report.recording import write_history
 
         write_history(self.history, path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tablepuppet.errors import JobError
-from tablepuppet.models.losses.base import Derivatives, LabelFacts, Loss, Task, Weighted
+from tablepuppet.models.losses.base import LabelFacts, Loss, Weighted
 from tablepuppet.models.losses.logistic import Logistic, sigmoid
 from tablepuppet.models.losses.numbers import Huber, Poisson, Quantile, Squared
 from tablepuppet.models.losses.softmax import Softmax, softmax
@@ -19,8 +19,6 @@ LOSSES: list[type[Loss]] = [
 ]
 
 __all__ = [
-    "LOSSES",
-    "Derivatives",
     "Huber",
     "LabelFacts",
     "Logistic",
@@ -29,14 +27,9 @@ __all__ = [
     "Quantile",
     "Softmax",
     "Squared",
-    "Task",
     "Weighted",
-    "loss_named",
-    "loss_of_model",
-    "metrics_by_name",
     "sigmoid",
     "softmax",
-    "usual_loss",
 ]
 
 

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from tablepuppet.training.search import SearchResult as SearchResult
     from tablepuppet.transport.meter import Network as Network
 
+    __all__: list[str]
+
 if not TYPE_CHECKING:
     _HOMES = {
         "Admm": "algorithms.admm.options",

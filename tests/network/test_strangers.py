@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import resource
 import socket
 import subprocess
@@ -141,7 +142,7 @@ def test_a_pipe_whose_descriptor_is_beyond_those_of_select_is_read() -> None:
     others = [socket.socket() for _ in range(1100)]
     try:
         assert all(a.fileno() < b.fileno() for a, b in pairwise(others[-10:]))
-        one, two = socket.socketpair()
+        one, two = multiprocessing.Pipe()
         assert one.fileno() >= SOFT
         sender, receiver = Pipe(one, Goodbye), Pipe(two, Goodbye)
         assert not receiver.is_readable(0.0)

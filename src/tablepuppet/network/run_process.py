@@ -8,10 +8,10 @@ is a `RunDiedError`, and the next run gets a new process.
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -96,7 +96,7 @@ class RunProcess:
             log.info("the process of runs holds %.1f GiB and is replaced", self._resident_bytes() / 2**30)
         self.close()
         level = logging.getLogger("tablepuppet").getEffectiveLevel()
-        own, other = socket.socketpair()
+        own, other = multiprocessing.Pipe()
         with other:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _PROGRAM, str(other.fileno()), str(self.memory), str(level)],

@@ -10,20 +10,17 @@ from __future__ import annotations
 import logging
 import os
 import resource
-import select
 import signal
-import socket
-import struct
 import sys
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from tablepuppet import train as story
 from tablepuppet.errors import DisconnectedError, JobError, PrivacyError, RunInterruptedError, TablePuppetError
@@ -39,62 +36,41 @@ from tablepuppet.protocol.contract import Contract, canonical
 from tablepuppet.protocol.signatures import Signature
 from tablepuppet.sql.bound import Holders
 from tablepuppet.training.result import RoundEvent
-from tablepuppet.transport.envelopes import Envelope, Parcel, decode_label, encode_label
+from tablepuppet.transport.envelopes import Assembler, Envelope, Parcel, pack
 from tablepuppet.transport.link import AnswerChecks, Link
 
 log = logging.getLogger(__name__)
 _RESULT = 8  # times less memory than a run has is for its result, at the coordinator
-_LENGTH = struct.Struct("<I")
 
 
 class Pipe:
-    """One end of a pipe between two processes of one machine; one thread reads and one writes.
+    """One end of a pipe between two processes of one machine; one thread reads and one writes."""
 
-    Nothing is cut to pieces and no buffer is copied more than once: both ends are the same program.
-    """
-
-    def __init__(self, end: socket.socket, types: Any) -> None:
-        self._end = end
-        self._decoder = msgspec.msgpack.Decoder(types)
+    def __init__(self, end: Connection, types: Any) -> None:
+        self._end, self._assembler = end, Assembler(types)
 
     def send(self, envelope: Envelope, frames: Sequence[Frame] = ()) -> None:
-        label = encode_label(envelope, frames)
         try:
-            self._end.sendall(_LENGTH.pack(len(label)) + label)
-            for buffer in (b for f in frames for b in (f.header, *f.buffers)):
-                self._end.sendall(buffer)
+            for piece in pack(envelope, frames):
+                self._end.send_bytes(piece)
         except OSError as error:
             raise DisconnectedError(f"the other process is gone ({error.strerror})") from None
 
     def receive(self) -> Parcel:
         """The next envelope and its frames; DisconnectedError when the other end is gone."""
-        (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
-        label = decode_label(self._read(length))
-        frames = []
-        for header, *sizes in label.sizes:
-            frames.append(Frame(bytes(self._read(header)), [self._read(size).toreadonly() for size in sizes]))
-        return self._decoder.decode(label.envelope), frames
+        parcel = None
+        try:
+            while parcel is None:
+                parcel = self._assembler.feed(memoryview(self._end.recv_bytes()))
+        except (EOFError, OSError):
+            raise DisconnectedError("the other process is gone") from None
+        return parcel
 
     def is_readable(self, seconds: float) -> bool:
-        waiting = select.poll()  # select() knows no descriptor beyond 1,023
-        waiting.register(self._end, select.POLLIN)
-        return bool(waiting.poll(1000 * seconds))
+        return self._end.poll(seconds)
 
     def close(self) -> None:
         self._end.close()
-
-    def _read(self, size: int) -> memoryview:
-        place = np.empty(size, np.uint8).data  # address space only; memory comes as the bytes do
-        rest = place
-        try:
-            while len(rest):
-                count = self._end.recv_into(rest)
-                if not count:
-                    raise DisconnectedError("the other process is gone")
-                rest = rest[count:]
-        except OSError as error:
-            raise DisconnectedError(f"the other process is gone ({error.strerror})") from None
-        return place
 
 
 class Begin(Envelope, frozen=True):
@@ -203,9 +179,9 @@ class _LogPipe(logging.Handler):
 
 
 def main(end: int, memory: int, level: int) -> None:
-    """Serves runs over the socket with this descriptor, until the coordinator closes it or dies."""
+    """Serves runs over the pipe with this descriptor, until the coordinator closes it or dies."""
     _behave(memory)
-    pipe = Pipe(socket.socket(fileno=end), TO_WORKER)
+    pipe = Pipe(Connection(end), TO_WORKER)
     root = logging.getLogger("tablepuppet")
     root.handlers[:] = [_LogPipe(pipe)]
     root.setLevel(level)

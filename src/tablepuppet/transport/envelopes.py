@@ -50,18 +50,14 @@ class Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True
 
 
 class _Label(msgspec.Struct, frozen=True, array_like=True):
+    """The announcement of a parcel: its envelope, and the sizes of all that follows."""
+
     envelope: msgspec.Raw
     sizes: list[list[int]]  # of each frame: its header, then its buffers
 
 
 Parcel = tuple[Any, list[Frame]]
-decode_label = msgspec.msgpack.Decoder(_Label).decode
-
-
-def encode_label(envelope: Envelope, frames: Sequence[Frame]) -> bytes:
-    """The announcement of a parcel: its envelope, and the sizes of all that follows."""
-    sizes = [[len(f.header), *(len(b) for b in f.buffers)] for f in frames]
-    return msgspec.msgpack.encode(_Label(msgspec.Raw(msgspec.msgpack.encode(envelope)), sizes))
+_decode_label = msgspec.msgpack.Decoder(_Label).decode
 
 
 @cache
@@ -75,7 +71,8 @@ def pack(envelope: Envelope, frames: Sequence[Frame] = ()) -> Iterator[bytes]:
     >>> [len(piece) <= PIECE for piece in pack(Envelope(), [Frame(b"h", [bytes(PIECE)])])]
     [True, True]
     """
-    label = encode_label(envelope, frames)
+    sizes = [[len(f.header), *(len(b) for b in f.buffers)] for f in frames]
+    label = msgspec.msgpack.encode(_Label(msgspec.Raw(msgspec.msgpack.encode(envelope)), sizes))
     piece = bytearray(_FIRST + _LENGTH.pack(len(label)) + label)
     for buffer in (b for f in frames for b in (f.header, *f.buffers)):
         rest = memoryview(buffer)
@@ -142,7 +139,7 @@ class Assembler:
             (length,) = _LENGTH.unpack(piece[1:5])
             if length > min(_LONGEST_LABEL, max(self.limit, _LEAST), len(piece) - 5):
                 raise ValueError("its label is too long")
-            label = decode_label(piece[5 : 5 + length])
+            label = _decode_label(piece[5 : 5 + length])
             envelope = self._decoder.decode(label.envelope)
         except (struct.error, ValueError, msgspec.MsgspecError) as error:
             raise TransportError(f"a message does not follow the protocol: {printable(str(error), most=200)}") from None

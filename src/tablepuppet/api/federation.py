@@ -273,7 +273,6 @@ class Federation(ModelVerbs):
         return found.text(dict(zip(shown["feature"], shown["importance"], strict=True)))
 
     def _schemas(self) -> dict[str, list[Column]]:
-        """The columns of all tables."""
         given = self._ask("schemas", names=[])
         return {name: [Column(*column) for column in columns] for name, columns in given.items()}
 

@@ -169,9 +169,6 @@ def _sort_windows(windows: Windows) -> tuple[tuple[str, str], ...]:
     return tuple((end, back) for end, (_, back) in sorted(found.items(), key=lambda item: -item[1][0]))
 
 
-# -- for a whole federation -------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Suggestion:
     """Histories that a federation has for a query."""

@@ -2,22 +2,7 @@
 
 Each client has its own tables, rules and secret; all share a key that the server never has.
 
-A federation file is TOML:
-
-    [tables]
-    orders = ["store_eu.parquet", "store_us.parquet"]             # one table, two owners
-    items = { url = "postgresql://supplier/db", table = "items" }
-
-    [owners]                                                      # tables that one owner holds together
-    bank = ["accounts", "transactions"]
-
-    [partitioned_by]                                              # of tables with several owners: whose rows are whose
-    orders = ["customer_id"]
-
-    [policies]
-    items = "supplier.toml"                                       # by client or by table
-
-Relative paths are relative to the folder of the file that names them.
+A federation file is TOML (docs/cli.md). Relative paths are relative to the folder of the file that names them.
 """
 
 from __future__ import annotations

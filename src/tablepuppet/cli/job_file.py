@@ -49,7 +49,6 @@ class JobFile:
         return {"analyst": asked["analyst"]} if isinstance(asked, dict) and "analyst" in asked else None
 
     def open_federation(self, instead: Path | None = None) -> Federation:
-        """The federation that the job runs on."""
         if instead is not None:
             return Federation.from_toml(instead)
         if self.federation is not None:

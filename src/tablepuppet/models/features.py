@@ -85,7 +85,6 @@ class Features:
 
     @property
     def rows(self) -> int:
-        """n"""
         return len(self.dense)
 
     def dot(self, theta: Array, rows: RowNumbers | None = None) -> Array:
@@ -179,7 +178,6 @@ class Features:
         return out
 
     def take(self, rows: RowNumbers | slice) -> Features:
-        """These rows only, in their order."""
         return Features(
             dense=np.ascontiguousarray(self.dense[rows]),
             codes=tuple(np.ascontiguousarray(codes[rows]) for codes in self.codes),
@@ -189,7 +187,6 @@ class Features:
         )
 
     def zeros(self) -> Features:
-        """One row of zeros."""
         return replace(
             self,
             dense=np.zeros((1, self.dense.shape[1])),

@@ -90,9 +90,6 @@ class Spread:
         return self  # sum() begins with 0
 
 
-# -- sums of a shard ---------------------------------------------------------------------------
-
-
 def no_sums(loss: Any, scores: Array, labels: Array, channel: Channel | None) -> Sums:
     """Nothing but the number of rows and the loss, which are always there."""
     return {}
@@ -140,9 +137,6 @@ def class_sums(loss: Any, scores: Array, labels: Array, channel: Channel | None)
 def coverage_sums(loss: Any, scores: Array, labels: Array, channel: Channel | None) -> Sums:
     """How many labels do not exceed their prediction."""
     return {"covered": int(np.count_nonzero(labels <= loss.predict(scores)))}
-
-
-# -- from sums over all rows -------------------------------------------------------------------
 
 
 def _r2(sums: Sums) -> float:

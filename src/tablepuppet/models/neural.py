@@ -132,7 +132,6 @@ class NeuralModel:
 
     @property
     def width(self) -> int:
-        """The number of parameters."""
         return len(self._initial)
 
     def initial(self) -> Array:
@@ -223,7 +222,6 @@ class NeuralModel:
         return out if inputs.exists is None else out * inputs.exists[chosen]
 
     def _scale(self, passed: Tensor) -> Array:
-        """h."""
         return np.asarray(self.unit * passed.detach().numpy())
 
     def _backward(self, passed: Tensor, signal: Array) -> Array:

@@ -69,8 +69,6 @@ class Coordinator:
         self._worker = threading.Thread(target=self._work, name="coordinator", daemon=True)
         self._worker.start()
 
-    # -- what users ask --------------------------------------------------------------------
-
     def submit(self, submitted: Submit, asked: Frame, user: str = "") -> Run:
         """Queues a run, or the interrupted run of the same user and job."""
         if submitted.resume:
@@ -211,8 +209,6 @@ class Coordinator:
             target.write_bytes(msgspec.json.encode(self._switchboard.heads))
 
         self._switchboard.on_head = lambda: write_whole(path, write, "clients' heads", TransportError)
-
-    # -- how runs go -----------------------------------------------------------------------
 
     def _take_up(self) -> None:
         """Runs of an earlier life: those under way go on, the others are remembered."""

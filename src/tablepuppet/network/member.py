@@ -90,13 +90,11 @@ class IdempotentClient:
         return reply
 
     def forget(self, run: str) -> None:
-        """Drops a run and its checkpoint."""
         self._runs.pop(run, None)
         self._client.answer(CloseJob(job=run))
         self.store.forget(run)
 
     def keep_only(self, runs: Iterable[str]) -> None:
-        """Drops every run but these."""
         for run in {*self.store.runs(), *self._runs} - set(runs):
             log.info("forgetting run %s, which the server does not know", run)
             self.forget(run)

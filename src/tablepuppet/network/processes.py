@@ -275,7 +275,6 @@ def _warn_of_silence(settings: ClientSettings, policy: Policy) -> None:
 
 @contextmanager
 def _until_signal() -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set."""
     stop = threading.Event()
     before = {s: signal.signal(s, lambda *_: stop.set()) for s in (signal.SIGINT, signal.SIGTERM)}
     try:

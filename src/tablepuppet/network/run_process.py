@@ -80,7 +80,6 @@ class RunProcess:
             raise
 
     def close(self) -> None:
-        """Ends the process."""
         if self._process is not None:
             self._process.kill()
             self._process.communicate()

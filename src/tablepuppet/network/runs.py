@@ -156,7 +156,6 @@ class Run:
             self._followers = [follower for follower in self._followers if follower[0] is not news]
 
     def publish(self, news: News, frames: list[Frame] | None = None) -> None:
-        """Gives news to all followers."""
         with self._lock:
             for follower, _ in self._followers:
                 follower.put((news, frames or []))
@@ -183,8 +182,6 @@ class Run:
         if self.state == "finished" and self.result is not None:
             return Finished(), [self.result]
         return self.error or Failed(error="TrainingError", message=self.message or f"the run was {self.state}"), []
-
-    # -- on the disk -----------------------------------------------------------------------
 
     def save(self, on_full: Callable[[], bool] = lambda: True, *, waits: bool = True) -> None:
         """Writes the card, and drops the journal of a run that is over for good. On a full disk it waits, or refuses

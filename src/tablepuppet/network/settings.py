@@ -168,7 +168,6 @@ def read_federation(path: str | Path) -> FederationSettings:
 
 
 def read_client(path: str | Path) -> ClientSettings:
-    """The settings in a client file."""
     settings: ClientSettings = _read(path, ClientSettings)
     _check_address(settings.server, path)
     return settings

@@ -141,7 +141,6 @@ def _value(value: Any) -> str:
 
 
 def model_card(record: RunRecord) -> str:
-    """The card's text."""
     found = {side: own for side, own in (record.metrics | {record.baseline_name: record.baseline}).items() if own}
     names = dict.fromkeys(name for own in found.values() for name in own)
     values = {name: [own.get(name) for own in found.values()] for name in names}
@@ -202,7 +201,6 @@ def _figures(run: RunRecord, networks: Mapping[str, Network]) -> dict[str, str]:
 
 
 def _list_costs(run: RunRecord, networks: Mapping[str, Network]) -> dict[str, str]:
-    """The costs of a run."""
     training = run.traffic.training
     return {
         "objective": number(run.objective, 7),

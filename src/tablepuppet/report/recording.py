@@ -203,7 +203,6 @@ def figures(record: EpochRecord) -> dict[str, float]:
 
 
 def history_frame(history: Sequence[EpochRecord]) -> pd.DataFrame:
-    """One row per epoch."""
     import pandas as pd  # here, not above: most runs never need it, and it takes 40 MB and a third of a second
 
     frame = pd.DataFrame([{"epoch": record.epoch, **figures(record)} for record in history])

@@ -71,7 +71,6 @@ class Stream:
                 self._write(piece)
 
     def beat(self, note: str = "") -> None:
-        """A sign of life."""
         for piece in pack(Heartbeat(note=note)):
             self._write(_BEAT + piece)
 

@@ -268,7 +268,6 @@ class Connection:
         return answer
 
     def close(self) -> None:
-        """Gives the connection up."""
         self.stream.cancel()
         try:
             self._writer.close()

@@ -184,7 +184,6 @@ class Meter:
         answers: Mapping[str, Sequence[Message]],
         up: Mapping[str, Sequence[Frame]],
     ) -> None:
-        """Adds one round."""
         count = self._counts[phase]
         per_client: Counter[str] = Counter()
         for client, frames in down.items():
@@ -196,7 +195,6 @@ class Meter:
         count.rounds.append(Round(max(per_client.values(), default=0), per_client.total()))
 
     def so_far(self, phase: Phase) -> tuple[int, int]:
-        """Rounds and bytes."""
         count = self._counts[phase]
         return len(count.rounds), count.bytes.total()
 

@@ -114,8 +114,6 @@ class Switchboard:
         self._changed = threading.Condition()
         self._is_closed = False
 
-    # -- connections -----------------------------------------------------------------------
-
     def serve(self, client: str, stream: Stream) -> None:
         """Holds one client's connection until it ends; a newer one of the same client replaces it."""
         line = _Line(stream)
@@ -215,8 +213,6 @@ class Switchboard:
         now = time.monotonic()
         with self._changed:
             return {c: now - self._gone[c] for c in self.clients if c not in self._lines}
-
-    # -- requests --------------------------------------------------------------------------
 
     def ask(self, requests: Mapping[str, tuple[Request, Sequence[Frame]]], rules: WaitRules) -> dict[str, list[Frame]]:
         """Every client's reply."""

@@ -80,12 +80,10 @@ HEADS = tuple(kind for kind, traits in KINDS.items() if not traits.is_own)
 
 
 def traits_of(kind: HeadKind) -> HeadTraits:
-    """The traits of a kind of head."""
     return KINDS[kind]
 
 
 def head_given(head: Any) -> dict[str, Any]:
-    """Checks the name of a head."""
     if isinstance(head, str) and head in KINDS:
         return {"head": head}
     near = nearest(head, list(HEADS)) if isinstance(head, str) else None

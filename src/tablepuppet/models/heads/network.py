@@ -84,7 +84,6 @@ class NetworkHead:
 
     @property
     def _share(self) -> float:
-        """γ."""
         return BESIDE if self.spec.sum_weight else 1.0
 
     def _inputs(self, h: Sequence[Array]) -> Tensor:

@@ -98,8 +98,6 @@ class Loss(ABC):
         """The largest change of ∂ℓ/∂a if a moves by `move`; infinite where nothing bounds it."""
         return self.bound * move
 
-    # -- labels ----------------------------------------------------------------------------------
-
     def wrong_labels(self, labels: Array) -> str | None:
         """Explains why labels are outside the loss's domain, with the remedy; None: they are inside. Shows no label."""
         return None
@@ -112,8 +110,6 @@ class Loss(ABC):
         """The root mean square of ∂ℓ/∂a at the best constant; feature privacy derives its clips from it."""
         slopes = self.gradient(np.full((len(labels), 1), self.best_constant(labels, shares)[0]), labels)[:, 0]
         return float(np.sqrt(shares @ (slopes * slopes)))
-
-    # -- the function ----------------------------------------------------------------------------
 
     @abstractmethod
     def value(self, scores: Array, labels: Array) -> Array:
@@ -178,8 +174,6 @@ class Loss(ABC):
     def separate(self, labels: Array) -> Separable | None:
         """The loss in a form whose sums over a join need no joined row; None: it has none."""
         return None
-
-    # -- the link from scores to predictions -----------------------------------------------------
 
     def predict(self, scores: Array) -> Array:
         """The prediction of each row: a number, or the number of a class."""

@@ -69,7 +69,6 @@ class Softmax(Loss):
         return float(np.sqrt(classes @ (targets * targets).sum(axis=1) - mean @ mean))
 
     def probabilities(self, scores: Array) -> Array:
-        """eᵃ / Σ eᵃ per row."""
         return softmax(scores)
 
     def value(self, scores: Array, labels: Array) -> Array:
@@ -143,7 +142,6 @@ class Softmax(Loss):
 
 
 def softmax(a: Array) -> Array:
-    """eᵃ / Σ eᵃ per row."""
     return _normalise(a)[0]
 
 

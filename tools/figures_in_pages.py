@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Provenance
+from tools.pages import DOCS, rewrite_pages
 
 from benchmarks import epochs, figures, processes
 
-DOCS = Path(__file__).parents[1] / "docs"
 _MARKED = re.compile(r"<!-- figures: (?P<file>[\w.-]+) -->\n.*?<!-- end of figures -->\n", re.S)
 _COMMITS = re.compile(r"<!-- provenance: (?P<kind>[\w-]+) -->\n.*?<!-- end of provenance -->\n", re.S)
 _WIDTH = 120
@@ -86,20 +86,9 @@ def _table(head: Any, rows: Any) -> list[str]:
     return lines + [f"| {' | '.join(row)} |" for row in rows]
 
 
-def main(words: list[str]) -> int:
-    """Writes, or checks."""
-    stale = []
-    for page in sorted(DOCS.glob("*.md")):
-        text = page.read_text(encoding="utf-8")
-        new = with_figures(text, DOCS / "figures")
-        if new != text:
-            stale.append(page.name)
-            if "--check" not in words:
-                page.write_text(new, encoding="utf-8")
-    if stale:
-        print(("other figures than docs/figures has: " if "--check" in words else "written: ") + ", ".join(stale))
-    return int(bool(stale) and "--check" in words)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(
+        rewrite_pages(
+            lambda text: with_figures(text, DOCS / "figures"), sys.argv[1:], "other figures than docs/figures has"
+        )
+    )

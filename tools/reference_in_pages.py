@@ -16,10 +16,10 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import typer
+from tools.pages import rewrite_pages
 
 from tablepuppet import errors
 from tablepuppet.algorithms.registry import ALGORITHMS
@@ -28,7 +28,6 @@ from tablepuppet.exchanges.base import ALL_PURPOSES, Exchange
 from tablepuppet.exchanges.registry import EXCHANGES
 from tablepuppet.protocol.base import Failure, Message, marked_fields
 
-DOCS = Path(__file__).parents[1] / "docs"
 _MARKED = re.compile(r"<!-- reference: (?P<name>[\w ]+) -->\n.*?<!-- end of reference -->\n", re.DOTALL)
 _SUBJECTS = {
     "exchanges.schema": "Names, types, contracts",
@@ -202,20 +201,5 @@ def with_reference(text: str) -> str:
     return _MARKED.sub(write, text)
 
 
-def main(words: list[str]) -> int:
-    """Writes, or checks."""
-    stale = []
-    for page in sorted(DOCS.glob("*.md")):
-        text = page.read_text(encoding="utf-8")
-        new = with_reference(text)
-        if new != text:
-            stale.append(page.name)
-            if "--check" not in words:
-                page.write_text(new, encoding="utf-8")
-    if stale:
-        print(("other tables than the code has: " if "--check" in words else "written: ") + ", ".join(stale))
-    return int(bool(stale) and "--check" in words)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(rewrite_pages(with_reference, sys.argv[1:], "other tables than the code has"))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from tablepuppet.cli.screen import Screen, argument, option, table
-from tablepuppet.errors import TransportError, unreadable
+from tablepuppet.errors import TransportError
 from tablepuppet.protocol.signatures import new_asker_key, public_text, read_asker_key
 from tablepuppet.transport import certs as authority
 
@@ -132,7 +132,7 @@ def share(
     [bold]Example:[/bold] tablepuppet certs share clients.secret certs/store-us.pem certs/supplier.pem --as store-eu
     """
     own, key, ca = folder / f"{name}.pem", folder / f"{name}.key", folder / "ca.pem"
-    content = _read(secret).strip()
+    content = authority.read_file(secret, "the secret").strip()
     for recipient in recipients:
         target = secret.with_name(f"{recipient.stem}.sealed")
         target.write_bytes(authority.seal(content, own, key, recipient, ca))
@@ -151,7 +151,7 @@ def open_secret(
 
     [bold]Example:[/bold] tablepuppet certs open supplier.sealed certs/store-eu.pem --as supplier
     """
-    content = _read(sealed)
+    content = authority.read_file(sealed, "the sealed secret")
     own, key, ca = folder / f"{name}.pem", folder / f"{name}.key", folder / "ca.pem"
     _write_secret(to, authority.open_sealed(content, own, key, sender, ca).decode("ascii"))
     _finish(screen, to, "Never give it to the server.")
@@ -174,13 +174,6 @@ def list_certificates(screen: Screen, folder: FolderOption = _FOLDER) -> None:
         shown.add_row(str(row["name"]), str(row["valid_until"]), "revoked" if row["revoked"] else "")
     screen.show(shown)
     screen.show_json({"certificates": rows})
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise TransportError(unreadable(path, error)) from None
 
 
 def _write_secret(path: Path, content: str) -> None:

@@ -124,12 +124,7 @@ def make_app() -> typer.Typer:
     add_commands(authority, certs.request, certs.sign, certs.share, open=certs.open_secret)
     app.add_typer(add_commands(authority, list=certs.list_certificates), name="certs")
 
-    def show_version(wanted: bool) -> None:
-        if wanted:
-            typer.echo(f"tablepuppet {__version__}")
-            raise typer.Exit
-
-    option = typer.Option(False, "--version", callback=show_version, is_eager=True, help="Print the version.")
+    option = typer.Option(False, "--version", help="Print the version.")  # which `main` does without any library
 
     @app.callback()
     def about(version: bool = option) -> None:

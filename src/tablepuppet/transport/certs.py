@@ -121,14 +121,20 @@ def read_revoked(path: Path) -> frozenset[int]:
         raise TransportError(f"{path} is not a list of serial numbers, one hexadecimal number a line") from None
 
 
-def read_certificate(path: Path) -> x509.Certificate:
+def read_file(path: Path, what: str) -> bytes:
+    """The content of a file that a party needs."""
     try:
-        return x509.load_pem_x509_certificate(path.read_bytes())
+        return path.read_bytes()
     except OSError as error:
         raise TransportError(
-            f"cannot read the certificate {path}: {error.strerror}; whoever keeps the federation's authority makes "
+            f"cannot read {what} {path}: {error.strerror}; check the path. Who keeps the federation's authority makes "
             "certificates (tablepuppet certs party NAME)"
         ) from None
+
+
+def read_certificate(path: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(read_file(path, "the certificate"))
     except ValueError:
         raise TransportError(f"{path} is not a certificate in PEM form") from None
 
@@ -149,10 +155,7 @@ def _load_key(content: bytes, name: object = "the key") -> ec.EllipticCurvePriva
 
 
 def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    try:
-        return _load_key(path.read_bytes(), path)
-    except OSError as error:
-        raise TransportError(f"cannot read the key {path}: {error.strerror}") from None
+    return _load_key(read_file(path, "the key"), path)
 
 
 def verify(authority: bytes, certificate: bytes, challenge: bytes, signature: bytes) -> x509.Certificate:
@@ -279,9 +282,7 @@ def request_certificate(folder: Path, name: str) -> Path:
 def sign_request(folder: Path, asked: Path, days: int = 365) -> Path:
     """The certificate for a party's request: `name.pem`, by the folder's authority, which sees no private key."""
     try:
-        found = x509.load_pem_x509_csr(asked.read_bytes())
-    except OSError as error:
-        raise TransportError(f"cannot read {asked}: {error.strerror}") from None
+        found = x509.load_pem_x509_csr(read_file(asked, "the request"))
     except ValueError:
         raise TransportError(f"{asked} is not a signing request; `tablepuppet certs request NAME` makes one") from None
     names = found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)

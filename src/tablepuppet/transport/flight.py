@@ -55,10 +55,9 @@ class Identity:
         certs.warn_of_loose(self.key)
 
     def read(self) -> tuple[bytes, bytes, bytes]:
-        try:
-            return self.authority.read_bytes(), self.certificate.read_bytes(), self.key.read_bytes()
-        except OSError as error:
-            raise TransportError(f"cannot read {error.filename}: {error.strerror}") from None
+        files = {"the authority": self.authority, "the certificate": self.certificate, "the key": self.key}
+        authority, certificate, key = (certs.read_file(path, what) for what, path in files.items())
+        return authority, certificate, key
 
 
 @dataclass(frozen=True, slots=True)

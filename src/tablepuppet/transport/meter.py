@@ -195,59 +195,41 @@ class Meter:
         count.rounds.append(Round(max(per_client.values(), default=0), per_client.total()))
 
     def so_far(self, phase: Phase) -> tuple[int, int]:
+        """Rounds and bytes."""
         count = self._counts[phase]
-        return len(count.rounds), count.bytes.total()
+        return len(count.rounds), count.sums["bytes_up"] + count.sums["bytes_down"]
 
     def account(self, phase: Phase) -> Account:
         return Account(**self._counts[phase].fields())
 
     def traffic(self) -> Traffic:
-        return Traffic(
-            **self._counts["training"].fields(),
-            setup=self.account("setup"),
-            evaluation=self.account("evaluation"),
-        )
+        phases = {"setup": self.account("setup"), "evaluation": self.account("evaluation")}
+        return Traffic(**self._counts["training"].fields(), **phases)
 
 
 class _Count:
-    """The running sums of one phase."""
+    """The running sums of one phase, under the names that an account has for them."""
 
     def __init__(self) -> None:
-        self.bytes: Counter[Receiver] = Counter()  # by who receives them
-        self.payload: Counter[Receiver] = Counter()
-        self.by_message: Counter[str] = Counter()
-        self.by_client: Counter[str] = Counter()
-        self.told: Counter[DisclosureKey] = Counter()
+        self.sums = dict.fromkeys(("bytes_up", "bytes_down", "payload_up", "payload_down"), 0)
+        self.by: dict[str, Counter[Any]] = {name: Counter() for name in ("by_message", "by_client", "told")}
         self.rounds: list[Round] = []
 
     def add(self, client: str, request: Message, message: Message, frame: Frame, to: Receiver) -> int:
         """Counts a message, and its disclosures about the part or scan that the request names; its size in bytes."""
-        payload = frame.payload
+        payload, way = frame.payload, "up" if to == "server" else "down"
         size = payload + len(frame.header)
-        self.bytes[to] += size
-        self.payload[to] += payload
-        self.by_message[type(message).__name__] += size
-        self.by_client[client] += size
-        for disclosed, numbers in disclosures(message) if not request.repeats else ():
-            self.told[DisclosureKey(client, _subject(request), disclosed.what, to)] += numbers
+        self.sums[f"bytes_{way}"] += size
+        self.sums[f"payload_{way}"] += payload
+        self.by["by_message"][type(message).__name__] += size
+        self.by["by_client"][client] += size
+        if message.discloses and not request.repeats:
+            named = ((name, getattr(request, name, None)) for name in ("part", "scan"))
+            subject = next((f"{name} {number}" for name, number in named if number is not None), "")
+            for disclosed, numbers in disclosures(message):
+                self.by["told"][DisclosureKey(client, subject, disclosed.what, to)] += numbers
         return size
 
     def fields(self) -> dict[str, Any]:
-        return {
-            "bytes_up": self.bytes["server"],
-            "bytes_down": self.bytes["client"],
-            "payload_up": self.payload["server"],
-            "payload_down": self.payload["client"],
-            "by_message": dict(self.by_message),
-            "by_client": dict(self.by_client),
-            "each_round": tuple(self.rounds),
-            "told": dict(self.told),
-        }
-
-
-def _subject(request: Message) -> str:
-    for name in ("part", "scan"):
-        number = getattr(request, name, None)
-        if number is not None:
-            return f"{name} {number}"
-    return ""
+        counts = {name: dict(counted) for name, counted in self.by.items()}
+        return {**self.sums, **counts, "each_round": tuple(self.rounds)}

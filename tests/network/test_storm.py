@@ -28,7 +28,7 @@ from tablepuppet.errors import RunInterruptedError, TrainingError, TransportErro
 from tablepuppet.job import make_job
 from tablepuppet.network.member import IdempotentClient
 from tablepuppet.network.run_store import RunStore
-from tablepuppet.network.run_transport import Journal, RunHooks, RunTransport
+from tablepuppet.network.run_transport import Journal, RunTransport
 from tablepuppet.owner.store import ClientTables
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.sources.source import open_source
@@ -115,7 +115,7 @@ def fill_disk(store: RunStore, seconds: float = 0.15) -> threading.Timer:
 
 
 def transport(network: BadNetwork, journal: Journal) -> RunTransport:
-    return RunTransport(RUN, network, journal, RunHooks(60.0))  # type: ignore[arg-type]
+    return RunTransport(RUN, network, journal, WaitRules(60.0))  # type: ignore[arg-type]
 
 
 def weather(folder: Path, network: BadNetwork, *, algorithm: str, **options: Any) -> tuple[Result, int]:

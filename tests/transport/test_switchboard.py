@@ -53,7 +53,7 @@ def _connected(switchboard: Switchboard, answer: int) -> Iterator[None]:
 
 def _ask(switchboard: Switchboard) -> dict[str, list[Frame]]:
     requests = {name: (e.Request(run="r", step=1, after=0), [Frame(b"h", [b""])]) for name in _CLIENTS}
-    return switchboard.ask(requests, WaitRules(20.0, lambda _: None, lambda _: None, lambda: False))
+    return switchboard.ask(requests, WaitRules(20.0))
 
 
 def test_answers_that_fit_into_the_servers_room_come_step_after_step() -> None:

@@ -22,7 +22,7 @@ from tablepuppet.network.processes import configure
 from tablepuppet.network.serve import Server
 from tablepuppet.network.settings import ClientSettings, read_client, read_federation
 from tablepuppet.owner.owner_files import Approvals
-from tablepuppet.owner.owner_log import Entry, OwnerLog, read_head, read_log
+from tablepuppet.owner.owner_log import OwnerLog, read_head, read_log
 from tablepuppet.owner.owner_log import verify as verify_log
 from tablepuppet.owner.store import ClientTables
 from tablepuppet.sources.source import open_source
@@ -42,6 +42,7 @@ InsecureOption = Annotated[
 
 
 _FEDERATION, _CLIENT = Path("federation.toml"), Path("client.toml")
+_FILES = ("log.jsonl", "decisions.jsonl")  # an owner's logs: the client's own, and people's decisions
 
 
 def serve(
@@ -237,7 +238,9 @@ def show(screen: Screen, client: ClientOption = _CLIENT) -> None:
 
     [bold]Example:[/bold] tablepuppet log show --client client.toml
     """
-    entries = _entries(client)
+    folder = read_client(client).state_folder
+    found = [entry for name in _FILES if (folder / name).exists() for entry in read_log(folder / name)]
+    entries = sorted(found, key=lambda entry: entry.time)
     rows = [
         (e.number, e.time, e.event, e.job, e.contract[:16], ", ".join(f"{k}: {v}" for k, v in e.detail.items()))
         for e in entries
@@ -297,12 +300,3 @@ def accept(screen: Screen, client: ClientOption = _CLIENT) -> None:
             f"log goes on from {before.size:,} lines."
         )
     screen.show_json({"kept": msgspec.to_builtins(kept), "found": msgspec.to_builtins(before)})
-
-
-_FILES = ("log.jsonl", "decisions.jsonl")  # the client's own, and people's decisions
-
-
-def _entries(client: Path) -> list[Entry]:
-    folder = read_client(client).state_folder
-    found = [entry for name in _FILES if (folder / name).exists() for entry in read_log(folder / name)]
-    return sorted(found, key=lambda entry: entry.time)

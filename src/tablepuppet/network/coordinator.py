@@ -27,13 +27,13 @@ from tablepuppet.memory import memory_limit
 from tablepuppet.network.control import Failed, Submit, Waiting
 from tablepuppet.network.run_process import RunDiedError, RunProcess
 from tablepuppet.network.run_store import RunStore, is_out_of_room, read_earlier_runs
-from tablepuppet.network.run_transport import GivesWayError, Journal, RunHooks, RunTransport, TimeSlice
+from tablepuppet.network.run_transport import GivesWayError, Journal, RunTransport, TimeSlice
 from tablepuppet.network.runs import Card, Run, RunQueue
 from tablepuppet.network.settings import FederationSettings
 from tablepuppet.output_files import write_whole
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.protocol.merkle import TreeHead
-from tablepuppet.transport.switchboard import Switchboard
+from tablepuppet.transport.switchboard import Switchboard, WaitRules
 
 log = logging.getLogger(__name__)
 _HEADS = msgspec.json.Decoder(dict[str, TreeHead])
@@ -378,5 +378,5 @@ class Coordinator:
         settings = self._settings
         turn = self._turns.setdefault(run.id, TimeSlice(settings.turn, settings.compute, self._queue.has_any))
         turn.share, turn.other_users_wait = settings.share, partial(self._queue.has_any, besides=run.owner)
-        hooks = RunHooks(settings.wait, on_waiting, run.stop.is_set, on_step)
-        return RunTransport(run.id, self._switchboard, journal, hooks, turn)
+        rules = WaitRules(settings.wait, on_waiting, is_cancelled=run.stop.is_set)
+        return RunTransport(run.id, self._switchboard, journal, rules, turn, on_step)

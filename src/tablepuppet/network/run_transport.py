@@ -11,14 +11,14 @@ import os
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from tablepuppet.errors import RunInterruptedError, TrainingError
 from tablepuppet.network.run_store import RunStore, StoreError
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport.envelopes import Envelope, Request
-from tablepuppet.transport.switchboard import OnWaiting, Switchboard, WaitRules
+from tablepuppet.transport.switchboard import Switchboard, WaitRules
 
 _GROWTH = 1 << 24  # bytes that a journal grows by between two checks of the disk
 _MOST_SHARE = 4  # times as much as is left on the disk, and a journal takes too much of it
@@ -150,14 +150,7 @@ class TimeSlice:
             raise GivesWayError(f"no answer of {names} for {now - began:.0f} s, and others wait for their turn")
 
 
-@dataclass(frozen=True, slots=True)
-class RunHooks:
-    """A run's patience with clients, its cancellation, and the callbacks of its steps."""
-
-    patience: float
-    on_waiting: OnWaiting = lambda clients: None
-    is_cancelled: Callable[[], bool] = lambda: False
-    on_step: Callable[[int, Mapping[str, Sequence[Frame]], Mapping[str, Sequence[Frame]]], None] = lambda *step: None
+OnStep = Callable[[int, Mapping[str, Sequence[Frame]], Mapping[str, Sequence[Frame]]], None]
 
 
 class RunTransport:
@@ -168,13 +161,14 @@ class RunTransport:
         run: str,
         switchboard: Switchboard,
         journal: Journal | None,
-        hooks: RunHooks,
+        rules: WaitRules,
         turn: TimeSlice | None = None,
+        on_step: OnStep = lambda *step: None,
     ) -> None:
         self._run, self._switchboard, self._journal = run, switchboard, journal
         self._turn = turn if turn is not None else TimeSlice()
         self._began, self._polls = 0.0, False  # when this life asked last, and whether answers matter
-        self._hooks = hooks
+        self._rules, self._on_step = rules, on_step
         self._step = 0
         self._turn.begin()
         self._last: dict[str, int] = {}  # each client's last step
@@ -192,9 +186,9 @@ class RunTransport:
         answers = None if self._journal is None else self._journal.replay(self._step, requests)
         if answers is None:
             self._turn.step(can_go_on=self._journal is not None)
-            answers = self._ask(frames, self._hooks.patience)
+            answers = self._ask(frames, self._rules.patience)
             self._unkept = requests, answers
-            self._hooks.on_step(self._step, frames, answers)
+            self._on_step(self._step, frames, answers)
         self._last |= dict.fromkeys(frames, self._step)
         return {client: answers[client] for client in frames}
 
@@ -204,8 +198,8 @@ class RunTransport:
         It waits for room on a full disk as long as for an absent client.
         """
         if self._unkept is not None and self._journal is not None:
-            until = time.monotonic() + self._hooks.patience
-            waits = lambda: time.monotonic() < until and not self._hooks.is_cancelled()  # noqa: E731
+            until = time.monotonic() + self._rules.patience
+            waits = lambda: time.monotonic() < until and not self._rules.is_cancelled()  # noqa: E731
             self._journal.append(self._step, *self._unkept, waits)
         self._unkept = None
 
@@ -220,7 +214,7 @@ class RunTransport:
         }
         self._began, self._polls = time.monotonic(), not patience
         since = self._turn.since(step) if patience else None
-        rules = WaitRules(patience, self._hooks.on_waiting, self._pause, self._hooks.is_cancelled, since)
+        rules = replace(self._rules, patience=patience, on_pause=self._pause, since=since)
         return self._switchboard.ask(requests, rules)
 
     def _pause(self, silent: Sequence[str]) -> None:

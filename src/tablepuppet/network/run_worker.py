@@ -230,14 +230,11 @@ def _serve(pipe: Pipe, begin: Begin, asked: Frame, cache: PredictionCache, memor
             )
     except TablePuppetError as error:
         pipe.send(Failed(error=type(error).__name__, message=str(error)))
-    except MemoryError:
-        pipe.send(Failed(error="TrainingError", message=too_much_memory(memory)))
     except Exception as error:  # a bug must neither stop the service nor reveal details
-        if isinstance(error, RuntimeError) and "allocate memory" in str(error):  # torch's words
-            pipe.send(Failed(error="TrainingError", message=too_much_memory(memory)))
-            return
-        log.exception("run %s failed", begin.run)
-        message = f"internal error ({type(error).__name__}); see the server's log"
+        message = too_much_memory(memory)
+        if not isinstance(error, MemoryError) and "allocate memory" not in str(error):  # torch's words
+            log.exception("run %s failed", begin.run)
+            message = f"internal error ({type(error).__name__}); see the server's log"
         pipe.send(Failed(error="TrainingError", message=message))
     else:
         pipe.send(Finished(), [outcome])

@@ -186,9 +186,10 @@ class AnswerChecks:
                 raise errors.TransportError(
                     f"client {client} sent {len(given)} answers to {len(requests[client])} requests; the run ends here"
                 )
-            for request, answer in zip(requests[client], given, strict=True):
+            for request, asked, answered, answer in zip(requests[client], down[client], up[client], given, strict=True):
                 self._check(client, request, answer, known)
-            self._commit(client, requests[client], down[client], up[client], given)
+                if EXCHANGES[type(request)].is_fixed and not isinstance(answer, Failure):
+                    self._commit(client, request, asked, answered)
 
     def close(self, job: str) -> None:
         """The job is over: clients' earlier answers in it bind nobody any more."""
@@ -211,23 +212,13 @@ class AnswerChecks:
                 "Ask its owner; until then leave its tables out"
             ) from None
 
-    def _commit(
-        self,
-        client: str,
-        requests: Sequence[Message],
-        down: Sequence[Frame],
-        up: Sequence[Frame],
-        answers: Sequence[Message],
-    ) -> None:
-        for request, asked, answered, answer in zip(requests, down, up, answers, strict=True):
-            if not EXCHANGES[type(request)].is_fixed or isinstance(answer, Failure):
-                continue
-            digest = _digest(answered)
-            if self._digests.setdefault((client, _digest(asked)), digest) != digest:
-                raise errors.TransportError(
-                    f"client {client} answers {type(request).__name__} otherwise than before in the same run: its "
-                    "table changed, or it does not tell the truth; start the run again"
-                )
+    def _commit(self, client: str, request: Message, asked: Frame, answered: Frame) -> None:
+        digest = _digest(answered)
+        if self._digests.setdefault((client, _digest(asked)), digest) != digest:
+            raise errors.TransportError(
+                f"client {client} answers {type(request).__name__} otherwise than before in the same run: its table "
+                "changed, or it does not tell the truth; start the run again"
+            )
 
 
 def _digest(frame: Frame) -> bytes:

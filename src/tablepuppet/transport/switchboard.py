@@ -37,9 +37,9 @@ class WaitRules:
     """How long answers are waited for, and who hears of it meanwhile."""
 
     patience: float  # seconds that a client may be away; then the run ends, resumably
-    on_waiting: OnWaiting
-    on_pause: OnPause
-    is_cancelled: Callable[[], bool]
+    on_waiting: OnWaiting = lambda clients: None
+    on_pause: OnPause = lambda silent: None
+    is_cancelled: Callable[[], bool] = lambda: False
     since: float | None = None  # when it was asked first, if it is asked again
 
 

@@ -203,8 +203,8 @@ class Meter:
         return Account(**self._counts[phase].fields())
 
     def traffic(self) -> Traffic:
-        phases = {"setup": self.account("setup"), "evaluation": self.account("evaluation")}
-        return Traffic(**self._counts["training"].fields(), **phases)
+        training = self._counts["training"].fields()
+        return Traffic(**training, setup=self.account("setup"), evaluation=self.account("evaluation"))
 
 
 class _Count:
@@ -223,11 +223,10 @@ class _Count:
         self.sums[f"payload_{way}"] += payload
         self.by["by_message"][type(message).__name__] += size
         self.by["by_client"][client] += size
-        if message.discloses and not request.repeats:
-            named = ((name, getattr(request, name, None)) for name in ("part", "scan"))
-            subject = next((f"{name} {number}" for name, number in named if number is not None), "")
-            for disclosed, numbers in disclosures(message):
-                self.by["told"][DisclosureKey(client, subject, disclosed.what, to)] += numbers
+        named = ((name, getattr(request, name, None)) for name in ("part", "scan"))
+        subject = next((f"{name} {number}" for name, number in named if number is not None), "")
+        for disclosed, numbers in disclosures(message) if not request.repeats else ():
+            self.by["told"][DisclosureKey(client, subject, disclosed.what, to)] += numbers
         return size
 
     def fields(self) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise JobError("a network needs latency ≥ 0 (seconds) and bandwidth > 0 (Gbit/s)")
 
     def seconds(self, size: float, rounds: int = 1) -> float:
-        """The time of rounds that move `size` bytes over their slowest paths."""
+        """The time of `rounds` that move `size` bytes over their slowest paths."""
         return rounds * self.latency + size * 8 / (self.bandwidth * 1e9)
 
 

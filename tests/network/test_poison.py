@@ -275,6 +275,7 @@ def test_runs_belong_to_who_asked(tmp_path: Path) -> None:
         assert own.wait(run).metrics["train"]
         assert [r["run"] for r in own.status()["runs"]] == [run]
         assert desks["rival"].status()["runs"] == []
+        assert ["bytes_up" in desk.status() for desk in (own, desks["rival"], desks["boss"])] == [False, False, True]
         for ask in (desks["rival"].wait, desks["rival"].cancel):
             with pytest.raises(tp.TablePuppetError, match="there is no run"):
                 ask(run)

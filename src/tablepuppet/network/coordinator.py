@@ -149,19 +149,21 @@ class Coordinator:
             return [run.id for run in self._runs.values() if not run.is_over or run.state == "interrupted"]
 
     def status(self, user: str | None = None) -> dict[str, Any]:
-        """Clients and runs, as a document; a user sees its own runs, and how many others there are."""
+        """Clients and runs, as a document; a user sees its own runs, and how many others there are. Bytes count rows
+        exactly, and are for administrators."""
         connected = self._switchboard.list_connected()
         with self._lock:
             every = list(self._runs.values())
-        seen = [r for r in every if user is None or r.is_of(user) or user in self._administrators]
+        sees_all = user is None or user in self._administrators
+        seen = [r for r in every if sees_all or r.is_of(str(user))]
+        counted = {"bytes_up": self.bytes_up, "bytes_down": self.bytes_down}
         return {
             **({"process": self._process.pid} if user is None else {}),
             "connected": connected,
             "away": {client: round(seconds, 1) for client, seconds in self._switchboard.away().items()},
             "waited": {client: round(seconds, 3) for client, seconds in self._switchboard.waited.items()},
             "steps": self.rounds,
-            "bytes_up": self.bytes_up,
-            "bytes_down": self.bytes_down,
+            **(counted if sees_all else {}),
             "trouble": self.trouble,
             "others": sum(not r.is_over for r in every) - sum(not r.is_over for r in seen),
             "runs": [run.describe() for run in seen],

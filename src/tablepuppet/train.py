@@ -413,7 +413,7 @@ def map_features(job: Job, session: Session, purpose: Purpose, measured: Measure
     if any(scan.budgeted for scan in bound.scans):
         raise PrivacyError(
             "drift and partial dependence have no noisy form, and a table has an analyst budget; use evaluate, whose "
-            "metrics on new rows are noisy"
+            "metrics on new rows are noisy, or model.importance(), which follows from noisy trees"
         )
     agree(job_contracts(bound, job, purpose, link.asker, measured.use(bound)), link, job_id)
     request = MappingRequest(

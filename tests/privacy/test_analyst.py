@@ -366,7 +366,13 @@ def test_with_pure_noise_for_every_noisy_sum_nothing_depends_on_rows(monkeypatch
             compared = owners.compare(result, result, privacy=asks())
         assert result.blocks[0].encoders == ()  # no mean, of which low digits would be a row's
         shown = [str(plan), plan.to_json(), str(result), result.metrics, result.trees, result.notes, result.traffic]
-        shown += [result.history, result.blocks[0].splits, result.model.metadata, result.encoded_intercept]
+        shown += [
+            result.model.importance().to_dict(),
+            result.history,
+            result.blocks[0].splits,
+            result.model.metadata,
+            result.encoded_intercept,
+        ]
         seen.append([str(one) for one in (*shown, measured.to_dict(), compared.to_dict())])
     assert seen[0] == seen[1]
 

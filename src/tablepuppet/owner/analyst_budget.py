@@ -80,8 +80,8 @@ def check_shown(policy: Policy, contract: Contract, use: Callable[[int], ScanUse
         policy.rule(
             is_plain and not scan.merges and not scan.moments,
             rule,
-            "importance, partial dependence, search, weights, histories and merged groups have no noisy form; train "
-            "one model with and one without, and compare them",
+            "permutation importance, partial dependence, search, weights, histories and merged groups have no noisy "
+            "form; model.importance() of noisy trees costs nothing, and compare measures a model with and one without",
         )
         if contract.training is not None:
             _check_training(contract, contract.training, policy, rule)

@@ -116,7 +116,7 @@ class _Opened:
     def branches(self, bases: Sequence[int], places: Sequence[LabelPlace], label: int | None) -> tuple[Branch, ...]:
         """The bound branches, whose joined rows are ordered by `bases`; `label`: the output that is predicted."""
         found = tuple(
-            branch.bind_branch(base, place if label is None else place._replace(label=branch.output_columns[label]))
+            branch.bind_branch(base, place if label is None else replace(place, label=branch.output_columns[label]))
             for branch, base, place in zip(self.placed, bases, places, strict=True)
         )
         checks.check_beside(found, self.scans)

@@ -123,7 +123,8 @@ class Join:
         return self.is_anti or self.kind == "semi"
 
 
-class LabelPlace(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class LabelPlace:
     """Where the label and its companions lie: a scan, and expressions of it (−1: not asked for)."""
 
     scan: int

@@ -12,7 +12,6 @@ import itertools
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -25,8 +24,9 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 import pymysql
 import pytest
+from tests.ports import free_port
 
-_PATIENCE = 60.0  # seconds until a server must answer
+_PATIENCE = 180.0  # seconds until a server must answer
 _NUMBERS = itertools.count()
 _TYPES: dict[Callable[[pa.DataType], bool], str] = {
     pa.types.is_boolean: "BOOLEAN",
@@ -82,10 +82,8 @@ def find_server() -> str | None:
 @contextmanager
 def run_server(program: str) -> Iterator[str]:
     """A private server, gone at the end; the URL of its user."""
-    with tempfile.TemporaryDirectory(prefix="tablepuppet-mariadb-") as name, socket.socket() as probe:
-        folder, password = Path(name), secrets.token_hex(8)
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    with tempfile.TemporaryDirectory(prefix="tablepuppet-mariadb-") as name:
+        folder, password, port = Path(name), secrets.token_hex(8), free_port()
         setup = folder / "setup.sql"
         setup.write_text(
             f"CREATE USER owner@'127.0.0.1' IDENTIFIED BY '{password}';\nGRANT ALL ON *.* TO owner@'127.0.0.1';\n",
@@ -95,7 +93,6 @@ def run_server(program: str) -> Iterator[str]:
         command += ["--user=root"] * (os.geteuid() == 0)  # which it otherwise refuses
         with (folder / "log").open("wb") as log:
             _make_system_tables(command, folder / "data", log)
-            probe.close()
             command += [f"--init-file={setup}", f"--port={port}", "--bind-address=127.0.0.1"]
             command += [f"--socket={folder / 'socket'}", f"--pid-file={folder / 'pid'}"]
             server = subprocess.Popen(command, stdout=log, stderr=log)

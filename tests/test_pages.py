@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import typer
+from tests.ports import free_port
 from typer.core import TyperGroup
 
 from tablepuppet.cli.main import make_app
@@ -55,13 +55,6 @@ class Block(NamedTuple):
 def read_blocks(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
     return [Block(f["language"], f["title"], f["code"]) for f in _FENCE.finditer(text)]
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 class Reader:

@@ -98,7 +98,7 @@ ALLOWED = 1.0 / dp_accounting.get_sigma_gaussian(1.0, DELTA)  # what (1, 1e-5)-D
 
 def test_a_row_is_hidden_as_far_as_its_epsilon_says() -> None:
     found = distance(train())
-    assert 0.8 * ALLOWED < found < 1.05 * ALLOWED  # the row is nearly the worst that there is, and yet hidden
+    assert 0.75 * ALLOWED < found < 1.05 * ALLOWED  # the row is nearly the worst that there is, and yet hidden
 
 
 def test_the_audit_finds_half_of_the_noise_and_a_row_that_counts_for_one(monkeypatch: pytest.MonkeyPatch) -> None:

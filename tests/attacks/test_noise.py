@@ -160,7 +160,7 @@ def test_noise_leaves_no_digits_that_tell_of_the_value() -> None:
     shown = noised(values, 0.7, secure_generator())
     grid = 2.0 ** (np.floor(np.log2(0.7)) - 30)
     assert (np.rint(shown / grid) * grid == shown).all()
-    assert abs(np.std(shown - values) - 0.7) < 0.05
+    assert abs(np.std(shown - values) - 0.7) < 0.08  # seven deviations of its own
 
 
 def test_what_has_a_budget_is_neither_measured_nor_scored_as_it_is(tmp_path: Path) -> None:

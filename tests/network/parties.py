@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
-import socket
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -22,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tests.network import party
 from tests.network.relay import Relay
+from tests.ports import free_port
 
 import tablepuppet as tp
 from tablepuppet.api.connected import ConnectedFederation
@@ -79,15 +78,6 @@ def assert_same(network: Result, local: Result) -> None:
 def protocol(role: Role) -> str:
     """The messages that a party of this release says that it knows."""
     return user_protocol() if role == "user" else client_protocol()
-
-
-def free_port() -> int:
-    """A port that no outgoing connection is given while its server is away: below those that the kernel hands out."""
-    while True:
-        port = random.randrange(12_000, 32_000)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 @dataclass
@@ -184,7 +174,7 @@ policy = "open.toml"
         """kill -9."""
         process = self.processes.pop(name)
         process.kill()
-        process.join(30)
+        process.join(120)
 
     def restart(self, name: str) -> None:
         self.kill(name)
@@ -195,7 +185,7 @@ policy = "open.toml"
         for process in self.processes.values():
             process.terminate()
         for process in self.processes.values():
-            process.join(30)
+            process.join(120)
         codes = {name: process.exitcode for name, process in self.processes.items()}
         self.processes.clear()
         return codes
@@ -203,7 +193,7 @@ policy = "open.toml"
     def connect(self) -> ConnectedFederation:
         return ConnectedFederation(self.federation)
 
-    def await_status(self, is_so: Any, seconds: float = 60.0) -> dict[str, Any]:
+    def await_status(self, is_so: Any, seconds: float = 180.0) -> dict[str, Any]:
         """The server's status, as soon as it is as wanted."""
         until = time.monotonic() + seconds
         while True:
@@ -235,6 +225,6 @@ def running(folder: Path, held: Mapping[str, pa.Table], **options: Any) -> Itera
     finally:
         for process in parties.processes.values():
             process.kill()
-            process.join(30)
+            process.join(120)
         for relay in parties.relays.values():
             relay.close()

@@ -36,7 +36,7 @@ def state(parties: Parties) -> Path:
 
 def command(parties: Parties, *words: str) -> str:
     given = [sys.executable, "-m", "tablepuppet", *words, "--client", str(parties.folder / "store-eu.toml")]
-    done = subprocess.run(given, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(given, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -109,7 +109,7 @@ def test_a_log_that_was_deleted_with_its_head_is_noticed_by_the_server_and_accep
         for path in lost:
             path.unlink()
         parties.start("store-eu")
-        parties.processes["store-eu"].join(60)
+        parties.processes["store-eu"].join(180)
         assert parties.processes["store-eu"].exitcode == 2
         assert "does not continue the one of" in (parties.folder / "store-eu.log").read_text()
         assert "Accepted: " in command(parties, "log", "accept")

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from tests.network import party
 from tests.network.namespaces import has_netem, hosts, needs_root
-from tests.network.parties import OWNERS, QUERY, Parties, free_port, running, tables
+from tests.network.parties import OWNERS, QUERY, Parties, running, tables
 from tests.network.relay import Relay
+from tests.ports import free_port
 
 from tablepuppet.training.result import Result
 from tablepuppet.transport.meter import NETWORKS

@@ -86,7 +86,7 @@ class Impostor:
 
     def ask_frames(self, frames: list[Frame]) -> list[Frame]:
         if self._stream is None:
-            self._stream = self._came.get(timeout=30)
+            self._stream = self._came.get(timeout=120)
         self._stream.send(e.Request(run=RUN, step=self._step + 1, after=self._step), frames)
         self._step += 1
         _, answer = self._stream.receive()

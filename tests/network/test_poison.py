@@ -134,7 +134,7 @@ def test_a_service_that_is_told_to_stop_again_and_again_sets_no_run_aside(tmp_pa
                 assert server.pid is not None
                 for pid in (*descendants(server.pid), server.pid):
                     os.kill(pid, signal.SIGTERM)
-                server.join(30)
+                server.join(120)
                 parties.start("server")
 
         network = parties.connect().train(QUERY, **job, on_round=restart)
@@ -170,7 +170,7 @@ def descendants(pid: int) -> list[int]:
 
 def worker(parties: Parties) -> int:
     """The process that the run is computed in; 0: between two of them."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{parties.health}/status", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{parties.health}/status", timeout=60) as answer:
         return int(json.loads(answer.read())["process"] or 0)
 
 
@@ -248,7 +248,7 @@ def test_a_server_that_was_told_to_stop_takes_its_run_up_again(tmp_path: Path) -
             if event.round == 3 and not stopped:
                 stopped.append(1)
                 parties.processes["server"].terminate()
-                parties.processes["server"].join(30)
+                parties.processes["server"].join(120)
                 parties.start("server")
 
         network = parties.connect().train(QUERY, label="y", algorithm="admm", epochs=6, on_round=stop)

@@ -133,13 +133,13 @@ def test_the_command_line_trains_against_a_running_server(parties: Parties) -> N
     job = parties.folder / "job.toml"
     job.write_text(f'query = "{QUERY}"\nlabel = "y"\n')
     command = [sys.executable, "-m", "tablepuppet.cli.main", "train", str(job), "--federation", str(parties.federation)]
-    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True, timeout=300)
     assert json.loads(done.stdout)
 
 
 def test_health_and_metrics_tell_who_is_there(parties: Parties) -> None:
     def get(page: str) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{parties.health}/{page}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{parties.health}/{page}", timeout=60) as answer:
             return str(answer.read().decode())
 
     assert json.loads(get("health")) == {"status": "ok"}

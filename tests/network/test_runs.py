@@ -44,7 +44,7 @@ def test_a_result_that_finds_no_room_is_kept_once_there_is_some(
     fill_disk(store, 0.5)
     run.move("finished")
     assert caplog.text.count("no room in") >= 2
-    last, frames = news.get(timeout=1)
+    last, frames = news.get(timeout=60)
     assert isinstance(last, Finished)
     kept = store.read((ID, "card", 0), Card)
     assert kept is not None
@@ -135,7 +135,7 @@ def test_who_does_not_read_misses_rounds_and_never_the_end(store: RunStore) -> N
         run.end_round(Round(round=number, rounds=5000), to_frame({"a": 1}))
     run.result = to_frame({"a": 1})
     run.move("finished")
-    heard = [news.get(timeout=1) for _ in range(news.qsize())]
+    heard = [news.get(timeout=60) for _ in range(news.qsize())]
     assert len(heard) == 1001
     assert isinstance(heard[-1][0], Finished)
 

@@ -25,7 +25,7 @@ from tablepuppet.transport.envelopes import Goodbye
 SOFT = 1024  # systemd's default
 HARD = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 EACH = 5000  # strangers of one process
-SECONDS = 2.0
+SECONDS = 20.0
 STRANGER = """
 import random, socket, sys, time
 port, count, first, word, comes_back = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5]
@@ -77,7 +77,7 @@ def strangers(port: int, count: int, word: str = "silent", how: str = "stays") -
 
 
 def look(parties: Parties) -> dict[str, Any]:
-    """What health and status say, each within two seconds."""
+    """What health and status say, while the strangers are there."""
     with urlopen(f"http://127.0.0.1:{parties.health}/health", timeout=SECONDS) as answer:
         assert json.load(answer) == {"status": "ok"}
     with urlopen(f"http://127.0.0.1:{parties.health}/status", timeout=SECONDS) as answer:

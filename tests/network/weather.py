@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from tests.network.parties import OWNERS, QUERY, Parties, free_port, running
+from tests.network.parties import OWNERS, QUERY, Parties, running
 from tests.network.relay import Relay
+from tests.ports import free_port
 
 from tablepuppet.errors import TablePuppetError
 from tablepuppet.training.result import Result

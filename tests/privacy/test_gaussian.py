@@ -18,7 +18,7 @@ from tablepuppet.models.features import Features
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.privacy.gaussian import GradientPrivacy, clip_scale, secure_generator
 
-ALARM = 1e-5
+ALARM = 1e-8
 
 
 def features(x: Array, codes: NDArray[np.int64] | None = None) -> Features:
@@ -75,7 +75,7 @@ def test_noise_has_the_stated_deviation_and_no_memory(clip: float) -> None:
     variance = drawn.var() / (4.0 * clip) ** 2
     tails = scipy.stats.chi2(drawn.size).ppf([ALARM / 2, 1 - ALARM / 2]) / drawn.size
     assert tails[0] < variance < tails[1]
-    assert abs(np.corrcoef(drawn[:-1].ravel(), drawn[1:].ravel())[0, 1]) < 5 / np.sqrt(drawn.size)
+    assert abs(np.corrcoef(drawn[:-1].ravel(), drawn[1:].ravel())[0, 1]) < 6 / np.sqrt(drawn.size)
 
 
 def test_two_generators_never_agree() -> None:

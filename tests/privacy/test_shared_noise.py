@@ -65,7 +65,7 @@ class Tap:
 
 
 def test_a_sum_has_the_noise_of_one_client_and_a_margin_not_that_of_all() -> None:
-    """Measured on the sums of real runs; a deviation from 960 draws is off by 7 % in a run of a thousand."""
+    """Measured on the sums of real runs; a deviation from 960 draws is off by 15 % once in 10¹⁰ runs."""
     for owners, features, times in ((3, {}, 3 / 2), (5, {}, 5 / 3), (3, {"shared_noise": False}, 3.0), (2, {}, 2.0)):
         with tp.Federation(held(owners)) as federation:
             tap = Tap(federation)
@@ -74,7 +74,7 @@ def test_a_sum_has_the_noise_of_one_client_and_a_margin_not_that_of_all() -> Non
         if owners == 2 or features:
             found = found * result.plan.mapping.train_rows  # each divided before
         assert len(found) == ROUNDS * WIDTH
-        assert np.std(found) == pytest.approx(NOISE * CLIP * math.sqrt(times), rel=0.1)
+        assert np.std(found) == pytest.approx(NOISE * CLIP * math.sqrt(times), rel=0.15)
         is_said = "if most clients of the table are honest" in " ".join(result.privacy.lines())
         assert is_said == (owners > 2 and not features)
 
@@ -97,9 +97,9 @@ def test_without_any_minority_of_the_clients_the_noise_is_what_the_ledger_counts
     assert 2 * colluding < clients
     shares = gradients(clients, least)
     left = sum(shares[colluding:])
-    assert np.std(left) >= NOISE * CLIP * (1 - 0.025)
-    assert np.std(left) == pytest.approx(NOISE * CLIP, rel=0.025)
-    assert np.std(sum(shares)) <= 1.025 * NOISE * CLIP * math.sqrt(2.0)  # and all of them bring at most twice of it
+    assert np.std(left) >= NOISE * CLIP * (1 - 0.035)
+    assert np.std(left) == pytest.approx(NOISE * CLIP, rel=0.035)
+    assert np.std(sum(shares)) <= 1.035 * NOISE * CLIP * math.sqrt(2.0)  # and all of them bring at most twice of it
 
 
 def test_masks_keep_the_grid_of_the_noise_so_that_a_sum_tells_no_more_than_its_value() -> None:

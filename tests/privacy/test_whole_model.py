@@ -22,13 +22,13 @@ EPSILON, DELTA = 1.0, 1e-5
 QUERY = "SELECT u.v, f.group_name, f.y FROM f JOIN u ON f.k = u.k"
 
 
-def found_epsilon(right: int, guesses: int, confidence: float = 0.999) -> float:
+def found_epsilon(right: int, guesses: int, alarm: float) -> float:
     """The least ε at which so many right guesses are not a surprise: a lower bound of the true one."""
     low, high = 0.0, 20.0
     while high - low > 1e-3:
         middle = 0.5 * (low + high)
         chance = scipy.stats.binom.sf(right - 1, guesses, 1.0 / (1.0 + math.exp(-middle)))
-        low, high = (middle, high) if chance < 1.0 - confidence else (low, middle)
+        low, high = (middle, high) if chance < alarm else (low, middle)
     return low
 
 
@@ -38,7 +38,7 @@ def slices(table: pa.Table, clients: int) -> list[pa.Table]:
 
 
 def audited(name: str, cap: int, clients: int = 1, canaries: int = 300, seed: int = 0, **privacy: Any) -> float:
-    """A lower bound of ε of the released model, from one run."""
+    """A lower bound of ε of the released model, from one run; too high once in 10⁷ looks."""
     chance = np.random.default_rng(seed)
     is_in = chance.random(canaries) < 0.5
     sign = np.where(chance.random(canaries) < 0.5, 1.0, -1.0)  # of all its labels
@@ -71,7 +71,7 @@ def audited(name: str, cap: int, clients: int = 1, canaries: int = 300, seed: in
         for share in (0.1, 0.25):
             half = max(5, int(share * canaries))
             right = int(is_in[ranked[-half:]].sum() + (~is_in[ranked[:half]]).sum())
-            best = max(best, found_epsilon(right, 2 * half))
+            best = max(best, found_epsilon(right, 2 * half, 1e-7))
     return best
 
 
@@ -100,11 +100,11 @@ def test_the_audit_catches_noise_that_is_enough_for_the_own_table_only(
 ) -> None:
     monkeypatch.setattr(WholeModel, "across", lambda self, number: 0.0)
     monkeypatch.setattr(WholeModel, "scales", property(lambda self: list(self.clips)))
-    assert audited(name, 100) > 2.0
+    assert audited(name, 100) > 1.5
 
 
 def test_the_audit_catches_shares_of_noise_that_are_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three clients each brings a fortieth of its share."""
     share = GradientPrivacy.deviation
     monkeypatch.setattr(GradientPrivacy, "deviation", property(lambda self: share.__get__(self) / 40.0))
-    assert audited("sgd", 20, clients=3) > 2.0
+    assert audited("sgd", 20, clients=3) > 1.5

@@ -46,7 +46,7 @@ def _connected(switchboard: Switchboard, answer: int) -> Iterator[None]:
     finally:
         switchboard.close("the test is over")
         for connection, thread in zip(connections, threads, strict=True):
-            thread.join(timeout=10)
+            thread.join(timeout=60)
             connection.close()
         server.shutdown()
 

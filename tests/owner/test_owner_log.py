@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tablepuppet.cli.main import main
 from tablepuppet.errors import PolicyError
 from tablepuppet.owner.owner_log import LostStateError, OwnerLog, read_head, read_log, verify
 from tablepuppet.privacy.ledger import Account, Spending, TableBudget
-from tablepuppet.protocol.merkle import MerkleTree, TreeHead
+from tablepuppet.protocol.merkle import MerkleTree, TreeHead, prove_consistency
 
 SPENT = Spending(table="people", what="label", name="a", epsilon=1.0)
 BUDGET = TableBudget(label=1.5)
@@ -35,6 +36,36 @@ def test_heads_are_those_of_rfc_6962(entries: list[bytes]) -> None:
     for entry in entries:
         tree.append(entry)
     assert tree.head == TreeHead(len(entries), root(entries).hex())
+
+
+@given(st.lists(st.binary(max_size=4), max_size=40), st.data())
+def test_proofs_of_consistency_are_those_of_rfc_6962(entries: list[bytes], data: st.DataObject) -> None:
+    size = data.draw(st.integers(0, len(entries)))
+    proof = prove_consistency(entries, size)
+    assert proof.holds()
+    assert (proof.first, proof.second) == tuple(TreeHead(len(e), root(e).hex()) for e in (entries[:size], entries))
+    assert len(proof.path) <= 1 + len(entries).bit_length()
+    if 0 < size < len(entries):
+        forked = TreeHead(size, root([*entries[: size - 1], b"other"]).hex())
+        cut = proof.path[:-1]
+        for lie in ({"first": forked}, {"second": forked}, {"path": cut}, {"path": (*proof.path, forked.root)}):
+            assert not msgspec.structs.replace(proof, **lie).holds()
+
+
+def test_whoever_kept_a_head_verifies_a_proof_without_the_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, proof, kept = tmp_path / "log.jsonl", str(tmp_path / "proof.json"), list[str]()
+    log = OwnerLog(path)
+    for number in range(7):
+        log.write("agreed", str(number))
+        kept.append(log.head.root)
+    assert main(["log", "verify", str(path), "--expect", kept[2], "--prove", proof]) == 0
+    path.unlink()
+    assert main(["log", "verify", "--proof", proof, "--expect", kept[2][:16]]) == 0
+    assert f"the head {kept[6]} continues the 3 lines" in " ".join(capsys.readouterr().out.split())
+    assert main(["log", "verify", "--proof", proof, "--expect", kept[3]]) != 0
+    assert "does not show" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from tablepuppet.network.processes import configure
 from tablepuppet.network.serve import Server
 from tablepuppet.network.settings import ClientSettings, read_client, read_federation
 from tablepuppet.owner.owner_files import Approvals
-from tablepuppet.owner.owner_log import OwnerLog, read_head, read_log
+from tablepuppet.owner.owner_log import OwnerLog, read_head, read_log, read_proof, write_proof
 from tablepuppet.owner.owner_log import verify as verify_log
 from tablepuppet.owner.store import ClientTables
 from tablepuppet.sources.source import open_source
@@ -254,6 +254,8 @@ def verify(
     log: Annotated[Path | None, argument("LOG", "A log; without it, those of the client.")] = None,
     client: ClientOption = _CLIENT,
     expect: Annotated[str, option("--expect HEAD", "A head that somebody kept: sixteen digits or more.")] = "",
+    prove: Annotated[Path | None, option("--prove FILE", "Write a proof that the log continues that head.")] = None,
+    proof: Annotated[Path | None, option("--proof FILE", "Verify such a proof instead of a log.")] = None,
 ) -> None:
     """Check that no line of the log was changed, removed or put in between, and that it continues a head that was kept.
 
@@ -261,6 +263,16 @@ def verify(
     """
     if expect and not re.fullmatch(r"[0-9a-f]{16,64}", expect):
         raise typer.BadParameter("a head is sixteen to sixty-four hexadecimal digits, as a result or a log has it")
+    if (prove or proof) and not expect:
+        raise typer.BadParameter("a proof is about a head that somebody kept; name it with --expect")
+    if proof is not None:
+        shown = read_proof(proof, expect)
+        screen.show(
+            f"A log of {shown.second.size:,} lines with the head {shown.second.root} continues the "
+            f"{shown.first.size:,} lines with the head {shown.first.root[:16]}."
+        )
+        screen.show_json(msgspec.to_builtins(shown))
+        return
     folder = Path() if log is not None else read_client(client).state_folder
     files = [log] if log is not None else [folder / name for name in _FILES if (folder / name).exists()]
     found = {path.name: verify_log(path, expect if path == files[0] else "") for path in files}
@@ -268,6 +280,8 @@ def verify(
         screen.show(f"{name}: {head.size:,} lines, each follows from those before; the head is {head.root}.")
         if kept is not None:
             screen.show(f"{name}: its first {kept.size:,} lines have the head {kept.root[:16]}; it continues them.")
+            if prove is not None:
+                write_proof(files[0], kept, prove)
     if expect and not files:
         raise PolicyError(f"there is no log in {folder}, and a head of one was kept: it was deleted; restore it")
     if not files:

@@ -31,7 +31,7 @@ import msgspec
 from tablepuppet.errors import PolicyError
 from tablepuppet.output_files import write_whole
 from tablepuppet.privacy.ledger import Account, Spending, TableBudget
-from tablepuppet.protocol.merkle import MerkleTree, TreeHead
+from tablepuppet.protocol.merkle import ConsistencyProof, MerkleTree, TreeHead, prove_consistency
 
 log = logging.getLogger(__name__)
 Event = Literal[
@@ -264,6 +264,28 @@ def verify(path: Path, expect: str = "") -> tuple[TreeHead, TreeHead | None]:
             "replaced since that head was kept; put the newest copy back, and find out who can write there"
         )
     return tree.head, found if expect else None
+
+
+def write_proof(path: Path, head: TreeHead, target: Path) -> None:
+    """That a log continues its beginning with this head; whoever has the head verifies it without the log."""
+    text = msgspec.json.encode(prove_consistency(_lines(path)[0], head.size))
+    write_whole(target, lambda p: p.write_bytes(text), "a proof", PolicyError)
+
+
+def read_proof(path: Path, expect: str) -> ConsistencyProof:
+    """A proof that a log continues the head that begins with `expect`; an error if it proves anything else."""
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=ConsistencyProof)
+    except (OSError, msgspec.MsgspecError):
+        raise PolicyError(
+            f"the proof {path} cannot be read; `tablepuppet log verify --prove FILE` writes one"
+        ) from None
+    if not found.first.root.startswith(expect) or not found.holds():
+        raise LostStateError(
+            f"the proof {path} does not show that a log continues the head {expect[:16]}…; ask the owner for another, "
+            "or for the log"
+        )
+    return found
 
 
 def read_head(path: Path) -> TreeHead:

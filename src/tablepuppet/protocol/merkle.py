@@ -3,12 +3,14 @@
     leaf = SHA-256(0x00 ‖ entry)      node = SHA-256(0x01 ‖ left ‖ right)      empty = SHA-256()
 
 The left half of n leaves is the largest power of two below n. A party that keeps a head notices a log that was cut,
-restored from an older copy or forked: its first `size` entries have another root, or are not there.
+restored from an older copy or forked: its first `size` entries have another root, or are not there. A consistency
+proof shows the same without the entries: it has some log₂ n hashes (RFC 6962, section 2.1.2).
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -21,6 +23,63 @@ class TreeHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     size: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
     root: Root
+
+
+class ConsistencyProof(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """That a log with one head continues the one with another."""
+
+    first: TreeHead
+    second: TreeHead
+    path: Annotated[tuple[Root, ...], msgspec.Meta(max_length=128)]
+
+    def holds(self) -> bool:
+        """Whether both heads follow from the path (RFC 9162, section 2.1.4.2)."""
+        first, second = self.first.size, self.second.size
+        if first == second or not 0 < first < second:
+            is_empty = first == 0 and self.first == MerkleTree().head
+            return not self.path and (self.first == self.second or is_empty)
+        path = [bytes.fromhex(own) for own in self.path]
+        path = [bytes.fromhex(self.first.root), *path] if first & (first - 1) == 0 else path
+        below, last = first - 1, second - 1
+        while below & 1:
+            below, last = below >> 1, last >> 1
+        old = new = path[0] if path else b""
+        for other in path[1:]:
+            if not last:
+                return False
+            if below & 1 or below == last:
+                old, new = _node(other, old), _node(other, new)
+                while below and not below & 1:
+                    below, last = below >> 1, last >> 1
+            else:
+                new = _node(new, other)
+            below, last = below >> 1, last >> 1
+        return (old.hex(), new.hex(), last) == (self.first.root, self.second.root, 0)
+
+
+def prove_consistency(entries: Sequence[bytes], size: int) -> ConsistencyProof:
+    """That all entries continue the first `size` of them.
+
+    >>> prove_consistency([b"a", b"b", b"c"], 2).holds()
+    True
+    """
+    path, start, stop, is_whole = list[str](), 0, len(entries), True
+    while 0 < size < stop - start:
+        half = start + (1 << (stop - start - 1).bit_length() - 1)
+        is_left = size <= half - start
+        path.append(_head(entries[half:stop] if is_left else entries[start:half]).root)
+        is_whole &= is_left
+        start, stop, size = (start, half, size) if is_left else (half, stop, size - (half - start))
+    if not is_whole:
+        path.append(_head(entries[start:stop]).root)
+    return ConsistencyProof(_head(entries[: stop if size else 0]), _head(entries), tuple(reversed(path)))
+
+
+def _head(entries: Sequence[bytes]) -> TreeHead:
+    tree = MerkleTree()
+    for entry in entries:
+        tree.append(entry)
+    return tree.head
 
 
 class MerkleTree:

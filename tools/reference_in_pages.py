@@ -31,11 +31,13 @@ from tablepuppet.protocol.base import Failure, Message, marked_fields
 _MARKED = re.compile(r"<!-- reference: (?P<name>[\w ]+) -->\n.*?<!-- end of reference -->\n", re.DOTALL)
 _SUBJECTS = {
     "exchanges.schema": "Names, types, contracts",
+    "exchanges.proposal": "Names, types, contracts",
     "exchanges.groups": "Groups that several clients share",
     "exchanges.history": "Histories",
     "exchanges.keys": "Keys",
     "exchanges.labels": "Labels",
     "exchanges.features": "Features",
+    "exchanges.encoding": "Features",
     "exchanges.start": "The start of training",
     "exchanges.evaluation": "Evaluation and the end of training",
     "exchanges.prediction": "Prediction",

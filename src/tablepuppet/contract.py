@@ -14,7 +14,7 @@ import msgspec
 
 from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.errors import ApprovalError, JobError
-from tablepuppet.exchanges.schema import Agreement, ProposeContract
+from tablepuppet.exchanges.proposal import Agreement, ProposeContract
 from tablepuppet.formatting import printable
 from tablepuppet.job import Job
 from tablepuppet.privacy.analyst import AnalystTerms

@@ -14,7 +14,8 @@ import tablepuppet as tp
 from tablepuppet.client import UNREADABLE
 from tablepuppet.errors import PolicyError
 from tablepuppet.exchanges.labels import DescribeLabels, Labels, LabelSummary, SendLabels
-from tablepuppet.exchanges.schema import OpenScan, ProposeContract
+from tablepuppet.exchanges.proposal import ProposeContract
+from tablepuppet.exchanges.schema import OpenScan
 from tablepuppet.owner.policy import Policy
 from tablepuppet.privacy.ledger import TableBudget
 from tablepuppet.privacy.options import LabelPrivacy

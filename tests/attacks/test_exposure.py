@@ -17,7 +17,8 @@ from tablepuppet.algorithms.boosting import messages as trees
 from tablepuppet.client import Client
 from tablepuppet.errors import PolicyError
 from tablepuppet.exchanges.prediction import ScoreRows
-from tablepuppet.exchanges.schema import OpenScan, ProposeContract
+from tablepuppet.exchanges.proposal import ProposeContract
+from tablepuppet.exchanges.schema import OpenScan
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.owner.policy import Policy
 from tablepuppet.owner.store import ClientTables

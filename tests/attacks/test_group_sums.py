@@ -12,8 +12,9 @@ from msgspec.structs import replace
 
 import tablepuppet as tp
 from tablepuppet.exchanges.groups import HoldGroups, SendGroups, SumGroups, commitment
+from tablepuppet.exchanges.proposal import ProposeContract
 from tablepuppet.exchanges.registry import REQUESTS, RESPONSES
-from tablepuppet.exchanges.schema import CloseJob, OpenScan, ProposeContract
+from tablepuppet.exchanges.schema import CloseJob, OpenScan
 from tablepuppet.owner.policy import Policy
 from tablepuppet.protocol.base import Message
 from tablepuppet.protocol.codec import Frame, decode, encode

@@ -13,7 +13,8 @@ from tests.attacks.meddler import QUERY, shop
 import tablepuppet as tp
 from tablepuppet.errors import JobError, PolicyError
 from tablepuppet.exchanges.labels import DescribeLabels, Labels, SendLabels
-from tablepuppet.exchanges.schema import CloseJob, OpenScan, ProposeContract
+from tablepuppet.exchanges.proposal import ProposeContract
+from tablepuppet.exchanges.schema import CloseJob, OpenScan
 from tablepuppet.owner.policy import LabelRules, Policy
 from tablepuppet.privacy.gaussian import noised, secure_generator
 from tablepuppet.privacy.options import LabelPrivacy

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
+from tablepuppet.exchanges.proposal import ProposeContract
 from tablepuppet.exchanges.registry import REQUESTS
-from tablepuppet.exchanges.schema import ProposeContract
 from tablepuppet.protocol.base import disclosures
 from tablepuppet.protocol.codec import Frame, decode
 

@@ -22,8 +22,9 @@ from tablepuppet.exchanges.evaluation import Evaluate, Release
 from tablepuppet.exchanges.features import OpenPart
 from tablepuppet.exchanges.keys import SendKeys
 from tablepuppet.exchanges.prediction import ScoreRows, SendIdentifiers
+from tablepuppet.exchanges.proposal import ProposeContract
 from tablepuppet.exchanges.registry import EXCHANGES, REQUESTS
-from tablepuppet.exchanges.schema import CloseJob, DescribeTable, OpenScan, ProposeContract
+from tablepuppet.exchanges.schema import CloseJob, DescribeTable, OpenScan
 from tablepuppet.exchanges.start import MultiplyGram, StartPart
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.owner.policy import Policy

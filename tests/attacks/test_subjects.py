@@ -12,7 +12,8 @@ from tests.privacy.white_box import gaussian_epsilon, run_both
 import tablepuppet as tp
 from tablepuppet.errors import PolicyError
 from tablepuppet.exchanges.features import OpenPart
-from tablepuppet.exchanges.schema import OpenScan, ProposeContract, ScanSchema
+from tablepuppet.exchanges.proposal import ProposeContract
+from tablepuppet.exchanges.schema import OpenScan, ScanSchema
 from tablepuppet.owner.policy import Policy, TableRules
 from tablepuppet.privacy.accounting import composed_epsilon, replacement_epsilon
 from tablepuppet.privacy.ledger import TableBudget

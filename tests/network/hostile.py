@@ -20,7 +20,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from tablepuppet.cli.main import main
-from tablepuppet.exchanges.features import Encoded
+from tablepuppet.exchanges.encoding import Encoded
 from tablepuppet.exchanges.keys import Keys
 from tablepuppet.exchanges.labels import Labels
 from tablepuppet.exchanges.registry import RESPONSES

@@ -22,8 +22,9 @@ from typing import Any
 from tablepuppet import client
 from tablepuppet.cli.main import main
 from tablepuppet.exchanges import steps
+from tablepuppet.exchanges.proposal import ProposeContract
 from tablepuppet.exchanges.registry import EXCHANGES
-from tablepuppet.exchanges.schema import CloseJob, OpenScan, ProposeContract
+from tablepuppet.exchanges.schema import CloseJob, OpenScan
 from tablepuppet.owner.enforcement import ContractEnforcer
 from tablepuppet.transport.connections import Stream
 from tablepuppet.transport.envelopes import Reply, Request

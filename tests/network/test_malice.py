@@ -11,20 +11,13 @@ import numpy as np
 import pytest
 from tests.network.parties import Parties, tables
 
-from tablepuppet.exchanges.features import RevealFeatures
+from tablepuppet.exchanges.encoding import RevealFeatures
 from tablepuppet.exchanges.keys import Keys, SendKeys
 from tablepuppet.exchanges.labels import SendLabels
 from tablepuppet.exchanges.prediction import SendIdentifiers
+from tablepuppet.exchanges.proposal import Agreement, ProposeContract
 from tablepuppet.exchanges.registry import RESPONSES
-from tablepuppet.exchanges.schema import (
-    Agreement,
-    CountRows,
-    DescribeTable,
-    OpenScan,
-    ProposeContract,
-    ScanSchema,
-    TableSchema,
-)
+from tablepuppet.exchanges.schema import CountRows, DescribeTable, OpenScan, ScanSchema, TableSchema
 from tablepuppet.network.control import FROM_ANYBODY
 from tablepuppet.owner.owner_files import Approvals
 from tablepuppet.owner.owner_log import verify

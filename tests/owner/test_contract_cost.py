@@ -13,8 +13,8 @@ import pytest
 
 import tablepuppet as tp
 from tablepuppet.algorithms.sgd.rounds import SgdUpdate
+from tablepuppet.exchanges.proposal import ProposeContract
 from tablepuppet.exchanges.registry import EXCHANGES, REQUESTS
-from tablepuppet.exchanges.schema import ProposeContract
 from tablepuppet.exchanges.steps import count_batch
 from tablepuppet.protocol.codec import Frame, decode
 

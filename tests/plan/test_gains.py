@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.exchanges.schema import ProposeContract
+from tablepuppet.exchanges.proposal import ProposeContract
 from tablepuppet.transport.link import Link
 
 QUERY = "SELECT a.x, a.name, b.z, b.kind, f.y FROM f JOIN a ON f.a = a.id JOIN b ON f.b = b.id"

@@ -19,8 +19,9 @@ from tablepuppet.errors import PolicyError
 from tablepuppet.exchanges.evaluation import Evaluate, Release
 from tablepuppet.exchanges.labels import Labels
 from tablepuppet.exchanges.prediction import ScoreRows
+from tablepuppet.exchanges.proposal import ProposeContract
 from tablepuppet.exchanges.registry import REQUESTS, RESPONSES
-from tablepuppet.exchanges.schema import CloseJob, DescribeTable, OpenScan, ProposeContract
+from tablepuppet.exchanges.schema import CloseJob, DescribeTable, OpenScan
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.owner.owner_files import own_secret
 from tablepuppet.owner.owner_log import OwnerLog

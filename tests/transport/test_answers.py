@@ -14,13 +14,15 @@ from msgspec.structs import replace
 
 import tablepuppet as tp
 from tablepuppet.algorithms.boosting import messages as trees
+from tablepuppet.exchanges.encoding import Encoded
 from tablepuppet.exchanges.evaluation import Evaluation, Parameters
-from tablepuppet.exchanges.features import Encoded, FeatureStatistics
+from tablepuppet.exchanges.features import FeatureStatistics
 from tablepuppet.exchanges.keys import Keys
 from tablepuppet.exchanges.labels import DescribeLabels, Labels, LabelSummary
 from tablepuppet.exchanges.prediction import Identifiers, Scores
+from tablepuppet.exchanges.proposal import Agreement
 from tablepuppet.exchanges.registry import RESPONSES
-from tablepuppet.exchanges.schema import Agreement, CountRows, RowCount, ScanSchema, TableSchema
+from tablepuppet.exchanges.schema import CountRows, RowCount, ScanSchema, TableSchema
 from tablepuppet.exchanges.start import Started
 from tablepuppet.protocol.base import Done, Message, Partial, Predictions
 from tablepuppet.protocol.codec import Frame, decode, encode

@@ -21,9 +21,11 @@ from tests.transport.messages import frame
 import tablepuppet as tp
 from tablepuppet.client import Client
 from tablepuppet.errors import CatalogError, JobError, MappingError, PolicyError, SourceError
-from tablepuppet.exchanges.features import EncodeFeatures, OpenPart
+from tablepuppet.exchanges.encoding import EncodeFeatures
+from tablepuppet.exchanges.features import OpenPart
+from tablepuppet.exchanges.proposal import ProposeContract
 from tablepuppet.exchanges.registry import REQUESTS, RESPONSES
-from tablepuppet.exchanges.schema import CloseJob, OpenScan, ProposeContract
+from tablepuppet.exchanges.schema import CloseJob, OpenScan
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.owner.store import ClientTables
 from tablepuppet.protocol.base import Failure, Message

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import PolicyError, TransportError
 from tablepuppet.exchanges.base import PREDICTING, SCORING, Rules
-from tablepuppet.exchanges.features import check_encoders
+from tablepuppet.exchanges.encoding import check_encoders
 from tablepuppet.exchanges.keys import check_key_values, check_numbering, check_table
 from tablepuppet.models.neural import NeuralModel
 from tablepuppet.models.spec import ModelSpec

@@ -10,14 +10,28 @@ from typing import TYPE_CHECKING, Any, Union
 
 from tablepuppet.algorithms.boosting import exchanges as boosting
 from tablepuppet.algorithms.registry import ALGORITHMS, Options
-from tablepuppet.exchanges import evaluation, features, groups, history, keys, labels, prediction, schema, start, steps
+from tablepuppet.exchanges import (
+    encoding,
+    evaluation,
+    features,
+    groups,
+    history,
+    keys,
+    labels,
+    prediction,
+    proposal,
+    schema,
+    start,
+    steps,
+)
 from tablepuppet.exchanges.base import Exchange
 from tablepuppet.exchanges.start import StartPart
 from tablepuppet.owner.policy import refused_by
 from tablepuppet.protocol.base import Failure, Message
 from tablepuppet.protocol.bounds import Known, WrongError
 
-_SUBJECTS = (schema, groups, history, keys, labels, features, start, steps, evaluation, prediction, boosting)
+_RULED = (schema, proposal, groups, history, keys, labels, features, encoding)
+_SUBJECTS = (*_RULED, start, steps, evaluation, prediction, boosting)
 _UPDATES = [steps.update_exchange(kind, *algorithm.answers) for algorithm in ALGORITHMS for kind in algorithm.requests]
 EXCHANGES: dict[type[Message], Exchange] = {
     exchange.request: exchange for exchange in (*(e for subject in _SUBJECTS for e in subject.EXCHANGES), *_UPDATES)

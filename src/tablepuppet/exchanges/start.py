@@ -11,12 +11,11 @@ from typing import Annotated, Any, Generic, TypeVar
 import msgspec
 import numpy as np
 from msgspec import Meta
-from msgspec.structs import asdict, astuple, replace
+from msgspec.structs import asdict, astuple
 
 from tablepuppet.algorithms.base import PartSetup
-from tablepuppet.algorithms.noise import RunFacts, RunTerms, plan_noise
+from tablepuppet.algorithms.noise import RunFacts
 from tablepuppet.algorithms.options import AlgorithmOptions
-from tablepuppet.algorithms.private import PrivateGradient
 from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.algorithms.shape import RunShape
 from tablepuppet.arrays import Array, RowNumbers
@@ -29,8 +28,8 @@ from tablepuppet.models.spec import ModelSpec, l2_of
 from tablepuppet.owner import releases, row_rules
 from tablepuppet.owner.enforcement import JobUnderContract, PartUnderContract, refused
 from tablepuppet.owner.policy import Policy, Use
+from tablepuppet.owner.run_noise import plan_run_noise
 from tablepuppet.owner.state import ClientState, Part, check_model, check_options, check_outputs
-from tablepuppet.privacy.gaussian import secure_generator
 from tablepuppet.privacy.masks import MaskKey
 from tablepuppet.protocol import base as messages
 from tablepuppet.protocol.bounds import Known, check_array, check_finite, require
@@ -273,7 +272,7 @@ def _start_part(own: ClientState, request: Start) -> Started:
         unit=request.model.unit,
         start=start,
         before=before,
-        private=_plan_noise(own, part, request, multiplicity),
+        private=plan_run_noise(own, part, request, multiplicity),
     )
     part.state, part.figures = algorithm_of(part.options).start(part.setup, part.options)
     is_zero = request.model.is_linear and not request.spread and (start is None or not start.any())
@@ -294,66 +293,6 @@ def _take_start(own: ClientState, part: Part, request: Start) -> Array:
         told = releases.DisclosedValues(*releases.table_and_columns(own, part), numbers=request.outputs, name=name)
         own.releases.charge_scores(told, partial(releases.unknowns, own, opened.job, opened.scan, opened.columns))
     return theta
-
-
-def _plan_noise(own: ClientState, part: Part, request: Start, multiplicity: Array) -> PrivateGradient | None:
-    """The noise that the contract asks for. The client prefers its own counts to those of the server."""
-    contract = own.contracts.contract(request.job)
-    use = own.tables.use(request.job, part.request.scan)
-    if request.facts is None or contract is None:
-        own.releases.charge_features(use, request, ())
-        return None
-    facts, terms = _own_facts(own, part, request), _agreed_terms(own, contract, request)
-    plan = plan_noise(terms, facts)
-    privacy = plan.gradients[request.block]
-    assert privacy is not None
-    most = Counter[str]()
-    for (job, number), opened in own.parts.items():
-        if job == request.job:
-            given = multiplicity if number == request.part else opened.request.multiplicity
-            read = own.tables.use(job, opened.request.scan)
-            most[read.table] += releases.bound_reach(read) * (1 if given is None else int(given.max(initial=1)))
-    if plan.model is not None and most[use.table] > plan.model.max_joined_rows(use.table):
-        raise refused("rows of this table are joined more often than noise is computed for")
-    own.releases.charge_features(use, request, plan.spends.get(use.table, ()), privacy)
-    return PrivateGradient(privacy, secure_generator())
-
-
-def _agreed_terms(own: ClientState, contract: Contract, request: Start) -> RunTerms:
-    under = own.contracts.jobs[request.job].part(request.part)
-    assert under.training is not None
-    return RunTerms(
-        options=request.algorithm,
-        is_linear=request.model.is_linear,
-        batch=under.training.batch(request.joined_rows),
-        l2=under.training.l2,
-        features=contract.feature_privacy,
-        predictions=contract.prediction_privacy,
-        showings=under.allowed.showings,
-    )
-
-
-def _own_facts(own: ClientState, part: Part, request: Start) -> RunFacts:
-    """The facts of the run; those of this client's own block as it knows them."""
-    assert request.facts is not None
-    blocks, scan = list(request.facts.blocks), own.tables.scan(request.job, part.request.scan)
-    peers = () if part.sealing is None else tuple(peer.client for peer in part.sealing.peers)
-    told = blocks[request.block]
-    blocks[request.block] = replace(
-        told,
-        is_masked=bool(peers),
-        clients=peers or told.clients,
-        squared_norm=float(sum(max(1, scan.columns[c].size) for c in part.request.columns) or 1),
-        is_derived=told.is_derived or scan.query is not None,
-    )
-    opened = Counter[str]()
-    for (job, _), other in own.parts.items():
-        if job == request.job:
-            use = own.tables.use(job, other.request.scan)
-            opened[use.table] += releases.bound_reach(use)
-    if any(count > request.facts.uses[table] for table, count in opened.items()):
-        raise refused("noise is computed for fewer uses of a table than there are")
-    return replace(request.facts, blocks=tuple(blocks))
 
 
 def _make_model(own: ClientState, part: Part, request: Start) -> Model:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from sqlglot import exp
 
 from tablepuppet.errors import ModelError, TransportError
-from tablepuppet.exchanges import schema
+from tablepuppet.exchanges import proposal, schema
 from tablepuppet.exchanges.keys import Keys, SendKeys
 from tablepuppet.owner.tokens import tokens
 from tablepuppet.prediction.model import Model, TableUse
@@ -90,8 +90,8 @@ class _StandIn:
                 return schema.TableSchema(columns=[ColumnInfo(name, "other") for name in self._names])
             case schema.OpenScan():
                 return schema.ScanSchema(columns=[self._type(text, request.table) for text in request.columns])
-            case schema.ProposeContract():
-                return schema.Agreement(contract="", is_agreed=True)
+            case proposal.ProposeContract():
+                return proposal.Agreement(contract="", is_agreed=True)
             case schema.CountRows():
                 return schema.RowCount(rows=0)
             case SendKeys():

@@ -18,7 +18,7 @@ from tablepuppet.algorithms.centralized.by_torch import Fitted, Pooled, PooledBl
 from tablepuppet.algorithms.numerics.optimizers import noise_edge
 from tablepuppet.algorithms.numerics.search import best_intercept
 from tablepuppet.arrays import Array, Codes
-from tablepuppet.exchanges.features import RevealedFeatures, RevealFeatures
+from tablepuppet.exchanges.encoding import RevealedFeatures, RevealFeatures
 from tablepuppet.join.joined_rows import JoinedRows
 from tablepuppet.join.mapping import Part, rows_here
 from tablepuppet.models.features import Features

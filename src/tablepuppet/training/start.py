@@ -19,7 +19,7 @@ from tablepuppet.algorithms.base import Figures, Problem
 from tablepuppet.arrays import Array
 from tablepuppet.contract import id_features
 from tablepuppet.errors import PrivacyError, TransportError
-from tablepuppet.exchanges import features
+from tablepuppet.exchanges import encoding, features
 from tablepuppet.exchanges.start import SendFigures, Started, StartPart
 from tablepuppet.job import Job
 from tablepuppet.join.mapping import Part, TableMapping
@@ -65,7 +65,7 @@ def agree_on_encoders(union: UnionOperator, mapping: TableMapping, job: Job) -> 
     encoders = gather_statistics(union, mapping, job)
 
     def encode(part: Part) -> Message:
-        return features.EncodeFeatures(job=union.job, part=part.number, encoders=encoders[part.block])
+        return encoding.EncodeFeatures(job=union.job, part=part.number, encoders=encoders[part.block])
 
     widths = union.ask(encode, "setup")
     for block in union.blocks:

@@ -5,6 +5,7 @@ A new algorithm is a folder next to the others and one line here; docs/extending
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Union
 
@@ -91,6 +92,6 @@ def remedy(request: Message) -> str:
     return next((a.remedy for a in ALGORITHMS if isinstance(request, a.requests)), "take smaller steps")
 
 
-def name_algorithms(algorithms: tuple[Algorithm[Any], ...], between: str = " or ") -> str:
+def name_algorithms(algorithms: Iterable[Algorithm[Any]]) -> str:
     """Algorithms as a sentence names them: algorithm="sgd" or algorithm="admm"."""
-    return between.join(f'algorithm="{a.name}"' for a in algorithms)
+    return " or ".join(f'algorithm="{a.name}"' for a in algorithms)

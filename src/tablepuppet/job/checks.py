@@ -44,7 +44,7 @@ def _check_head(job: Job, given: dict[str, Any]) -> None:
         job,
         given,
         is_trained=job.model.head in algorithm.heads and not job.is_expanded,
-        trained_by=name_algorithms(tuple(a for a in FEDERATED if job.model.head in a.heads)),
+        trained_by=name_algorithms(a for a in FEDERATED if job.model.head in a.heads),
         needs_bound=algorithm.figures_by(job.options, is_linear=True) == "power iteration",
     )
 
@@ -160,7 +160,7 @@ def _check_model(job: Job, given: dict[str, Any]) -> None:
         _check_boosted(job, given)
         return
     if algorithm.requires_curvature and loss is not None and not loss.is_smooth:
-        able = name_algorithms(tuple(a for a in FEDERATED if not a.requires_curvature))
+        able = name_algorithms(a for a in FEDERATED if not a.requires_curvature)
         raise JobError(
             f'algorithm="{job.algorithm}" needs second derivatives, and the {loss.name} loss has kinks; train it with '
             f"{able}"
@@ -176,7 +176,7 @@ def _check_model(job: Job, given: dict[str, Any]) -> None:
                 f'model="{job.model.name}" already names its loss; use model="linear" with loss="{job.model.loss}"'
             )
         if job.model.intercept is False and not algorithm.can_omit_intercept:
-            able = name_algorithms(tuple(a for a in FEDERATED if a.can_omit_intercept))
+            able = name_algorithms(a for a in FEDERATED if a.can_omit_intercept)
             raise JobError(f"a linear model can do without its intercept under {able} only")
         _check_refusal(job)
         return
@@ -187,7 +187,7 @@ def _check_model(job: Job, given: dict[str, Any]) -> None:
     if any(size < 1 for size in job.model.hidden):
         raise JobError("hidden must list layer sizes of at least 1, for example (16,)")
     if algorithm.requires_linear:
-        able = name_algorithms(tuple(a for a in FEDERATED if not a.requires_linear))
+        able = name_algorithms(a for a in FEDERATED if not a.requires_linear)
         raise JobError(
             f'algorithm="{job.algorithm}" trains linear models only, for {algorithm.requires_linear}; '
             f"train a neural model with {able}"
@@ -209,7 +209,7 @@ def _check_ids(job: Job) -> None:
 def _check_penalties(job: Job) -> None:
     algorithm = algorithm_of(job.options)
     if job.start and not (algorithm.takes_start and job.model.is_sum and not job.is_private):
-        able = name_algorithms(tuple(a for a in BY_NAME.values() if a.takes_start))
+        able = name_algorithms(a for a in BY_NAME.values() if a.takes_start)
         raise JobError(
             f"warm_start with a linear model gives the weights that another begins with, under {able} and without "
             "privacy.features; leave it out"
@@ -229,7 +229,7 @@ def _check_penalties(job: Job) -> None:
 
 def _check_boosted(job: Job, given: dict[str, Any]) -> None:
     own = algorithm_of(job.options).own_model
-    able = name_algorithms(tuple(a for a in BY_NAME.values() if a.own_model))
+    able = name_algorithms(a for a in BY_NAME.values() if a.own_model)
     if job.model.name != own:
         raise JobError(
             f'model="boosted" is grown by {able} and by nothing else, not model="{job.model.name}" by '
@@ -304,7 +304,7 @@ def check_search(job: Job) -> None:
             raise JobError("a setting of a search cannot be a search itself")
     algorithm = algorithm_of(job.options)
     if algorithm.own_model or algorithm.is_pooled or job.is_expanded:
-        able = name_algorithms(tuple(a for a in (*FEDERATED, *KINKED) if "sum" in a.heads))
+        able = name_algorithms(a for a in (*FEDERATED, *KINKED) if "sum" in a.heads)
         raise JobError(
             f'a search shares one mapping among its models, which algorithm="{job.algorithm}" cannot; use {able}, or '
             'train each setting with validation_fraction=0.2 and compare result.metrics["validation"]'

@@ -193,22 +193,12 @@ class NoisySizes:
         found = noise.add("sizes", every, norm)
         noise.check_rows(float(found[0]), "sizes", norm)
         counts = np.maximum(0, np.rint(found)).astype(np.int64).tolist()
-        sizes = _Sizes(counts[0], counts[1], counts[2], counts[3 : 3 + len(matched)], counts[3 + len(matched) :])
         margin = int(4 * noise.terms.deviation("sizes", norm))
         totals = found[len(every) - len(sums) :]
         if not mapping.label.classes:
             mean = np.clip(totals[:1] / max(1.0, found[0]), -0.5, 0.5)
             values, totals = values[:1] + mean * (values[1] - values[0]), np.ones(1)
-        return cls(_noisy_summary(exact, scan, sizes, noise.terms, margin), (values, np.maximum(totals, 1.0)))
-
-
-@dataclass(frozen=True, slots=True)
-class _Sizes:
-    train: int
-    test: int
-    own: int  # rows of the table with the budget
-    matched: list[int]  # of each relation
-    parts: list[int]  # train and test rows of each, and further counts
+        return cls(_noisy_summary(exact, scan, counts, noise.terms, margin), (values, np.maximum(totals, 1.0)))
 
 
 def _label_sums(train: Joined, classes: int, noise: AnalystNoise) -> tuple[Array, list[float]]:
@@ -223,40 +213,44 @@ def _label_sums(train: Joined, classes: int, noise: AnalystNoise) -> tuple[Array
     return np.array([middle, middle + apart]), [float(counts @ inside)]
 
 
-def _noisy_summary(exact: MappingSummary, scan: int, sizes: _Sizes, terms: AnalystTerms, margin: int) -> MappingSummary:
-    """A summary from noisy sizes alone; tables without a budget keep their exact rows."""
-    joined = max(1, sizes.train + sizes.test)
+def _noisy_summary(
+    exact: MappingSummary, scan: int, counts: list[int], terms: AnalystTerms, margin: int
+) -> MappingSummary:
+    """A summary from noisy sizes alone; tables without a budget keep their exact rows. `counts`: joined rows to train
+    and to test on, rows of the table with the budget, matched rows of each relation, train and test rows of each part.
+    """
+    all_train, all_test, own_rows, *counts = counts
+    joined = max(1, all_train + all_test)
     fits = []
-    for (fit, place), matched in zip(zip(exact.fits, _places(exact), strict=True), sizes.matched, strict=True):
-        rows = sizes.own if place == scan else fit.rows
+    for fit, place, matched in zip(exact.fits, _places(exact), counts, strict=False):
+        rows = own_rows if place == scan else fit.rows
         met = max(1, min(matched, rows))
         most = terms.cap if place == scan else -(-joined // met)
         fits.append(replace(fit, rows=rows, matched=min(matched, rows), max_fan_out=most, mean_fan_out=joined / met))
     parts = []
     for number, part in enumerate(exact.parts):
-        train, test = sizes.parts[2 * number : 2 * number + 2]
-        fan = FanOutHistogram((max(1, sizes.train // max(1, train)),), (train,))
+        train, test = counts[len(fits) + 2 * number :][:2]
+        fan = FanOutHistogram((max(1, all_train // max(1, train)),), (train,))
         parts.append(replace(part, train_rows=train, test_rows=test, fan=fan, is_in_both=False))
     blocks = []
     for number, block in enumerate(exact.blocks):
         own = [part for part in parts if part.block == number]
         rows = sum(part.train_rows for part in own)
-        most = terms.cap if any(part.scan == scan for part in own) else -(-sizes.train // max(1, rows))
-        blocks.append(
-            replace(block, rows=rows, joined=sizes.train, most=max(1, most), is_identity=False, is_outer=False)
-        )
+        most = terms.cap if any(part.scan == scan for part in own) else -(-all_train // max(1, rows))
+        blocks.append(replace(block, rows=rows, joined=all_train, most=max(1, most), is_identity=False, is_outer=False))
     label_rows = exact.label_rows
     if exact.bound.branches[0].label_place.scan == scan:  # fewer than there are: rows behind them count as new
         label_rows = tuple(
-            LabelRows(own.offset, _share_out(max(0, sizes.own - margin), own.rows)) for own in label_rows
+            LabelRows(own.offset, dict.fromkeys(own.rows, max(0, own_rows - margin) // max(1, len(own.rows))))
+            for own in label_rows  # in equal shares, for each client's own number is exact
         )
     return replace(
         exact,
         fits=tuple(fits),
         parts=tuple(parts),
         blocks=tuple(blocks),
-        train_rows=sizes.train,
-        test_rows=sizes.test,
+        train_rows=all_train,
+        test_rows=all_test,
         dropped=0,
         placement=None,
         label_rows=label_rows,
@@ -266,8 +260,3 @@ def _noisy_summary(exact: MappingSummary, scan: int, sizes: _Sizes, terms: Analy
 def _places(exact: MappingSummary) -> list[int]:
     """The scan of each relation."""
     return [relation.scan for branch in exact.bound.branches for relation in branch.relations]
-
-
-def _share_out(rows: int, clients: dict[str, int]) -> dict[str, int]:
-    """In equal shares, for each client's own number is exact."""
-    return dict.fromkeys(clients, rows // max(1, len(clients)))

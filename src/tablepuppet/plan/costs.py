@@ -30,10 +30,8 @@ from tablepuppet.join.join import BYTES_PER_JOINED_ROW
 from tablepuppet.join.mapping import Placement
 from tablepuppet.join.walk_choice import MAX_DRAWN
 from tablepuppet.models.features import GRAM_LIMIT
-from tablepuppet.models.heads.base import HeadSpec
 from tablepuppet.models.heads.kinds import traits_of
 from tablepuppet.models.losses.separable import Analytic
-from tablepuppet.models.spec import ModelSpec
 from tablepuppet.sources.columns import STRING_KINDS
 from tablepuppet.transport.meter import Network, network
 
@@ -131,6 +129,7 @@ def shape_of(plan: Plan) -> Shape:
     mapping, loss, spec, head, wire = plan.mapping, plan.loss, plan.job.model.spec, plan.head, plan.job.wire
     value_bytes = 4 if wire.startswith("float32") else 8  # before compression
     traits = traits_of(head.kind)
+    inputs = sum(head.widths) - (len(head.widths) * head.outputs if head.sum_weight else 0)  # of a network head
     return Shape(
         joined=mapping.train_rows,
         test_joined=mapping.test_rows,
@@ -142,7 +141,7 @@ def shape_of(plan: Plan) -> Shape:
         has_widths=plan.widths is not None,
         epochs=plan.job.epochs,
         head=head.kind,
-        head_parameters=_layers(_count_head_inputs(head), head.hidden, head.outputs) if traits.has_layers else 0,
+        head_parameters=_layers(inputs, head.hidden, head.outputs) if traits.has_layers else 0,
         has_module=spec.kind == "module" or traits.is_own,
         value_bytes=value_bytes,
         model_bytes=value_bytes if spec.is_linear or spec.dtype == "float64" else 4,
@@ -195,6 +194,7 @@ def _block_shape(plan: Plan, number: int, outputs: int) -> BlockShape:
     strings = sum(column.kind in STRING_KINDS for column in block.columns)
     numbers = sum(max(1, column.size) for column in block.columns if column.kind not in STRING_KINDS)
     width = numbers + strings if plan.widths is None else plan.widths[number]
+    spec = plan.job.model.spec  # a user's own module counts as a linear one, for only its owner can build it
     return BlockShape(
         name=block.name,
         table=block.table,
@@ -202,7 +202,7 @@ def _block_shape(plan: Plan, number: int, outputs: int) -> BlockShape:
         numbers=numbers,
         strings=strings,
         width=width,
-        parameters=_parameters(plan.job.model.spec, width, outputs),
+        parameters=_layers(width, spec.hidden, outputs) if spec.kind == "mlp" else width * outputs,
         outputs=outputs,
         is_identity=counted.is_identity,
         unmatched=unmatched,
@@ -213,21 +213,9 @@ def _block_shape(plan: Plan, number: int, outputs: int) -> BlockShape:
     )
 
 
-def _parameters(spec: ModelSpec, width: int, outputs: int) -> int:
-    """|θ| of a block; a user's own module counts as a linear one, for only its owner can build it."""
-    if spec.kind != "mlp":
-        return width * outputs
-    return _layers(width, spec.hidden, outputs)
-
-
 def _layers(width: int, hidden: Sequence[int], outputs: int) -> int:
     """The parameters of a perceptron."""
     return sum((a + 1) * b for a, b in pairwise((width, *hidden, outputs)))
-
-
-def _count_head_inputs(head: HeadSpec) -> int:
-    """How many numbers a network head is given: all, without those of the sum."""
-    return sum(head.widths) - (len(head.widths) * head.outputs if head.sum_weight else 0)
 
 
 _INDEX = 4  # bytes of a row number
@@ -244,7 +232,9 @@ def server_memory(shape: Shape, algorithm: str, options: AlgorithmOptions, place
         return declared.server_memory(own, options) + _TREE * sum(block.rows for block in own.blocks)
     training = declared.server_memory(own, options)
     if placement is None or own is not shape or declared.is_pooled:  # baselines run here
-        return int(max(joining, _mapping(shape) + training + declared.state_memory(own, options)))
+        arrays = 1 + sum(not block.is_identity for block in shape.blocks)  # of row numbers, and the label's
+        mapping = _INDEX * arrays * (shape.joined + shape.test_joined)
+        return int(max(joining, mapping + training + declared.state_memory(own, options)))
     return int(max(0 if placement.is_joined_there else joining, training))
 
 
@@ -267,12 +257,6 @@ def as_walked(shape: Shape, algorithm: Algorithm[Any]) -> Shape:
         return shape
     joined, tested = min(shape.joined, MAX_DRAWN), min(shape.test_joined, MAX_DRAWN)
     return replace(shape, joined=joined, test_joined=tested, frequencies=None)
-
-
-def _mapping(shape: Shape) -> int:
-    """One row number per joined row and block, except where they are 0, 1, 2, …; and the label's."""
-    arrays = 1 + sum(not block.is_identity for block in shape.blocks)
-    return _INDEX * arrays * (shape.joined + shape.test_joined)
 
 
 _NETWORK = "us-uk"

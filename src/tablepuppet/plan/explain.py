@@ -40,9 +40,13 @@ def render(plan: Plan, counted: Account | None = None, epochs: int | None = None
     if plan.ledger.releases:
         sections.append(_privacy(plan))
     if plan.notes:
-        wrapped = (wrap(note, _LINE, initial_indent="  ", subsequent_indent="    ") for note in plan.notes)
-        sections.append(["For an analyst, with noisy sizes", *(line for lines in wrapped for line in lines)])
+        sections.append(["For an analyst, with noisy sizes", *_wrap(*plan.notes)])
     return "\n\n".join("\n".join(section) for section in sections)
+
+
+def _wrap(*texts: str, first: str = "  ", further: str = "    ") -> list[str]:
+    """Texts in lines, with an indent before the first line of each, and before further ones."""
+    return [line for text in texts for line in wrap(text, _LINE, initial_indent=first, subsequent_indent=further)]
 
 
 def _title(plan: Plan) -> list[str]:
@@ -76,7 +80,7 @@ def _title(plan: Plan) -> list[str]:
             f"  stops after {plural(job.patience, 'epoch')} without a better validation {job.monitor}, and keeps the "
             "best epoch's parameters"
         )
-    title += wrap(describe_walk(plan), _LINE, initial_indent="  ", subsequent_indent="    ")
+    title += _wrap(describe_walk(plan))
     placement = plan.mapping.placement
     if placement is not None:
         how = "each makes its own joined rows" if placement.is_joined_there else "joined here first, by one machine"
@@ -126,9 +130,10 @@ def _batches(plan: Plan) -> str:
 def _tree(plan: Plan) -> list[str]:
     """LoJ ← LoU per block ← clients."""
     shape = plan.shape
+    validation = f", {shape.validation_joined:,} to validate on" if shape.validation_joined else ""
     lines = [
         f"join (LoJ) of {plural(len(shape.blocks), 'block')}: {plural(plan.mapping.joined_rows, 'joined row')}, "
-        f"{shape.joined:,} to train on{_validation(plan)} and {shape.test_joined:,} to test on"
+        f"{shape.joined:,} to train on{validation} and {shape.test_joined:,} to test on"
     ]
     for block in shape.blocks:
         is_last = block is shape.blocks[-1]
@@ -136,11 +141,6 @@ def _tree(plan: Plan) -> list[str]:
         if block.is_split:
             lines += [("   " if is_last else "│  ") + line for line in _clients(block)]
     return lines
-
-
-def _validation(plan: Plan) -> str:
-    rows = plan.shape.validation_joined
-    return f", {rows:,} to validate on" if rows else ""
 
 
 def _block(block: BlockShape, has_widths: bool) -> str:
@@ -188,10 +188,8 @@ def _rows(plan: Plan) -> list[str]:
                 lines += [f"  LEFT JOIN: {rows} without a partner in {block.name} {own.unmatched}"]
                 continue
             weight = f"on the original scale that is a weight of its own, {block.name} IS NOT NULL"
-            lines += wrap(f"{stay}; {weight}", _LINE, initial_indent="  ", subsequent_indent="    ")
-    for line in (*describe_histories(plan.mapping), *(f"Note: {leak}" for leak in plan.leaks)):
-        lines += wrap(line, _LINE, initial_indent="  ", subsequent_indent="    ")
-    return lines
+            lines += _wrap(f"{stay}; {weight}")
+    return lines + _wrap(*describe_histories(plan.mapping), *(f"Note: {leak}" for leak in plan.leaks))
 
 
 def _costs(plan: Plan) -> list[str]:
@@ -244,13 +242,7 @@ def _comparison(plan: Plan, counted: Account, epochs: int) -> list[str]:
 
 
 def _advice(plan: Plan) -> list[str]:
-    advice = plan.advice
-    lines = [
-        line
-        for text in (advice.why, *plan.remarks)
-        for line in wrap(text, _LINE, initial_indent="  ", subsequent_indent="  ")
-    ]
-    return [f"Advice: {advice.algorithm}", *lines]
+    return [f"Advice: {plan.advice.algorithm}", *_wrap(plan.advice.why, *plan.remarks, further="  ")]
 
 
 def _knowledge(plan: Plan) -> list[str]:
@@ -258,17 +250,14 @@ def _knowledge(plan: Plan) -> list[str]:
     for insight in plan.insights:
         lines.append(f"  {insight.party}")
         for learns in insight.learns:
-            lines += wrap(learns, _LINE, initial_indent="    · ", subsequent_indent="      ")
+            lines += _wrap(learns, first="    · ", further="      ")
     lines += ["", *_exposure(plan)]
     return lines
 
 
 def _privacy(plan: Plan) -> list[str]:
     """ε with unit, observer, δ and sampling, as in the ledger."""
-    lines = ["Privacy that the job spends, if every epoch is run"]
-    for line in plan.ledger.lines():
-        lines += wrap(line, _LINE, initial_indent="  ", subsequent_indent="    ")
-    return lines
+    return ["Privacy that the job spends, if every epoch is run", *_wrap(*plan.ledger.lines())]
 
 
 def _exposure(plan: Plan) -> Sequence[str]:

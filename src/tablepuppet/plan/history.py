@@ -15,6 +15,7 @@ from tablepuppet.join.mapping import MappingSummary
 from tablepuppet.plan.knowledge import Insight
 from tablepuppet.sources.cutoffs import BEGINS, CUTOFFS
 from tablepuppet.sources.syntax import conjuncts_of
+from tablepuppet.sql.correlation import has_cutoff
 
 _EARLIER = (exp.LT, exp.LTE)  # and turned round:
 _LATER = (exp.GT, exp.GTE)
@@ -121,7 +122,7 @@ def _upper_bounds(query: exp.Expr) -> Iterator[tuple[type[exp.Expr], bool]]:
         is_turned = isinstance(condition, _LATER)
         late = condition.this if is_turned else condition.expression
         early = condition.expression if is_turned else condition.this
-        if _is_cutoff(late) and not _names_cutoff(early):
+        if _is_cutoff(late) and not has_cutoff(early):
             kind = exp.LTE if isinstance(condition, exp.LTE | exp.GTE) else exp.LT
             yield kind, late.find(exp.Sub) is not None
 
@@ -134,7 +135,3 @@ def _is_cutoff(node: exp.Expr) -> bool:
     while isinstance(bare, exp.Cast):
         bare = bare.this
     return isinstance(bare, exp.Column) and bare.table == CUTOFFS
-
-
-def _names_cutoff(node: exp.Expr) -> bool:
-    return any(column.table == CUTOFFS for column in node.find_all(exp.Column))

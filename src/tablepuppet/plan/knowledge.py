@@ -252,10 +252,6 @@ def _key_names(mapping: MappingSummary) -> set[str]:
         for pair in branch.pairs:
             for side, column in ((pair.left, pair.left_column), (pair.right, pair.right_column)):
                 relation = branch.relations[side]
-                key = mapping.bound.scans[relation.scan].expressions[column]
-                names.add(f"{relation.alias}.{_QUOTED.sub(_bare, name_for_people(key))}")
+                key = name_for_people(mapping.bound.scans[relation.scan].expressions[column])
+                names.add(f"{relation.alias}." + _QUOTED.sub(r"\1", key))
     return names
-
-
-def _bare(quoted: re.Match[str]) -> str:
-    return quoted[1]

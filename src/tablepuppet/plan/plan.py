@@ -124,13 +124,11 @@ class Plan:
         """The cost of every algorithm that can train the model."""
         found = []
         for name, algorithm in BY_NAME.items():
-            is_able = self.job.model.head in algorithm.heads and (self.job.model.is_sum or not is_expanded(name))
-            is_able = (
-                is_able
-                and _trains(algorithm, self.job)
-                and algorithm.supports_nonsmooth == self.algorithm.supports_nonsmooth
-            )
-            if not is_able or (algorithm.requires_linear and not self.shape.is_linear):
+            model = self.job.model
+            is_able = model.head in algorithm.heads and (model.is_sum or not is_expanded(name))
+            is_alike = algorithm.supports_nonsmooth == self.algorithm.supports_nonsmooth
+            is_own = bool(algorithm.own_model) == (own_model(model.spec) is not None)  # some train one of their own
+            if not (is_able and is_alike and is_own) or (algorithm.requires_linear and not self.shape.is_linear):
                 continue
             options = self.job.options if name == self.job.algorithm else algorithm.options()
             placement = self.mapping.placement
@@ -224,8 +222,3 @@ class Plan:
 
     def __repr__(self) -> str:
         return f"Plan({self.job.model.name} by {self.job.algorithm}, {self.mapping.joined_rows:,} joined rows)"
-
-
-def _trains(algorithm: Algorithm[Any], job: Job) -> bool:
-    """Whether an algorithm trains a job's model: some have one of their own."""
-    return bool(algorithm.own_model) == (own_model(job.model.spec) is not None)

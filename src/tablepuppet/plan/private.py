@@ -141,7 +141,7 @@ def _check(job: Job) -> None:
         return
     if algorithm.is_pooled or algorithm.why_not_private(algorithm.options()) is None:  # other options would do
         raise PrivacyError(why)
-    others = name_algorithms(tuple(a for a in FEDERATED if a.why_not_private(a.options()) is None))
+    others = name_algorithms(a for a in FEDERATED if a.why_not_private(a.options()) is None)
     raise PrivacyError(f'{why}; use {others} with privacy.features or predictions of mode "local"')
 
 

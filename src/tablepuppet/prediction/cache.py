@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from tablepuppet.errors import MappingError, ModelError
-from tablepuppet.exchanges.schema import DescribeTable, TableSchema
+from tablepuppet.exchanges.schema import DescribeTable
 from tablepuppet.prediction.model import Model
 from tablepuppet.sql.across_owners import read_query
 from tablepuppet.sql.binding import Key
@@ -144,13 +144,15 @@ class PredictionCache:
         """The predictions of the rows with these keys."""
         with self._lock:
             kind = self._kind((self._digest(model), query, tuple(key), limit), query, tables, link)
-            stamps = _stamps(kind.owners, link)
-            is_same = stamps == kind.stamps
-            if not is_same:
+            asked = [(client, DescribeTable(table=table)) for client, table in kind.owners]
+            stamps = tuple(answer.stamp for answer in link.ask_each(asked, "evaluation"))
+            if stamps != kind.stamps:
                 kind.stamps, kind.predictor, kind.is_too_large = stamps, None, False
             elif kind.predictor is None and not kind.is_too_large and all(stamps):
-                kind.predictor = _ahead(predict, key, limit)
-                kind.is_too_large = kind.predictor is None
+                try:
+                    kind.predictor = Predictor(lambda: predict(None, min(limit or _ROWS, _ROWS)), key)
+                except MappingError:  # too many to keep
+                    kind.is_too_large = True
             found = kind.predictor.find(only) if kind.predictor is not None else None
         return found if found is not None else predict(only, limit)
 
@@ -179,14 +181,6 @@ class PredictionCache:
         return self._digests[model]
 
 
-def _ahead(predict: Predict, key: Sequence[str], limit: int | None) -> Predictor | None:
-    """All rows, predicted; None: they are too many to keep."""
-    try:
-        return Predictor(lambda: predict(None, min(limit or _ROWS, _ROWS)), key)
-    except MappingError:
-        return None
-
-
 def _owners(query: str, tables: Mapping[str, tuple[str, ...]], link: Link) -> list[tuple[str, str]]:
     """Who holds rows of the query's tables; a name that is not known is for the prediction itself to refuse."""
     known = list(tables)
@@ -194,10 +188,3 @@ def _owners(query: str, tables: Mapping[str, tuple[str, ...]], link: Link) -> li
     read = [t.this for s in sources if s.derived is not None for t in base_tables(s.derived)]
     named = [found for name in (*(s.table for s in sources), *read) for found in matches(name, known)]
     return [(client, table) for table in dict.fromkeys(known[k] for k in named) for client in tables[table]]
-
-
-def _stamps(owners: Sequence[tuple[str, str]], link: Link) -> tuple[bytes, ...]:
-    """The state of the owners' tables, in one round."""
-    requests = [(client, DescribeTable(table=table)) for client, table in owners]
-    answers: list[TableSchema] = link.ask_each(requests, "evaluation")
-    return tuple(answer.stamp for answer in answers)

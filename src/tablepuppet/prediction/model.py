@@ -315,11 +315,11 @@ def block_uses(bound: BoundQuery, block: int) -> tuple[tuple[str, ...], ...]:
     """The features of a block as SQL over its table's columns, in each branch."""
     members = zip(bound.branches, bound.blocks[block].members, strict=True)
     scans = [(bound.scans[branch.relations[m.relation].scan], m.columns) for branch, m in members]
-    return tuple(dict.fromkeys((*(scan.expressions[c] for c in columns), *_query(scan)) for scan, columns in scans))
-
-
-def _query(scan: Scan) -> tuple[str, ...]:
-    return () if scan.query is None else (f"FROM {scan.query}",)
+    found = [
+        (*(scan.expressions[c] for c in columns), *(() if scan.query is None else (f"FROM {scan.query}",)))
+        for scan, columns in scans
+    ]
+    return tuple(dict.fromkeys(found))
 
 
 def _names(scan: Scan) -> tuple[str, ...]:

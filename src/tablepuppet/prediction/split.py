@@ -12,7 +12,8 @@ table were never trained on. For the same table under another filter the side is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -145,28 +146,32 @@ class AskedSides:
 
     def _requests(self, place: tuple[int, int, int, int], rows: NewRows, job: str) -> dict[str, SendSides]:
         scan, offset, test, validation = place
-        counts = rows.client_rows[scan]
+        counts, record = rows.client_rows[scan], self.record
         recorded = [own.rows for own, at in zip(self.record.branches, self.places, strict=False) if at == place]
         if self.record.goes_by_number and list(counts.items()) != list(recorded[0].items()):
             raise ModelError(
                 f"table {rows.bound.scans[scan].table} does not have as many rows, at the same owners, as it had in "
                 f"training, so that nobody can tell which is which; {_OTHER_ROWS}"
             )
-        found = {}
-        for client in rows.bound.scans[scan].clients:
-            found[client] = SendSides(
-                job=job,
-                scan=scan,
-                offset=offset,
-                seed=self.record.seed,
-                test_fraction=self.record.test_fraction,
-                validation_fraction=self.record.validation_fraction,
-                test_column=test if test >= 0 else None,
-                validation_column=validation if validation >= 0 else None,
-                is_keyed=self.record.is_keyed,
-            )
-            offset += counts[client]
-        return found
+        asked = SendSides(
+            job=job,
+            scan=scan,
+            offset=offset,
+            seed=record.seed,
+            test_fraction=record.test_fraction,
+            validation_fraction=record.validation_fraction,
+            test_column=test if test >= 0 else None,
+            validation_column=validation if validation >= 0 else None,
+            is_keyed=record.is_keyed,
+        )
+        starts = _starts(counts, offset)
+        return {client: msgspec.structs.replace(asked, offset=starts[client]) for client in counts}
+
+
+def _starts(rows: Mapping[str, int], first: int) -> dict[str, int]:
+    """The number of each client's first row, where the first of all is `first`."""
+    ends = itertools.accumulate(rows.values(), initial=first)
+    return dict(zip(rows, ends, strict=False))
 
 
 def _label_sources(bound: BoundQuery) -> list[tuple[str, str | None, str | None]]:
@@ -297,12 +302,10 @@ class RowSelection:
         """The rows of each draw that are its test rows, or new."""
         draws, requests = self._draws(bound), []
         for draw in draws:
-            scan, offset, starts = draw.place.scan, draw.known.offset, dict[str, int]()
-            known = dict(client_rows[scan])
+            scan, known = draw.place.scan, client_rows[draw.place.scan]
             if not bound.scans[scan].budgeted:  # of a table with an analyst budget nobody compares numbers of rows
-                known = _rows_by_client(draw.known.rows, client_rows[scan], bound.scans[scan].table)
-            for client, rows in known.items():
-                starts[client], offset = offset, offset + rows
+                known = _rows_by_client(draw.known.rows, known, bound.scans[scan].table)
+            starts = _starts(known, draw.known.offset)
             requests.append(
                 {
                     client: SendSides(

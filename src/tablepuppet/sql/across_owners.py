@@ -20,7 +20,6 @@ from sqlglot import exp
 
 from tablepuppet.errors import QueryError
 from tablepuppet.sources.syntax import conditions_of, unused_name
-from tablepuppet.sql.bound import refuse
 from tablepuppet.sql.groups import has_aggregate
 from tablepuppet.sql.inlining import inline_source, inner_join
 from tablepuppet.sql.parsing import parse, syntax_tree, unqualified_columns
@@ -179,10 +178,9 @@ class _Branch:
         inner = base_tables(query)[0]
         limit = query.args.get("limit")
         if isinstance(limit, exp.Limit) and limit.expression == exp.Literal.number(0):
-            raise refuse(self.ucq, "LIMIT 0 leaves no row, so that this EXISTS is never true; leave LIMIT out", inner)
+            raise self.ucq.refuse("LIMIT 0 leaves no row, so that this EXISTS is never true; leave LIMIT out", inner)
         if query.args.get("group") is None and has_aggregate(query):
-            raise refuse(
-                self.ucq,
+            raise self.ucq.refuse(
                 "an aggregate without GROUP BY gives one row whatever there is, so that this EXISTS is always true; "
                 "write EXISTS (SELECT 1 FROM …), or leave the condition out",
                 inner,
@@ -194,14 +192,13 @@ class _Branch:
         name = unused_name("t", [table.alias.name], "")
         keys = f"JOIN (SELECT DISTINCT key FROM {written} WHERE …) {name} ON {name}.key = {table.alias.name}.key"
         if isinstance(condition, exp.Not):
-            return refuse(
-                self.ucq,
+            return self.ucq.refuse(
                 f"{begin}, and rows without a match are found by equal keys only: WHERE NOT EXISTS (SELECT 1 FROM "
                 f"{written} {name} WHERE {name}.key = {table.alias.name}.key AND …), every other condition there about "
                 f"{name} alone",
                 inner,
             )
-        return refuse(self.ucq, f"{begin}. Join its keys instead: {keys}", inner)
+        return self.ucq.refuse(f"{begin}. Join its keys instead: {keys}", inner)
 
     def _check_items(self, source: Source, name: str) -> None:
         """Refuses an item that looks up another owner's rows, and suggests the equivalent join, called `name`."""
@@ -213,8 +210,7 @@ class _Branch:
             scalar = item.find(exp.Subquery)
             abroad = [] if scalar is None else self._abroad(scalar, own)
             if abroad and isinstance(scalar, exp.Subquery):
-                raise refuse(
-                    self.ucq,
+                raise self.ucq.refuse(
                     f"this item looks rows up in {abroad[0].name}, which lies with another owner. "
                     f"Join them instead: {_scalar_join(scalar.this, name)}, and select {name}.x",
                     abroad[0],
@@ -227,8 +223,7 @@ class _Branch:
         if inner is None or not abroad:
             return
         if self._spans(inner):
-            raise refuse(
-                self.ucq,
+            raise self.ucq.refuse(
                 f"this item looks rows up in tables of several owners ({', '.join(b.name for b in abroad)}). Join "
                 "them one after the other in the main query, and let the last say that it is there: LEFT JOIN b ON "
                 f"b.key = … LEFT JOIN (SELECT DISTINCT key, 'yes' AS found FROM c WHERE …) {name} ON {name}.key = "
@@ -241,8 +236,7 @@ class _Branch:
         join = f"LEFT JOIN (SELECT DISTINCT key, 'yes' AS found FROM …) {name} ON {name}.key = …"
         if found is not None:
             join = _as_join(*found, exp.alias_(exp.Literal.string("yes"), "found"), name)
-        raise refuse(
-            self.ucq,
+        raise self.ucq.refuse(
             f"this item looks rows up in {abroad[0].name}, which lies with another owner. Join them instead: "
             f"{join}, and select {name}.found, which is missing where there is no match",
             abroad[0],

@@ -25,7 +25,7 @@ from tablepuppet.errors import CatalogError, QueryError, TablePuppetError, did_y
 from tablepuppet.sources.syntax import unused_name
 from tablepuppet.sql import checks
 from tablepuppet.sql.across_owners import at_one_owner, join_owners
-from tablepuppet.sql.bound import Block, BoundQuery, Branch, LabelPlace, Scan, format_expression, refuse
+from tablepuppet.sql.bound import Block, BoundQuery, Branch, LabelPlace, Scan, format_expression
 from tablepuppet.sql.checks import NOTHING, LabelColumns, place_beside, union_of, weight_position
 from tablepuppet.sql.grammar import TOO_DEEP
 from tablepuppet.sql.names import ResolvedBranch, resolve
@@ -223,8 +223,8 @@ def _positions(ucq: Ucq, branch: ResolvedBranch, features: Sequence[str]) -> lis
     for feature in features:
         if lower.count(feature.lower()) != 1:
             known = did_you_mean(feature, names)
-            raise refuse(
-                ucq, f"the model needs the feature {feature}, which the SELECT list does not have. {known}", None
+            raise ucq.refuse(
+                f"the model needs the feature {feature}, which the SELECT list does not have. {known}", None
             )
     return [lower.index(feature.lower()) for feature in features]
 
@@ -242,7 +242,7 @@ def _key(ucq: Ucq, branch: ResolvedBranch, base: int, key: Sequence[str] | None)
         found = matches(exp.to_identifier(short, quoted=False), shape.columns)
         if len(found) != 1:
             hint = did_you_mean(short, shape.columns)
-            raise refuse(ucq, f"the key {name} is not a column of {alias} (table {shape.name}). {hint}", None)
+            raise ucq.refuse(f"the key {name} is not a column of {alias} (table {shape.name}). {hint}", None)
         columns.append(exp.column(shape.columns[found[0]], table=alias, quoted=True))
     return columns
 

@@ -15,12 +15,10 @@ from typing import NamedTuple
 from sqlglot import exp
 from sqlglot.expressions import SAFE_IDENTIFIER_RE
 
-from tablepuppet.errors import CatalogError, QueryError
 from tablepuppet.privacy.options import KeyMode
 from tablepuppet.protocol.columns import ColumnInfo, CutoffType, Merges
 from tablepuppet.sources.cutoffs import AT, AT_ONCE
-from tablepuppet.sql.grammar import At, refusal
-from tablepuppet.sql.ucq import JoinKind, Ucq
+from tablepuppet.sql.ucq import JoinKind
 
 
 class Holders(tuple[str, ...]):
@@ -241,8 +239,3 @@ def format_expression(expression: exp.Expr, alias: str | None = None) -> str:
 
 def _identifier(name: str) -> exp.Identifier:
     return exp.Identifier(this=name, quoted=SAFE_IDENTIFIER_RE.match(name) is None)
-
-
-def refuse(ucq: Ucq, message: str, at: At) -> QueryError:
-    """An error about a name or a type, with a caret below it."""
-    return refusal(ucq.text, message, at, CatalogError)

@@ -15,7 +15,7 @@ from sqlglot import exp
 
 from tablepuppet.errors import CatalogError, QueryError, did_you_mean
 from tablepuppet.protocol.columns import ColumnInfo
-from tablepuppet.sql.bound import Branch, LabelPlace, Scan, format_expression, refuse
+from tablepuppet.sql.bound import Branch, LabelPlace, Scan, format_expression
 from tablepuppet.sql.conditions import KeyEquality
 from tablepuppet.sql.grammar import start_of
 from tablepuppet.sql.names import ResolvedBranch, resolve
@@ -30,8 +30,7 @@ def check_arity(ucq: Ucq, branches: Sequence[ResolvedBranch]) -> None:
     expected = len(branches[0].outputs)
     for number, branch in enumerate(branches[1:], start=2):
         if len(branch.outputs) != expected:
-            raise refuse(
-                ucq,
+            raise ucq.refuse(
                 f"the first SELECT has {expected} columns and SELECT number {number} has {len(branch.outputs)}; "
                 "all branches of UNION ALL need the same columns in the same order",
                 branch.outputs[0].at,
@@ -41,12 +40,11 @@ def check_arity(ucq: Ucq, branches: Sequence[ResolvedBranch]) -> None:
 def check_features(ucq: Ucq, branch: ResolvedBranch, features: Sequence[int]) -> None:
     """There is a feature, and no two have the same name."""
     if not features:
-        raise refuse(ucq, "the SELECT list holds the label only; add at least one feature column", branch.outputs[0].at)
+        raise ucq.refuse("the SELECT list holds the label only; add at least one feature column", branch.outputs[0].at)
     seen: set[tuple[int, str]] = set()
     for output in (branch.outputs[p] for p in features):
         if (output.relation, output.name) in seen:
-            raise refuse(
-                ucq,
+            raise ucq.refuse(
                 f"{branch.aliases[output.relation]}.{output.name} is selected twice; remove one of the two, "
                 "or name them apart with AS",
                 output.at,
@@ -75,8 +73,7 @@ def check_groups(ucq: Ucq, branches: Sequence[PlacedBranch], scans: Sequence[Sca
             if scan.groups is None or scan.merges or number in witnessed:
                 continue
             why = f". Or let groups be merged: {scan.unmerged}" if scan.unmerged else ""
-            raise refuse(
-                ucq,
+            raise ucq.refuse(
                 f"the rows of {scan.table} lie with {len(scan.clients)} clients, and each computes "
                 f"{branch.resolved.aliases[relation]} over its own rows only. Join it on {' or '.join(scan.groups)}: "
                 f"then it can be seen whether each group lies with one client{why}",
@@ -102,7 +99,7 @@ def _keys_differ(ucq: Ucq, branch: ResolvedBranch, key: KeyEquality, left: Colum
         # Both sides of USING are the same word of the text.
         on = "ON " if start_of(key.left_key) == start_of(key.right_key) else ""
         advice = f"Write {on}{' = '.join(casts)}"
-    return refuse(ucq, f"{what}: {found}. {advice}", key.node)
+    return ucq.refuse(f"{what}: {found}. {advice}", key.node)
 
 
 def check_label(ucq: Ucq, branches: Sequence[PlacedBranch], scans: Sequence[Scan], label: int) -> None:
@@ -110,8 +107,7 @@ def check_label(ucq: Ucq, branches: Sequence[PlacedBranch], scans: Sequence[Scan
     for branch in branches:
         column = branch.output(label, scans)
         if not is_label(column):
-            raise refuse(
-                ucq,
+            raise ucq.refuse(
                 f"the label {branch.output_name(label)} is {type_name(column)}, which cannot be predicted; "
                 "a label is a number, a boolean or a string",
                 branch.resolved.outputs[label].at,
@@ -119,8 +115,7 @@ def check_label(ucq: Ucq, branches: Sequence[PlacedBranch], scans: Sequence[Scan
     whole = union_of(ucq, branches, scans, label)
     odd = [b for b in branches if (b.output(label, scans).kind == "boolean") != (whole.kind == "boolean")]
     if odd:
-        raise refuse(
-            ucq,
+        raise ucq.refuse(
             f"the label {whole.name} is {whole.detail} in the branches of UNION ALL: is it true or false, or a number? "
             f"Write CAST({odd[0].output_name(label)} AS DOUBLE) for a number, or a condition such as y > 0 in each",
             odd[0].resolved.outputs[label].at,
@@ -134,9 +129,8 @@ def union_of(ucq: Ucq, branches: Sequence[PlacedBranch], scans: Sequence[Scan], 
         if not is_feature(column):
             if type_name(column).strip('"') == "NULL":
                 what = "is NULL in every row, so that its type is not known; leave it out"
-                raise refuse(ucq, f"{branch.output_name(position)} {what}", branch.resolved.outputs[position].at)
-            raise refuse(
-                ucq,
+                raise ucq.refuse(f"{branch.output_name(position)} {what}", branch.resolved.outputs[position].at)
+            raise ucq.refuse(
                 f"{branch.output_name(position)} is {type_name(column)}, which cannot be a feature; "
                 + (
                     "write date_diff('day', from, to) for the time between two moments"
@@ -147,8 +141,7 @@ def union_of(ucq: Ucq, branches: Sequence[PlacedBranch], scans: Sequence[Scan], 
             )
         merged = union_column(branches[0].output_name(position), [columns[0], column])
         if merged is None:
-            raise refuse(
-                ucq,
+            raise ucq.refuse(
                 f"column {position + 1} of the result is {type_name(columns[0])} in the first SELECT "
                 f"({branches[0].output_name(position)}) and {type_name(column)} in another "
                 f"({branch.output_name(position)}); UNION ALL needs one type for both, so cast one or select another",
@@ -167,8 +160,7 @@ def find_label(ucq: Ucq, branches: Sequence[ResolvedBranch], label: str) -> int:
         output = branch.outputs[position]
         alias = branch.aliases[output.relation]
         if output.relation in branch.tree.nullable:
-            raise refuse(
-                ucq,
+            raise ucq.refuse(
                 f"the label {label} comes from {alias}, which is joined by LEFT JOIN, so that some rows would have no "
                 f"label. Write JOIN {alias}, or begin FROM with {alias} and join the others to it by LEFT JOIN",
                 output.at,
@@ -176,8 +168,7 @@ def find_label(ucq: Ucq, branches: Sequence[ResolvedBranch], label: str) -> int:
         for other, feature in enumerate(branch.outputs):
             same = feature.relation == output.relation and feature.expression == output.expression
             if other != position and same:
-                raise refuse(
-                    ucq,
+                raise ucq.refuse(
                     f"the label {alias}.{output.name} is also selected as a feature, so that the model would only "
                     "copy it; select it once",
                     feature.at if feature.at is not output.at else output.at,
@@ -196,13 +187,12 @@ def _position(ucq: Ucq, branch: ResolvedBranch, label: str) -> int:
             return found[0]
         if found:
             choices = " or ".join(dict.fromkeys(full[k] for k in found))
-            raise refuse(
-                ucq,
+            raise ucq.refuse(
                 f"{len(found)} items of the SELECT list are called {label}; name the label as {choices}, "
                 "or give it a name of its own with AS",
                 branch.outputs[found[1]].at,
             )
-    raise refuse(ucq, f"the label {label} is not in the SELECT list. {_advice(branch, label, short, full)}", None)
+    raise ucq.refuse(f"the label {label} is not in the SELECT list. {_advice(branch, label, short, full)}", None)
 
 
 def _advice(branch: ResolvedBranch, label: str, short: list[str], full: list[str]) -> str:

@@ -1,22 +1,21 @@
 """A conjunct of WHERE or ON → a filter on one table, a key equality between two, or a refusal.
 
-In a row that a LEFT JOIN did not find, all columns of a table are NULL. The outcomes of a condition there are computed
-as a set of `NULL`, `TRUE` and `FALSE`; a value that is no truth value counts as both TRUE and FALSE. The set may be too
-large and is never too small. So "it cannot be TRUE" and "it must be NULL" are safe conclusions. See Galindo-Legaria and
-Rosenthal, "Outerjoin simplification and reordering for query optimization" (TODS 22, 1997).
+In a row that a LEFT JOIN did not find, all columns of a table are NULL. So a condition on that table has one value
+there, which DuckDB computes. See Galindo-Legaria and Rosenthal, "Outerjoin simplification and reordering for query
+optimization" (TODS 22, 1997).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
 from dataclasses import dataclass
-from enum import Enum, auto
+from typing import Any, Final
 
+import duckdb
 from sqlglot import exp
 
 from tablepuppet.errors import QueryError
-from tablepuppet.sql.grammar import refusal
-from tablepuppet.sql.scalar import STRICT
+from tablepuppet.sql.grammar import evaluate
 from tablepuppet.sql.ucq import Scope
 
 
@@ -68,7 +67,7 @@ def read_condition(scope: Scope, node: exp.Expr) -> Condition | None:
         is_equal = isinstance(node, exp.EQ) and isinstance(node.left, exp.Literal) and node.left == node.right
         if is_equal or (isinstance(node, exp.Boolean) and node.this):  # the 1 = 1 of generated SQL
             return None
-        raise refusal(scope.text, "this condition names no column; remove it, or compare a column", node)
+        raise scope.refuse("this condition names no column; remove it, or compare a column", node)
     if len(relations) == 1:
         return Filter(relations[0], node)
     if isinstance(node, exp.EQ) and not isinstance(node.left.unnest(), exp.Tuple):
@@ -110,130 +109,38 @@ def _cross_table(scope: Scope, node: exp.Expr, relations: list[int]) -> QueryErr
             f"this condition mixes columns of {tables}, which lie with different owners; "
             "write a condition for each table, joined by AND, or a key equality a.x = b.y"
         )
-    return refusal(scope.text, message, node)
+    return scope.refuse(message, node)
 
 
-class Outcome(Enum):
-    """A possible outcome of an expression."""
-
-    NULL = auto()
-    TRUE = auto()
-    FALSE = auto()
+UNKNOWN: Final = object()
+_TYPES: Final = (None, "DATE", "TIMESTAMP", "VARCHAR", "DOUBLE", "BOOLEAN", "DOUBLE[]")  # that a column may have
+_MAX_TRIES = 500
 
 
-Outcomes = frozenset[Outcome]
-NULL, TRUE, FALSE = (frozenset({o}) for o in Outcome)
-VALUE = TRUE | FALSE
-ANY = NULL | VALUE
+def value_of_missing(expression: exp.Expr) -> Any:
+    """The value of an expression in a row that a LEFT JOIN did not find; UNKNOWN where DuckDB cannot compute it.
+
+    Types are not known yet. Few functions depend on them, and the first that fit will do: NULL has no value in any.
+    """
+    names = list(dict.fromkeys(column.sql() for column in expression.find_all(exp.Column)))
+    for types in itertools.islice(itertools.product(_TYPES, repeat=len(names)), _MAX_TRIES):
+        nulls = {n: exp.Null() if t is None else exp.cast(exp.Null(), t) for n, t in zip(names, types, strict=True)}
+        bare = expression.transform(
+            lambda node, by=nulls: by.get(node.sql(), node) if type(node) is exp.Column else node
+        )
+        try:
+            return evaluate(bare.sql("duckdb", comments=False))
+        except duckdb.Error:
+            continue
+    return UNKNOWN
 
 
 def rejects_null(predicate: exp.Expr) -> bool:
     """A row whose columns are all NULL never passes this predicate."""
-    return Outcome.TRUE not in outcomes(predicate)
+    value = value_of_missing(predicate)
+    return value is None or value is False
 
 
 def keeps_null(expression: exp.Expr) -> bool:
     """The expression is NULL when all its columns are."""
-    return outcomes(expression) == NULL
-
-
-def outcomes(node: exp.Expr) -> Outcomes:
-    """All that an expression may give when its columns are NULL."""
-    match node:
-        case exp.Column() | exp.Null():
-            return NULL
-        case exp.Boolean():
-            return TRUE if node.this else FALSE
-        case exp.Literal() | exp.DataType() | exp.Var():
-            return VALUE
-        case exp.Paren():
-            return outcomes(node.this)
-        case exp.Not():
-            return _each(_NOT, outcomes(node.this))
-        case exp.And():
-            return _and(outcomes(node.left), outcomes(node.right))
-        case exp.Or():
-            return _each(_NOT, _and(_each(_NOT, outcomes(node.left)), _each(_NOT, outcomes(node.right))))
-        case exp.Is():
-            return _is(outcomes(node.this), node.expression)
-        case exp.In() if node.expressions:
-            return NULL if outcomes(node.this) == NULL else ANY
-        case exp.Between() if not node.args.get("symmetric"):
-            low = _strict([node.this, node.args["low"]])
-            return _and(low, _strict([node.this, node.args["high"]]))
-        case exp.Coalesce():
-            return _first_value([node.this, *node.expressions])
-        case exp.Nullif():
-            return NULL if outcomes(node.this) == NULL else ANY
-        case exp.Case():
-            ifs = node.args["ifs"]
-            return _case(((_condition(node.this, i.this), i.args["true"]) for i in ifs), node.args.get("default"))
-        case exp.If():
-            return _case([(node.this, node.args["true"])], node.args.get("false"))
-        case exp.Interval():
-            return _strict([node.this]) if node.this else ANY
-        case _ if type(node) in STRICT:
-            return _strict(node.iter_expressions())
-        case _:
-            return ANY
-
-
-_NOT = {Outcome.NULL: Outcome.NULL, Outcome.TRUE: Outcome.FALSE, Outcome.FALSE: Outcome.TRUE}
-
-
-def _each(table: dict[Outcome, Outcome], over: Outcomes) -> Outcomes:
-    return frozenset(table[o] for o in over)
-
-
-def _and(left: Outcomes, right: Outcomes) -> Outcomes:
-    """Three-valued AND of every pair."""
-    return frozenset(
-        Outcome.FALSE if Outcome.FALSE in (a, b) else Outcome.NULL if Outcome.NULL in (a, b) else Outcome.TRUE
-        for a in left
-        for b in right
-    )
-
-
-def _strict(arguments: Iterable[exp.Expr]) -> Outcomes:
-    """NULL if one argument must be NULL; otherwise anything, since 1 / 0 or a failed TRY_CAST is NULL too."""
-    return NULL if any(outcomes(a) == NULL for a in arguments) else ANY
-
-
-def _is(operand: Outcomes, test: exp.Expr) -> Outcomes:
-    """IS NULL, IS TRUE, IS FALSE: never NULL themselves."""
-    if isinstance(test, exp.Null):
-        wanted = NULL
-    elif isinstance(test, exp.Boolean):
-        wanted = TRUE if test.this else FALSE
-    else:
-        return ANY
-    held = TRUE if operand & wanted else frozenset()
-    return held | (FALSE if operand - wanted else frozenset())
-
-
-def _first_value(arguments: list[exp.Expr]) -> Outcomes:
-    """COALESCE: the first argument that is not NULL."""
-    found: Outcomes = frozenset()
-    for argument in arguments:
-        possible = outcomes(argument)
-        found |= possible - NULL
-        if Outcome.NULL not in possible:
-            return found
-    return found | NULL
-
-
-def _case(cases: Iterable[tuple[exp.Expr, exp.Expr]], default: exp.Expr | None) -> Outcomes:
-    """CASE: every (condition, value) that may be taken, up to the first that must be."""
-    found: Outcomes = frozenset()
-    for condition, value in cases:
-        taken = outcomes(condition)
-        if Outcome.TRUE in taken:
-            found |= outcomes(value)
-        if taken == TRUE:
-            return found
-    return found | (outcomes(default) if default is not None else NULL)
-
-
-def _condition(operand: exp.Expr | None, when: exp.Expr) -> exp.Expr:
-    """CASE WHEN c, or CASE x WHEN c, which means x = c."""
-    return when if operand is None else exp.EQ(this=operand.copy(), expression=when.copy())
+    return value_of_missing(expression) is None

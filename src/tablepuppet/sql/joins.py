@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from sqlglot import exp
 
 from tablepuppet.errors import QueryError
-from tablepuppet.sql.conditions import TRUE, Condition, Filter, KeyEquality, keeps_null, outcomes, read_condition
-from tablepuppet.sql.grammar import refusal
+from tablepuppet.sql.conditions import Condition, Filter, KeyEquality, keeps_null, read_condition, value_of_missing
 from tablepuppet.sql.ucq import JoinKind, Scope, Source, matches
 
 
@@ -69,7 +68,7 @@ def join_tree(scope: Scope, sources: Sequence[Source], where: Sequence[exp.Expr]
     conditions = [
         c
         for c in conditions
-        if not (isinstance(c, Filter) and kinds.get(c.relation) == "anti" and outcomes(c.predicate) == TRUE)
+        if not (isinstance(c, Filter) and kinds.get(c.relation) == "anti" and value_of_missing(c.predicate) is True)
     ]
     filters: list[list[exp.Expr]] = [[] for _ in sources]
     keys: dict[int, list[KeyEquality]] = {position: [] for position in range(len(sources))}
@@ -98,10 +97,8 @@ def _read(scope: Scope, conjuncts: Sequence[exp.Expr], visible: int) -> list[Con
             continue
         if max(condition.relations) > visible:
             later = scope.aliases[max(condition.relations)]
-            raise refusal(
-                scope.text,
-                f"this ON names {later}, which is joined only later; move the condition to the ON of {later}",
-                conjunct,
+            raise scope.refuse(
+                f"this ON names {later}, which is joined only later; move the condition to the ON of {later}", conjunct
             )
         found.append(condition)
     return found
@@ -110,7 +107,7 @@ def _read(scope: Scope, conjuncts: Sequence[exp.Expr], visible: int) -> list[Con
 def _simplify(conditions: list[Condition], outer: dict[int, list[Condition]]) -> None:
     """Makes inner, in place, every left join whose missing rows fail a condition."""
     checked = 0
-    while checked < len(conditions):
+    while outer and checked < len(conditions):
         for relation in conditions[checked].rejected:
             conditions += outer.pop(relation, [])
         checked += 1
@@ -137,8 +134,7 @@ def _check_inner(scope: Scope, condition: Condition, outer: dict[int, list[Condi
             node = condition.predicate if isinstance(condition, Filter) else condition.node
             own = [c.right_key for c in outer[relation] if isinstance(c, KeyEquality)]
             key = next((key.name for key in own if isinstance(key, exp.Column)), "key")
-            raise refusal(
-                scope.text,
+            raise scope.refuse(
                 f"{alias} is joined by LEFT JOIN, and this condition can hold for a row that has no match in {alias}, "
                 f"which no owner can tell. To keep only rows with a match, write JOIN {alias}; to choose which rows of "
                 f"{alias} can match, move the condition to the ON of {alias}; to keep only rows without a match, ask "
@@ -152,8 +148,7 @@ def _check_outer(scope: Scope, condition: Condition, relation: int, outer: Mappi
     alias = scope.aliases[relation]
     if isinstance(condition, KeyEquality) and outer.get(condition.left, "inner") not in ("inner", "left"):
         gone = scope.aliases[condition.left]
-        raise refusal(
-            scope.text,
+        raise scope.refuse(
             f"rows with a match in {gone} are left out, so that {gone} has no row that {alias} could be joined to; "
             f"leave {alias} out, or join it to another table",
             condition.node,
@@ -161,24 +156,21 @@ def _check_outer(scope: Scope, condition: Condition, relation: int, outer: Mappi
     if isinstance(condition, Filter):
         if condition.relation != relation:
             other = scope.aliases[condition.relation]
-            raise refusal(
-                scope.text,
+            raise scope.refuse(
                 f"the ON of LEFT JOIN {alias} has a condition on {other} alone, which would keep rows of {other} and "
                 f"only hide their match. To drop those rows, move it to WHERE; otherwise select a CASE over {other}",
                 condition.predicate,
             )
         return
     if relation not in condition.relations:
-        raise refusal(
-            scope.text,
+        raise scope.refuse(
             f"the ON of LEFT JOIN {alias} compares {scope.names(condition.relations)}, and not {alias}; "
             "move this equality to WHERE or to the join of those tables",
             condition.node,
         )
     if condition.left in outer and not keeps_null(condition.left_key):
         other = scope.aliases[condition.left]
-        raise refusal(
-            scope.text,
+        raise scope.refuse(
             f"this key may have a value although {other}, joined by LEFT JOIN, has no matching row; "
             f"join on a plain column of {other}, or write JOIN {other}",
             condition.left_key,
@@ -220,15 +212,13 @@ def _not_connected(scope: Scope, sources: Sequence[Source], placed: list[int], r
     source, alias = sources[relation], scope.aliases[relation]
     derived = source.derived
     if isinstance(derived, exp.Select) and derived.find(exp.AggFunc) and not derived.find(exp.Group):
-        return refusal(
-            scope.text,
+        return scope.refuse(
             f"{alias} is one row for all, which adds the same to every joined row and teaches a model nothing; leave "
             "it out, or group it by a key of the join",
             source.alias,
         )
     named = alias if source.table is source.alias else f"{source.table.name} {alias}"
-    return refusal(
-        scope.text,
+    return scope.refuse(
         f"no key joins {alias} to {scope.names(sorted(placed))}, so that every row would meet every row. "
         f"Add an equality, for example JOIN {named} ON {scope.aliases[0]}.id = {alias}.id",
         source.table,

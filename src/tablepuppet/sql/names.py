@@ -13,7 +13,7 @@ from sqlglot import exp
 
 from tablepuppet.errors import QueryError, did_you_mean
 from tablepuppet.sources.cutoffs import PREFIX
-from tablepuppet.sql.bound import format_expression, refuse
+from tablepuppet.sql.bound import format_expression
 from tablepuppet.sql.joins import JoinTree, join_tree
 from tablepuppet.sql.schemas import Origin, TableShape
 from tablepuppet.sql.select import one_table
@@ -50,8 +50,7 @@ def resolve(ucq: Ucq, branch: Conjunctive, shapes: Mapping[Origin, TableShape]) 
     for output in outputs:
         if output.relation in tree.absent:
             alias = names.scope.aliases[output.relation]
-            raise refuse(
-                ucq,
+            raise ucq.refuse(
                 f"rows with a match in {alias} are left out, so that {alias} has no value in any joined row; leave its "
                 "columns out of the SELECT",
                 output.at,
@@ -80,8 +79,7 @@ class _Names:
             found = self._holders(name, before)
             if len(found) > 1:
                 alias, first = self.scope.aliases[position], self.scope.aliases[found[0]]
-                raise refuse(
-                    self.ucq,
+                raise self.ucq.refuse(
                     f"{name.name} is a column of {self.scope.names(found)}, so that USING is ambiguous; "
                     f"write ON, for example ON {first}.{name.name} = {alias}.{name.name}",
                     name,
@@ -113,7 +111,7 @@ class _Names:
         for name in item.excluded:
             if item.alias is not None and not matches(name, shape.columns):
                 hint = did_you_mean(name.name, shape.columns)
-                raise refuse(self.ucq, f"{item.alias.name} has no column {name.name} to exclude. {hint}", name)
+                raise self.ucq.refuse(f"{item.alias.name} has no column {name.name} to exclude. {hint}", name)
         shown = (column for column in shape.columns if not column.startswith(PREFIX))
         columns = tuple(column for column in shown if column not in excluded)
         for column in columns:
@@ -148,7 +146,7 @@ class _Names:
         found = self._holders(name, relations)
         if len(found) > 1:
             choices = " or ".join(f"{self.scope.aliases[r]}.{name.name}" for r in found)
-            raise refuse(self.ucq, f"{name.name} is a column of several tables; write {choices}", name)
+            raise self.ucq.refuse(f"{name.name} is a column of several tables; write {choices}", name)
         if found:
             return self._column(found[0], name)
         selected = [i.name.name for i in self.branch.items if isinstance(i, Item) and i.name is not None]
@@ -160,7 +158,7 @@ class _Names:
             known = {column: None for r in relations for column in self.shapes[r].columns}
             hint = did_you_mean(name.name, list(known))
         where = self.scope.names(relations) if relations else "the tables before it"
-        raise refuse(self.ucq, f"no column of {where} is called {name.name}. {hint}", name)
+        raise self.ucq.refuse(f"no column of {where} is called {name.name}. {hint}", name)
 
     def _column(self, relation: int, name: exp.Identifier, written: exp.Identifier | None = None) -> exp.Column:
         """A column of a table that all its clients have."""
@@ -171,10 +169,10 @@ class _Names:
             spaced = next((c for c in shape.columns if c.startswith(f"{name.name} ") and not name.quoted), None)
             hint = did_you_mean(name.name, shape.columns) if spaced is None else f'Did you mean {alias}."{spaced}"?'
             table = f"{alias} (table {shape.name})" if alias != shape.name else alias
-            raise refuse(self.ucq, f"{table} has no column {name.name}. {hint}", name)
+            raise self.ucq.refuse(f"{table} has no column {name.name}. {hint}", name)
         if len(found) > 1:
             choices = " or ".join(f'{alias}."{shape.columns[k]}"' for k in found)
-            raise refuse(self.ucq, f"columns of {alias} differ from {name.name} in case only; write {choices}", name)
+            raise self.ucq.refuse(f"columns of {alias} differ from {name.name} in case only; write {choices}", name)
         column = shape.columns[found[0]]
         if shape.lacking(column):
             raise self._lacks(shape, column, name, "Choose a column that all of them have")
@@ -193,4 +191,4 @@ class _Names:
         having = [c for c in shape.clients if c not in lacking]
         who = f"with it: {', '.join(having)}; without: {', '.join(lacking)}"
         what = f"not all clients of table {shape.name} have the column {column} ({who}). {advice}.{shape.differences()}"
-        return refuse(self.ucq, what.rstrip("."), at)
+        return self.ucq.refuse(what.rstrip("."), at)

@@ -4,9 +4,8 @@ An expression passes if every node of its tree is on the owners' own list (sourc
 with a replacement. An owner's guard checks again; this check serves the person who writes the query, and points at the
 place in the text.
 
-Two further properties of SQL functions. STRICT ones give NULL as soon as one argument is NULL; conditions.py relies on
-it, and a test asks DuckDB. VOLATILE ones depend on when or where they are called, so two reads of a table would
-disagree. An owner would refuse these too, but their reason deserves a message of its own.
+VOLATILE functions depend on when or where they are called, so two reads of a table would disagree. An owner would
+refuse these too, but their reason deserves a message of its own.
 """
 
 from __future__ import annotations
@@ -18,17 +17,6 @@ from sqlglot import TokenType, exp
 from tablepuppet.errors import QueryError, nearest
 from tablepuppet.sources.guard import FUNCTIONS, NODES, TYPES
 from tablepuppet.sql.grammar import PARAMETER, At, refusal, word_before, words
-
-# Nodes that may give a value for a NULL argument, or are no call; tests/sql/test_nulls.py tries all others in DuckDB.
-_NOT_STRICT: Final[frozenset[type[exp.Expr]]] = frozenset(
-    {exp.And, exp.Or, exp.Not, exp.Is, exp.In, exp.Between, exp.NullSafeEQ, exp.NullSafeNEQ, exp.Case, exp.If}
-    | {exp.Coalesce, exp.Nullif, exp.Greatest, exp.Least, exp.Concat, exp.ConcatWs, exp.Pi, exp.Cot, exp.Ascii}
-    | {exp.Unicode, exp.Translate, exp.Levenshtein, exp.RegexpExtract, exp.ArraySize, exp.TsOrDsToDate, exp.Array}
-    | {exp.Column, exp.Identifier, exp.Literal, exp.Boolean, exp.Null, exp.Paren, exp.Tuple, exp.Var, exp.RawString}
-    | {exp.DataType, exp.DataTypeParam, exp.Interval, exp.Bracket}
-    | {exp.BitwiseXor, exp.BitwiseLeftShift, exp.BitwiseRightShift}
-)
-STRICT: Final = NODES - _NOT_STRICT
 
 VOLATILE: Final[frozenset[type[exp.Expr]]] = frozenset(
     {

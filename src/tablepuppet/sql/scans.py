@@ -20,7 +20,7 @@ from tablepuppet.protocol.base import Message
 from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.sources.cutoffs import FOUND
 from tablepuppet.sql import bound
-from tablepuppet.sql.bound import Branch, LabelPlace, Scan, format_expression, refuse, render
+from tablepuppet.sql.bound import Branch, LabelPlace, Scan, format_expression, render
 from tablepuppet.sql.groups import WITNESS, GroupColumn
 from tablepuppet.sql.names import ResolvedBranch
 from tablepuppet.sql.schemas import TableShape
@@ -155,8 +155,7 @@ def _add_types(ucq: Ucq, draft: _Draft, reported: Mapping[str, list[ColumnInfo]]
         if column is None:
             given = "; ".join(f"{client}: {type_name(info)}" for client, info in by_client.items())
             readable = format_expression(draft.expressions[text])
-            raise refuse(
-                ucq,
+            raise ucq.refuse(
                 f"the clients of table {draft.shape.name} give {readable} different types ({given}). "
                 f"Write a cast that brings them together, for example CAST({readable} AS {common_cast(by_client)})."
                 f"{draft.shape.differences()}".rstrip("."),

@@ -24,7 +24,7 @@ from tablepuppet.protocol.base import Message
 from tablepuppet.protocol.columns import ColumnInfo, CutoffType, Merges
 from tablepuppet.sources.cutoffs import AT, AT_ONCE, CUTOFF, reads_cutoffs
 from tablepuppet.sources.guard import AGGREGATES
-from tablepuppet.sql.bound import partitions_of, refuse
+from tablepuppet.sql.bound import partitions_of
 from tablepuppet.sql.groups import GroupColumn, group_columns, inner_queries, mergeable
 from tablepuppet.sql.types import merged_column, type_name
 from tablepuppet.sql.ucq import Conjunctive, Source, Ucq, as_table, base_tables, matches
@@ -54,10 +54,10 @@ def find_table(ucq: Ucq, name: exp.Identifier, tables: Mapping[str, tuple[str, .
     if len(found) != 1:
         many = f"{' and '.join(known[k] for k in found)} differ only in case; quote the one you mean"
         hint = many if found else did_you_mean(name.name, known)
-        raise refuse(ucq, f"the federation has no table {name.name}. {hint}", name)
+        raise ucq.refuse(f"the federation has no table {name.name}. {hint}", name)
     table = known[found[0]]
     if not tables[table]:
-        raise refuse(ucq, f"no client holds the table {table}; add one to the federation", name)
+        raise ucq.refuse(f"no client holds the table {table}; add one to the federation", name)
     return table
 
 
@@ -81,7 +81,7 @@ def owned_query(ucq: Ucq, query: exp.Query, tables: Mapping[str, tuple[str, ...]
             )
             owners = f"{', '.join(tables[first])}; {', '.join(tables[name])}"
             message = f"this subquery reads {first} and {name}, which lie with different owners ({owners}). {advice}"
-            raise refuse(ucq, message, base)
+            raise ucq.refuse(message, base)
     for base, name in zip(bases, names, strict=True):
         if base.args.get("alias") is None:
             base.set("alias", exp.TableAlias(this=base.this.copy()))
@@ -112,8 +112,7 @@ def _over_rows(
         if isinstance(over, exp.Query)
         else ""
     )
-    return refuse(
-        ucq,
+    return ucq.refuse(
         f"the rows of {table} lie with {len(tables[table])} clients, and each would compute this over its own rows "
         f"only. {joined}{unmerged}Group by a key of the join, each value of which lies with one client; or let one of "
         "them offer the summed-up table, or select the column itself",
@@ -263,8 +262,7 @@ def _cutoff_types(ucq: Ucq, tables: Mapping[str, tuple[str, ...]], link: Link) -
         for (origin, moment, _), answer in zip(own, answers[client], strict=True):
             kind = answer.columns[0].detail if isinstance(answer, TableSchema) and answer.columns else ""
             if kind not in get_args(CutoffType) or found.get(origin, kind) != kind:
-                raise refuse(
-                    ucq,
+                raise ucq.refuse(
                     f"a history is read until a date or a time, the same at all owners, and {moment.sql('duckdb')} is "
                     f"{kind or 'of no type'} at {client}; cast it, as in CAST({moment.sql('duckdb')} AS TIMESTAMP)",
                     moment,
@@ -281,8 +279,8 @@ def _moment_of(ucq: Ucq, branch: Conjunctive, source: Source) -> tuple[exp.Expr,
             if isinstance(own, exp.Column) and own.name in (AT, AT_ONCE):
                 alias = next(column.table.lower() for column in other.find_all(exp.Column))
                 return other, next(s for s in branch.sources if s.alias.name.lower() == alias)
-    raise refuse(
-        ucq, f"the history {source.alias.name} is joined without its moment; join it on key and moment", source.alias
+    raise ucq.refuse(
+        f"the history {source.alias.name} is joined without its moment; join it on key and moment", source.alias
     )
 
 

@@ -269,14 +269,12 @@ def one_table(scope: Scope, expression: exp.Expr, *, is_branch: bool = False) ->
     if not relations and is_branch:
         return 0
     if not relations:
-        raise refusal(
-            scope.text,
+        raise scope.refuse(
             "this item names no column. A constant teaches a model nothing, an intercept is there anyway: remove it",
             expression,
         )
     if len(relations) > 1:
-        raise refusal(
-            scope.text,
+        raise scope.refuse(
             f"this item mixes columns of {scope.names(relations)}, and no row of one table goes to the owner of "
             f"another. Select the columns as items of their own ({_columns(expression)}): a model weighs and adds them "
             "up, which makes every sum and difference, the time between two dates among them. A product or a ratio is "

@@ -23,10 +23,10 @@ from typing import Literal
 
 from sqlglot import TokenType, exp
 
-from tablepuppet.errors import did_you_mean
+from tablepuppet.errors import CatalogError, QueryError, did_you_mean
 from tablepuppet.sources.cutoffs import is_cutoffs
 from tablepuppet.sources.guard import QUERY_NODES
-from tablepuppet.sql.grammar import refusal, word_before
+from tablepuppet.sql.grammar import At, refusal, word_before
 from tablepuppet.sql.scalar import check_nodes
 
 
@@ -96,6 +96,10 @@ class Ucq:
     text: str
     branches: tuple[Conjunctive, ...]
 
+    def refuse(self, message: str, at: At) -> QueryError:
+        """An error about a name or a type, with a caret below it."""
+        return refusal(self.text, message, at, CatalogError)
+
 
 def matches(identifier: exp.Identifier, names: Sequence[str]) -> list[int]:
     """The positions of the names that an identifier means: exactly when quoted, else in any case.
@@ -127,6 +131,10 @@ class Scope:
                 )
             seen.add(source.alias.name.lower())
 
+    def refuse(self, message: str, at: At) -> QueryError:
+        """An error about the query, with a caret below it."""
+        return refusal(self.text, message, at)
+
     def relation(self, alias: exp.Identifier) -> int:
         """The position in the FROM clause of the table that an alias names."""
         found = matches(alias, self.aliases)
@@ -137,7 +145,7 @@ class Scope:
             hint = f"The table {alias.name} is called {self.aliases[hidden[0]]} here: write that instead."
         else:
             hint = did_you_mean(alias.name, self.aliases)
-        raise refusal(self.text, f"no table in the FROM clause is called {alias.name}. {hint}", alias)
+        raise self.refuse(f"no table in the FROM clause is called {alias.name}. {hint}", alias)
 
     def relations(self, expression: exp.Expr) -> list[int]:
         """The tables that an expression touches, in the order of the FROM clause."""

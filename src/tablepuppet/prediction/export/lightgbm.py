@@ -50,6 +50,7 @@ def to_lightgbm(model: Model) -> tuple[str, dict[str, dict[str, int] | None]]:
     if held:
         raise ModelError(f"the splits of {', '.join(held)} stay with their owners; train with release=True to export")
     features, places = _features(model)
+    infos = ["[-1e308:1e308]" if f.codes is None else ":".join(map(str, range(len(f.codes) + 2))) for f in features]
     objective = _OBJECTIVES[model.loss.name].format(outputs=model.outputs)
     lines = [
         "tree",
@@ -60,7 +61,7 @@ def to_lightgbm(model: Model) -> tuple[str, dict[str, dict[str, int] | None]]:
         f"max_feature_idx={len(features) - 1}",
         f"objective={objective}",
         f"feature_names={' '.join(f.name.replace(' ', '_') for f in features)}",
-        f"feature_infos={' '.join(_info(f) for f in features)}",
+        f"feature_infos={' '.join(infos)}",
         "",
     ]
     count = 0
@@ -89,12 +90,6 @@ def _features(model: Model) -> tuple[list[_Feature], dict[tuple[int, int, int], 
                 places[number, feature, entry] = len(found)
                 found.append(_Feature(name if entries == [0] else f"{name}[{entry}]", codes))
     return found, places
-
-
-def _info(feature: _Feature) -> str:
-    if feature.codes is None:
-        return "[-1e308:1e308]"
-    return ":".join(map(str, range(len(feature.codes) + 2)))
 
 
 def _tree(

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tablepuppet.join.cluster.worker import collect, merge
-from tablepuppet.join.duckdb_join import ListedJoin
+from tablepuppet.join.duckdb_join import ListedRows
 from tablepuppet.join.join import Column, JoinedSide
 from tablepuppet.join.row_index import RowIndex
 
@@ -32,7 +32,7 @@ def numbered(draw: st.DrawFn) -> tuple[list[int], int]:
 @given(given=numbered(), partition_specs=st.lists(st.integers(1, 11), max_size=3))
 def test_stretches_show_what_the_whole_shows(given: tuple[list[int], int], partition_specs: list[int]) -> None:
     numbers, rows = np.array(given[0]), given[1]
-    whole = ListedJoin((rows,), 0, [numbers]).side(None)
+    whole = ListedRows((rows,), 0, [numbers]).side(None)
     side = JoinedSide((whole,), (Column(rows, (0,), (None,)),), 1, 0)
     borders = sorted({0, len(numbers), *(cut for cut in partition_specs if cut < len(numbers))})
     facts = merge(rows, [collect(side, a, b)[0] for a, b in itertools.pairwise(borders)])

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tablepuppet.arrays import RowNumbers
-from tablepuppet.join.duckdb_join import BranchSide, DuckJoin, ListedJoin, connect
+from tablepuppet.join.duckdb_join import BranchSide, DuckJoin, ListedRows, connect
 from tablepuppet.join.keys import ScanKeys
 from tablepuppet.join.tree_join import TreeJoin
 from tablepuppet.sizes import JOINED_ROWS_PER_PIECE, JOINED_ROWS_PER_SORT
@@ -62,7 +62,7 @@ def test_counting_and_duckdb_agree_row_for_row(given: tuple[Branch, list[ScanKey
     if counted is None:
         return
     assert counted.count() == by_duckdb.count()
-    listed = ListedJoin(counted.sizes, branch.label_relation, by_duckdb.rows())
+    listed = ListedRows(counted.sizes, branch.label_relation, by_duckdb.rows())
     drawn = np.array([random.random() < 0.6 for _ in range(counted.sizes[branch.label_relation])], np.bool_)
     for marks in (None, drawn):
         one, other = counted.side(marks), listed.side(marks)
@@ -110,7 +110,7 @@ def test_slices_change_nothing() -> None:
     counted = TreeJoin.of(branch, keys)
     assert counted is not None
     whole = DuckJoin(branch, keys).rows()
-    listed = ListedJoin(counted.sizes, 0, whole)
+    listed = ListedRows(counted.sizes, 0, whole)
     assert len(whole[0]) > 2 * JOINED_ROWS_PER_PIECE
     for side in (counted.side(None), listed.side(None)):
         last = side.rows - 11

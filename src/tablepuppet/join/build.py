@@ -23,7 +23,7 @@ from tablepuppet.errors import MappingError, PrivacyError
 from tablepuppet.job.job import Walk
 from tablepuppet.join.blocks import block_span, parts_of_block
 from tablepuppet.join.cluster.cluster import Cluster
-from tablepuppet.join.duckdb_join import BranchSide, Counts, ListedSide, Marks
+from tablepuppet.join.duckdb_join import BranchSide, Counts, ListedRows, Marks
 from tablepuppet.join.factorised.tree import Tree
 from tablepuppet.join.groups import MergedGroups
 from tablepuppet.join.join import BranchJoin, Span
@@ -213,7 +213,7 @@ def _split(
     if labels.values.dtype != np.int8:
         chosen &= ~np.isnan(labels.values)  # rows without one are left out: a job must not fail for one of them
     relation = _budgeted(bound)
-    listed = ListedSide.of(choose(chosen)[0], joins[0].sizes)
+    listed = ListedRows.of(choose(chosen)[0], joins[0].sizes)
     kept = listed.only(within_cap([listed.numbers(relation)], [analyst_cap], secrets.randbits(128)))
     rows = of_labels.numbers([kept])
     return [[kept.only(np.flatnonzero(own[rows]))] for own in marks]
@@ -295,7 +295,7 @@ def _within_caps(
     train: Side, joins: Sequence[BranchJoin], spans: Sequence[Span], caps: Sequence[int | None], seed: int
 ) -> Side:
     """The joined training rows that the caps on multiplicity leave."""
-    listed = [ListedSide.of(side, join.sizes) for side, join in zip(train, joins, strict=True)]
+    listed = [ListedRows.of(side, join.sizes) for side, join in zip(train, joins, strict=True)]
     kept = within_cap([span.numbers(listed) for span in spans], caps, seed)
     ends = np.cumsum([0, *(side.rows for side in listed)])
     inside = np.split(kept, np.searchsorted(kept, ends[1:-1]))

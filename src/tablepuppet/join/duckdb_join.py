@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -243,33 +243,16 @@ class BranchSide(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ListedJoin:
-    """All joined rows of a branch."""
+class ListedRows:
+    """Joined rows of a branch that are written down, all of them or some."""
 
     sizes: tuple[int, ...]  # rows of each relation
     label: int  # the label's relation
-    numbers: Sequence[RowNumbers]  # in each relation
-
-    def count(self) -> int:
-        """N."""
-        return len(self.numbers[0])
-
-    def side(self, marks: Marks | None) -> ListedSide:
-        """The joined rows whose label's row is marked; None: all."""
-        if marks is None or bool(marks.all()):
-            return ListedSide(self, None)
-        return ListedSide(self, _compact(np.flatnonzero(marks[self.numbers[self.label]])))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ListedSide:
-    """Some of the joined rows; None: all."""
-
-    join: ListedJoin
-    chosen: RowNumbers | None
+    listed: Sequence[RowNumbers]  # in each relation, of all
+    chosen: RowNumbers | None = None  # None: all
 
     @classmethod
-    def of(cls, side: BranchSide, sizes: tuple[int, ...]) -> ListedSide:
+    def of(cls, side: BranchSide, sizes: tuple[int, ...]) -> ListedRows:
         """Joined rows, written down."""
         numbers: list[RowNumbers] = [np.empty(side.rows, np.int32 if n < 2**31 else np.int64) for n in sizes]
 
@@ -278,30 +261,36 @@ class ListedSide:
                 numbers[relation][begin : begin + len(rows)] = rows
 
         side.each(0, side.rows, write)
-        return cls(ListedJoin(sizes, 0, numbers), None)
+        return cls(sizes, 0, numbers)
 
     @property
     def rows(self) -> int:
-        return self.join.count() if self.chosen is None else len(self.chosen)
+        return len(self.listed[0] if self.chosen is None else self.chosen)
+
+    def count(self) -> int:
+        return self.rows
+
+    def side(self, marks: Marks | None) -> ListedRows:
+        if marks is None or bool(marks.all()):
+            return self
+        return self.only(np.flatnonzero(marks[self.numbers(self.label)]))
 
     def counts(self) -> list[Counts]:
-        return [count_rows(self.numbers(relation), size) for relation, size in enumerate(self.join.sizes)]
+        return [count_rows(self.numbers(relation), size) for relation, size in enumerate(self.sizes)]
 
     def each(self, start: int, stop: int, use: Use) -> None:
         for first in range(start, stop, JOINED_ROWS_PER_PIECE):
             inside = slice(first, min(first + JOINED_ROWS_PER_PIECE, stop))
             these = inside if self.chosen is None else self.chosen[inside]
-            use(first - start, {relation: rows[these] for relation, rows in enumerate(self.join.numbers)})
+            use(first - start, {relation: rows[these] for relation, rows in enumerate(self.listed)})
 
     def numbers(self, relation: int) -> RowNumbers:
         """The row of every joined row in one relation."""
-        rows = self.join.numbers[relation]
+        rows = self.listed[relation]
         return rows if self.chosen is None else rows[self.chosen]
 
-    def only(self, kept: NDArray[np.int64]) -> ListedSide:
+    def only(self, kept: NDArray[np.int64]) -> ListedRows:
         """Some of these joined rows, by their numbers here."""
-        return ListedSide(self.join, _compact(kept if self.chosen is None else self.chosen[kept]))
-
-
-def _compact(numbers: RowNumbers) -> RowNumbers:
-    return numbers.astype(np.int32) if len(numbers) == 0 or numbers[-1] < 2**31 else numbers
+        chosen: RowNumbers = kept if self.chosen is None else self.chosen[kept]
+        is_small = len(chosen) == 0 or chosen[-1] < 2**31
+        return replace(self, chosen=chosen.astype(np.int32) if is_small else chosen)

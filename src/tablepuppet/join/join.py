@@ -19,7 +19,7 @@ import numpy as np
 
 from tablepuppet.arrays import RowNumbers
 from tablepuppet.errors import MappingError
-from tablepuppet.join.duckdb_join import BranchSide, Counts, DuckJoin, ListedJoin, ListedSide, Marks
+from tablepuppet.join.duckdb_join import BranchSide, Counts, DuckJoin, ListedRows, Marks
 from tablepuppet.join.keys import ScanKeys
 from tablepuppet.join.tree_join import TreeJoin
 from tablepuppet.sql.bound import Branch
@@ -55,7 +55,7 @@ class Span:
             return np.arange(len(total), dtype=dtype)
         return np.flatnonzero(total).astype(dtype, copy=False)
 
-    def numbers(self, branches: Sequence[ListedSide]) -> RowNumbers:
+    def numbers(self, branches: Sequence[ListedRows]) -> RowNumbers:
         """The row here of every joined row, branch after branch; −1 where there is none."""
         found = []
         for side, relation, offset in zip(branches, self.relations, self.offsets, strict=True):
@@ -167,7 +167,7 @@ def join_branch(branch: Branch, keys: Sequence[ScanKeys], limit: SizeLimit) -> B
     count = (tree or DuckJoin(branch, keys)).count()
     if tree is None and count <= most:
         sizes = tuple(keys[relation.scan].rows for relation in branch.relations)
-        return ListedJoin(sizes, branch.label_relation, DuckJoin(branch, keys).rows())
+        return ListedRows(sizes, branch.label_relation, DuckJoin(branch, keys).rows())
     if tree is None and not limit.bounds_trees:
         tree = TreeJoin.of(branch, keys, in_any_order=True)
     if tree is not None and (count <= most or not limit.bounds_trees):

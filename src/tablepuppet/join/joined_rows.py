@@ -172,22 +172,18 @@ class JoinedRows:
         return self.weights if self.weights is None or index is None else self.weights[index]
 
     def collapsed_weights(self) -> list[Array] | None:
-        """collapse_i of the rows' weights; None: they are the multiplicities."""
         return collapse_weights(self)
 
     def with_weights(self, weights: Array | None) -> JoinedRows:
-        """The same joined rows with other weights, per row of the label table."""
         return replace(self, weights=weights, state={})
 
     def with_labels(self, labels: Array) -> JoinedRows:
-        """The same joined rows with other labels, per row of the label table."""
         return replace(self, labels=labels, state={})
 
     def fetch(self) -> JoinedRows:
         return self
 
     def label_counts(self) -> RowNumbers:
-        """How many joined rows have their label from each label row."""
         if self.counts is not None:
             return self.counts
         p = self.label_index

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import RowNumbers
 from tablepuppet.join.blocks import block_span, parts_of_block
-from tablepuppet.join.duckdb_join import ListedSide
+from tablepuppet.join.duckdb_join import ListedRows
 from tablepuppet.join.join import Column, JoinedSide, SizeLimit, join_branch
 from tablepuppet.join.joined_rows import JoinedRows, RowIndex
 from tablepuppet.join.keys import gather_keys
@@ -49,17 +49,17 @@ def map_new_rows(
     """The joined rows of a query to predict on; `incomplete` names the tables with a missing owner."""
     limit = max_joined_rows if max_joined_rows is not None else default_limit()
     keys, client_rows = gather_keys(bound, link, job, privacy)
-    branches: list[ListedSide] = []
+    branches: list[ListedRows] = []
     lenient = []
     for branch in bound.branches:
         relations = _out_of_reach(bound, branch, incomplete)
         lenient.append(relations)
         joins = (replace(j, kind="left") if j.relation in relations and not j.is_lookup else j for j in branch.joins)
         join = join_branch(replace(branch, joins=tuple(joins)), keys, SizeLimit(limit, limit))
-        branches.append(ListedSide.of(join.side(None), join.sizes))
+        branches.append(ListedRows.of(join.side(None), join.sizes))
         limit -= branches[-1].rows
     total = sum(side.rows for side in branches)
-    counts, sizes = [side.counts() for side in branches], [side.join.sizes for side in branches]
+    counts, sizes = [side.counts() for side in branches], [side.sizes for side in branches]
     parts: list[Part] = []
     columns: list[Column] = []
     assumed: list[NDArray[np.bool_] | None] = []
@@ -89,7 +89,7 @@ def _out_of_reach(bound: BoundQuery, branch: Branch, incomplete: Collection[str]
 
 
 def _mark_assumed(
-    block: Block, lenient: Sequence[frozenset[int]], branches: Sequence[ListedSide]
+    block: Block, lenient: Sequence[frozenset[int]], branches: Sequence[ListedRows]
 ) -> NDArray[np.bool_] | None:
     marks = [
         side.numbers(member.relation) < 0 if member.relation in relations else np.zeros(side.rows, np.bool_)

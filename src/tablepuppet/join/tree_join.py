@@ -69,11 +69,9 @@ class TreeJoin:
         return cls(sizes, root, _in_order(own[root]), edges, _below(edges, sizes))
 
     def count(self) -> int:
-        """N."""
         return int(self.below[self.root][:-1].sum())
 
     def side(self, marks: Marks | None) -> TreeSide:
-        """The joined rows whose row of the root is marked; None: all."""
         roots = self.order if marks is None else self.order[marks[self.order]]
         found = self.below[self.root][roots]
         return TreeSide(self, roots, np.cumsum(found, dtype=np.int32 if found.sum() < 2**31 else np.int64))

@@ -17,7 +17,7 @@ from tablepuppet.arrays import RowNumbers
 from tablepuppet.errors import MappingError
 from tablepuppet.job.job import Walk
 from tablepuppet.join.cluster.cluster import Cluster
-from tablepuppet.join.duckdb_join import BranchSide, ListedJoin, ListedSide, why_empty
+from tablepuppet.join.duckdb_join import BranchSide, ListedRows, why_empty
 from tablepuppet.join.factorised.draw import RowLookup, draw_numbers
 from tablepuppet.join.join import BYTES_PER_JOINED_ROW, BranchJoin, SizeLimit, join_branch
 from tablepuppet.join.keys import ScanKeys
@@ -113,16 +113,16 @@ def draw_side(side: Sequence[BranchSide], sizes: Sequence[tuple[int, ...]], most
     ]
 
 
-def _only(branch: BranchSide, sizes: tuple[int, ...], numbers: NDArray[np.int64]) -> ListedSide:
+def _only(branch: BranchSide, sizes: tuple[int, ...], numbers: NDArray[np.int64]) -> ListedRows:
     """Some joined rows of a branch, by their numbers, which may repeat."""
-    if isinstance(branch, ListedSide):
+    if isinstance(branch, ListedRows):
         return branch.only(numbers)
     assert isinstance(branch, TreeSide)
     found = RowLookup(branch).look_up(numbers)
     rows: list[RowNumbers] = []
     for relation, size in enumerate(sizes):
         rows.append(found[relation].astype(np.int32 if size < 2**31 else np.int64))
-    return ListedSide(ListedJoin(sizes, branch.join.root, rows), None)
+    return ListedRows(sizes, branch.join.root, rows)
 
 
 def _why_not_factorised(*, are_trees: bool) -> str:

@@ -7,7 +7,7 @@ does more than join.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from sqlglot import exp
@@ -47,16 +47,14 @@ class _Inlining:
         source = self.branch.sources[self.at]
         try:
             items = tuple(new for item in self.branch.items for new in self._item(item))
-            where = tuple(map(self._substitute, self.branch.where))
-            others = [replace(s, on=tuple(map(self._substitute, s.on))) for s in self.branch.sources]
-            others = [*others[: self.at + 1], *(self._without_using(s, source) for s in others[self.at + 1 :])]
-            on = (*map(self._substitute, source.on), *self._using(source))
+            changed = _map(replace(self.branch, items=()), self._substitute)
+            later = [self._without_using(s, source) for s in changed.sources[self.at + 1 :]]
+            on = (*changed.sources[self.at].on, *self._using(source))
         except _NotThereError:
             return None
-        first, *rest = self.inner.sources
-        placed = [replace(s, tree=source.tree) for s in (first, *rest)]
-        sources = (*others[: self.at], *placed, *others[self.at + 1 :])
-        return Conjunctive(items, sources, (*where, *on, *self.inner.where))
+        placed = [replace(s, tree=source.tree) for s in self.inner.sources]
+        where = (*changed.where, *on, *self.inner.where)
+        return Conjunctive(items, (*changed.sources[: self.at], *placed, *later), where)
 
     def _using(self, source: Source) -> Iterator[exp.Expr]:
         """The subquery's own USING, where one table before it can be meant."""
@@ -134,42 +132,35 @@ def _expressions(query: Conjunctive) -> Iterator[exp.Expr]:
     yield from query.where
 
 
+def _map(query: Conjunctive, change: Callable[[exp.Expr], exp.Expr]) -> Conjunctive:
+    """The query with all its expressions changed; its items keep their names."""
+    return Conjunctive(
+        tuple(Item(change(i.expression), i.shown) if isinstance(i, Item) else i for i in query.items),
+        tuple(replace(source, on=tuple(map(change, source.on))) for source in query.sources),
+        tuple(map(change, query.where)),
+    )
+
+
 def _rename_aliases(inner: Conjunctive, taken: Sequence[str]) -> Conjunctive:
-    """The inner query with aliases that the outer one does not use."""
-    used = {name.lower() for name in taken}
-    renamed: dict[str, str] = {}
-    for source in inner.sources:
-        name = source.alias.name
-        while name.lower() in used:
+    """The inner query with aliases that the outer one does not use, each at its old place in the text."""
+    old = [source.alias.name for source in inner.sources]
+    new: list[str] = []
+    for name in old:
+        while name.lower() in {other.lower() for other in (*taken, *new)}:
             name += "_"
-        used.add(name.lower())
-        renamed[source.alias.name] = name
+        new.append(name)
+
+    def rename(alias: exp.Identifier) -> exp.Identifier:
+        renamed = alias.copy()
+        renamed.set("this", new[matches(alias, old)[0]])
+        return renamed
 
     def swap(node: exp.Expr) -> exp.Expr:
-        if isinstance(node, exp.Column):
-            found = matches(node.args["table"], list(renamed))
-            if found:
-                node.set("table", _rename(node.args["table"], list(renamed.values())[found[0]]))
+        if isinstance(node, exp.Column) and matches(node.args["table"], old):
+            node.set("table", rename(node.args["table"]))
         return node
 
-    def rename_columns(expression: exp.Expr) -> exp.Expr:
-        return expression.copy().transform(swap)
-
-    items = tuple(
-        Item(rename_columns(item.expression), item.shown)
-        if isinstance(item, Item)
-        else replace(item, alias=None if item.alias is None else _rename(item.alias, renamed[item.alias.name]))
-        for item in inner.items
-    )
-    sources = tuple(
-        replace(s, alias=_rename(s.alias, renamed[s.alias.name]), on=tuple(map(rename_columns, s.on)))
-        for s in inner.sources
-    )
-    return Conjunctive(items, sources, tuple(map(rename_columns, inner.where)))
-
-
-def _rename(old: exp.Identifier, name: str) -> exp.Identifier:
-    """A new name at the old one's place in the text."""
-    new = old.copy()
-    new.set("this", name)
-    return new
+    found = _map(inner, lambda expression: expression.copy().transform(swap))
+    stars = (replace(i, alias=rename(i.alias)) if isinstance(i, Star) and i.alias else i for i in found.items)
+    sources = (replace(source, alias=rename(source.alias)) for source in found.sources)
+    return replace(found, items=tuple(stars), sources=tuple(sources))

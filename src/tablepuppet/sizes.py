@@ -15,7 +15,6 @@ MATRICES_IN_CACHE = 1 << 12  # K × K matrices of als
 
 # So many that memory does not grow with the tables.
 JOINED_ROWS_PER_SHARD = 1 << 16  # a step of a walk
-JOINED_ROWS_PER_SORT = 1 << 23  # that DuckDB sorts, about
 ROWS_PER_ARROW_BATCH = 1 << 18
 ROWS_PER_NETWORK_PASS = 1 << 15
 NUMBERS_PER_ROW_GRADIENTS = 1 << 22  # a gradient for each row, each of them clipped

@@ -1,8 +1,7 @@
 """The join of keys by DuckDB: any equalities, any mix of inner, outer and cross joins.
 
 In: keys of any type. Out: the row number of every joined row in each relation, in order. DuckDB works within a limit
-of memory and spills to a folder of its own, which is gone afterwards. The label's relation is taken a slice at a time,
-so sorts stay small and row numbers stream straight into compact arrays.
+of memory and spills to a folder of its own, which is gone afterwards. Row numbers stream straight into compact arrays.
 
 A process holds a lock on its folder, which the system takes away when the process dies, however it dies. So a folder
 whose lock nobody holds belongs to the dead; it may lie in a /tmp that several containers share.
@@ -14,7 +13,6 @@ read.
 from __future__ import annotations
 
 import fcntl
-import itertools
 import logging
 import shutil
 import tempfile
@@ -34,7 +32,7 @@ from tablepuppet.arrays import RowNumbers
 from tablepuppet.join.keys import ScanKeys
 from tablepuppet.join.row_index import count_rows
 from tablepuppet.memory import free_memory
-from tablepuppet.sizes import JOINED_ROWS_PER_PIECE, JOINED_ROWS_PER_SORT, ROWS_PER_ARROW_BATCH
+from tablepuppet.sizes import JOINED_ROWS_PER_PIECE, ROWS_PER_ARROW_BATCH
 from tablepuppet.sources.columns import arrow_of
 from tablepuppet.sources.duckdb_source import silence
 from tablepuppet.sql.bound import BoundQuery, Branch, KeyPair
@@ -100,28 +98,15 @@ class DuckJoin:
         columns = ", ".join(f"coalesce(r{i}.row, -1)" for i in range(len(relations)))
         places = [f"r{i}.place" for i in (label, *(i for i in range(len(relations)) if i != label))]
         written = 0
+        names = [f"s{relation.scan}" for relation in relations]
         with connect(self.keys) as connection:
-            for names in self._slices(total):
-                order = f"ORDER BY {', '.join(places)} NULLS FIRST"
-                sql = f"SELECT {columns} FROM {_from(self.branch, names, 'row')} {order}"
-                for batch in connection.sql(sql).to_arrow_reader(ROWS_PER_ARROW_BATCH):
-                    for i, column in enumerate(batch.columns):
-                        out[i][written : written + len(batch)] = column.to_numpy()
-                    written += len(batch)
+            order = f"ORDER BY {', '.join(places)} NULLS FIRST"
+            sql = f"SELECT {columns} FROM {_from(self.branch, names, 'row')} {order}"
+            for batch in connection.sql(sql).to_arrow_reader(ROWS_PER_ARROW_BATCH):
+                for i, column in enumerate(batch.columns):
+                    out[i][written : written + len(batch)] = column.to_numpy()
+                written += len(batch)
         return out
-
-    def _slices(self, total: int) -> Iterator[list[str]]:
-        """The relations, that of the label cut into pieces of its order; whole where it may be missing."""
-        names = [f"s{relation.scan}" for relation in self.branch.relations]
-        label = self.branch.label_relation
-        rows = self.keys[self.branch.relations[label].scan].rows
-        may_miss = any(join.kind == "left" and join.relation == label for join in self.branch.joins)
-        others = sum(self.keys[r.scan].rows for r in self.branch.relations) - rows
-        pieces = 1 if may_miss else min(max(1, rows), -(-total // max(JOINED_ROWS_PER_SORT, others)) or 1)
-        borders = np.linspace(0, rows, pieces + 1).astype(np.int64).tolist()
-        for first, last in itertools.pairwise(borders):
-            piece = f"(SELECT * FROM {names[label]} WHERE place >= {first} AND place < {last})"
-            yield [piece if i == label and pieces > 1 else name for i, name in enumerate(names)]
 
 
 @contextmanager

@@ -23,15 +23,16 @@ from tablepuppet.errors import MappingError, PrivacyError
 from tablepuppet.job.job import Walk
 from tablepuppet.join.blocks import block_span, parts_of_block
 from tablepuppet.join.cluster.cluster import Cluster
+from tablepuppet.join.cluster.rows import ClusterRows
 from tablepuppet.join.duckdb_join import BranchSide, Counts, ListedRows, Marks
 from tablepuppet.join.factorised.tree import Tree
 from tablepuppet.join.groups import MergedGroups
 from tablepuppet.join.join import BranchJoin, Span
 from tablepuppet.join.keys import ScanKeys, gather_keys
 from tablepuppet.join.labels import LabelSpace, MappingRequest, read_labels
-from tablepuppet.join.mapping import LabelRows, Part, RelationStats, SideSizes, TableMapping
+from tablepuppet.join.mapping import LabelRows, Part, Placement, RelationStats, SideSizes, TableMapping
 from tablepuppet.join.materialize import Writer
-from tablepuppet.join.tree_join import TreeJoin
+from tablepuppet.join.tree_join import TreeJoin, TreeSide
 from tablepuppet.join.walk_choice import MAX_DRAWN, draw_side, join_branches
 from tablepuppet.memory import trim_heap
 from tablepuppet.sql.bound import BoundQuery, Branch
@@ -126,6 +127,7 @@ def map_tables(
     trees = tuple(Tree.of(join) for join in joins if isinstance(join, TreeJoin)) if given.walk == "factorised" else None
     writer = Writer(len(spans), columns, label, sizes, labels, cluster, trees, request.seed)
     joined = writer.write("train", sides[0], occurring[0], multiplicity[label] if label < len(spans) else None)
+    is_tree = all(isinstance(branch, TreeSide) for branch in sides[0])
     mapping = TableMapping(
         bound=bound,
         label=labels.info,
@@ -136,7 +138,7 @@ def map_tables(
         test=writer.write("test", sides[1], occurring[1]),
         validation=writer.write("validation", sides[2], occurring[1]),
         dropped=dropped - _rows(sides[0]),
-        placement=writer.placement(joined, sides[0]),
+        placement=Placement(len(joined.partitions), is_tree) if isinstance(joined, ClusterRows) else None,
         folds=None if labels.folds is None else labels.folds[occurring[0][label]],
         label_rows=_label_rows(bound, labels, client_rows),
         merged=given.merged,

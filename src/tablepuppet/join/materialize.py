@@ -28,9 +28,7 @@ from tablepuppet.join.factorised.tree import Tree
 from tablepuppet.join.join import Column, JoinedSide, Span
 from tablepuppet.join.joined_rows import Joined, JoinedRows, lanes_of
 from tablepuppet.join.labels import LabelSpace
-from tablepuppet.join.mapping import Placement
 from tablepuppet.join.row_index import RowIndex
-from tablepuppet.join.tree_join import TreeSide
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,12 +64,6 @@ class Writer:
         if self.cluster is None or not joined.rows:
             return replace(materialize(joined, labels, weights), counts=counts)
         return build_on_cluster(joined, floats(labels), weights, self.cluster, name)
-
-    def placement(self, joined: Joined, side: Sequence[BranchSide]) -> Placement | None:
-        """How a side lies on the cluster; None: it lies here."""
-        if not isinstance(joined, ClusterRows):
-            return None
-        return Placement(len(joined.partitions), all(isinstance(branch, TreeSide) for branch in side))
 
 
 def materialize(side: JoinedSide, labels: NDArray[Any], weights: Array | None) -> JoinedRows:

@@ -120,65 +120,58 @@ class Scans:
 
     def add_types(self, ucq: Ucq, answers: Mapping[str, Sequence[Message]]) -> tuple[Scan, ...]:
         """The scans with the types that their clients answered."""
-        remaining = {client: iter(given) for client, given in answers.items()}
-        scans = []
-        for draft in self._drafts:
-            reported: dict[str, list[ColumnInfo]] = {}
-            stability: dict[str, int | None] = {}
-            budgeted: dict[str, None] = {}
-            subject = ""
-            for client in draft.shape.clients:
-                answer = next(remaining[client])
-                if not isinstance(answer, ScanSchema) or len(answer.columns) != len(draft.expressions):
-                    raise TransportError(
-                        f"client {client} did not give a type for each expression of table {draft.shape.name}; "
-                        "install the same version of tablepuppet everywhere"
-                    )
-                reported[client], subject = answer.columns, subject or answer.subject
-                for table, rows in answer.stability.items():  # of all clients, the one whose rows reach farthest
-                    before = stability.get(table, 0)
-                    stability[table] = None if rows is None or before is None else max(rows, before)
-                budgeted |= dict.fromkeys(answer.budgeted)
-            if subject:  # each client may hold as many rows of one
-                stability = {table: len(draft.shape.clients) * (rows or 1) for table, rows in stability.items()}
-            scan = replace(_add_types(ucq, draft, reported), stability=stability, subject=subject)
-            scans.append(replace(scan, budgeted=tuple(budgeted)))
-        return tuple(scans)
+        left = {client: iter(given) for client, given in answers.items()}
+        return tuple(_add_types(ucq, draft, {c: next(left[c]) for c in draft.shape.clients}) for draft in self._drafts)
 
 
-def _add_types(ucq: Ucq, draft: _Draft, reported: Mapping[str, list[ColumnInfo]]) -> Scan:
+def _add_types(ucq: Ucq, draft: _Draft, answers: Mapping[str, Message]) -> Scan:
     """The scan with the types that all its clients agree on."""
+    shape = draft.shape
+    schemas = {client: answer for client, answer in answers.items() if isinstance(answer, ScanSchema)}
+    stability: dict[str, int | None] = {}
+    for client in shape.clients:
+        if client not in schemas or len(schemas[client].columns) != len(draft.expressions):
+            raise TransportError(
+                f"client {client} did not give a type for each expression of table {shape.name}; "
+                "install the same version of tablepuppet everywhere"
+            )
+        for table, rows in schemas[client].stability.items():  # of all clients, the one whose rows reach farthest
+            before = stability.get(table, 0)
+            stability[table] = None if rows is None or before is None else max(rows, before)
+    subject = next((schema.subject for schema in schemas.values() if schema.subject), "")
+    if subject:  # each client may hold as many rows of one
+        stability = {table: len(shape.clients) * (rows or 1) for table, rows in stability.items()}
     columns = []
     for number, text in enumerate(draft.expressions):
-        by_client = {client: infos[number] for client, infos in reported.items()}
+        by_client = {client: schema.columns[number] for client, schema in schemas.items()}
         column = merged_column(text, by_client)
         if column is None:
             given = "; ".join(f"{client}: {type_name(info)}" for client, info in by_client.items())
             readable = format_expression(draft.expressions[text])
             raise ucq.refuse(
-                f"the clients of table {draft.shape.name} give {readable} different types ({given}). "
+                f"the clients of table {shape.name} give {readable} different types ({given}). "
                 f"Write a cast that brings them together, for example CAST({readable} AS {common_cast(by_client)})."
-                f"{draft.shape.differences()}".rstrip("."),
+                f"{shape.differences()}".rstrip("."),
                 draft.places[number],
             )
         columns.append(column)
-    shape = draft.shape
-    predicate = draft.predicate(shape.clients[0])
-    spelled = tuple(bound.ScanTexts(tuple(draft.texts(client)), draft.predicate(client)) for client in shape.clients)
     return Scan(
-        shape.name,
-        shape.clients,
-        predicate,
-        tuple(draft.expressions),
-        tuple(columns),
-        shape.withholding,
-        shape.query,
-        None if shape.groups is None else tuple(group.name for group in shape.groups),
-        shape.merges,
-        shape.unmerged,
-        spelled,
-        tuple(draft.witness_of),
-        shape.cutoffs,
+        table=shape.name,
+        clients=shape.clients,
+        filter=draft.predicate(shape.clients[0]),
+        expressions=tuple(draft.expressions),
+        columns=tuple(columns),
+        withholding=shape.withholding,
+        query=shape.query,
+        groups=None if shape.groups is None else tuple(group.name for group in shape.groups),
+        merges=shape.merges,
+        unmerged=shape.unmerged,
+        spelled=tuple(bound.ScanTexts(tuple(draft.texts(c)), draft.predicate(c)) for c in shape.clients),
+        witness_of=tuple(draft.witness_of),
+        cutoffs=shape.cutoffs,
+        stability=stability,
+        subject=subject,
+        budgeted=tuple(dict.fromkeys(table for schema in schemas.values() for table in schema.budgeted)),
     )
 
 

@@ -13,7 +13,7 @@ windows, DISTINCT, LIMIT and joins read several rows at once, and would miss the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple, cast, get_args
 
 from sqlglot import exp
@@ -229,8 +229,10 @@ def describe(ucq: Ucq, tables: Mapping[str, tuple[str, ...]], link: Link) -> dic
                 said = _why_unmerged(read, closed[read])
                 raise _over_rows(ucq, source.derived, read.table, tables, f"{said[0].upper()}{said[1:]}. ")
     shapes = {
-        read: replace(
-            _shape(read.table, tables[read.table], {c: columns[read, c] for c in tables[read.table]}),
+        read: TableShape(
+            read.table,
+            tables[read.table],
+            *_match_columns({client: columns[read, client] for client in tables[read.table]}),
             withholding=tuple(withholding.get(read, ())),
             query=read.query,
             groups=read.groups,
@@ -297,19 +299,18 @@ def _why_unmerged(read: _Read, closed: Sequence[str]) -> str:
     return f"they are merged where the policy of every client says {word}, and that of {_list_clients(closed)} does not"
 
 
-def _shape(table: str, clients: tuple[str, ...], columns: Mapping[str, list[ColumnInfo]]) -> TableShape:
-    """Matches the clients' spellings of each column."""
+def _match_columns(
+    columns: Mapping[str, list[ColumnInfo]],
+) -> tuple[tuple[str, ...], dict[str, dict[str, str]], dict[str, dict[str, ColumnInfo]]]:
+    """All columns of a table, and of each client its spelling of those that it has, and their types."""
     common: list[str] = []
-    spelling: dict[str, dict[str, str]] = {}
-    for client in clients:
-        spelling[client] = {}
-        for name in (info.name for info in columns[client]):
-            same = matches(exp.to_identifier(name, quoted=False), common)
-            column = common[same[0]] if len(same) == 1 and common[same[0]] not in spelling[client] else name
+    infos: dict[str, dict[str, ColumnInfo]] = {}
+    for client, given in columns.items():
+        infos[client] = {}
+        for info in given:
+            same = matches(exp.to_identifier(info.name, quoted=False), common)
+            column = common[same[0]] if len(same) == 1 and common[same[0]] not in infos[client] else info.name
             if column not in common:
                 common.append(column)
-            spelling[client][column] = name
-    infos = {
-        client: dict(zip(spelling[client], columns[client], strict=True)) for client in clients
-    }  # in the order in which the client lists them
-    return TableShape(table, clients, tuple(common), spelling, infos)
+            infos[client][column] = info
+    return tuple(common), {c: {n: i.name for n, i in own.items()} for c, own in infos.items()}, infos

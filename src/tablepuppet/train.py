@@ -42,6 +42,7 @@ from tablepuppet.sql.across_owners import read_query
 from tablepuppet.sql.binding import Key, Wanted, bind_features
 from tablepuppet.sql.bound import BoundQuery
 from tablepuppet.sql.schemas import ask_schemas
+from tablepuppet.sql.ucq import Tables
 from tablepuppet.threads import one_blas_thread
 from tablepuppet.training.convergence import find_copy
 from tablepuppet.training.evaluate import Comparison, Evaluation, score_labelled, score_rows
@@ -66,7 +67,6 @@ from tablepuppet.training.server import UnionOperator
 from tablepuppet.training.start import gather_statistics, with_statistics
 from tablepuppet.transport.link import Link
 
-Tables = Mapping[str, tuple[str, ...]]  # table name → its clients
 Question = Literal["profile", "schemas", "evaluate", "compare", "importance", "partial_dependence", "drift"]
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -28,7 +28,7 @@ from tablepuppet.exchanges.schema import DescribeTable
 from tablepuppet.prediction.model import Model
 from tablepuppet.sql.across_owners import read_query
 from tablepuppet.sql.binding import Key
-from tablepuppet.sql.ucq import base_tables, matches
+from tablepuppet.sql.ucq import Tables, base_tables, matches
 from tablepuppet.transport.link import Link
 
 
@@ -133,7 +133,7 @@ class PredictionCache:
         self,
         model: Model,
         query: str,
-        tables: Mapping[str, tuple[str, ...]],
+        tables: Tables,
         link: Link,
         predict: Predict,
         *,
@@ -161,7 +161,7 @@ class PredictionCache:
         with self._lock:
             self._kinds.clear()
 
-    def _kind(self, name: Hashable, query: str, tables: Mapping[str, tuple[str, ...]], link: Link) -> _Kind:
+    def _kind(self, name: Hashable, query: str, tables: Tables, link: Link) -> _Kind:
         if name not in self._kinds:
             self._kinds[name] = _Kind(_owners(query, tables, link))
             while len(self._kinds) > _KEPT:
@@ -181,7 +181,7 @@ class PredictionCache:
         return self._digests[model]
 
 
-def _owners(query: str, tables: Mapping[str, tuple[str, ...]], link: Link) -> list[tuple[str, str]]:
+def _owners(query: str, tables: Tables, link: Link) -> list[tuple[str, str]]:
     """Who holds rows of the query's tables; a name that is not known is for the prediction itself to refuse."""
     known = list(tables)
     sources = [source for branch in read_query(query, tables, link).branches for source in branch.sources]

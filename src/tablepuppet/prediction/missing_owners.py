@@ -22,6 +22,7 @@ from tablepuppet.prediction.model import Model, TableUse
 from tablepuppet.protocol.base import Failure, Message
 from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.sql.parsing import syntax_tree
+from tablepuppet.sql.ucq import Tables
 from tablepuppet.transport.link import Link
 from tablepuppet.transport.meter import Phase
 
@@ -39,7 +40,7 @@ class Reachable:
     absent: frozenset[str]  # those that nobody holds rows of
 
 
-def reachable(model: Model, tables: Mapping[str, tuple[str, ...]], link: Link) -> Reachable:
+def reachable(model: Model, tables: Tables, link: Link) -> Reachable:
     """Asks every owner of the model's tables for a sign of life: one round."""
     used = {use.table: use for use in model.tables}
     asked: dict[str, list[Message]] = {}
@@ -63,7 +64,7 @@ def reachable(model: Model, tables: Mapping[str, tuple[str, ...]], link: Link) -
     return Reachable(present, _StandInLink(link, stand_ins), missing, incomplete, absent)
 
 
-def _grouped_tables(model: Model, tables: Mapping[str, tuple[str, ...]]) -> list[str]:
+def _grouped_tables(model: Model, tables: Tables) -> list[str]:
     """The tables that the model's query reads in groups."""
     selects = [s for s in syntax_tree(model.query).find_all(exp.Select) if s.args.get("group") is not None]
     names = {table.name.lower() for select in selects for table in select.find_all(exp.Table)}

@@ -50,13 +50,14 @@ from tablepuppet.protocol.contract import fingerprint
 from tablepuppet.sql.across_owners import read_query
 from tablepuppet.sql.binding import Key, Servable, Wanted, bind_features
 from tablepuppet.sql.checks import NOTHING, LabelColumns
+from tablepuppet.sql.ucq import Tables
 from tablepuppet.transport.link import Link
 
 
 def predict_rows(
     model: Model,
     query: str,
-    tables: Mapping[str, tuple[str, ...]],
+    tables: Tables,
     link: Link,
     job: str,
     *,

@@ -13,7 +13,7 @@ the keys. Groups, windows and the like over several owners' rows cannot be rewri
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sqlglot import exp
@@ -29,16 +29,14 @@ from tablepuppet.sql.ucq import (
     JoinKind,
     Source,
     Star,
+    Tables,
     Ucq,
     add_condition,
     base_tables,
     derive,
-    has_subquery,
     matches,
 )
 from tablepuppet.transport.link import Link
-
-Tables = Mapping[str, tuple[str, ...]]
 
 
 def read_query(text: str, tables: Tables, link: Link) -> Ucq:
@@ -294,7 +292,7 @@ def _read_under(source: Source) -> tuple[Source, list[exp.Expr]]:
         query, given = source.derived, {key for key, value in source.derived.args.items() if value}
         is_star = len(query.expressions) == 1 and type(query.expressions[0]) is exp.Star
         is_narrowing = is_star and "where" in given <= {"kind", "expressions", "from_", "where"}
-        if not is_narrowing or not has_subquery(query.args["where"].this):
+        if not is_narrowing or query.args["where"].find(exp.Query, exp.Exists) is None:
             break
         below = query.args["from_"].this
         inner = below.this if isinstance(below, exp.Subquery) else None

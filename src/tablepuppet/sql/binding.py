@@ -15,7 +15,7 @@ and carries its key.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,7 +31,7 @@ from tablepuppet.sql.grammar import TOO_DEEP
 from tablepuppet.sql.names import ResolvedBranch, resolve
 from tablepuppet.sql.scans import PlacedBranch, Scans, place
 from tablepuppet.sql.schemas import describe
-from tablepuppet.sql.ucq import Conjunctive, Item, Star, Ucq, matches
+from tablepuppet.sql.ucq import Conjunctive, Item, Star, Tables, Ucq, matches
 from tablepuppet.transport.link import Link
 
 
@@ -53,7 +53,7 @@ def bind(
     ucq: Ucq,
     *,
     label: str | None,
-    tables: Mapping[str, tuple[str, ...]],
+    tables: Tables,
     link: Link,
     job: str,
     beside: LabelColumns = NOTHING,
@@ -85,7 +85,7 @@ def bind(
     return BoundQuery(ucq.text, label_name, opened.scans, branches, opened.group_blocks(features))
 
 
-def _resolve_names(ucq: Ucq, tables: Mapping[str, tuple[str, ...]], link: Link) -> tuple[Ucq, list[ResolvedBranch]]:
+def _resolve_names(ucq: Ucq, tables: Tables, link: Link) -> tuple[Ucq, list[ResolvedBranch]]:
     """The query with its names resolved; where its tables cannot be joined so, its rows at the owner of them all."""
     joined = join_owners(ucq, tables)
     shapes = describe(joined, tables, link)
@@ -161,7 +161,7 @@ class Servable:
     key_columns: tuple[tuple[int, ...], ...]
 
 
-def bind_features(ucq: Ucq, wanted: Wanted, *, tables: Mapping[str, tuple[str, ...]], link: Link, job: str) -> Servable:
+def bind_features(ucq: Ucq, wanted: Wanted, *, tables: Tables, link: Link, job: str) -> Servable:
     """Binds the query to a federation and a model."""
     ucq, resolved = _resolve_names(_without_label(ucq, wanted.label), tables, link)
     checks.check_arity(ucq, resolved)

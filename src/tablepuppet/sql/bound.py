@@ -18,7 +18,7 @@ from sqlglot.expressions import SAFE_IDENTIFIER_RE
 from tablepuppet.privacy.options import KeyMode
 from tablepuppet.protocol.columns import ColumnInfo, CutoffType, Merges
 from tablepuppet.sources.cutoffs import AT, AT_ONCE
-from tablepuppet.sql.ucq import JoinKind
+from tablepuppet.sql.ucq import JoinKind, Tables
 
 
 class Holders(tuple[str, ...]):
@@ -37,7 +37,7 @@ class Holders(tuple[str, ...]):
         return made
 
 
-def partitions_of(tables: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+def partitions_of(tables: Tables) -> dict[str, tuple[str, ...]]:
     """The partitioning columns of each table that has some, in lower case."""
     return {
         name: tuple(column.lower() for column in clients.partitioned_by)

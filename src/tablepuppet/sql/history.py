@@ -32,8 +32,7 @@ from tablepuppet.sql import correlation
 from tablepuppet.sql.correlation import ORDER, Correlation, column_of, correlate, derived_table, name_items
 from tablepuppet.sql.grammar import At, refusal
 from tablepuppet.sql.groups import has_aggregate
-
-Tables = Mapping[str, tuple[str, ...]]
+from tablepuppet.sql.ucq import Tables
 
 
 def join_histories(text: str, select: exp.Select, tables: Tables) -> None:

@@ -16,9 +16,9 @@ from tablepuppet.errors import QueryError
 from tablepuppet.sources.syntax import conditions_of, relations_of
 from tablepuppet.sql import grammar
 from tablepuppet.sql.grammar import TOO_DEEP, check_grammar, refusal, word_before, words
-from tablepuppet.sql.history import Tables, join_histories
+from tablepuppet.sql.history import join_histories
 from tablepuppet.sql.select import read_select
-from tablepuppet.sql.ucq import Ucq, has_subquery
+from tablepuppet.sql.ucq import Tables, Ucq, has_subquery
 
 Columns = Mapping[str, Sequence[str]]  # by the name of a table in lower case
 MAX_CHARACTERS = 100_000

@@ -27,7 +27,7 @@ from tablepuppet.sources.guard import AGGREGATES
 from tablepuppet.sql.bound import partitions_of
 from tablepuppet.sql.groups import GroupColumn, group_columns, inner_queries, mergeable
 from tablepuppet.sql.types import merged_column, type_name
-from tablepuppet.sql.ucq import Conjunctive, Source, Ucq, as_table, base_tables, matches
+from tablepuppet.sql.ucq import Conjunctive, Source, Tables, Ucq, as_table, base_tables, matches
 from tablepuppet.transport.link import Link
 
 _SHOWN = 12  # differences that an error lists
@@ -47,7 +47,7 @@ def _list_clients(clients: Sequence[str]) -> str:
 _OVER_ROWS = (exp.Group, exp.Window, exp.Distinct, exp.Limit, exp.Offset, exp.SetOperation, exp.Join, exp.Having)
 
 
-def find_table(ucq: Ucq, name: exp.Identifier, tables: Mapping[str, tuple[str, ...]]) -> str:
+def find_table(ucq: Ucq, name: exp.Identifier, tables: Tables) -> str:
     """The table of the federation that a name means."""
     known = list(tables)
     found = matches(name, known)
@@ -61,7 +61,7 @@ def find_table(ucq: Ucq, name: exp.Identifier, tables: Mapping[str, tuple[str, .
     return table
 
 
-def owned_query(ucq: Ucq, query: exp.Query, tables: Mapping[str, tuple[str, ...]]) -> _Read:
+def owned_query(ucq: Ucq, query: exp.Query, tables: Tables) -> _Read:
     """The first table of a derived query, the query's text with every table as its owner calls it, and its groups."""
     own = query.copy()
     bases = base_tables(own)
@@ -99,9 +99,7 @@ def owned_query(ucq: Ucq, query: exp.Query, tables: Mapping[str, tuple[str, ...]
     return read._replace(groups=groups, merging=merging, why_not=why_not)
 
 
-def _over_rows(
-    ucq: Ucq, query: exp.Query, table: str, tables: Mapping[str, tuple[str, ...]], unmerged: str = ""
-) -> QueryError:
+def _over_rows(ucq: Ucq, query: exp.Query, table: str, tables: Tables, unmerged: str = "") -> QueryError:
     """Why clients that share a table cannot compute a query each by itself."""
     over = next(inner_queries(query), None) or query.find(*_OVER_ROWS, *AGGREGATES) or query
     joined = (
@@ -173,7 +171,7 @@ class _Read(NamedTuple):
     cutoffs: CutoffType = ""
 
 
-def ask_schemas(names: Sequence[str], tables: Mapping[str, tuple[str, ...]], link: Link) -> dict[str, TableSchema]:
+def ask_schemas(names: Sequence[str], tables: Tables, link: Link) -> dict[str, TableSchema]:
     """The schema of each of these tables, from its first client: one round."""
     asked: dict[str, list[str]] = {}
     for name in names:
@@ -187,7 +185,7 @@ def ask_schemas(names: Sequence[str], tables: Mapping[str, tuple[str, ...]], lin
     }
 
 
-def describe(ucq: Ucq, tables: Mapping[str, tuple[str, ...]], link: Link) -> dict[Origin, TableShape]:
+def describe(ucq: Ucq, tables: Tables, link: Link) -> dict[Origin, TableShape]:
     """The shape of everything that the query's FROM clauses name."""
     named: dict[Origin, _Read] = {}
     cutoffs = _cutoff_types(ucq, tables, link)
@@ -245,7 +243,7 @@ def describe(ucq: Ucq, tables: Mapping[str, tuple[str, ...]], link: Link) -> dic
     return {origin: shapes[read] for origin, read in named.items()}
 
 
-def _cutoff_types(ucq: Ucq, tables: Mapping[str, tuple[str, ...]], link: Link) -> dict[Origin, CutoffType]:
+def _cutoff_types(ucq: Ucq, tables: Tables, link: Link) -> dict[Origin, CutoffType]:
     """The type of each history's cutoffs, from their owners. One round, where there are any."""
     asked: dict[str, list[tuple[Origin, exp.Expr, DescribeTable]]] = {}
     for branch in ucq.branches:

@@ -17,7 +17,7 @@ table that it is about:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -28,6 +28,8 @@ from tablepuppet.sources.cutoffs import is_cutoffs
 from tablepuppet.sources.guard import QUERY_NODES
 from tablepuppet.sql.grammar import At, refusal, word_before
 from tablepuppet.sql.scalar import check_nodes
+
+Tables = Mapping[str, tuple[str, ...]]  # of a federation: the clients of each
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,10 @@ def test_another_model_another_query_and_another_federation_are_not_mixed_up() -
         for _ in range(3):
             a, b = (shop.predict(r, NEW, key="order_id", keys=[7])["prediction"].to_pylist() for r in (one, two))
             assert a != b
+        few, many = (shop.train(TEXT, label="spent", algorithm=tp.Boosting(trees=n)) for n in (2, 30))
+        for _ in range(3):
+            a, b = (shop.predict(r, NEW, key="order_id", keys=[7])["prediction"].to_pylist() for r in (few, many))
+            assert a != b
         cheap = f"{NEW} WHERE o.quantity > 100"
         for _ in range(3):
             assert shop.predict(one, cheap, key="order_id", keys=[7]).num_rows == 0

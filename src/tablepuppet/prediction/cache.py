@@ -11,21 +11,19 @@ cannot know (MySQL), the tables are read at every request.
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 
 from tablepuppet.errors import MappingError, ModelError
 from tablepuppet.exchanges.schema import DescribeTable
 from tablepuppet.prediction.model import Model
+from tablepuppet.prediction.saved import identity_of
 from tablepuppet.sql.across_owners import read_query
 from tablepuppet.sql.binding import Key
 from tablepuppet.sql.ucq import Tables, base_tables, matches
@@ -126,7 +124,6 @@ class PredictionCache:
 
     def __init__(self) -> None:
         self._kinds: OrderedDict[Hashable, _Kind] = OrderedDict()
-        self._digests: WeakKeyDictionary[Model, bytes] = WeakKeyDictionary()
         self._lock = threading.RLock()
 
     def answer(
@@ -143,7 +140,9 @@ class PredictionCache:
     ) -> pa.Table:
         """The predictions of the rows with these keys."""
         with self._lock:
-            kind = self._kind((self._digest(model), query, tuple(key), limit), query, tables, link)
+            kind = self._kind(
+                (model.id or identity_of(model), model.label, query, tuple(key), limit), query, tables, link
+            )
             asked = [(client, DescribeTable(table=table)) for client, table in kind.owners]
             stamps = tuple(answer.stamp for answer in link.ask_each(asked, "evaluation"))
             if stamps != kind.stamps:
@@ -168,17 +167,6 @@ class PredictionCache:
                 self._kinds.popitem(last=False)
         self._kinds.move_to_end(name)
         return self._kinds[name]
-
-    def _digest(self, model: Model) -> bytes:
-        """A hash that no other model has."""
-        if model not in self._digests:
-            value = hashlib.sha256(f"{model.id} {model.label} {model.query}".encode())
-            value.update(model.encoded_intercept.tobytes())
-            for block in model.blocks:
-                value.update(msgspec.msgpack.encode(block.encoders, enc_hook=np.ndarray.tobytes))
-                value.update(np.ascontiguousarray(block.theta).tobytes())
-            self._digests[model] = value.digest()
-        return self._digests[model]
 
 
 def _owners(query: str, tables: Tables, link: Link) -> list[tuple[str, str]]:

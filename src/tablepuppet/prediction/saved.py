@@ -121,7 +121,7 @@ def fingerprint(table: TableUse) -> str:
 
 
 def _write(model: Model, folder: Path) -> None:
-    name = model.id or _identity(model)
+    name = model.id or identity_of(model)
     folder.mkdir(parents=True)
     entries = []
     for number, block in enumerate(model.blocks):
@@ -156,7 +156,7 @@ def _write(model: Model, folder: Path) -> None:
     (folder / "model.json").write_bytes(part_store.to_json(file))
 
 
-def _identity(model: Model) -> str:
+def identity_of(model: Model) -> str:
     """A name that follows from the model, so that the same model is saved as the same files."""
     identity = hashlib.sha256(model.query.encode())
     own = () if model.head is None else (model.head.own,)

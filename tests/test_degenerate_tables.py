@@ -29,6 +29,7 @@ def tables(key: pa.Array) -> tuple[pa.Table, pa.Table]:
     return pa.table({"k": key, "x": values[0], "y": values[1]}), pa.table({"k": key, "z": values[2]})
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", KEYS)
 def test_an_owner_without_rows_changes_nothing_whatever_the_keys(kind: str) -> None:
     a, b = tables(KEYS[kind])

@@ -11,7 +11,14 @@ import pytest
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+HEAVY = ("own_network",)
+
+
+@pytest.mark.parametrize(
+    "example",
+    [pytest.param(path, marks=[pytest.mark.slow] if path.stem in HEAVY else []) for path in EXAMPLES],
+    ids=lambda path: path.stem,
+)
 def test_an_example_runs_to_its_end(example: Path, tmp_path: Path) -> None:
     # In an empty folder, so that what an example writes stays out of the repository.
     process = subprocess.run(

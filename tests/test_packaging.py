@@ -63,6 +63,7 @@ def test_the_package_its_distribution_and_its_citation_have_one_version() -> Non
     assert f"\nversion: {tablepuppet.__version__}\n" in citation
 
 
+@pytest.mark.slow
 def test_the_wheel_has_all_that_the_package_needs(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True)

@@ -20,6 +20,7 @@ def _run(folder: Path, reason: str, **environment: str) -> subprocess.CompletedP
     return subprocess.run(command, cwd=ROOT, env=given, check=False, capture_output=True, text=True)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("reason", "environment", "code"),
     [

@@ -44,7 +44,7 @@ def parameters(result: tp.Result) -> Any:
     return np.concatenate([b.theta for b in result.blocks]), result.encoded_intercept
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(11)
 @pytest.mark.parametrize("model", ["linear", "logistic", "softmax"])
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.name)
 def test_full_batch_sgd_is_gradient_descent_on_the_join(scenario: Scenario, model: str) -> None:
@@ -140,6 +140,7 @@ def test_newton_reaches_the_centralised_optimum_in_ten_rounds(scenario: Scenario
             np.testing.assert_allclose(parameters(result)[0][:, 0], coefficients, atol=1e-4)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("scenario", SCENARIOS[1:5], ids=lambda s: s.name)
 def test_newton_reaches_the_softmax_optimum_in_thirty_rounds(scenario: Scenario) -> None:
     scenario = with_labels(scenario, "softmax")
@@ -152,7 +153,7 @@ def test_newton_reaches_the_softmax_optimum_in_thirty_rounds(scenario: Scenario)
     assert result.objective <= best + 1e-6
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("model", ["linear", "logistic", "softmax"])
 @pytest.mark.parametrize("union", ["consensus", "exact"])
 @pytest.mark.parametrize("scenario", [SCENARIOS[1], SCENARIOS[3]], ids=lambda s: s.name)
@@ -247,6 +248,7 @@ def test_mini_batches_follow_the_documented_permutation() -> None:
     assert result.encoded_intercept[0] == pytest.approx(intercept, abs=1e-9)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("algorithm", ["sgd", "admm", "newton"])
 def test_the_same_seed_gives_the_same_bits(algorithm: str) -> None:
     scenario = SCENARIOS[1]

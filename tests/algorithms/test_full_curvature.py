@@ -148,6 +148,7 @@ def _tables(parts: int) -> dict[str, object]:
     return {"f": [f[i::parts] for i in range(parts)], "u": u}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("parts", [1, 2, 3])
 def test_nearly_separable_classes_take_few_rounds(parts: int) -> None:
     with tp.Federation(_tables(parts)) as federation:

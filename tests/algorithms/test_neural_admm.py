@@ -19,6 +19,7 @@ def train(clients: int = 1, **given: Any) -> tp.Result:
         return owner.train(QUERY, label="number", **({"model": "mlp"} | given))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("clients", [1, 2])
 def test_admm_reaches_what_sgd_reaches(clients: int) -> None:
     sgd = train(algorithm="sgd", optimizer="adam", epochs=20, batch_size=32)

@@ -66,7 +66,7 @@ def assert_same(result: tp.Result, modules: list[Any], tolerance: float) -> None
         np.testing.assert_allclose(block.theta, parameters(module), rtol=0, atol=tolerance)
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(11)
 @pytest.mark.parametrize("clients", [1, 2, 5])
 @pytest.mark.parametrize("join", JOINS)
 def test_parameters_equal_those_of_torch_on_the_materialised_join(join: str, clients: int) -> None:

@@ -153,6 +153,7 @@ def test_sample_weights_and_missing_partners_are_no_obstacle(tables: tuple[pd.Da
     np.testing.assert_allclose(weights(result), weights(doubled), atol=1e-6)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("label", "model"), [("price", Ridge()), ("late", LogisticRegression(tol=1e-10, max_iter=999))]
 )

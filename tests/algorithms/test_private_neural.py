@@ -117,6 +117,7 @@ def test_every_local_step_carries_noise_of_the_planned_deviation(dtype: str) -> 
         step.solve(theta, Moments.zero(theta, "sgd"), 1.0, "sgd")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("clients", [1, 2])
 @pytest.mark.parametrize("algorithm", ["admm", "sgd"])
 def test_a_private_run_takes_as_many_noisy_steps_as_the_ledger_says(algorithm: str, clients: int) -> None:

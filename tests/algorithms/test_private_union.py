@@ -50,6 +50,7 @@ def test_unequal_clients_take_the_steps_of_one_that_holds_all_rows(model: str) -
         assert several["objective"] == pytest.approx(one["objective"], rel=1e-9)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("model", ["linear", "mlp"])
 def test_several_local_steps_an_inner_round_end_near_those_of_one_client(model: str) -> None:
     features = FEATURES | {"local_steps": 18}

@@ -64,6 +64,7 @@ def test_so_does_every_algorithm_that_reaches_the_optimum(algorithm: Any, model:
     np.testing.assert_allclose(parameters(result)[0], best(scenario, model, weights_of(scenario)), atol=2e-5)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("model", ["logistic", "softmax"])
 @pytest.mark.parametrize("given", ["balanced", "mapping"])
 def test_class_weights_give_what_scikit_learn_gives(model: str, given: str) -> None:

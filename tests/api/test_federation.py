@@ -216,6 +216,7 @@ def test_a_left_join_that_finds_nothing_still_trains(federation: tp.Federation, 
     assert np.isfinite(result.objective)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("algorithm", ["newton", "admm", "sgd"])
 def test_an_owner_without_rows_changes_nothing(algorithm: str) -> None:
     query = f"SELECT o.x, i.price, o.y {JOIN}"

@@ -49,7 +49,7 @@ def moved(result: tp.Result, by: float) -> Any:
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize(("least", "read"), [(1, True), (LEAST, False)])
+@pytest.mark.parametrize(("least", "read"), [(LEAST, False), (1, True)])
 def test_two_accuracies_of_models_that_differ_in_one_row_do_not_tell_its_label(least: int, read: bool) -> None:
     """The intercept is the server's: moved past a row's score, it moves that row's prediction and no other."""
     with federation(least) as owners:

@@ -128,7 +128,7 @@ def test_other_ways_to_write_a_label_draw_it_no_more_often_than_its_owner_allows
 
 
 def test_a_private_models_file_holds_no_exact_figure(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"algorithm": "sgd", "epochs": 1}
+    given: dict[str, Any] = {"algorithm": "sgd", "epochs": 1, "batch_size": None}
     private = {"features": PRIVATE, "allow_reconstruction": True}
     with tp.Federation(shop()) as federation:
         result = federation.train(QUERY, label="y", model="logistic", privacy=private, **given)
@@ -170,7 +170,7 @@ def test_what_has_a_budget_is_neither_measured_nor_scored_as_it_is(tmp_path: Pat
     policy.write_text("[budget.items]\nfeatures = 10.0\n")
     privacy = {"features": PRIVATE, "allow_reconstruction": True}
     with tp.Federation(shop(), policies={"items": policy}) as federation:
-        result = federation.train(QUERY, label="y", algorithm="sgd", epochs=2, privacy=privacy)
+        result = federation.train(QUERY, label="y", algorithm="sgd", epochs=2, batch_size=None, privacy=privacy)
         with pytest.raises(PolicyError, match=r"metrics would be computed.*budget\.items\.features"):
             federation.evaluate(result)
         with pytest.raises(PolicyError, match=r"scores would be computed.*budget\.items\.features"):

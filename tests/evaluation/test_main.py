@@ -36,6 +36,7 @@ def test_one_command_writes_table_figures_records_and_page_and_another_shows_the
     assert drawn == ["convergence.svg", "convergence.png", "time-rfl.svg", "time-rfl.png"]
 
 
+@pytest.mark.slow
 def test_factor_heads_stand_beside_the_sum_and_the_papers_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -243,6 +243,7 @@ def test_several_jobs_are_done_one_after_another(tmp_path: Path) -> None:
     assert busiest == 1
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("command", ["serve", "join"])
 def test_state_that_cannot_be_kept_is_said_before_anything_begins(tmp_path: Path, command: str) -> None:
     parties = Parties(tmp_path)

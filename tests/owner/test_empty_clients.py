@@ -33,6 +33,7 @@ def tables(shares: list[slice], rows: int = 120) -> dict[str, Any]:
     return {"t": [t[share] for share in shares], "u": pa.table({"k": np.arange(20), "c": random.normal(size=20)})}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", list(ALGORITHMS))
 def test_a_client_without_rows_changes_no_model(name: str) -> None:
     given: dict[str, Any] = {"label": "y", "test_where": "held"} | ALGORITHMS[name]

@@ -36,6 +36,7 @@ def test_rounds_and_arrays_are_estimated_to_the_byte(model: str, algorithm: Any,
     assert estimate.payload_up == result.traffic.payload_up
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("orders", [1, 3])
 @pytest.mark.parametrize("algorithm", ["sgd", "vfl-sgd"])
 @pytest.mark.parametrize("batch_size", [100, None])

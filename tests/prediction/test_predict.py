@@ -120,6 +120,7 @@ def test_a_wrong_key_is_answered_with_a_suggestion() -> None:
         shop.predict(train("returned"), NEW, key="order_idd")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("algorithm", ["admm", "sgd", "vfl-admm", "centralized"])
 def test_every_algorithm_gives_a_model_that_predicts(algorithm: str) -> None:
     result = train("returned", algorithm=algorithm)

@@ -27,6 +27,7 @@ def squared_errors(answer: pa.Table, given: dict[str, pa.Table]) -> dict[str, fl
     return {str(side): float(np.sqrt(error[frame["split"] == side].mean())) for side in frame["split"].unique()}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("query", "options"),
     [

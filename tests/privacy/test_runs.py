@@ -256,6 +256,7 @@ def test_under_feature_privacy_no_moment_is_sent_and_the_intercept_follows_from_
     assert result.encoded_intercept == pytest.approx([np.log(late / (1 - late))], abs=1e-3)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("algorithm", ["sgd", "admm"])
 @pytest.mark.parametrize("model", ["logistic", "mlp"])
 def test_no_figure_of_a_private_part_depends_on_its_features(algorithm: str, model: str) -> None:

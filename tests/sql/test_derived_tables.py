@@ -336,6 +336,7 @@ OF_TWO_TABLES = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", OF_TWO_TABLES)
 def test_tables_that_are_partitioned_by_one_key_are_joined_at_each_owner(name: str) -> None:
     query = OF_TWO_TABLES[name]

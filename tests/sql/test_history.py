@@ -150,7 +150,7 @@ def test_a_history_whose_keys_lie_with_one_client_each_may_have_several(form: st
     check_equal(sql, found, make_tables(1), clients=3)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("form", ["lateral", "days since", "several windows", "no key"])
 def test_a_history_whose_keys_lie_with_several_clients_is_merged_where_policies_say_so(form: str) -> None:
     tables, (sql, _) = make_tables(1), FORMS[form]
@@ -168,6 +168,7 @@ def test_a_history_whose_keys_lie_with_several_clients_is_merged_where_policies_
         federation.train(sql, **options)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("clients", [1, 3])
 @pytest.mark.parametrize("kind", ["", "LEFT "])
 def test_asof_joins_the_latest_row(kind: str, clients: int) -> None:

@@ -48,7 +48,7 @@ def test_trees_over_tables_fit_as_those_over_the_materialised_join(scenario: Sce
     np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("scenario", scenarios(), ids=lambda s: s.name)
 def test_random_splits_over_tables_are_those_over_the_materialised_join(scenario: Scenario) -> None:
     job = JOB | {"splits": "random", "trees": 5, "test_fraction": 0.0}
@@ -86,6 +86,7 @@ def shop() -> dict[str, pa.Table]:
 QUERY = "SELECT o.quantity, i.price, i.kind, o.{} FROM orders o LEFT JOIN items i ON o.item = i.item"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("label", "figure"), [("y", "r2"), ("late", "auc"), ("level", "accuracy")])
 def test_a_saved_model_predicts_what_was_measured(tmp_path: Path, label: str, figure: str) -> None:
     federation, query = tp.Federation(shop()), QUERY.format(label)
@@ -283,6 +284,7 @@ def test_an_owner_tells_no_more_splits_than_its_policy_allows() -> None:
     assert result.history[-1].residuals["splits"] <= 6
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("clients", [1, 3])
 @pytest.mark.parametrize(
     ("policy", "are_told"), [(Policy(), True), (Policy(max_splits=40), False), (Policy(minimum_rows=2), False)]
@@ -304,6 +306,7 @@ def test_columns_are_told_whole_unless_a_policy_counts_splits_or_rows(
     assert bool(whole) == are_told
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("label", ["y", "late", "level"])
 def test_lightgbm_predicts_the_same_from_an_exported_model(tmp_path: Path, label: str) -> None:
     lightgbm = pytest.importorskip("lightgbm")

@@ -31,7 +31,7 @@ def train(owner: tp.Federation, **given: Any) -> tp.Result:
     return owner.train(QUERY.format(y="class"), label="class", **given)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("clients", [1, 3])
 @pytest.mark.parametrize("options", [*ALGORITHMS.values(), *NEURAL.values()], ids=[*ALGORITHMS, "mlp sgd", "mlp admm"])
 def test_the_model_is_the_best_epochs(options: dict[str, Any], clients: int) -> None:
@@ -74,6 +74,7 @@ def test_validation_rows_come_from_training_rows_and_test_rows_stay() -> None:
     assert a.train.rows == b.train.rows + b.validation.rows
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("algorithm", ["newton", "vfl-admm", "centralized"])
 def test_conditions_choose_the_rows_of_each_side(algorithm: str) -> None:
     orders, tags = tables()["orders"].to_pandas(), tables()["tags"].to_pandas()

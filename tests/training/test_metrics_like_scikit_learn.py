@@ -76,6 +76,7 @@ UNSEEN: dict[str, tuple[str, Callable[[Any, Any], dict[str, float]]]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("label", UNSEEN)
 def test_every_verb_measures_the_rows_that_no_model_was_trained_on(
     federation: tp.Federation, orders: pd.DataFrame, label: str

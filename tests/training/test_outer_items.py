@@ -87,6 +87,7 @@ def train(federation: tp.Federation, query: str = QUERY, **options: Any) -> tp.R
     return federation.train(query, **{**given, **options})
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("algorithm", ["newton", "admm", "vfl-admm", "centralized"])
 def test_every_algorithm_finds_the_optimum_of_duckdbs_join(
     frames: dict[str, pd.DataFrame], federation: tp.Federation, algorithm: str
@@ -204,7 +205,7 @@ def test_what_cannot_be_computed_without_a_row_is_refused(federation: tp.Federat
         train(federation, f"SELECT a.y, COALESCE(b.z, 0) AS filled {FROM}", algorithm="sgd", privacy=private)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("items", ["b.z, b.c", "COALESCE(b.z, 0) AS filled, b.z, COALESCE(b.c, 'none') AS kind"])
 @pytest.mark.parametrize(
     "options",

@@ -52,6 +52,7 @@ def encoded(tables: tuple[pd.DataFrame, pd.DataFrame]) -> Any:
     return np.column_stack([numbers, pd.get_dummies(joined["city"]).to_numpy(float)])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("algorithm", ["newton", "admm", "elastic"])
 def test_folds_by_time_are_those_of_ridge_on_the_rows_before(
     federation: tp.Federation, tables: tuple[pd.DataFrame, pd.DataFrame], algorithm: str

@@ -52,7 +52,7 @@ CASES = {
 }
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_heads_are_no_worse_than_a_sum_where_there_is_nothing_but_a_sum(case: str) -> None:
     (tables, query), metric = CASES[case]

@@ -117,12 +117,8 @@ def permit_release(policy: Policy, request: Any, use: Use) -> None:
     policy.check_release("they are kept here")
 
 
-def _enforce_release(job: JobUnderContract, request: Release) -> None:
-    job.check_model_kind(are_trees=False)
-    enforce_release(job, request)
-
-
-def enforce_release(job: JobUnderContract, request: Any) -> None:
+def enforce_release(job: JobUnderContract, request: Any, *, are_trees: bool = False) -> None:
+    job.check_model_kind(are_trees)
     if not job.training.releases:
         raise refused("trained parameters stay here")
     job.started(request.part).count("release", 1)
@@ -141,23 +137,19 @@ def _check_parameters(request: Release, answer: Parameters, known: Known) -> Non
         require(is_same, "values", "have another norm than at the last evaluation")
 
 
-@Rules(TRAINING, permit=permit_release, enforce=_enforce_release, check_answer=_check_parameters)
+@Rules(TRAINING, permit=permit_release, enforce=enforce_release, check_answer=_check_parameters)
 def _release(own: ClientState, request: Release) -> Parameters:
     part = own.started(request)
     _record_model(own, part)
     return Parameters(values=part.theta)
 
 
-def _enforce_holding(job: JobUnderContract, request: HoldPart) -> None:
-    job.check_model_kind(are_trees=False)
-    enforce_holding(job, request)
-
-
-def enforce_holding(job: JobUnderContract, request: Any) -> None:
+def enforce_holding(job: JobUnderContract, request: Any, *, are_trees: bool = False) -> None:
+    job.check_model_kind(are_trees)
     job.started(request.part).count("hold", 1)
 
 
-@Rules(TRAINING, permit=NoCheck("nothing leaves: the parameters stay with their owner"), enforce=_enforce_holding)
+@Rules(TRAINING, permit=NoCheck("nothing leaves: the parameters stay with their owner"), enforce=enforce_holding)
 def _hold_part(own: ClientState, request: HoldPart) -> Done:
     part = own.started(request)
     assert part.started is not None

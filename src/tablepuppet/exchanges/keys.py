@@ -98,8 +98,7 @@ def _check_keys_request(own: ClientState, request: SendKeys) -> None:
 
 def _check_keys(request: SendKeys, answer: Keys, known: Known) -> None:
     rows = check_row_count(answer.rows, known.scan(request), known)
-    check_table(answer.columns, "columns", len(request.columns), rows)
-    check_numbering(answer.columns, "columns", request.columns)
+    check_table(answer.columns, "columns", request.columns, rows)
     require(
         bool(answer.check) or request.tokens not in ("hmac", "dh"),
         "check",
@@ -121,14 +120,8 @@ def _check_keys(request: SendKeys, answer: Keys, known: Known) -> None:
 
 
 _BYTES = frozenset("u")
-_AS_NUMBERS = (
-    pa.types.is_integer,
-    pa.types.is_floating,
-    pa.types.is_decimal,
-    pa.types.is_boolean,
-)  # databases differ in which of them
-
-
+# Databases differ in which of them.
+_AS_NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean)
 _AS_TIMES = (pa.types.is_date, pa.types.is_timestamp)
 _AS_TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 _ARROW: dict[str, tuple[Callable[[pa.DataType], bool], ...]] = {  # kinds that keys and identifiers come as
@@ -138,17 +131,15 @@ _ARROW: dict[str, tuple[Callable[[pa.DataType], bool], ...]] = {  # kinds that k
 }
 
 
-def check_table(table: pa.Table, name: str, columns: int, rows: int) -> None:
-    """Every buffer, offset and index of a table lies within it."""
+def check_table(table: pa.Table, name: str, numbers: Sequence[int], rows: int) -> None:
+    """These columns and no others; every buffer, offset and index of the table lies within it."""
+    columns = len(numbers)
     require(table.num_columns == columns, name, f"has {table.num_columns:,} columns where {columns:,} are due")
     require(table.num_rows == rows or not columns, name, f"has {table.num_rows:,} rows where {rows:,} are due")
     try:
         table.validate(full=True)
     except (pa.ArrowException, ValueError) as error:
         raise WrongError(name, f"is damaged ({str(error)[:200]})") from None
-
-
-def check_numbering(table: pa.Table, name: str, numbers: Sequence[int]) -> None:
     require(table.column_names == [f"c{n}" for n in numbers], name, "are not those that were asked for")
 
 

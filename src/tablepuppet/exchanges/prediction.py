@@ -15,7 +15,7 @@ from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import PolicyError, TransportError
 from tablepuppet.exchanges.base import PREDICTING, SCORING, Rules
 from tablepuppet.exchanges.encoding import check_encoders
-from tablepuppet.exchanges.keys import check_key_values, check_numbering, check_table
+from tablepuppet.exchanges.keys import check_key_values, check_table
 from tablepuppet.models.neural import NeuralModel
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.owner.analyst_budget import is_noisy
@@ -243,8 +243,7 @@ def _enforce_identifiers(job: JobUnderContract, request: SendIdentifiers) -> Non
 def _check_identifiers(request: SendIdentifiers, answer: Identifiers, known: Known) -> None:
     scan = known.scan(request)
     due = answer.columns.num_rows if scan.rows is None else scan.rows
-    check_table(answer.columns, "columns", len(request.columns), due)
-    check_numbering(answer.columns, "columns", request.columns)
+    check_table(answer.columns, "columns", request.columns, due)
     check_key_values(answer.columns, "columns", request.columns, scan.columns)
 
 

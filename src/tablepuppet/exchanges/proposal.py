@@ -246,7 +246,10 @@ def _propose(own: ClientState, request: ProposeContract) -> Agreement:
     if told is not None and own.approvals.decision(contract, request.job, told) is None:  # asked again, and still open
         return _wait(own, name)
     if told is None:
-        own.log.write("proposed", request.job, name, _describe(request))
+        # The signature is evidence that this person asked for this contract.
+        signed = {} if request.signature is None else {"signature": msgspec.to_builtins(request.signature)}
+        asked = {"asker": contract.asker, "purpose": contract.purpose, **signed}
+        own.log.write("proposed", request.job, name, asked)
     own.releases.check_contract(contract, partial(own.tables.use, request.job))
     readable = _without_histories(contract)
     counted = _without_budgeted(own, request.job, readable)
@@ -276,12 +279,6 @@ def _propose(own: ClientState, request: ProposeContract) -> Agreement:
     rows = {f"{rows.kind} of {rows.table}": rows.sketch.name for rows in sets}
     own.log.write("agreed", request.job, name, {"tables": list(contract.tables), **({"rows": rows} if rows else {})})
     return msgspec.structs.replace(_agree(own, name), analyst_left=left)
-
-
-def _describe(request: ProposeContract) -> dict[str, Any]:
-    """The asker and its request, with the signature: evidence that this person asked for this contract."""
-    signed = {} if request.signature is None else {"signature": msgspec.to_builtins(request.signature)}
-    return {"asker": request.contract.asker, "purpose": request.contract.purpose, **signed}
 
 
 def _check_names(own: ClientState, job: str, contract: Contract) -> None:

@@ -330,11 +330,7 @@ def _checksum(rows: pa.Table) -> int:
 
 
 def _base_use(
-    table: str,
-    query: CheckedQuery,
-    columns: Sequence[frozenset[str]],
-    filter: frozenset[str],
-    rows: Callable[[], int],
+    table: str, query: CheckedQuery, columns: Sequence[frozenset[str]], filter: frozenset[str], rows: Callable[[], int]
 ) -> ScanUse:
     """The columns that a scan of a query reads of the tables behind it: `table` first, then the others.
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import msgspec
 
@@ -70,9 +70,10 @@ class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     def line(self) -> str:
         """The claim in words."""
+        whom = _OBSERVERS.get(self.observer, self.observer)
         if self.epsilon is not None:
             return (
-                f"labels of {self.table}: ε = {self.epsilon:.4g} towards {_names(self.observer)}, "
+                f"labels of {self.table}: ε = {self.epsilon:.4g} towards {whom}, "
                 f"per row of {self.table}, δ = 0, drawn once ({self.mechanism})"
             )
         sampled = {
@@ -82,7 +83,7 @@ class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         }[self.sampling]
         bound = "" if self.multiplicity is None else f" with at most {self.multiplicity:,} joined rows"
         return (
-            f"{self.what} of {self.table}: ε = {self.spent():.4g}, δ = {self.delta:g} towards {_names(self.observer)}, "
+            f"{self.what} of {self.table}: ε = {self.spent():.4g}, δ = {self.delta:g} towards {whom}, "
             f"per {self.unit}{bound}; {self.steps:,} steps, σ = {self.noise:.4g}, {sampled} "
             f"({self.mechanism})" + (f"; {_SCOPES[self.scope]}" if self.what == "features" else "")
         )
@@ -153,7 +154,7 @@ def check_budget(ledger: Ledger, label: float | None, features: float | None) ->
             if limit is not None and spent > limit * (1 + 1e-9):
                 raise PrivacyError(
                     f"the budget of {what} is ε = {limit:g}, and {table} would spend ε = {spent:.4g} "
-                    f"towards {_names(cast(Observer, observer))}; take fewer epochs, more noise, or a larger budget"
+                    f"towards {_OBSERVERS[observer]}; take fewer epochs, more noise, or a larger budget"
                 )
 
 
@@ -166,15 +167,7 @@ def _together(releases: Sequence[Release]) -> float:
     return pure + composed_epsilon(tuple(r.gaussian for r in noisy), min(r.delta for r in noisy))
 
 
-def _names(observer: Observer) -> str:
-    return {
-        "everyone": "everyone",
-        "outsider": "outsiders",
-        "server": "the server",
-        "other clients": "other clients",
-    }[observer]
-
-
+_OBSERVERS: dict[str, str] = {"everyone": "everyone", "outsider": "outsiders", "server": "the server"}
 _SCOPES: dict[Scope, str] = {
     "model": "all tables' parameters",
     "own": "own table's parameters only",
@@ -263,7 +256,8 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def left_for(self, spending: Spending, budget: TableBudget) -> float:
         """ε of a job that its asker may still have in its period."""
-        asked = [s for s in self.spendings if (s.table, s.asker, s.period) == _payer(spending) and s.what == "analyst"]
+        payer = (spending.table, spending.asker, spending.period)
+        asked = [s for s in self.spendings if s.what == "analyst" and (s.table, s.asker, s.period) == payer]
         if budget.analyst is None:
             return 0.0
         return epsilon_left(budget.analyst.epsilon, budget.delta, (s.noise for s in asked))
@@ -298,10 +292,6 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"over all jobs, of which {before:.4g} is spent, and this job would bring it to {after:.4g} "
                 f"(rule budget.{spending.table}.{what})"
             )
-
-
-def _payer(spending: Spending) -> tuple[str, str, str]:
-    return spending.table, spending.asker, spending.period
 
 
 def _place(spending: Spending) -> tuple[str, str, str]:

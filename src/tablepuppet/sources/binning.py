@@ -215,11 +215,7 @@ def _codes(column: RawColumn) -> NDArray[np.int32]:
 
 
 def _add_categories(
-    place: int,
-    counted: tuple[list[str], Array, bool],
-    rules: BinRules,
-    first: list[Bins],
-    further: list[Bins],
+    place: int, counted: tuple[list[str], Array, bool], rules: BinRules, first: list[Bins], further: list[Bins]
 ) -> None:
     names, weights, is_cut = counted
     most = min(rules.bins, rules.categories)

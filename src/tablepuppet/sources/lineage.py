@@ -236,10 +236,7 @@ class _Tracer:
         # An outer join that finds a row, or loses its last, swaps the row without it for the one with it.
         ours, theirs = (2 if side in ("LEFT", "FULL") else 1), (2 if side in ("RIGHT", "FULL") else 1)
         counts = _add(
-            [
-                _times(_times(left.stability, most_right), theirs),
-                _times(_times(right.stability, most_left), ours),
-            ]
+            [_times(_times(left.stability, most_right), theirs), _times(_times(right.stability, most_left), ours)]
         )
         both.keys = [*(left.keys if most_right else ()), *(right.keys if most_left else ())]
         both.stability = self._add_nested(join, counts, named)

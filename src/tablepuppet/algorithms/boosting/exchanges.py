@@ -563,8 +563,7 @@ def _check_rows_request(own: ClientState, request: trees.AskRows) -> None:
 
 
 def _enforce_end(job: JobUnderContract, request: trees.ReleaseSplits | trees.HoldSplits) -> None:
-    job.check_model_kind(are_trees=True)
-    (enforce_holding if isinstance(request, trees.HoldSplits) else enforce_release)(job, request)
+    (enforce_holding if isinstance(request, trees.HoldSplits) else enforce_release)(job, request, are_trees=True)
 
 
 def _enforce_rows(job: JobUnderContract, request: trees.AskRows | trees.AskOwnRows) -> None:

@@ -196,7 +196,7 @@ class PlacedBranch:
 
     def bind_branch(self, base: int, label: LabelPlace) -> Branch:
         """The bound branch whose joined rows are ordered by relation `base`, which holds the label."""
-        order, number = self._order(), self._numbers()
+        number = self._numbers()
         joins = []
         for join, columns in zip(self.resolved.tree.joins, self.key_columns, strict=True):
             pairs = (
@@ -204,18 +204,17 @@ class PlacedBranch:
                 for key, (left, right) in zip(join.on, columns, strict=True)
             )
             joins.append(bound.Join(join.kind, number[join.relation], tuple(dict.fromkeys(pairs))))
-        relations = tuple(bound.Relation(self.resolved.aliases[r], self.scans[r]) for r in order)
+        relations = tuple(bound.Relation(self.resolved.aliases[r], self.scans[r]) for r in number)
         return Branch(relations, tuple(joins), number[base], label)
 
     def member(self, relation: int, positions: Sequence[int]) -> bound.Member:
         """A block's place in this branch: these outputs of one relation."""
         return bound.Member(self._numbers()[relation], tuple(self.output_columns[p] for p in positions))
 
-    def _order(self) -> list[int]:
-        return [0, *(join.relation for join in self.resolved.tree.joins)]
-
     def _numbers(self) -> dict[int, int]:
-        return {relation: number for number, relation in enumerate(self._order())}
+        """The relations in the order of joining, each with its number there."""
+        order = (0, *(join.relation for join in self.resolved.tree.joins))
+        return {relation: number for number, relation in enumerate(order)}
 
 
 def place(resolved: ResolvedBranch, scans: Scans) -> PlacedBranch:

@@ -67,7 +67,9 @@ def show_progress(doing: str, progress: bool | None) -> Iterator[RoundProgress]:
     """While inside, shows progress."""
     if progress not in (True, False, None):
         raise JobError(f"progress must be True, False or None (where somebody is watching), not {progress!r}")
-    is_terminal, is_notebook = _is_terminal(sys.stderr), _is_notebook()
+    ipython = sys.modules.get("IPython")
+    is_notebook = ipython is not None and hasattr(ipython.get_ipython(), "kernel")
+    is_terminal = not sys.stderr.closed and sys.stderr.isatty()
     is_watched = is_terminal or is_notebook
     if not (is_watched if progress is None else progress):
         yield RoundProgress(None, doing)
@@ -119,17 +121,3 @@ class _LenientStream(io.TextIOBase):
     def flush(self) -> None:
         with suppress(OSError, ValueError):
             self._out.flush()
-
-
-def _is_terminal(out: TextIO) -> bool:
-    try:
-        return out.isatty()
-    except ValueError:  # it is closed
-        return False
-
-
-def _is_notebook() -> bool:
-    """Whether a Jupyter kernel runs this code; IPython may be missing."""
-    ipython = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
-    return shell is not None and hasattr(shell, "kernel")

@@ -195,10 +195,7 @@ def tables_from_toml(tables: Mapping[str, Any], folder: Path) -> dict[str, list[
             return source(_resolve_url(given["url"], folder), given.get("table"), query=given.get("query"))
         raise JobError(f"table {table!r}: a source is a path, {{url = …, table = …}} or {{url = …, query = …}}")
 
-    return {
-        t: [one(t, g) for g in (given if isinstance(given, Sequence) and not isinstance(given, str) else [given])]
-        for t, given in tables.items()
-    }
+    return {table: [one(table, source) for source in _as_list(given)] for table, given in tables.items()}
 
 
 def _resolve_url(url: str, folder: Path) -> str:

@@ -21,7 +21,7 @@ from tablepuppet.api.federation import Federation
 from tablepuppet.errors import JobError
 from tablepuppet.job import Job, make_job, search_job
 from tablepuppet.progress import show_progress
-from tablepuppet.protocol.contract import Folds
+from tablepuppet.protocol.contract import FoldBy, Folds
 from tablepuppet.training.result import Result
 from tablepuppet.training.search import SearchResult, check_apart, search_apart
 
@@ -76,7 +76,11 @@ def search(
         raise JobError(
             f"a search compares settings of one model, and {fixed[0]} makes another; run one search for each"
         )
-    drawn = _folds(folds, options.pop("group", None), options.pop("time", None))
+    group, time = options.pop("group", None), options.pop("time", None)
+    if group is not None and time is not None:
+        raise JobError("folds are drawn by group or by time, not by both")
+    by: FoldBy = "group" if group is not None else "time" if time is not None else "row"
+    drawn = Folds(count=folds, by=by, column=group or time)
     progress, model, algorithm = (
         options.pop("progress", None),
         options.pop("model", "auto"),
@@ -84,8 +88,8 @@ def search(
     )
     with federation._name_modules(model, {"test_fraction": 0.0, **options}) as (named, shared):
 
-        def jobs(by: Any) -> list[Job]:
-            return [make_job(query, label=label, model=named, algorithm=by, given=shared | one) for one in settings]
+        def jobs(solver: Any) -> list[Job]:
+            return [make_job(query, label=label, model=named, algorithm=solver, given=shared | s) for s in settings]
 
         made = jobs(algorithm)
         if algorithm is None and len({job.algorithm for job in made}) > 1:  # that of kinks trains without them too
@@ -98,14 +102,6 @@ def search(
             else:
                 found = cast("SearchResult", federation._train(search_job(made, settings, drawn), on_round, False))
     return found.by(found.metric if metric is None else metric)
-
-
-def _folds(count: int, group: str | None, time: str | None) -> Folds:
-    if group is not None and time is not None:
-        raise JobError("folds are drawn by group or by time, not by both")
-    return Folds(
-        count=count, by="group" if group is not None else "time" if time is not None else "row", column=group or time
-    )
 
 
 @dataclass(frozen=True, eq=False)

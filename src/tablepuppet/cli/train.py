@@ -64,9 +64,8 @@ def train(
         check_target(check_place(save, "the model", is_folder=True))
     if report is not None:
         check_place(report, "the report")
-    arguments = asked.arguments | ({} if engine is None else {"engine": engine})
-    arguments |= {} if walk is None else {"walk": walk}
-    arguments |= {} if start is None else {"warm_start": start}
+    instead = {"engine": engine, "walk": walk, "warm_start": start}
+    arguments = asked.arguments | {name: value for name, value in instead.items() if value is not None}
     with screen.progress(f"training {asked.path.stem}") as on_round, asked.open_federation(federation) as tables:
         result = tables.train(asked.query, **arguments, on_round=on_round, progress=False, resume=resume)
     show_result(screen, result, save, report, result.explain() if explain else "")

@@ -178,20 +178,12 @@ class Features:
         return out
 
     def take(self, rows: RowNumbers | slice) -> Features:
-        return Features(
-            dense=np.ascontiguousarray(self.dense[rows]),
-            codes=tuple(np.ascontiguousarray(codes[rows]) for codes in self.codes),
-            dense_columns=self.dense_columns,
-            code_columns=self.code_columns,
-            width=self.width,
-        )
+        codes = tuple(np.ascontiguousarray(codes[rows]) for codes in self.codes)
+        return replace(self, dense=np.ascontiguousarray(self.dense[rows]), codes=codes)
 
     def zeros(self) -> Features:
-        return replace(
-            self,
-            dense=np.zeros((1, self.dense.shape[1])),
-            codes=tuple(np.full(1, -1, codes.dtype) for codes in self.codes),
-        )
+        codes = tuple(np.full(1, -1, codes.dtype) for codes in self.codes)
+        return replace(self, dense=np.zeros((1, self.dense.shape[1])), codes=codes)
 
     def to_dense(self) -> Array:
         """X itself, n × d: for the centralised baseline and tests."""

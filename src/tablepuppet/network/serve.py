@@ -52,11 +52,12 @@ class Monitor(ThreadingHTTPServer):
         host, _, port = address.rpartition(":")
         if not host or not port.isdigit():
             raise TransportError(f"health must be host:port, not {address!r}")
+        self.status, self.health = status, health
         self._spare: list[int] = []
         self._since: dict[socket.socket, float] = {}
         self._lock = threading.Lock()
         try:
-            super().__init__((host, int(port)), _handler(status, health))
+            super().__init__((host, int(port)), _Handler)
         except OSError as error:
             raise TransportError(
                 f"cannot listen on {address} for health checks: {error.strerror}; choose another port"
@@ -151,31 +152,30 @@ def metrics(status: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _handler(status: Callable[[], dict[str, Any]], health: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        timeout = 10
+class _Handler(BaseHTTPRequestHandler):
+    timeout = 10
+    server: Monitor
 
-        def do_GET(self) -> None:
-            pages: dict[str, tuple[str, Callable[[], str]]] = {
-                "/health": ("application/json", lambda: json.dumps({"status": health()})),
-                "/status": ("application/json", lambda: json.dumps(status())),
-                "/metrics": ("text/plain; version=0.0.4", lambda: metrics(status())),
-            }
-            if self.path not in pages:
-                self.send_error(404)
-                return
-            kind, page = pages[self.path]
-            body = page().encode()
-            self.send_response(503 if self.path == "/health" and health() != "ok" else 200)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def do_GET(self) -> None:
+        status, health = self.server.status, self.server.health
+        pages: dict[str, tuple[str, Callable[[], str]]] = {
+            "/health": ("application/json", lambda: json.dumps({"status": health()})),
+            "/status": ("application/json", lambda: json.dumps(status())),
+            "/metrics": ("text/plain; version=0.0.4", lambda: metrics(status())),
+        }
+        if self.path not in pages:
+            self.send_error(404)
+            return
+        kind, page = pages[self.path]
+        body = page().encode()
+        self.send_response(503 if self.path == "/health" and health() != "ok" else 200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Health checks are not worth a line each."""
-
-    return Handler
+    def log_message(self, format: str, *args: object) -> None:
+        """Health checks are not worth a line each."""
 
 
 class Server:

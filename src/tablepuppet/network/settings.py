@@ -48,7 +48,16 @@ class UserSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     asker_key: str | None = None  # the private key that signs contracts, for owners whose policies name askers
 
 
-class FederationSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class _InFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Settings in a file of a folder."""
+
+    folder: Path = Path()
+
+    def path(self, name: str) -> Path:
+        return self.folder / name
+
+
+class FederationSettings(_InFile, frozen=True):
     """A federation file for processes: the server, and who owns which table.
 
     `owners` maps each table to one client or a list of clients, in the order of their rows.
@@ -60,7 +69,6 @@ class FederationSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     users: list[str] = []
     administrators: list[str] = []  # users who see and stop everybody's runs
     user: UserSettings | None = None
-    folder: Path = Path()
 
     @property
     def tables(self) -> dict[str, tuple[str, ...]]:
@@ -74,9 +82,6 @@ class FederationSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     @property
     def is_insecure(self) -> bool:
         return self.server.address.startswith("grpc+tcp://")
-
-    def path(self, name: str) -> Path:
-        return self.folder / name
 
     def server_identity(self) -> Identity | None:
         if self.is_insecure:
@@ -95,7 +100,7 @@ class FederationSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
         return Identity(self.path(self.server.authority), self.path(of.certificate), self.path(of.key))
 
 
-class ClientSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ClientSettings(_InFile, frozen=True):
     """A client file: who it is, where the server is, and its own tables."""
 
     name: str
@@ -109,10 +114,6 @@ class ClientSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     policy: str | None = None  # the file with the owner's own rules
     models: str | None = None  # models/NAME: the parts of models that it holds
     secret: str | None = None  # the file with the key that clients share and the server never has
-    folder: Path = Path()
-
-    def path(self, name: str) -> Path:
-        return self.folder / name
 
     def identity(self) -> Identity | None:
         if self.server.startswith("grpc+tcp://"):

@@ -44,9 +44,11 @@ def render(runs: Sequence[RunRecord], networks: Mapping[str, Network] | None = N
         raise JobError("a report needs at least one run")
     known = {**(networks or {}), **{name: net for name, net in NETWORKS.items() if name not in (networks or {})}}
     names, axes = distinct_names(runs), charts.merits(runs)
+    labels = dict.fromkeys(str(run.job["label"]) for run in runs)
+    tables = dict.fromkeys(relation.table for run in runs for relation in run.data.relations)
     page = charts.render_template(
         "report.html",
-        title=_title(runs),
+        title=f"{', '.join(labels)} from {' ⋈ '.join(tables)}",
         names=names,
         runs=list(zip(names, runs, strict=True)),
         networks=known,
@@ -84,12 +86,6 @@ def distinct_names(runs: Sequence[RunRecord]) -> list[str]:
             what = ", ".join(f"{f}={job.get(f)}" for f in fields)
             names[i] = f"{name} ({what})" if what else f"{name} ({order})"
     return names if len(set(names)) == len(names) else [f"{i}: {n}" for i, n in enumerate(names, 1)]
-
-
-def _title(runs: Sequence[RunRecord]) -> str:
-    labels = list(dict.fromkeys(str(run.job["label"]) for run in runs))
-    tables = list(dict.fromkeys(r.table for run in runs for r in run.data.relations))
-    return f"{', '.join(labels)} from {' ⋈ '.join(tables)}"
 
 
 def _records(runs: Sequence[RunRecord]) -> list[str]:
@@ -171,7 +167,11 @@ def results(runs: Sequence[RunRecord], names: Sequence[str], networks: Mapping[s
         return {"head": [*sides, *alone], "runs": 0, "rows": _rows(columns)}
     if len(alone) > 1:
         alone = [f"{name}, {run.name}" for name, run in baselines.values()]
-    columns = [_figures(run, networks) for run in runs]
+    columns = []
+    for run in runs:
+        metrics = [_title_metrics(run.metrics.get(side, {}), f"{side} ") for side in _SIDES]
+        named = {name: value for side in metrics for name, value in side.items()}
+        columns.append({"model": str(run.job["model"]), **named, **_list_costs(run, networks)})
     for _, run in baselines.values():
         side = "test" if run.metrics.get("test") else "train"
         columns.append(_title_metrics(run.baseline, f"{side} "))
@@ -188,16 +188,6 @@ def _title_metrics(values: Mapping[str, float | None], before: str = "") -> dict
 def _rows(columns: Sequence[Mapping[str, str]]) -> list[list[str]]:
     names = list(dict.fromkeys(name for column in columns for name in column))
     return [[name, *(column.get(name, "–") for column in columns)] for name in names]
-
-
-def _figures(run: RunRecord, networks: Mapping[str, Network]) -> dict[str, str]:
-    """A run's entries of the results table, by row."""
-    metrics = [_title_metrics(run.metrics.get(side, {}), f"{side} ") for side in _SIDES]
-    return {
-        "model": str(run.job["model"]),
-        **{k: v for m in metrics for k, v in m.items()},
-        **_list_costs(run, networks),
-    }
 
 
 def _list_costs(run: RunRecord, networks: Mapping[str, Network]) -> dict[str, str]:

@@ -39,6 +39,8 @@ class NetworkHead:
         self.spec, self.module = spec, module
         self._shapes = {name: p.shape for name, p in module.named_parameters() if p.requires_grad}
         self._copies = threading.local()
+        self._summed = spec.outputs if spec.sum_weight else 0  # outputs of each block that the perceptron does not see
+        self._share = BESIDE if spec.sum_weight else 1.0  # γ
 
     def __reduce__(self) -> tuple[Any, ...]:
         return NetworkHead, (self.spec, self.module)
@@ -76,15 +78,6 @@ class NetworkHead:
             return signals, slope
 
         return self._scores(out.detach(), h), pull_back
-
-    @property
-    def _summed(self) -> int:
-        """How many outputs of each block are summed, and not seen by the perceptron."""
-        return self.spec.outputs if self.spec.sum_weight else 0
-
-    @property
-    def _share(self) -> float:
-        return BESIDE if self.spec.sum_weight else 1.0
 
     def _inputs(self, h: Sequence[Array]) -> Tensor:
         torch = need_torch()

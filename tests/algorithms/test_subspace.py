@@ -24,7 +24,8 @@ from tablepuppet.algorithms.numerics.subspace import Tracker
 from tablepuppet.join.joined_rows import JoinedRows, RowIndex
 from tablepuppet.models.features import Features
 from tablepuppet.models.linear import LinearModel
-from tablepuppet.models.losses import Logistic, Loss, Softmax, Squared
+from tablepuppet.models.losses import Logistic, Loss, Squared
+from tablepuppet.models.losses.softmax import Softmax
 from tablepuppet.protocol.base import Predictions
 
 Array = NDArray[np.float64]

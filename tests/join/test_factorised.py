@@ -18,7 +18,8 @@ from tablepuppet.join.factorised.tree import Tree
 from tablepuppet.join.factorised.walk import TreeLoss
 from tablepuppet.join.keys import ScanKeys
 from tablepuppet.join.tree_join import TreeJoin
-from tablepuppet.models.losses import Logistic, Loss, Poisson, Squared
+from tablepuppet.models.losses import Logistic, Loss, Squared
+from tablepuppet.models.losses.numbers import Poisson
 from tablepuppet.models.losses.separable import Analytic, Exponential, Separable
 from tablepuppet.sql.bound import Branch, Join, KeyPair, LabelPlace, Relation
 from tablepuppet.sql.ucq import JoinKind

@@ -15,7 +15,8 @@ from tablepuppet.join.factorised.tree import Tree
 from tablepuppet.join.join import Column, JoinedSide, Span
 from tablepuppet.join.joined_rows import JoinedRows, Shard
 from tablepuppet.join.materialize import materialize
-from tablepuppet.models.losses import Huber, Logistic, Loss, Poisson, Squared
+from tablepuppet.models.losses import Logistic, Loss, Squared
+from tablepuppet.models.losses.numbers import Huber, Poisson
 
 Pair = tuple[FactorisedRows, JoinedRows]
 

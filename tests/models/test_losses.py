@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from tablepuppet.models.losses import LOSSES as ALL
-from tablepuppet.models.losses import Huber, Logistic, Loss, Poisson, Quantile, Softmax, Squared
+from tablepuppet.models.losses import Logistic, Loss, Squared
 from tablepuppet.models.losses.base import newton_proximal
+from tablepuppet.models.losses.numbers import Huber, Poisson, Quantile
+from tablepuppet.models.losses.softmax import Softmax
 
 LOSSES: list[Loss] = [Squared(), Logistic(), Softmax(4), Poisson(30.0, 2.0), Huber(0.7), Quantile(0.3)]
 NAMES = [loss.name for loss in LOSSES]

@@ -27,7 +27,8 @@ from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.rows import BlockIndex
 from tablepuppet.algorithms.boosting.server import BoostingServer, HeldRows
 from tablepuppet.algorithms.boosting.tree_checks import Check, Codes, NewColumn, Objections
-from tablepuppet.models.losses import Logistic, Loss, Softmax, Squared
+from tablepuppet.models.losses import Logistic, Loss, Squared
+from tablepuppet.models.losses.softmax import Softmax
 
 
 @dataclass

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tablepuppet.errors import JobError
 from tablepuppet.models.losses.base import LabelFacts, Loss, Weighted
-from tablepuppet.models.losses.logistic import Logistic, sigmoid
+from tablepuppet.models.losses.logistic import Logistic
 from tablepuppet.models.losses.numbers import Huber, Poisson, Quantile, Squared
-from tablepuppet.models.losses.softmax import Softmax, softmax
+from tablepuppet.models.losses.softmax import Softmax
 from tablepuppet.models.metrics import Metric
 
 LOSSES: list[type[Loss]] = [
@@ -18,19 +18,7 @@ LOSSES: list[type[Loss]] = [
     Quantile,
 ]
 
-__all__ = [
-    "Huber",
-    "LabelFacts",
-    "Logistic",
-    "Loss",
-    "Poisson",
-    "Quantile",
-    "Softmax",
-    "Squared",
-    "Weighted",
-    "sigmoid",
-    "softmax",
-]
+__all__ = ["LabelFacts", "Logistic", "Loss", "Squared", "Weighted"]
 
 
 def loss_named(name: str) -> type[Loss]:

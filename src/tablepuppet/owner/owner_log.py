@@ -166,10 +166,11 @@ class OwnerLog:
         lines = [msgspec.json.encode(entry) for entry in self.entries]
         if self._path is not None and self._path.exists():
             lines, _ = _lines(self._path)
-        tree = MerkleTree()
+        before = MerkleTree()
         for line in lines[: head.size]:
-            tree.append(line)
-        return head == tree.head
+            before.append(line)
+        found = before.head
+        return found == head
 
     def expect(self, head: TreeHead, keeper: str) -> None:
         """Refuses to continue if the log does not continue a kept head; also after a restart."""

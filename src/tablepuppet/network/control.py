@@ -23,6 +23,7 @@ from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.model import Model
 from tablepuppet.protocol.codec import UNREADABLE, Buffer, Frame, check_stream
 from tablepuppet.protocol.signatures import Signature
+from tablepuppet.sql.bound import Branch, LabelPlace
 from tablepuppet.training.result import Result
 from tablepuppet.transport import envelopes as e
 
@@ -139,6 +140,8 @@ def _make(kind: type, flat: dict[str, Any], buffers: Any, allowed: frozenset[typ
     names = _fields(kind)
     if allowed is None and kind is Job and "data" not in flat:
         flat = _in_parts(flat)
+    if allowed is None and kind is Branch and "label_place" not in flat:
+        flat = _with_place(flat)
     if allowed is not None and set(names) != set(flat):
         raise ValueError(f"{kind.__name__} is not the same at both ends; install the same release of TablePuppet")
     held = {name: _whole(flat[name], buffers, allowed) for name in names if name in flat}
@@ -160,6 +163,14 @@ def _in_parts(flat: dict[str, Any]) -> dict[str, Any]:
         held = {field: flat[name] for name, (of, field) in ARGUMENTS.items() if of == part and name in flat}
         parts[part] = ["object", kind.__module__, kind.__name__, held]
     return flat | parts
+
+
+def _with_place(flat: dict[str, Any]) -> dict[str, Any]:
+    """A branch of an earlier release, which had the columns of its label's place itself."""
+    *_, relation = flat["relations"][1][flat["label_relation"]]
+    columns = {name: flat[f"{name}_column"] for name in _fields(LabelPlace) if f"{name}_column" in flat}
+    place = ["object", LabelPlace.__module__, LabelPlace.__name__, {"scan": relation["scan"], **columns}]
+    return flat | {"label_place": place}
 
 
 def _fields(kind: type) -> tuple[str, ...]:

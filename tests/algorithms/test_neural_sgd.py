@@ -74,6 +74,7 @@ def test_parameters_equal_those_of_torch_on_the_materialised_join(join: str, cli
     assert_same(result, oracle(result, joined, OPTIMIZERS["sgd"][1], 64), 1e-9)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("label", ["flag", "class"])
 def test_so_they_do_for_classes(label: str) -> None:
     result, joined = trained("many-to-many", label, 2, batch_size=100)
@@ -88,6 +89,7 @@ def test_every_optimiser_takes_the_steps_of_torch(name: str) -> None:
     assert_same(result, oracle(result, joined, optimizer, 50), 1e-9)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("clients", [1, 2])
 def test_single_precision_agrees_to_single_precision(clients: int) -> None:
     result, joined = trained("many-to-many", "number", clients, batch_size=64, dtype="float32")

@@ -86,6 +86,7 @@ def test_pieces_give_what_the_whole_gives(joined: JoinedRows, partitions: int, t
             np.testing.assert_array_equal(ours, whole)
 
 
+@pytest.mark.one_in(3)
 def test_a_new_worker_takes_over_where_a_lost_one_stood_even_if_it_had_gone_on(
     joined: JoinedRows, tmp_path: Path
 ) -> None:
@@ -100,6 +101,7 @@ def test_a_new_worker_takes_over_where_a_lost_one_stood_even_if_it_had_gone_on(
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.one_in(3)
 def test_old_states_do_not_pile_up_on_disk(joined: JoinedRows, tmp_path: Path) -> None:
     given = cut(joined, 1, Storage(str(tmp_path)))
     worker = Worker(str(tmp_path))

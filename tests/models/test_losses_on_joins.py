@@ -93,7 +93,7 @@ def test_quantile_is_that_of_scikit_learn(quantile: float) -> None:
     assert result.metrics["train"]["coverage"] == pytest.approx(quantile, abs=0.01)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("y", "options"),
     [("count", {"model": "poisson"}), ("heavy", {"model": "huber"}), ("heavy", {"model": "quantile", "quantile": 0.8})],

@@ -36,6 +36,7 @@ def test_baselines_run_here_whatever_the_engine() -> None:
     assert server_memory(*given, Placement(4, is_joined_there=True)) == server_memory(*given)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("algorithm", ["newton", "admm"])
 def test_many_categories_take_no_matrix_of_their_own_at_the_client(algorithm: str) -> None:
     categories = 14_000

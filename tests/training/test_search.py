@@ -139,6 +139,7 @@ def test_where_a_model_begins_changes_nothing(federation: tp.Federation) -> None
         assert one.metrics == pytest.approx(other.metrics, rel=1e-4, abs=1e-4)
 
 
+@pytest.mark.one_in(2)
 def test_networks_are_trained_anew_in_every_fold(federation: tp.Federation) -> None:
     pytest.importorskip("torch")
     given: dict[str, Any] = {"label": "price", "model": "mlp", "algorithm": "sgd", "epochs": 2, "folds": 2}
@@ -148,6 +149,7 @@ def test_networks_are_trained_anew_in_every_fold(federation: tp.Federation) -> N
         assert one.metrics == other.metrics
 
 
+@pytest.mark.one_in(2)
 def test_boosted_trees_are_trained_apart_on_the_same_rows(federation: tp.Federation) -> None:
     given: dict[str, Any] = {"label": "price", "model": "boosted", "folds": 3}
     found = tp.search(federation, QUERY.format(label="price"), {"trees": [1, 12], "depth": [3]}, **given)

@@ -67,6 +67,7 @@ def least_squares(result: tp.Result, joined: Joined) -> list[Array]:
     return thetas
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("clients", [1, 3])
 @pytest.mark.parametrize("join", ["one-to-many", "many-to-many", "left"])
 def test_every_block_takes_its_least_squares_step(join: str, clients: int) -> None:

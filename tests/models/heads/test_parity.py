@@ -50,6 +50,7 @@ def test_every_optimiser_takes_the_steps_of_torch(name: str) -> None:
     Oracle(result, joined).train(optimizer).agrees(result)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("label", ["flag", "class"])
 def test_classes_have_factors_of_their_own(label: str) -> None:
     result, joined = trained("many-to-many", label, 3, head="factor", rank=2, optimizer="adam")
@@ -142,6 +143,7 @@ def test_network_blocks_learn_under_a_factor_head() -> None:
     assert a.history[-1].objective < a.history[0].objective
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("head", ["factor", "mlp"])
 def test_predictions_saved_models_and_evaluation_are_those_of_training(head: str, tmp_path: Any) -> None:
     query = JOINS["left"].format(y="flag")

@@ -254,6 +254,22 @@ def test_no_row_makes_a_join_too_large_for_the_server(is_there: bool) -> None:
         owners.explain(query, label="y", **TREES, privacy=asks(bounds=BOUNDS | {"cost": (-3, 3)}))
 
 
+@pytest.mark.parametrize("is_there", [False, True])
+def test_rules_of_a_partner_do_not_count_the_rows_that_meet_a_table_with_a_budget(is_there: bool) -> None:
+    """A partner wants 31 rows to take part; the last one does if an order has its key."""
+    given = tables()
+    item = np.where(np.arange(1500) == 7, 30 if is_there else 3, given["orders"]["item"])
+    given["orders"] = given["orders"].drop(["item"]).append_column("item", pa.array(item))
+    given["items"] = pa.table({"item": np.arange(31), "price": np.linspace(-1, 1, 31)})
+    policies = with_budget() | {"items": Policy(minimum_rows=31)}
+    with federation(given, policies=policies) as owners:
+        noisy = {**TREES, "trees": 60, "test_fraction": 0.0, "privacy": asks(1.0)}
+        result = owners.train(QUERY, label="y", **noisy)
+        owners.evaluate(result, rows="all", privacy=asks(1.0))
+        with pytest.raises(PolicyError, match="noise on leaves must then hide 31"):
+            owners.train(QUERY, label="y", **noisy | {"trees": 3, "privacy": asks(9.0)})
+
+
 # -- neighbours ------------------------------------------------------------------------------------
 
 

@@ -112,25 +112,20 @@ def _find_ids(own: ClientState, request: FindIds) -> FoundIds:
 
 def _permit_part(policy: Policy, request: OpenPart, use: Use) -> None:
     permit_columns(policy, request, use, request.columns, "features")
-    _permit_rows(policy, request, use)
     if not request.wants_key:
         policy.check_masked(1)
-
-
-def _permit_rows(policy: Policy, request: OpenPart, use: Use) -> None:
-    rows = request.train_rows
-    count = use(request.job, request.scan).rows() if rows is None else distinct_rows(rows)
-    if 0 < count < policy.minimum_rows:  # of none, as where all are held out, nothing is learned
-        raise refused_by(
-            "minimum_rows",
-            f"at least {policy.minimum_rows:,} distinct rows must take part, and fewer do; filter fewer rows out",
-        )
 
 
 def _enforce_part(job: JobUnderContract, request: OpenPart) -> None:
     contract = job.agreed
     if request.part in job.parts:
         raise refused("which rows take part is said once, and this part is open already")
+    rows = request.train_rows  # None: all, which were counted with the contract
+    if rows is not None and 0 < distinct_rows(rows) < job.minimum_rows:  # of none, nothing is learned
+        raise refused_by(
+            "minimum_rows",
+            f"at least {job.minimum_rows:,} distinct rows must take part, and fewer do; filter fewer rows out",
+        )
     block = job.blocks(request.scan, request.columns)[0]
     used = sum(1 for part in job.parts.values() if part.block.place == block.place)
     if used >= sum(1 for other in contract.blocks if other.place == block.place):
@@ -141,7 +136,6 @@ def _enforce_part(job: JobUnderContract, request: OpenPart) -> None:
         raise refused("which texts are ids that stay here was agreed on otherwise")
     if request.wants_moments and contract.feature_privacy is not None:
         raise refused("means and spreads of a private job do not leave")
-    rows = request.train_rows
     if rows is not None and not job.training.is_expanded:
         missing = np.count_nonzero(rows < 0)
         if distinct_rows(rows) != len(rows) - missing or missing > 1:

@@ -44,6 +44,14 @@ def _reads(policy: Policy, contract: Contract, use: Callable[[int], ScanUse]) ->
 def check_shown(policy: Policy, contract: Contract, use: Callable[[int], ScanUse]) -> None:
     """Refuses a contract by which an analyst would see something of a table with a budget that has no noise."""
     found = list(_reads(policy, contract, use))
+    least, noise = max(policy.minimum_rows, policy.difference), contract.feature_privacy
+    if contract.analyst is not None and contract.purpose == "train" and not found and least > 1:
+        policy.rule(
+            noise is not None and noise.noise is not None and noise.noise >= least,
+            "minimum_rows",
+            f"rows that meet a table with an analyst budget are not counted, and noise on leaves must then hide "
+            f"{least} of them; ask for a smaller epsilon, or for more trees",
+        )
     for scan, base in found:
         rule = f"budget.{base.table}.analyst"
         policy.rule(

@@ -16,6 +16,7 @@ from tablepuppet.algorithms.newton.full_curvature import (
     curvature_triangles,
     intercept_share,
     is_full,
+    sampled_matrix,
     solve,
     solve_by_products,
     summands,
@@ -66,6 +67,22 @@ def test_the_triangles_of_several_clients_sum_to_the_matrix_of_all() -> None:
     assert total.size == summands(CLASSES, 5)
     whole = curvature_matrix(LinearModel(features, features, CLASSES), packed, CLASSES)
     np.testing.assert_allclose(summed_matrix(total, 5, CLASSES), whole, atol=1e-12)
+
+
+@pytest.mark.parametrize("rows", [60, 12_000])
+def test_a_matrix_of_some_rows_gives_nearly_the_direction_of_all(rows: int) -> None:
+    rng = np.random.default_rng(3)
+    features = _features(rng, rows)
+    features.codes[0][:] = np.where(np.arange(rows) % 3_001 == 7, 2, rng.integers(0, 2, rows))  # a name of few rows
+    features.dense[rows // 2] = 500.0  # and a row like no other
+    _, packed = _curvature(rng, rows)
+    model = LinearModel(features, features, CLASSES)
+    taken = intercept_share(beside_intercept(model, packed), packed.sum(axis=0), CLASSES)
+    whole = curvature_matrix(model, packed, CLASSES) - taken @ taken.T
+    right = features.to_dense().T @ (rng.dirichlet(np.ones(CLASSES), rows) - 1.0 / CLASSES)
+    expected = solve(whole, 0.01, right).ravel()
+    error = solve(sampled_matrix(model, packed, CLASSES), 0.01, right).ravel() - expected
+    assert error @ whole @ error <= (1e-20 if rows == 60 else 0.02) * (expected @ whole @ expected)
 
 
 def test_products_solve_what_the_matrix_solves() -> None:

@@ -18,9 +18,8 @@ from tablepuppet.algorithms.base import Answer, Figures, PartSetup
 from tablepuppet.algorithms.newton.full_curvature import (
     MOST,
     beside_intercept,
-    curvature_matrix,
     curvature_triangles,
-    intercept_share,
+    sampled_matrix,
     solve,
     solve_by_products,
 )
@@ -172,12 +171,10 @@ def _full_step(
     assert isinstance(setup.model, LinearModel)
     if gradient.size > MOST and setup.clients == 1:
         return _predict(setup, state, -solve_by_products(setup.model, curvature, ridge, gradient))
-    beside = beside_intercept(setup.model, curvature)
     if setup.clients > 1:
+        beside = beside_intercept(setup.model, curvature)
         return state, Partial(values=[gradient, curvature_triangles(setup.model, curvature), beside])
-    matrix = curvature_matrix(setup.model, curvature, setup.outputs)
-    taken = intercept_share(beside, curvature.sum(axis=0), setup.outputs)
-    return _predict(setup, state, -solve(matrix - taken @ taken.T, ridge, gradient))
+    return _predict(setup, state, -solve(sampled_matrix(setup.model, curvature, setup.outputs), ridge, gradient))
 
 
 def _wide_step(

@@ -6,7 +6,8 @@
 The share of D that a move of the intercept would remove is subtracted before (`intercept_share`).
 
 For softmax ∂²ℓ/∂a_a∂a_b = P_a(δ_ab − P_b). The constant bound ½ in its place needs nothing but Y, and takes several
-times the rounds where classes are nearly separable. A block of more than MOST parameters is
+times the rounds where classes are nearly separable. A matrix comes from some of the rows where
+there are many for each column: the search makes up for an inexact direction. A block of more than MOST parameters is
 solved by products instead of a matrix. Clients that share a block send a triangle for each pair of outputs; the server
 makes the matrix of their sum. If that is too much to send, as with very many classes, the bound replaces it.
 """
@@ -14,6 +15,7 @@ makes the matrix of their sum. If that is too much to send, as with very many cl
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,12 +30,16 @@ from tablepuppet.algorithms.numerics.linear_systems import (
     unpack_triangle,
 )
 from tablepuppet.arrays import Array
+from tablepuppet.models.features import Features
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.losses import Loss
 
 MOST = 2_000  # parameters of a block whose curvature is a matrix
 SHARED = 3_000_000  # numbers that a client sends in a round where several sum them
 CLASSES = 16  # outputs beyond which the pairs of them are more to send than they save
+ROWS_PER_COLUMN = 200  # that a matrix is made of, about
+_LONG = 2.0  # a row's norm against the usual one, from which the row stands for itself alone
+_RARE = 50  # rows of a sample that suffice for a name
 _CLOSE = 1e-4  # residual of a direction that is found by products
 
 
@@ -72,6 +78,29 @@ def collapsed_curvature(problem: Problem, predictions: Sequence[Array], intercep
 def curvature_matrix(model: LinearModel, curvature: Array, outputs: int) -> Array:
     """D, with the parameters in the order of θ: by columns, then outputs."""
     return _of_pairs(model.train.grams(curvature), model.width, outputs)
+
+
+def sampled_matrix(model: LinearModel, curvature: Array, outputs: int) -> Array:
+    """D without the intercept's share, from some of the rows if there are many for each column."""
+    step = model.train.rows // (ROWS_PER_COLUMN * max(1, model.width))
+    if step > 1:
+        rows, weights = _draw_rows(model.train, step)
+        model, curvature = replace(model, train=model.train.take(rows)), weights[:, None] * curvature[rows]
+    taken = intercept_share(beside_intercept(model, curvature), curvature.sum(axis=0), outputs)
+    return curvature_matrix(model, curvature, outputs) - taken @ taken.T
+
+
+def _draw_rows(features: Features, step: int) -> tuple[NDArray[np.intp], Array]:
+    """Every s-th row, which stands for s, and those that no other row is like: long ones, and those of rare names."""
+    norms = features.row_norms()
+    is_own = norms > _LONG * np.sqrt(np.mean(norms * norms))
+    for codes in features.codes:
+        counts = np.bincount(codes + 1)
+        is_own |= counts[codes + 1] < _RARE * step
+    own, others = np.flatnonzero(is_own), np.flatnonzero(~is_own)
+    drawn = others[::step]
+    heavy = np.full(len(drawn), len(others) / max(1, len(drawn)))
+    return np.concatenate([own, drawn]), np.concatenate([np.ones(len(own)), heavy])
 
 
 def curvature_triangles(model: LinearModel, curvature: Array) -> Array:

@@ -275,17 +275,21 @@ def minimise(
 
 
 def _move(vectors: Sequence[Array], coefficients: Array) -> Array:
-    """h of a block after a step along its directions, h + Σ c d."""
+    """h of a block after a step along its directions, h + Σ c d: the newest, all constants in one row, earlier ones."""
     h, *directions = vectors
     if not directions:
         return h
-    out = np.empty_like(h)
+    (first, newest), *others = zip(coefficients, directions, strict=True)
+    constant = sum((c * direction[0] for c, direction in others if not direction.strides[0]), np.zeros(h.shape[1]))
+    earlier = [(c, direction) for c, direction in others if direction.strides[0]]
+    out, rows = np.empty_like(h), max(1, ROWS_IN_CACHE // h.shape[1])  # whose sums stay in the cache
 
     def write(here: slice) -> None:
-        for start in range(here.start, here.stop, ROWS_IN_CACHE):  # the sums stay in the cache
-            some = slice(start, min(start + ROWS_IN_CACHE, here.stop))
-            step = directions[0][some] * coefficients[0]
-            for c, direction in zip(coefficients[1:], directions[1:], strict=True):
+        for start in range(here.start, here.stop, rows):
+            some = slice(start, min(start + rows, here.stop))
+            step = newest[some] * first
+            step += constant
+            for c, direction in earlier:
                 step += c * direction[some]
             np.add(step, h[some], out=out[some])
 

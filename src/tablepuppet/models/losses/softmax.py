@@ -104,9 +104,15 @@ class Softmax(Loss):
 
     def pairs(self, scores: Array, labels: Array) -> Array:
         """p_a (δ_ab − p_b)."""
-        out = np.empty((len(scores), self.classes * (self.classes + 1) // 2))
-        _kernels().multiply_pairs(softmax(scores), out)
-        return out
+        p = np.ascontiguousarray(softmax(scores).T)
+        out = np.empty((self.classes * (self.classes + 1) // 2, len(scores)))
+        first = 0
+        for number, own in enumerate(p):
+            inside = out[first : first + self.classes - number]
+            np.multiply(p[number:], -own, out=inside)
+            inside[0] += own
+            first += len(inside)
+        return out.T
 
     def summed_hessian(self, scores: Array, labels: Array, steps: Array, weights: Array | None = None) -> Array:
         """Eᵀ (diag(Σ w p) − Σ w p pᵀ) E."""
@@ -146,11 +152,14 @@ def softmax(a: Array) -> Array:
 
 
 def _normalise(a: Array) -> tuple[Array, Array]:
-    """eᵃ / Σ eᵃ per row, and log Σ eᵃ."""
-    a = np.ascontiguousarray(a, np.float64)
-    probabilities, logarithms = np.empty(a.shape), np.empty(len(a))
-    _kernels().normalise(a, probabilities, logarithms)
-    return probabilities, logarithms
+    """eᵃ / Σ eᵃ per row, and log Σ eᵃ. Classes lie in rows on the way: NumPy runs along long axes fast."""
+    x = np.array(a.T, np.float64, order="C")
+    top = x.max(axis=0)
+    x -= top
+    np.exp(x, out=x)
+    total = x.sum(axis=0)
+    x /= total
+    return np.ascontiguousarray(x.T), np.log(total) + top
 
 
 def _kernels() -> ModuleType:

@@ -1,7 +1,7 @@
-"""The loops of softmax.py, compiled (numba): a chunk of rows never leaves the first-level cache.
+"""The proximal step of softmax.py, compiled (numba): a chunk of rows never leaves the first-level cache.
 
 A chunk lies transposed, classes by rows, so that every inner loop runs over rows. Compiled code is kept next to the
-source, or in the user's cache if that folder is read-only. A machine compiles each loop once, at its first use.
+source, or in the user's cache if that folder is read-only. A machine compiles it once, at its first use.
 """
 
 from __future__ import annotations
@@ -45,37 +45,6 @@ def _exponentials(x: Array, p: Array, top: Array, total: Array) -> None:
     for c in range(classes):
         for j in range(rows):
             p[c, j] /= total[j]
-
-
-@_compile
-def normalise(a: Array, out: Array, logarithms: Array) -> None:
-    """eᵃ / Σ eᵃ per row, and log Σ eᵃ."""
-    classes = a.shape[1]
-    x, p = np.zeros((classes, _CHUNK_ROWS)), np.empty((classes, _CHUNK_ROWS))
-    top, total = np.empty(_CHUNK_ROWS), np.empty(_CHUNK_ROWS)
-    for first in range(0, len(a), _CHUNK_ROWS):
-        rows = min(_CHUNK_ROWS, len(a) - first)
-        for j in range(rows):
-            for c in range(classes):
-                x[c, j] = a[first + j, c]
-        _exponentials(x, p, top, total)
-        for j in range(rows):
-            logarithms[first + j] = np.log(total[j]) + top[j]
-            for c in range(classes):
-                out[first + j, c] = p[c, j]
-
-
-@_compile
-def multiply_pairs(p: Array, out: Array) -> None:
-    """p_a (δ_ab − p_b) of each row, for a ≤ b."""
-    for j in range(len(p)):
-        k = 0
-        for a in range(p.shape[1]):
-            out[j, k] = p[j, a] * (1.0 - p[j, a])
-            k += 1
-            for b in range(a + 1, p.shape[1]):
-                out[j, k] = -p[j, a] * p[j, b]
-                k += 1
 
 
 @_compile

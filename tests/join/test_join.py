@@ -17,7 +17,7 @@ from tablepuppet.join.duckdb_join import BranchSide, DuckJoin, ListedRows, conne
 from tablepuppet.join.keys import ScanKeys
 from tablepuppet.join.tree_join import TreeJoin
 from tablepuppet.sizes import JOINED_ROWS_PER_PIECE
-from tablepuppet.sql.bound import Branch, Join, KeyPair, LabelPlace, Relation
+from tablepuppet.sql.bound import Branch, Join, KeyPair, Relation
 
 
 @st.composite
@@ -42,7 +42,7 @@ def branches(draw: st.DrawFn) -> tuple[Branch, list[ScanKeys]]:
     optional = {join.relation for join in joins if join.kind == "left"}
     label = draw(st.sampled_from([i for i in range(relations) if i not in optional]))
     aliases = tuple(Relation(f"t{i}", i) for i in range(relations))
-    return Branch(aliases, tuple(joins), label, LabelPlace(0)), [draw(scans()) for _ in range(relations)]
+    return Branch(aliases, tuple(joins), label, 0), [draw(scans()) for _ in range(relations)]
 
 
 def written(side: BranchSide, start: int = 0, stop: int | None = None) -> list[RowNumbers]:
@@ -90,7 +90,7 @@ def test_a_tree_is_walked_from_any_relation_where_the_order_is_free(given: tuple
 def test_a_chain_may_have_its_label_at_the_end() -> None:
     _, (first, second) = _many_to_many(30)
     joins = tuple(Join("inner", i, (KeyPair(i - 1, 0, i, 0),)) for i in (1, 2))
-    chain = Branch(tuple(Relation(name, 0) for name in "abc"), joins, 2, LabelPlace(0)), [first, second]
+    chain = Branch(tuple(Relation(name, 0) for name in "abc"), joins, 2, 0), [first, second]
     assert TreeJoin.of(*chain) is None
     counted = TreeJoin.of(*chain, in_any_order=True)
     assert counted is not None
@@ -100,9 +100,7 @@ def test_a_chain_may_have_its_label_at_the_end() -> None:
 def _many_to_many(rows: int) -> tuple[Branch, list[ScanKeys]]:
     rng = np.random.default_rng(0)
     keys = [ScanKeys(rows, pa.table({"k0": rng.integers(0, 7, rows).astype(np.int32)}), None, True) for _ in range(2)]
-    return Branch(
-        (Relation("a", 0), Relation("b", 1)), (Join("inner", 1, (KeyPair(0, 0, 1, 0),)),), 0, LabelPlace(0)
-    ), keys
+    return Branch((Relation("a", 0), Relation("b", 1)), (Join("inner", 1, (KeyPair(0, 0, 1, 0),)),), 0, 0), keys
 
 
 def test_slices_change_nothing() -> None:
@@ -131,7 +129,7 @@ def test_duckdb_joins_millions_of_rows_in_order() -> None:
 def test_a_join_that_is_no_tree_is_left_to_duckdb() -> None:
     branch, keys = _many_to_many(30)
     both = Join("inner", 2, (KeyPair(0, 0, 2, 0), KeyPair(1, 0, 2, 0)))
-    cyclic = Branch((*branch.relations, Relation("c", 1)), (*branch.joins, both), 0, LabelPlace(0))
+    cyclic = Branch((*branch.relations, Relation("c", 1)), (*branch.joins, both), 0, 0)
     assert TreeJoin.of(cyclic, keys) is None
     first, second = (np.bincount(k.table["k0"].to_numpy(), minlength=7) for k in keys)
     assert DuckJoin(cyclic, keys).count() == int((first * second * second).sum())

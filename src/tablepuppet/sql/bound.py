@@ -128,9 +128,9 @@ class LabelPlace:
     scan: int
     label: int = -1
     weight: int = -1
-    test: int = -1  # who is a test or a validation row
+    test: int = -1
     validation: int = -1
-    fold: int = -1  # of cross-validation: groups or a time
+    fold: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,16 @@ class Branch:
     relations: tuple[Relation, ...]
     joins: tuple[Join, ...]
     label_relation: int
-    label_place: LabelPlace
+    label_column: int  # index into the label relation's scan's expressions; −1: rows to predict on have none
+    weight_column: int = -1  # likewise: sample weights, and who is a test or a validation row; −1: not asked for
+    test_column: int = -1
+    validation_column: int = -1
+    fold_column: int = -1  # of cross-validation: groups or a time
+
+    @property
+    def label_place(self) -> LabelPlace:
+        beside = (self.weight_column, self.test_column, self.validation_column, self.fold_column)
+        return LabelPlace(self.relations[self.label_relation].scan, self.label_column, *beside)
 
     @property
     def pairs(self) -> list[KeyPair]:

@@ -205,7 +205,8 @@ class PlacedBranch:
             )
             joins.append(bound.Join(join.kind, number[join.relation], tuple(dict.fromkeys(pairs))))
         relations = tuple(bound.Relation(self.resolved.aliases[r], self.scans[r]) for r in number)
-        return Branch(relations, tuple(joins), number[base], label)
+        beside = (label.weight, label.test, label.validation, label.fold)
+        return Branch(relations, tuple(joins), number[base], label.label, *beside)
 
     def member(self, relation: int, positions: Sequence[int]) -> bound.Member:
         """A block's place in this branch: these outputs of one relation."""

@@ -34,8 +34,7 @@ from tablepuppet.prediction.missing_owners import reachable
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.predict import block_fingerprints, predict_rows
 from tablepuppet.prediction.split import RowSelection
-from tablepuppet.privacy.analyst import AnalystTerms
-from tablepuppet.privacy.options import Rounding, privacy_of
+from tablepuppet.privacy.options import privacy_of
 from tablepuppet.protocol.contract import Purpose
 from tablepuppet.sql import LabelColumns, bind
 from tablepuppet.sql.across_owners import read_query
@@ -85,18 +84,20 @@ def train(job: Job, tables: Tables, link: Link, on_round: OnRound | None = None,
         raise JobError("probe belongs to explain: it says which model would gain; leave it out of train")
     with _session(tables, link, job_id) as session, at_work(job.engine) as cluster:
         prepared = prepare_job(job, session, "train", cluster)
+        shown = None
+        if prepared.noise is None:
+            shown = RoundedResults.of(prepared.rounding, prepared.mapping, prepared.plan.loss)
+        follow = on_round if shown is None else shown.following(on_round)
+        with _hide_rows(prepared.noise):
+            found = _run(prepared, link, session.job_id, follow if prepared.noise is None else None)
+        if not isinstance(found, Result):
+            return found if shown is None else shown.search(found)
+        found = replace(found, heads=dict(link.heads))  # of owners' logs
         if prepared.noise is not None:
-            with _hide_rows(prepared.noise):
-                found = _with_heads(_run(prepared, link, session.job_id, None), link)
             return NoisyMetrics(prepared.noise).result(found)
-        shown = RoundedResults.of(prepared.rounding, prepared.mapping, prepared.plan.loss)
-        if shown is None:
-            found = _with_heads(_run(prepared, link, session.job_id, on_round), link)
-            if not isinstance(found, Result):
-                return found
-            return replace(found, notes=(*found.notes, *find_copy(found), *found.plan.leaks))
-        found = _with_heads(_run(prepared, link, session.job_id, shown.following(on_round)), link)
-        return shown.result(found) if isinstance(found, Result) else shown.search(found)
+        if shown is not None:
+            return shown.result(found)
+        return replace(found, notes=(*found.notes, *find_copy(found), *found.plan.leaks))
 
 
 def _run(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | None) -> Result | SearchResult:
@@ -113,11 +114,6 @@ def _run(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | None) 
         return run(prepared, link, job_id, on_round)
 
 
-def _with_heads(found: Result | SearchResult, link: Link) -> Any:
-    """A result that keeps the heads of owners' logs."""
-    return replace(found, heads=dict(link.heads)) if isinstance(found, Result) else found
-
-
 def explain(job: Job, tables: Tables, link: Link, job_id: str | None = None) -> Plan:
     """The plan of a training run, and its cost."""
     if job.probe:
@@ -131,9 +127,9 @@ def explain(job: Job, tables: Tables, link: Link, job_id: str | None = None) -> 
         own = own_model(job.model.spec)
         if own is not None:
             own.check_exposure(plan.shape, plan.job)
-            return plan if not job.probe else replace(plan, gains=_gains(plan, tables, link))
-        plan = with_statistics(prepared, link, session.job_id)
-        check_exposure(plan.shape, plan.job, plan.loss)
+        else:
+            plan = with_statistics(prepared, link, session.job_id)
+            check_exposure(plan.shape, plan.job, plan.loss)
         return plan if not job.probe else replace(plan, gains=_gains(plan, tables, link))
 
 
@@ -353,7 +349,7 @@ def prepare_job(
     if terms is not None and measured is None:
         job = analyst_job(job, terms)
     rounding = agree(job_contracts(bound, job, purpose, link.asker, replace(use, analyst=terms)), link, job_id)
-    noise = None if terms is None else _noise(job, terms, rounding)
+    noise = None if terms is None else AnalystNoise(terms, rounding.least, rounding.analyst_left, label_bounds(job))
     request = MappingRequest(
         job=job_id,
         task=task_of(job),
@@ -378,10 +374,6 @@ def prepare_job(
         mapping = with_negatives(mapping, job.data.negatives, job.seed, job.data.max_joined_rows or default_limit())
     check_label_rows(mapping, job, rounding)
     return replace(prepare(mapping, job), rounding=rounding)
-
-
-def _noise(job: Job, terms: AnalystTerms, rounding: Rounding) -> AnalystNoise:
-    return AnalystNoise(terms, rounding.least, rounding.analyst_left, label_bounds(job))
 
 
 @contextmanager

@@ -31,16 +31,10 @@ from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import l2_of
-from tablepuppet.privacy.accounting import (
-    Mechanism,
-    composed_epsilon,
-    composed_noise,
-    gaussian_noise,
-    participation,
-    rough_noise,
-)
+from tablepuppet.privacy import accounting
+from tablepuppet.privacy.accounting import Mechanism
 from tablepuppet.privacy.gaussian import GradientPrivacy, NoisySteps, tuned
-from tablepuppet.privacy.ledger import Release, Sampling
+from tablepuppet.privacy.ledger import Release
 from tablepuppet.privacy.masks import honest_parts
 from tablepuppet.privacy.options import FeaturePrivacy, PredictionPrivacy
 
@@ -129,7 +123,13 @@ def plan_noise(terms: RunTerms, facts: RunFacts) -> NoisePlan:
     numbers = range(len(facts.blocks))
     features, predictions = terms.features, terms.predictions
     bound = terms.prediction_bound(facts.blocks, facts.slope, facts.bound)
-    shared = _shared_predictions(predictions, bound, terms.showings, max(facts.uses.values(), default=1))
+    shared: dict[str, Any] = {"prediction_bound": bound}
+    if predictions.mode != "trusted":  # disclosed within H under noise, at most so often per row, in all blocks
+        assert predictions.epsilon is not None
+        showings = terms.showings * max(facts.uses.values(), default=1)
+        noise = accounting.gaussian_noise(predictions.epsilon, predictions.delta, showings, 1.0)
+        # Another row in its place moves a prediction by at most 2H.
+        shared |= {"prediction_noise": noise * 2.0 * bound, "prediction_limit": terms.showings}
     if features is None:
         only = GradientPrivacy(clip=0.0, noise=0.0, **shared) if predictions.mode == "local" else None
         return NoisePlan((only,) * len(numbers))
@@ -139,16 +139,6 @@ def plan_noise(terms: RunTerms, facts: RunFacts) -> NoisePlan:
     gradients = tuple(block.gradient(n / c, c, rate, shared) for block, n, c, rate in given)
     spends = {table: model.mechanisms(table, deviations) for table in model.tables}
     return NoisePlan(gradients, tuple(rates), spends, model, tuple(deviations))
-
-
-def _shared_predictions(predictions: PredictionPrivacy, bound: float, shown: int, uses: int) -> dict[str, Any]:
-    """Limits on disclosed predictions: within H; under noise, at most so often per row, in all blocks that read it."""
-    if predictions.mode == "trusted":
-        return {"prediction_bound": bound}
-    assert predictions.epsilon is not None
-    noise = gaussian_noise(predictions.epsilon, predictions.delta, shown * uses, 1.0)
-    # Another row in its place moves a prediction by at most 2H.
-    return {"prediction_bound": bound, "prediction_noise": noise * 2.0 * bound, "prediction_limit": shown}
 
 
 def _calibrate(blocks: Sequence[NoisyBlock], bound: float) -> tuple[WholeModel, list[float], list[float]]:
@@ -205,10 +195,6 @@ class NoisyBlock:
         return max(1, self.block.most)  # at most the cap, where there is one
 
     @property
-    def l2(self) -> float:
-        return l2_of(self.terms.l2, self.name, self.block.table)
-
-    @property
     def is_local(self) -> bool:
         """Whether clients sample base rows; otherwise the server samples joined rows."""
         return self.terms.options.samples_at_clients
@@ -251,7 +237,7 @@ class NoisyBlock:
             noise=noise,
             steps=self.steps,
             divisor=self.rate * facts.rows,
-            rate=1.0 / (curvature + self.l2),
+            rate=1.0 / (curvature + l2_of(self.terms.l2, block.name, block.table)),
             momentum=form.momentum,
         )
 
@@ -322,7 +308,7 @@ class WholeModel:
         for number, moved in own.items():  # a row that a block has twice is sampled twice, each with half of the noise
             block, times = self.blocks[number], uses[number]
             if self._spread(number, uses) > 1:  # rows before and after a change are sampled as one
-                found.append(Mechanism(1.0 / moved, block.steps, participation(block.rate, times)))
+                found.append(Mechanism(1.0 / moved, block.steps, accounting.participation(block.rate, times)))
             else:
                 found += [Mechanism(math.sqrt(times) / moved, block.steps, block.rate)] * times
         steps = max(block.steps for block in self.blocks)
@@ -341,15 +327,15 @@ class WholeModel:
         assert features.epsilon is not None
         target = (features.epsilon, features.delta)
         asked = {table: self.mechanisms(table, self.scales) for table in self.tables}
-        rough = {table: rough_noise(*target, mechanisms) for table, mechanisms in asked.items()}
+        rough = {table: accounting.rough_noise(*target, mechanisms) for table, mechanisms in asked.items()}
         if is_rough:
             noise = max(rough.values(), default=1.0)
         else:  # the table that seems to need most decides; the others check whether it is enough for them
             noise = 0.0
             for table in sorted(rough, key=lambda table: -rough[table]):
-                enough = noise and composed_epsilon(tuple(m.scaled(noise) for m in asked[table]), target[1], 1e-3)
-                if not noise or enough > target[0]:
-                    noise = max(noise, composed_noise(*target, asked[table]))
+                scaled = tuple(m.scaled(noise) for m in asked[table]) if noise else ()
+                if not noise or accounting.composed_epsilon(scaled, target[1], 1e-3) > target[0]:
+                    noise = max(noise, accounting.composed_noise(*target, asked[table]))
         return [(noise or 1.0) * scale for scale in self.scales]
 
     def releases(self, deviations: Sequence[float], *, hides_predictions: bool) -> list[Release]:
@@ -377,24 +363,22 @@ class WholeModel:
                         **given,
                     )
                 )
-            if hides_predictions:
-                found += [self._release_own_steps(number, deviations[number], given) for number in uses.elements()]
+            for number in uses.elements() if hides_predictions else ():
+                # A table's own steps, to all other parties; the rest follows from noisy predictions.
+                block = self.blocks[number]
+                found.append(
+                    Release(
+                        observer="server",
+                        mechanism=_describe_mechanism(block, block.name, is_other=False, bound=None),
+                        noise=deviations[number] / self.clips[number],
+                        steps=block.steps,
+                        rate=block.rate,
+                        sampling="none" if block.rate == 1.0 else "poisson" if block.is_local else "known",
+                        scope="own",
+                        **given,
+                    )
+                )
         return found
-
-    def _release_own_steps(self, number: int, deviation: float, given: dict[str, Any]) -> Release:
-        """The release of a table's own steps to all other parties; the rest follows from noisy predictions."""
-        block = self.blocks[number]
-        seen: Sampling = "none" if block.rate == 1.0 else "poisson" if block.is_local else "known"
-        return Release(
-            observer="server",
-            mechanism=_describe_mechanism(block, block.name, is_other=False, bound=None),
-            noise=deviation / self.clips[number],
-            steps=block.steps,
-            rate=block.rate,
-            sampling=seen,
-            scope="own",
-            **given,
-        )
 
 
 def _describe_mechanism(block: NoisyBlock, names: str, *, is_other: bool, bound: float | None) -> str:

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import pieces
 from tablepuppet.models.heads.base import HeadKind
 from tablepuppet.models.heads.kinds import traits_of
 
@@ -31,14 +30,7 @@ class FanOutHistogram:
 
     @classmethod
     def of(cls, multiplicity: NDArray[np.signedinteger[Any]]) -> FanOutHistogram:
-        if int(multiplicity.max(initial=0)) <= len(multiplicity):  # most often: counting is faster than sorting
-            counts = np.zeros(int(multiplicity.max(initial=-1)) + 1, np.int64)
-            for here in pieces(len(multiplicity)):  # NumPy makes wide numbers of those that it counts
-                counts += np.bincount(multiplicity[here], minlength=len(counts))
-            values = np.flatnonzero(counts)
-            counts = counts[values]
-        else:
-            values, counts = np.unique(multiplicity, return_counts=True)
+        values, counts = np.unique(multiplicity, return_counts=True)
         return cls(tuple(values.tolist()), tuple(counts.tolist()))
 
     @property
@@ -184,19 +176,15 @@ class OuterRound:
 
     def traffic(self, shape: Shape, times: int = 1) -> list[RoundTraffic]:
         """This round and its inner rounds, so many times; the blocks' inner rounds run side by side."""
-        inner = {block.name: _inner(shape, block, self) for block in shape.blocks}
+        inner: dict[str, list[tuple[float, float]]] = {block.name: [] for block in shape.blocks}
+        for block in shape.blocks:
+            if block.is_split:  # a masked number takes 8 bytes, whatever it was
+                wider = 8 / shape.model_bytes if block.is_masked else 1.0
+                inner[block.name] = [(up * wider, down) for up, down in self.inner(block)]
         return [
             _count_round(shape, list(_exchanges(shape, self, inner, step)), times)
             for step in range(1 + max((len(steps) for steps in inner.values()), default=0))
         ]
-
-
-def _inner(shape: Shape, block: BlockShape, outer: OuterRound) -> list[tuple[float, float]]:
-    """The inner rounds of a block; a masked number takes 8 bytes, whatever it was."""
-    if not block.is_split:
-        return []
-    wider = 8 / shape.model_bytes if block.is_masked else 1.0
-    return [(up * wider, down) for up, down in outer.inner(block)]
 
 
 def agreement(shape: Shape) -> list[RoundTraffic]:

@@ -15,18 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.boosting.bins import (
-    BinRules,
-    Bins,
-    CategoryBins,
-    Codes,
-    Key,
-    NumberBins,
-    category_bins,
-    further_bins,
-    number_bins,
-)
+from tablepuppet.algorithms.boosting.bins import BinRules, category_bins, further_bins, number_bins
 from tablepuppet.algorithms.boosting.messages import CategorySketch, NumberSketch, Sketch, SplitRule
+from tablepuppet.algorithms.boosting.tree_checks import Bins, CategoryBins, Codes, Key, NumberBins
 from tablepuppet.arrays import Array, RowNumbers, effective_by_code, effective_rows
 from tablepuppet.errors import ModelError, SourceError, TransportError
 from tablepuppet.protocol.columns import ColumnInfo
@@ -58,6 +49,10 @@ class RawColumn:
     @property
     def is_number(self) -> bool:
         return self.values is not None
+
+    def __len__(self) -> int:
+        rows: Array | NDArray[np.int32] | None = self.codes if self.values is None else self.values
+        return 0 if rows is None else len(rows)
 
     def take(self, rows: RowNumbers) -> RawColumn:
         """These rows; −1 is one that was not found."""

@@ -65,7 +65,8 @@ def judge(
     seen = seen_labels(train, train.weights)
     different = seen[0] if train.weights is None else seen_labels(train, None)[0]
     constant = plan.loss.best_constant(*seen)
-    baseline = _measure_constant(prepared, constant)
+    rows = prepared.mapping.test if prepared.mapping.test.rows else train
+    baseline = measure_constant(rows, constant, Criterion(plan.loss, Moment.HELD_OUT, prepared.mapping.label.channel))
     if different.min() == different.max():
         return Verdict(converged=True, notes=(_CONSTANT,), baseline=baseline)
     start = _mean_loss(*seen, plan.loss, constant)
@@ -77,13 +78,6 @@ def judge(
         notes.append("no joined row is a test row, so metrics are those of training rows; raise test_fraction")
     notes += [*_rows_without_partner(prepared), *_keys_as_features(prepared), *_names_of_rows(prepared, encoders)]
     return Verdict(converged, tuple(notes), baseline)
-
-
-def _measure_constant(prepared: Prepared, constant: Array) -> Metrics:
-    """The metrics of a constant (majority class or mean) on test rows; on training rows if there are none."""
-    loss, mapping = prepared.plan.loss, prepared.mapping
-    rows = mapping.test if mapping.test.rows else mapping.train
-    return measure_constant(rows, constant, Criterion(loss, Moment.HELD_OUT, mapping.label.channel))
 
 
 def constant_loss(rows: Joined, loss: Loss, constant: Array) -> float:

@@ -9,7 +9,7 @@ sample of rows, with its size and a standard error from twenty batches of it. Th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Any
@@ -86,7 +86,10 @@ def measure_step(
 ) -> tuple[Sequence[Array], dict[str, Any]]:
     """Sums from which all metrics but those of ranks follow; scores are kept where the state has room."""
     scores = shard.scores + intercept
-    sums = _sums(loss, scores, shard.labels, channel, moment)
+    sums = loss.tally(scores, shard.labels, channel, moment=moment)
+    plain = loss.plain if isinstance(loss, Weighted) else loss
+    if plain.task != "number" and plain.outputs == 1:
+        sums["positives"] = int(np.count_nonzero(shard.labels > 0.5))
     if "scores" in shard.state:
         shard.state["scores"][...] = pack_labels(scores, shard.labels[:, None])
     return (), sums
@@ -181,29 +184,19 @@ def measure_scores(side: JoinedRows, scores: Array, criterion: Criterion) -> Mea
     return measure(own, [scores], np.zeros(scores.shape[1]), criterion)
 
 
-def _probability(loss: Loss, scores: Array, number: int) -> Array:
-    probabilities = loss.probabilities(scores)
-    assert probabilities is not None
-    return probabilities[:, number]
-
-
-def _sums(loss: Loss, scores: Array, labels: Array, channel: Channel | None, moment: Moment) -> Sums:
-    """The sums behind metrics and curves."""
-    sums = loss.tally(scores, labels, channel, moment=moment)
-    plain = loss.plain if isinstance(loss, Weighted) else loss
-    if plain.task == "number" or plain.outputs > 1:
-        return sums
-    sums["positives"] = int(np.count_nonzero(labels > 0.5))
-    return sums
-
-
 def _second(criterion: Criterion) -> Probabilities | None:
     """The probability of the second class, where a finished model's curves are wanted."""
     loss = criterion.loss
     plain = loss.plain if isinstance(loss, Weighted) else loss
     if not _draws_curves(criterion) or plain.probabilities(np.zeros((1, 1))) is None:
         return None
-    return lambda scores: _probability(plain, scores[:, None], 1)
+
+    def probability(scores: Array) -> Array:
+        found = plain.probabilities(scores[:, None])
+        assert found is not None
+        return found[:, 1]
+
+    return probability
 
 
 def _draws_curves(criterion: Criterion) -> bool:
@@ -309,18 +302,12 @@ def describe_walk(
     found = []
     if mapping.walk == "drawn" and mapping.whole is not None and mapping.whole.train > mapping.train_rows:
         found.append(f"trained on {_share(mapping.train_rows, mapping.whole.train)}, drawn with replacement")
-    return [*found, *_describe_sides(measured, metrics)]
-
-
-def _describe_sides(measured: Mapping[str, MeasuredOn], metrics: Mapping[str, Metrics]) -> Iterator[str]:
     for side, on in measured.items():
-        pairs = [
-            (name, metrics[side][name], error) for name, error in on.standard_errors.items() if name in metrics[side]
-        ]
-        errors = ", ".join(f"{name} {value:.4g} ± {error:.1g}" for name, value, error in pairs)
-        yield f"{side} metrics are measured on {_share(on.rows, on.of)}" + (
-            f": {errors} (standard error)" if errors else ""
-        )
+        known = {name: error for name, error in on.standard_errors.items() if name in metrics[side]}
+        errors = ", ".join(f"{name} {metrics[side][name]:.4g} ± {error:.1g}" for name, error in known.items())
+        shown = f": {errors} (standard error)" if errors else ""
+        found.append(f"{side} metrics are measured on {_share(on.rows, on.of)}{shown}")
+    return found
 
 
 def _share(rows: int, whole: int) -> str:

@@ -48,14 +48,11 @@ class NoisyMetrics:
         if criterion.moment is not Moment.FINISHED:
             return Measured(float("nan"), {})
         norm = _norm(criterion.loss)
-        sums = self._noisy(_contributions(criterion.loss, scores, labels, self.noise), norm)
+        sums = self.noise.add("metrics", _contributions(criterion.loss, scores, labels, self.noise), norm)
         try:
             return _summarise(criterion.loss, sums, self.noise, norm)
         except JobError:  # too few rows
             return Measured(float("nan"), {})
-
-    def _noisy(self, sums: Array, norm: float) -> Array:
-        return self.noise.add("metrics", sums, norm)
 
     def compare(self, first: Scored, second: Scored, wanted: MeasuredRows) -> Comparison:
         """Two models on the same rows."""
@@ -66,7 +63,7 @@ class NoisyMetrics:
         gained = np.clip((values[1] - values[0]) / _MOST_LOSS, -1.0, 1.0)
         pair = np.array([gained.sum(), gained @ gained])
         norm = math.hypot(*(2 * [_norm(loss)]), _PAIR_NORM)
-        found = self._noisy(np.concatenate([*each, pair]), norm)
+        found = self.noise.add("metrics", np.concatenate([*each, pair]), norm)
         size, deviation = len(each[0]), self.noise.terms.deviation("metrics", norm)
         before, after = (_summarise(loss, own, self.noise, norm) for own in (found[:size], found[size : 2 * size]))
         assert before.on is not None
@@ -81,14 +78,8 @@ class NoisyMetrics:
         """A run's result without all that was counted exactly."""
         last = found.history[-1]
         record = EpochRecord(last.epoch, found.objective, found.metrics, rounds=0, bytes=0, seconds=0.0)
-        plain: dict[str, object] = {
-            "baseline": {},
-            "curves": {},
-            "measured": {},
-            "traffic": Traffic(),
-            "converged": True,
-        }
-        return replace(found, history=(record,), notes=self.noise.lines(), **plain)  # type: ignore[arg-type]
+        known = replace(found, history=(record,), notes=self.noise.lines(), traffic=Traffic(), converged=True)
+        return replace(known, baseline={}, curves={}, measured={})
 
 
 def _norm(loss: Loss) -> float:

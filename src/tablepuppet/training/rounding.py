@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -230,7 +230,7 @@ class RoundedResults:
         return cls(*(SideRounding(rounding, rows, loss) for rows in sides))
 
     def side(self, name: str) -> SideRounding:
-        return {"train": self.train, "validation": self.validation, "test": self.test}[name]
+        return cast(SideRounding, getattr(self, name))
 
     def record(self, record: EpochRecord) -> EpochRecord:
         metrics = {side: self.side(side).metrics(own) for side, own in record.metrics.items()}
@@ -240,9 +240,7 @@ class RoundedResults:
         """The callback after a round, with rounded metrics."""
         if on_round is None:
             return None
-        return lambda event: on_round(
-            event if event.record is None else replace(event, record=self.record(event.record))
-        )
+        return lambda e: on_round(e if e.record is None else replace(e, record=self.record(e.record)))
 
     def result(self, found: Result) -> Result:
         of_classes = {side: own for side, own in found.curves.items() if own.numbers is None}  # cells hold few rows

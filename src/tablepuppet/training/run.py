@@ -36,7 +36,7 @@ from tablepuppet.training.curves import Curves
 from tablepuppet.training.interactions import Interaction, advise_head, compare_with_sum, explain_pairs, probe
 from tablepuppet.training.metrics import Criterion, MeasuredOn, Metrics, SideRows, by_side, sum_metrics
 from tablepuppet.training.result import EpochRecord, Result, RoundEvent
-from tablepuppet.training.server import JoinOperator, UnionOperator
+from tablepuppet.training.server import UnionOperator, run_round
 from tablepuppet.training.start import agree_on_encoders, figures_of, ids_of, make_problem, start_parts, widths_of
 from tablepuppet.transport.link import Link
 
@@ -142,14 +142,13 @@ class Run:
             self.server.absorb(self.union.run(opening, self.server.union_step))
 
     def loop(self) -> None:
-        join = JoinOperator(self.union, self.server)
         total = self.server.rounds_per_epoch() * self.plan.job.epochs
         for epoch in range(1, self.plan.job.epochs + 1):
             step, is_last, self.epochs = 0, False, epoch
             while not is_last:
                 if self.rounds == self.private.rounds:
                     return  # the budget is spent
-                join.round()
+                run_round(self.union, self.server)
                 self.rounds, step = self.rounds + 1, step + 1
                 is_last = self.server.ends_epoch(step) or self.rounds == self.private.rounds
                 is_recorded = not self.is_fold or self.plan.algorithm.stops_when_flat
@@ -227,7 +226,9 @@ class Run:
                 ridged += self.problem.ridges[number] * told.norm if told.ridged is None else told.ridged
                 penalty += 0.5 * self.problem.ridges[number] * told.norm + self.problem.l1 * (told.absolute or 0.0)
         self.contributions, self.held_out = train, test
-        if is_last and self._may_probe():
+        job = self.plan.job
+        is_disclosed = not job.is_private and job.privacy.label is None  # the residual of each joined row
+        if is_last and job.model.is_convex and is_disclosed and isinstance(mapping.train, JoinedRows):
             given = (train, self.intercept, self.problem.loss, self.plan.job.seed)
             self._probed = submit(lambda joined: probe(joined, *given), mapping.train)  # while rows are measured
         known = None if wants_train else server.tally
@@ -279,19 +280,6 @@ class Run:
         found = None if self._probed is None else self._probed.result()
         return [] if found is None else [advise_head(replace(self.plan, widths=widths_of(encoders)), found)]
 
-    def _may_probe(self) -> bool:
-        """Whether an examination of the sum's residual is useful, and discloses nothing."""
-        job = self.plan.job
-        is_exact = not job.is_private and job.privacy.label is None
-        return job.model.is_convex and is_exact and isinstance(self.mapping.train, JoinedRows)
-
-    def _mean(self, block: int) -> Array:
-        """A block's mean contribution; nothing exact is released of a private one."""
-        joined = self.problem.joined.rows
-        if self.plan.job.is_private:
-            return np.zeros(self.problem.loss.outputs)
-        return mean_contribution(self.contributions[block], self.problem.multiplicity[block], joined)
-
     def finish(self, encoders: list[list[Encoder]]) -> Result:
         self.restore()
         self.server.finish()
@@ -315,6 +303,10 @@ class Run:
             answer = released[parts[0].number][0] if parts else Parameters(values=np.zeros((0, 0)))
             width = sum(map(encoded_width, encoders[number]))
             unknown = np.full((width, self.plan.head.widths[number]), np.nan)
+            mean = np.zeros(self.problem.loss.outputs)  # of a private block nothing exact is released
+            if not self.plan.job.is_private:
+                known = (self.contributions[number], self.problem.multiplicity[number])
+                mean = mean_contribution(*known, self.problem.joined.rows)
             blocks.append(
                 BlockModel.of(
                     block,
@@ -322,7 +314,7 @@ class Run:
                     theta=answer.values if isinstance(answer, Parameters) else unknown,
                     is_held=held[number],
                     is_outer=mapping.blocks[number].is_outer,
-                    mean=self._mean(number),
+                    mean=mean,
                 )
             )
         objectives = [record.objective for record in self.history]

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.base import Walkable
+from tablepuppet.algorithms.base import Problem, Server, Walkable
 from tablepuppet.arrays import Array, floats
 from tablepuppet.errors import JobError, MappingError
 from tablepuppet.formatting import plural
@@ -239,40 +239,35 @@ class _Runs:
         return found
 
     def _one(self, number: int, fold: int, inside: TableMapping, outside: JoinedRows) -> Fit:
-        began, before = time.perf_counter(), self.before
-        plan = self.plans[number]
-        own = replace(self.prepared, plan=plan, training=inside)
+        began, before, plan = time.perf_counter(), self.before, self.plans[number]
         problem = make_problem(plan, inside, self.union, self.encoders)
         server = plan.algorithm.server(problem, plan.job.options)
         continues = before is not None and plan.algorithm.can_continue(problem)
         moves = before.server.settle() if before is not None else ()
-        run = Run(
-            own, self.union, problem, server, self.on_round, None, is_fold=True, continues=continues, last_moves=moves
-        )
-        run.start()
-        run.loop()
-        self.before = run
+        run = self.before = self._train(plan, inside, problem, server, continues=continues, last_moves=moves)
         metrics = _measure(apply_head(outside, problem.head), run.predict_train(), plan, run.intercept)
         seconds = time.perf_counter() - began
         return Fit(number, fold, inside.train.rows, outside.rows, metrics, run.epochs, seconds)
+
+    def _train(self, plan: Plan, inside: TableMapping, problem: Problem, server: Server, **given: Any) -> Run:
+        own = replace(self.prepared, plan=plan, training=inside)
+        run = Run(own, self.union, problem, server, self.on_round, None, is_fold=True, **given)
+        run.start()
+        run.loop()
+        return run
 
     def _several(
         self, numbers: Sequence[int], size: int, fold: int, inside: TableMapping, outside: JoinedRows
     ) -> list[Fit]:
         """Some settings at once; where they are fewer than others were, the last one stands in for the rest."""
-        server = self.together
+        began, server = time.perf_counter(), self.together
         assert server is not None
-        began = time.perf_counter()
         padded = [*numbers, *[numbers[-1]] * (size - len(numbers))]
         problems = [make_problem(self.plans[number], inside, self.union, self.encoders) for number in padded]
         server.turn(problems, self.folds.kept_folds(fold))
-        own = replace(self.prepared, plan=self.plans[numbers[0]], training=inside)
-        given = (own, self.union, problems[0], server, self.on_round, None)
-        run = Run(*given, is_fold=True, models=size, continues=server.continues)
-        run.start()
-        run.loop()
-        trained = (time.perf_counter() - began) / len(numbers)
-        found = []
+        first = self.plans[numbers[0]]
+        run = self._train(first, inside, problems[0], server, models=size, continues=server.continues)
+        trained, found = (time.perf_counter() - began) / len(numbers), []
         for place, number in enumerate(numbers):
             began = time.perf_counter()
             predictions, intercept = server.model(place)
@@ -322,8 +317,10 @@ class FoldRows:
         if not held.rows or not len(kept):
             what = "measure" if len(kept) else "train"
             raise MappingError(f"fold {fold + 1} has no row to {what} on; use fewer folds, or bring more rows")
-        inside = _only(self.train, kept)
-        inside = inside.with_weights(_rescale_weights(self.train, kept))
+        inside, weights = _only(self.train, kept), self.train.weights
+        if weights is not None:  # of mean 1 over these rows
+            total = float(weights[self.train.label_index.take(kept)].sum())
+            inside = inside.with_weights(weights * (len(kept) / total) if total > 0 else weights)
         counts = [self.counts[number] for number in self.kept_folds(fold)]
         multiplicity = tuple(reduce(np.add, own) for own in zip(*counts, strict=True))
         return replace(self.mapping, train=inside, multiplicity=multiplicity), held.with_weights(None)
@@ -336,15 +333,6 @@ def _only(rows: JoinedRows, joined: NDArray[np.int64]) -> JoinedRows:
     return JoinedRows(len(joined), indices, label, floats(rows.labels), weights=rows.weights)
 
 
-def _rescale_weights(rows: JoinedRows, joined: NDArray[np.int64]) -> NDArray[np.float64] | None:
-    """Weights of mean 1 over these rows."""
-    if rows.weights is None:
-        return None
-    total = float(rows.weights[rows.label_index.take(joined)].sum())
-    return rows.weights * (len(joined) / total) if total > 0 else rows.weights
-
-
 def _count_rows(index: RowIndex) -> NDArray[np.int64]:
-    numbers: Sequence[int] | NDArray[Any] = np.arange(index.rows) if index.index is None else index.index
-    found = np.asarray(numbers)
+    found = np.arange(index.rows) if index.index is None else index.index
     return np.bincount(found[found >= 0], minlength=index.rows)

@@ -265,13 +265,6 @@ def _within(rows: RowNumbers, inside: slice) -> slice:
     return slice(*np.searchsorted(rows, [inside.start, inside.stop]).tolist())
 
 
-class JoinOperator:
-    """One outer round at a time."""
-
-    def __init__(self, union: UnionOperator, server: Server) -> None:
-        self.union = union
-        self.server = server
-
-    def round(self) -> None:
-        """Compute, scatter, (inner rounds,) gather."""
-        self.server.absorb(self.union.run(self.server.join_step(), self.server.union_step))
+def run_round(union: UnionOperator, server: Server) -> None:
+    """The join operator, one outer round: compute, scatter, (inner rounds,) gather."""
+    server.absorb(union.run(server.join_step(), server.union_step))

@@ -189,7 +189,10 @@ def make_problem(
     plan: Plan, mapping: TableMapping, union: UnionOperator, encoders: Sequence[Sequence[Encoder]]
 ) -> Problem:
     """The problem for an algorithm's server half."""
-    job, private, head = plan.job, plan.private, _head(plan)
+    job, private, head = plan.job, plan.private, None
+    if not job.model.is_sum:  # a sum is added up by walks over joined rows themselves
+        made = make_head(plan.head, job.seed)
+        head = TrainedHead(made, made.initial())
     ridges = [l2_of(job.model.l2, block.name, block.table) for block in mapping.bound.blocks]
     return Problem(
         loss=plan.loss,
@@ -294,14 +297,6 @@ def _values(kind: type[Figures], told: dict[str, float], client: str) -> Array:
         return np.array(msgspec.structs.astuple(msgspec.convert(told, kind)))
     except msgspec.ValidationError as error:
         raise TransportError(f"client {client} starts with other figures than the algorithm has: {error}") from None
-
-
-def _head(plan: Plan) -> TrainedHead | None:
-    """The plan's head with its initial values; None: a sum, which walks over joined rows add up by themselves."""
-    if plan.job.model.is_sum:
-        return None
-    head = make_head(plan.head, plan.job.seed)
-    return TrainedHead(head, head.initial())
 
 
 def _share(part: Part, multiplicity: NDArray[np.int64]) -> float:

@@ -9,15 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tests.algorithms.boosting.central import Central, Column
 
-from tablepuppet.algorithms.boosting.bins import (
-    Bins,
-    CategoryBins,
-    Columns,
-    Key,
-    category_bins,
-    further_bins,
-    number_bins,
-)
+from tablepuppet.algorithms.boosting.bins import Columns, category_bins, further_bins, number_bins
 from tablepuppet.algorithms.boosting.client import ClientHalf, send_objections
 from tablepuppet.algorithms.boosting.drawn import Drawable, DrawnServer, Draws
 from tablepuppet.algorithms.boosting.fixed_point import Labels
@@ -26,7 +18,7 @@ from tablepuppet.algorithms.boosting.known import KnownBlock
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.rows import BlockIndex
 from tablepuppet.algorithms.boosting.server import BoostingServer, HeldRows
-from tablepuppet.algorithms.boosting.tree_checks import Check, Codes, NewColumn, Objections
+from tablepuppet.algorithms.boosting.tree_checks import Bins, CategoryBins, Check, Codes, Key, NewColumn, Objections
 from tablepuppet.models.losses import Logistic, Loss, Squared
 from tablepuppet.models.losses.softmax import Softmax
 

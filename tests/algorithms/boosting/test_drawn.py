@@ -117,8 +117,8 @@ def test_columns_keys_and_sides_are_drawn_evenly() -> None:
     layout = Columns.of([NUMBER, ONE_HOT, SORTED], [12, 3, 9])
     missing = np.array([True, False, False])
     draws = Draws([Drawable(layout, missing)], Boosting(splits="random", trees=2_000, depth=4), 3, range(2_000))
-    trees = [draws.tree(number) for number in range(2_000)]
-    keys = [draws.keys[0][k] for tree in trees for k in tree.key if k >= 0]
+    trees = [draws.splits(number) for number in range(2_000)]
+    keys = [draws.keys[0][split.key] for tree in trees for split in tree]
     shares = np.bincount([key.column for key in keys]) / len(keys)
     np.testing.assert_allclose(shares, 1 / 3, atol=0.02)
     borders = np.bincount([key.border for key in keys if key.column == 0], minlength=12)[1:]
@@ -127,7 +127,7 @@ def test_columns_keys_and_sides_are_drawn_evenly() -> None:
     sets = {key.left for key in keys if key.column == 2}
     assert len(sets) == 8
     assert all(0 < len(own) < 8 for own in sets)
-    sides = [side for tree in trees for side in tree.to_left[:15]]
+    sides = [split.to_left for tree in trees for split in tree]
     assert abs(np.mean(sides) - 0.5) < 0.02
     assert len(draws.keys[0]) == 11 + 1 + 8
 

@@ -107,7 +107,7 @@ class AdmmServer(Server):
         self._before: Array = self._shift  # b of the last round
         self._tracker = Tracker(self.problem, [self.options.memory] * self.problem.blocks)
         self._scales: list[float] = []
-        self._unions = [ExactUnion() for _ in self.problem.rows]
+        self._unions: dict[int, Spectrum] = {}
         self._figures: dict[str, float] = {}
         self._age = 0  # rounds since the last restart
         # The reported model comes from exact predictions; single precision suffices for the state that only steers it.
@@ -149,12 +149,8 @@ class AdmmServer(Server):
     def join_step(self) -> list[BlockUpdate]:
         problem, h = self.problem, self._iterates
         self._age += 1
-        given: dict[str, Any] = {
-            "loss": problem.loss,
-            "before": self._before,
-            "rho": self.rho,
-            "relax": self.options.relax,
-        }
+        given: dict[str, Any] = {"loss": problem.loss, "rho": self.rho}
+        given |= {"before": self._before, "relax": self.options.relax}
         # Under privacy the best constant for the labels stays.
         is_free = problem.has_intercept and not problem.is_private
         if is_free and self._averages:
@@ -163,17 +159,13 @@ class AdmmServer(Server):
             self._shift = self._between_kinks(h, given)
         elif is_free:
             self._shift = self._by_newton(h, given)
-        done = problem.joined.run(
-            join_step,
-            h,
-            signals=1,
-            writes=self._writes,
-            own=self._factor,
-            intercept=self._shift,
-            **given,
-        )
-        self._before = self._shift
-        self._note(done.sums)
+        given |= {"intercept": self._shift, "writes": self._writes, "own": self._factor}
+        done = problem.joined.run(join_step, h, signals=1, **given)
+        self._before, sums = self._shift, done.sums
+        # Residuals, relative to the size of the compared values (Boyd et al., 3.3.1).
+        primal = np.sqrt(sums["primal"] / max(sums["scores"], sums["z"], 1e-300))
+        dual = np.sqrt(sums["dual"] / max(sums["lambda"], 1e-300))
+        self._figures = {"primal_residual": float(primal), "dual_residual": float(dual), "rho": self.rho}
         updates = []
         for i, coefficients in enumerate(self._tracker.take_pending()):
             common = {
@@ -213,21 +205,18 @@ class AdmmServer(Server):
             shift = shift - slope / self._bend
         return shift
 
-    def _note(self, sums: dict[str, float]) -> None:
-        """Residuals, relative to the size of the compared values (Boyd et al., 3.3.1)."""
-        primal = np.sqrt(sums["primal"] / max(sums["scores"], sums["z"], 1e-300))
-        dual = np.sqrt(sums["dual"] / max(sums["lambda"], 1e-300))
-        self._figures = {"primal_residual": float(primal), "dual_residual": float(dual), "rho": self.rho}
-
     def union_step(self, block: int, total: list[Array]) -> list[Array]:
-        clients = self.problem.clients[block]
-        ridge = self.problem.joined.rows * self.problem.ridges[block]
-        if self.options.union == "exact":
-            return [self._unions[block].solve(total, self._factor, ridge)]
+        ridge = self.problem.ridges[block]
+        if self.options.union == "exact":  # from Σ T_qᵀ diag(G_q) T_q once, and Σ T_qᵀ Y_q each round
+            if len(total) > 1:
+                self._unions[block] = Spectrum.of(total[1])
+            return [-self._unions[block].solve(self._factor, self.problem.joined.rows * ridge, total[0])]
         if self.problem.is_private:
             return total  # the parts' shares add up to one
-        ridge = self.problem.ridges[block]
-        return [consensus_step(total[0], clients, ridge, self._factor * self._scales[block] / clients)]
+        # w = argmin βR(w) + Qρ_u/2 ‖w − mean(θ_q + u_q)‖², from the sum of θ_q + u_q
+        clients = self.problem.clients[block]
+        union_rho = self._factor * self._scales[block] / clients
+        return [union_rho * total[0] / (ridge + clients * union_rho)]
 
     def absorb(self, answers: Sequence[BlockAnswer]) -> None:
         self._iterates = [a.values for a in answers]
@@ -274,24 +263,3 @@ class AdmmServer(Server):
 
     def residuals(self) -> dict[str, float]:
         return self._figures
-
-
-# -- coordinator ---------------------------------------------------------------------------
-
-
-def consensus_step(total: Array, clients: int, l2: float, union_rho: float) -> Array:
-    """w = argmin βR(w) + Qρ_u/2 ‖w − mean(θ_q + u_q)‖², from the sum of θ_q + u_q."""
-    return union_rho * total / (l2 + clients * union_rho)
-
-
-@dataclass
-class ExactUnion:
-    """The θ-step of a whole block from sums: Σ T_qᵀ diag(G_q) T_q once, Σ T_qᵀ Y_q each round."""
-
-    spectrum: Spectrum | None = None
-
-    def solve(self, total: list[Array], factor: float, ridge: float) -> Array:
-        if len(total) > 1:
-            self.spectrum = Spectrum.of(total[1])
-        assert self.spectrum is not None
-        return -self.spectrum.solve(factor, ridge, total[0])

@@ -22,18 +22,10 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 import numpy as np
 
+from tablepuppet.algorithms import base
 from tablepuppet.algorithms.als.normal import Conjugate, diagonal, diagonal_blocks, products, solved_blocks
 from tablepuppet.algorithms.als.shrinkage import FixedShrinkage, LearnedShrinkage
-from tablepuppet.algorithms.base import (
-    Answer,
-    BlockAnswer,
-    BlockUpdate,
-    Figures,
-    PartSetup,
-    Problem,
-    Server,
-    squared_norm,
-)
+from tablepuppet.algorithms.base import Answer, BlockAnswer, BlockUpdate, Figures, PartSetup, Problem, Server
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.arrays import Array, Triangles
 from tablepuppet.errors import JobError
@@ -158,8 +150,7 @@ class AlsServer(Server):
         self._appearances = [np.asarray(n, np.float64) for n in counts]
         if self.problem.has_intercept:
             labels = joined.by_label()
-            heavy = np.ones(labels.rows) if labels.weights is None else labels.weights
-            self._intercept = self.problem.loss.best_constant(labels.labels, heavy)
+            self._intercept = self.problem.loss.best_constant(labels.labels, labels.weights)
 
     def join_step(self) -> list[BlockUpdate | None]:
         assert self.problem.head is not None
@@ -274,7 +265,7 @@ def client_step(
 
 def _move(setup: PartSetup, state: AlsState, step: Array) -> tuple[AlsState, Answer]:
     theta = state.theta + step
-    squares = np.array([squared_norm(theta), *np.square(theta).sum(axis=0)])
+    squares = np.array([base.squared_norm(theta), *np.square(theta).sum(axis=0)])
     return AlsState(theta), Predictions(values=setup.model.predict(theta), products=squares)
 
 

@@ -8,17 +8,7 @@ from typing import Any
 import numpy as np
 
 from tablepuppet.algorithms.boosting import messages as trees
-from tablepuppet.algorithms.boosting.tree_checks import (
-    FEW,
-    NUMBER,
-    ONE_HOT,
-    SETS,
-    WHOLE,
-    Check,
-    NewColumn,
-    Objections,
-    digits_of,
-)
+from tablepuppet.algorithms.boosting import tree_checks as parts
 from tablepuppet.protocol.base import LONGEST_TEXT, MOST_CATEGORIES, MOST_COLUMNS
 from tablepuppet.protocol.bounds import Known, KnownPart, check_array, check_finite, is_number, require
 
@@ -54,7 +44,11 @@ def check_sketches(request: trees.SketchFeatures, answer: trees.FeatureSketches,
 def check_started(request: trees.StartTrees, answer: trees.TreesStarted, known: Known) -> None:
     check_array(answer.kinds, "kinds", (None,), kinds=_BYTES)
     require(len(answer.kinds) <= MOST_COLUMNS, "kinds", f"are more than {MOST_COLUMNS:,}")
-    require(bool(np.isin(answer.kinds, (NUMBER, ONE_HOT, *SETS)).all()), "kinds", "hold one that there is not")
+    require(
+        bool(np.isin(answer.kinds, (parts.NUMBER, parts.ONE_HOT, *parts.SETS)).all()),
+        "kinds",
+        "hold one that there is not",
+    )
     is_random = request.algorithm.is_random
     wanted = len(answer.kinds) if is_random or request.bins is not None else 0
     check_array(answer.has_missing, "has_missing", (wanted,), kinds=_TRUTHS)
@@ -89,7 +83,7 @@ def check_objections(request: trees.CheckTrees, answer: trees.TreeObjections, kn
     _against(found, request.check, part)
 
 
-def _against(found: Objections, check: Check, part: KnownPart) -> None:
+def _against(found: parts.Objections, check: parts.Check, part: KnownPart) -> None:
     """Each objection is to a node that was asked about, once, and by a split that comes before the one it has."""
     if not len(found.tree):
         return
@@ -112,24 +106,24 @@ def _against(found: Objections, check: Check, part: KnownPart) -> None:
     require(bool((found.gain[has_split] > 0).all()), "found.gain", "is not positive")
 
 
-def _learn(keys: list[Any], name: str, check: Check | None, part: KnownPart) -> None:
+def _learn(keys: list[Any], name: str, check: parts.Check | None, part: KnownPart) -> None:
     """Keys become known in the order in which both ends number them: the server's unions, then the client's own."""
     _bits_of(keys, name, part)
     if check is not None:
         _number([union.column for union in check.unions], part)
     for key in keys:
         count = part.splits[key.column]
-        kind = NUMBER if part.kinds is None else int(part.kinds[key.column])
-        if isinstance(key, NewColumn):
+        kind = parts.NUMBER if part.kinds is None else int(part.kinds[key.column])
+        if isinstance(key, parts.NewColumn):
             require(key.kind == kind and not count, f"{name}.column", "is of another kind, or was told before")
             _number([key.column] * key.keys, part)
             part.has_missing.add(key.column)
             continue
-        most = {NUMBER: _CODES - 1, ONE_HOT: FEW + 1}.get(kind)  # sets of categories may be many
+        most = {parts.NUMBER: _CODES - 1, parts.ONE_HOT: parts.FEW + 1}.get(kind)  # sets of categories may be many
         require(most is None or count < most, f"{name}.column", f"has more than {most} splits")
         _number([key.column], part)
         if key.is_missing:
-            may_miss = kind == NUMBER and key.column not in part.has_missing
+            may_miss = kind == parts.NUMBER and key.column not in part.has_missing
             require(may_miss, f"{name}.is_missing", "is said of a column again, or of categories")
             part.has_missing.add(key.column)
 
@@ -153,8 +147,8 @@ def check_revealed(request: trees.RevealKeys, answer: trees.RevealedKeys, known:
     _bits_of(answer.keys, "keys", known.part(request))
     for asked, told in zip(request.keys, answer.keys, strict=True):
         require(told.column == asked.column, "keys.column", "is not that of the key that was asked for")
-        is_whole = asked.border == WHOLE
-        require(isinstance(told, NewColumn) == is_whole, "keys", "are not those that were asked for")
+        is_whole = asked.border == parts.WHOLE
+        require(isinstance(told, parts.NewColumn) == is_whole, "keys", "are not those that were asked for")
 
 
 def check_splits(request: trees.ReleaseSplits, answer: trees.Splits, known: Known) -> None:
@@ -187,10 +181,10 @@ def _bits_of(keys: list[Any], name: str, part: KnownPart) -> None:
     width = MOST_COLUMNS if part.width is None else part.width
     for key in keys:
         require(0 <= key.column < width, f"{name}.column", "is none of the part's")
-        if isinstance(key, NewColumn):
-            least = 2 if key.kind == NUMBER else 1
-            is_byte = key.size >= least and digits_of(key.kind, key.size) <= 8
+        if isinstance(key, parts.NewColumn):
+            least = 2 if key.kind == parts.NUMBER else 1
+            is_byte = key.size >= least and parts.digits_of(key.kind, key.size) <= 8
             require(is_byte, f"{name}.size", f"is below {least}, or more than a byte tells apart")
-            check_array(key.digits, f"{name}.digits", (digits_of(key.kind, key.size), rows), kinds=_BYTES)
+            check_array(key.digits, f"{name}.digits", (parts.digits_of(key.kind, key.size), rows), kinds=_BYTES)
         else:
             check_array(key.right, f"{name}.right", (rows,), kinds=_BYTES)

@@ -14,23 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.boosting.tree_checks import NUMBER, Bins, CategoryBins, Codes, Key, NumberBins
+from tablepuppet.algorithms.boosting.tree_checks import NUMBER, CategoryBins, Key, NumberBins
 
 Array = NDArray[np.float64]
 _MANY = 32  # categories, above which they may be sparse
 _DENSE = 200  # joined rows for each category: no longer sparse
 _FURTHER = 10  # joined rows of a category that a further column is worth
-__all__ = [
-    "Bins",
-    "CategoryBins",
-    "Codes",
-    "Columns",
-    "Key",
-    "NumberBins",
-    "category_bins",
-    "further_bins",
-    "number_bins",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +43,9 @@ def number_bins(values: Array, weights: Array, most: int, least: int) -> NumberB
     distinct, where = np.unique(values[present], return_inverse=True)
     counts = np.bincount(where, weights[present], len(distinct)).astype(np.float64)
     ends = _share_out(counts, most, least)
-    return NumberBins(_middle(distinct[ends], distinct[ends + 1]))
+    low, high = distinct[ends], distinct[ends + 1]
+    middle = low + (high - low) / 2
+    return NumberBins(np.where((middle >= low) & (middle < high), middle, low))  # high is above it, however rounded
 
 
 def _share_out(counts: Array, most: int, least: int) -> NDArray[np.int64]:
@@ -120,12 +111,6 @@ def further_bins(
     return found
 
 
-def _middle(low: Array, high: Array) -> Array:
-    """A border between two numbers: the higher one is above it whatever rounding does."""
-    middle = low + (high - low) / 2
-    return np.where((middle >= low) & (middle < high), middle, low)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
     """The layout of a block's bins."""
@@ -155,6 +140,15 @@ class Columns:
             right[list(key.left)] = False
         return right
 
+    def missing_key(self, column: int) -> Key:
+        """The key that says no more than which numbers of a column are missing."""
+        return Key(column, border=self.size(column) - 1)
+
     def is_missing(self, key: Key) -> bool:
-        """Whether the key says no more than which values are missing."""
-        return bool(self.kinds[key.column] == NUMBER) and key.border == self.size(key.column) - 1
+        return bool(self.kinds[key.column] == NUMBER) and key == self.missing_key(key.column)
+
+    def needed_keys(self, key: Key, has_missing: NDArray[np.bool_]) -> list[Key]:
+        """A key, after the key for missing values of its column, if it has any."""
+        if self.kinds[key.column] != NUMBER or not has_missing[key.column] or self.is_missing(key):
+            return [key]
+        return [self.missing_key(key.column), key]

@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting import kernels
-from tablepuppet.algorithms.boosting.bins import Codes, Key
 from tablepuppet.algorithms.boosting.keys import KeyBook, Objection, Split, add_up
-from tablepuppet.algorithms.boosting.tree_checks import Check, NewColumn, NewKey, Objections, Outline
+from tablepuppet.algorithms.boosting.tree_checks import Check, Codes, Key, NewColumn, NewKey, Objections, Outline
 from tablepuppet.errors import TransportError
 
 Sums = NDArray[np.int64]

@@ -12,7 +12,7 @@ In: layouts of blocks. Out: the keys to reveal, then trees. Clients are sent no 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
@@ -20,19 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting import kernels
-from tablepuppet.algorithms.boosting.bins import Columns, Key
-from tablepuppet.algorithms.boosting.fixed_point import (
-    Derivatives,
-    LeafNoise,
-    clipped_derivatives,
-    derivatives,
-    uniform,
-)
-from tablepuppet.algorithms.boosting.model import Tree
+from tablepuppet.algorithms.boosting.bins import Columns
+from tablepuppet.algorithms.boosting.fixed_point import Derivatives, LeafNoise, clipped_derivatives, uniform
+from tablepuppet.algorithms.boosting.known import Choice
+from tablepuppet.algorithms.boosting.model import as_tree
 from tablepuppet.algorithms.boosting.options import Boosting
-from tablepuppet.algorithms.boosting.rows import Router, RowNumbers, add_leaves, sample_columns, sample_rows
+from tablepuppet.algorithms.boosting.rows import Router, RowNumbers, Segment, add_leaves, sample_columns, sample_rows
 from tablepuppet.algorithms.boosting.server import BoostingServer, Rounds
-from tablepuppet.algorithms.boosting.tree_checks import NUMBER, ONE_HOT
+from tablepuppet.algorithms.boosting.tree import Node
+from tablepuppet.algorithms.boosting.tree_checks import NUMBER, ONE_HOT, Key
 from tablepuppet.privacy.gaussian import secure_generator
 
 Sums = NDArray[np.int64]
@@ -65,21 +61,19 @@ class Draws:
         self._columns = columns
         self._block = np.array([b for b, _ in self._keys], np.int32)
         self._number = np.full(len(self._keys), -1, np.int32)  # of each key, among those that its block reveals
-        self.keys = self._number_keys([block.layout for block in blocks], [b.has_missing for b in blocks], trees)
+        self.keys = self._number_keys(blocks, trees)
 
-    def _number_keys(
-        self, layouts: Sequence[Columns], missing: Sequence[NDArray[np.bool_]], trees: range
-    ) -> list[list[Key]]:
+    def _number_keys(self, blocks: Sequence[Drawable], trees: range) -> list[list[Key]]:
         """By block: the keys that some tree draws; of a column with missing values, the key for them comes first."""
         is_drawn = np.zeros(len(self._keys), np.bool_)
         for tree in trees:
             is_drawn[self._draw(tree)[0]] = True
             if is_drawn.all():
                 break
-        found: list[dict[Key, int]] = [{} for _ in layouts]
+        found: list[dict[Key, int]] = [{} for _ in blocks]
         for place in np.flatnonzero(is_drawn).tolist():
             block, key = self._keys[place]
-            for one in _list_needed_keys(layouts[block], missing[block], key):
+            for one in blocks[block].layout.needed_keys(key, blocks[block].has_missing):
                 found[block].setdefault(one, len(found[block]))
             self._number[place] = found[block][key]
         return [list(keys) for keys in found]
@@ -94,27 +88,11 @@ class Draws:
         places = self._firsts[chosen] + (key * self._sizes[chosen]).astype(np.int64)
         return places, side < 0.5
 
-    def tree(self, number: int) -> Tree:
-        """A tree without values; the children of node k are 2k + 1 and 2k + 2."""
-        places, to_left = self._draw(number)
-        inner, nodes = len(places), 2 * len(places) + 1
-        leaves = [-1] * (nodes - inner)
-        return Tree(
-            left=[*range(1, nodes, 2), *leaves],
-            block=[*self._block[places].tolist(), *leaves],
-            key=[*self._number[places].tolist(), *leaves],
-            to_left=[*to_left.tolist(), *([False] * len(leaves))],
-            gain=[0.0] * nodes,
-            value=[0.0] * nodes,
-            cover=[0.0] * nodes,
-        )
-
-
-def _list_needed_keys(layout: Columns, has_missing: NDArray[np.bool_], key: Key) -> list[Key]:
-    """A key, after the key for missing values of its column, if it has any."""
-    if layout.kinds[key.column] != NUMBER or not has_missing[key.column] or layout.is_missing(key):
-        return [key]
-    return [Key(key.column, border=layout.size(key.column) - 1), key]
+    def splits(self, tree: int) -> list[Choice]:
+        """The splits of a tree's inner nodes; the children of node k are 2k + 1 and 2k + 2."""
+        places, to_left = self._draw(tree)
+        drawn = zip(self._block[places].tolist(), self._number[places].tolist(), to_left.tolist(), strict=True)
+        return [Choice(0.0, *split) for split in drawn]
 
 
 def _pool(number: int, block: Drawable, first: int, seed: int) -> dict[int, list[Key]]:
@@ -126,7 +104,7 @@ def _pool(number: int, block: Drawable, first: int, seed: int) -> dict[int, list
     kept: set[Key] = set()
     order = np.argsort(uniform(seed + _ORDER, number, np.arange(len(every), dtype=np.uint64)), kind="stable")
     for place in order.tolist():
-        wanted = set(_list_needed_keys(layout, missing, every[place])) - kept
+        wanted = set(layout.needed_keys(every[place], missing)) - kept
         if len(kept) + len(wanted) <= limit:
             kept |= wanted
     found: dict[int, list[Key]] = {}
@@ -168,15 +146,15 @@ class DrawnServer(BoostingServer):
         if not (self._given and options.forest):  # whose trees all have the same
             self._given = self._derivatives()
         order = sample_rows(self.labels, self._orders[0], options.subsample, self.seed, number)
-        shape = self.draws.tree(number)
-        segments = self._part(shape, order)
+        splits = self.draws.splits(number)
+        segments = self._part(splits, order)
+        least, l2 = options.least_weight, options.penalty
+        if self.noise is not None:  # which splits there are must not depend on rows
+            least, l2 = -inf, options.penalty + self.noise.shrinkage
         group = []
         for output, own in enumerate(self._given):
-            sums = self._sums(shape, order, segments, own)
-            least, l2 = options.least_weight, options.penalty
-            if self.noise is not None:  # which splits there are must not depend on rows
-                least, l2 = -inf, options.penalty + self.noise.shrinkage
-            tree, numbers = _finish_tree(shape, sums, least, l2, options.rate)
+            nodes = _count_nodes(splits, segments, self._sums(order, segments[len(splits) :], own), least, l2)
+            tree, numbers = as_tree(nodes, (1.0, 1.0), l2, options.rate)
             leaves = [k for k, left in enumerate(tree.left) if left < 0]
             values = [tree.value[k] for k in leaves]
             add_leaves(order, [segments[numbers[k]] for k in leaves], values, self.scores[:, output])
@@ -187,30 +165,28 @@ class DrawnServer(BoostingServer):
 
     def _derivatives(self) -> list[Derivatives]:
         if self.noise is None:
-            return derivatives(self.loss, self.scores, self.labels, self.options.bits, self._given)
+            return super()._derivatives()
         return clipped_derivatives(self.loss, self.scores, self.labels, self.noise)
 
-    def _sums(
-        self, tree: Tree, order: RowNumbers, segments: Sequence[tuple[int, int]], given: Derivatives
-    ) -> NDArray[np.float64]:
-        """Σg and Σh of every node; with noise, each is the sum of its leaves'."""
-        inner = len(tree.splits)
-        leaves = np.zeros((len(tree.left) - inner, 2), np.int64)
-        kernels.sum_nodes(order, np.array(segments[inner:], np.int64), given.both, leaves)
+    def _sums(self, order: RowNumbers, segments: Sequence[Segment], given: Derivatives) -> NDArray[np.float64]:
+        """Σg and Σh of every node, from those of the leaves; with noise, each is the sum of its leaves'."""
+        leaves = np.zeros((len(segments), 2), np.int64)
+        kernels.sum_nodes(order, np.array(segments, np.int64), given.both, leaves)
         if self.noise is None:
             return np.asarray(_add_levels(leaves) * np.array(given.unit))
         noisy = self.noise.noisy(leaves, self.generator)
         noisy[:, 1] = np.maximum(noisy[:, 1], 0.0)
         return np.asarray(_add_levels(noisy))
 
-    def _part(self, tree: Tree, order: RowNumbers) -> list[tuple[int, int]]:
+    def _part(self, splits: Sequence[Choice], order: RowNumbers) -> list[Segment]:
         """Parts joined rows level by level; where those of each node lie."""
-        router, level = Router(self.blocks, self.indices), {0: (0, len(order))}
-        segments = dict(level)
-        while level:
-            level = router.part_level(order, tree, level, self._spare)
-            segments |= level
-        return [segments[n] for n in range(len(tree.left))]
+        router, segments = Router(self.blocks, self.indices), [(0, len(order))]
+        while len(segments) <= 2 * len(splits):
+            level = range(len(segments) // 2, len(segments))
+            borders = router.part(order, {n: (segments[n], splits[n]) for n in level}, self._spare)
+            for n in level:
+                segments += [(segments[n][0], borders[n]), (borders[n], segments[n][1])]
+        return segments
 
 
 def _add_levels(leaves: NDArray[Any]) -> NDArray[Any]:
@@ -221,34 +197,17 @@ def _add_levels(leaves: NDArray[Any]) -> NDArray[Any]:
     return np.concatenate(levels)
 
 
-def _finish_tree(
-    shape: Tree, sums: NDArray[np.float64], least: float, l2: float, rate: float
-) -> tuple[Tree, list[int]]:
-    """The tree without splits of which one side is too light, and the numbers of its nodes in the whole one."""
+def _count_nodes(
+    splits: Sequence[Choice], segments: Sequence[Segment], sums: NDArray[np.float64], least: float, l2: float
+) -> list[Node]:
+    """The nodes of a whole tree; those of which one side is too light are leaves."""
     g, h = sums.T.tolist()
     heavy = [weight >= least and (weight > 0 or least < 0) for weight in h]
-    numbers, left = [0], []
-    for place in range(len(shape.left)):
-        if place == len(numbers):
-            break
-        child = shape.left[numbers[place]]
-        is_split = child >= 0 and heavy[child] and heavy[child + 1]
-        left.append(len(numbers) if is_split else -1)
-        numbers += [child, child + 1] if is_split else []
     worth = [a * a / (b + l2) if b + l2 > 0 else 0.0 for a, b in zip(g, h, strict=True)]
-    is_leaf = [child < 0 for child in left]
-    value = [-rate * g[n] / (h[n] + l2) if h[n] + l2 > 0 else 0.0 for n in numbers]
-    gain = [
-        0.0 if leaf else worth[2 * n + 1] + worth[2 * n + 2] - worth[n]
-        for n, leaf in zip(numbers, is_leaf, strict=True)
-    ]
-    tree = Tree(
-        left=left,
-        block=[-1 if leaf else shape.block[n] for n, leaf in zip(numbers, is_leaf, strict=True)],
-        key=[-1 if leaf else shape.key[n] for n, leaf in zip(numbers, is_leaf, strict=True)],
-        to_left=[not leaf and shape.to_left[n] for n, leaf in zip(numbers, is_leaf, strict=True)],
-        gain=[max(0.0, one) for one in gain],
-        value=[one if leaf else 0.0 for one, leaf in zip(value, is_leaf, strict=True)],
-        cover=[h[n] for n in numbers],
-    )
-    return tree, numbers
+    nodes = [Node(*segment, 0, a, b) for segment, a, b in zip(segments, g, h, strict=True)]
+    for n, split in enumerate(splits):
+        left = 2 * n + 1
+        if heavy[left] and heavy[left + 1]:
+            gain = max(0.0, worth[left] + worth[left + 1] - worth[n])
+            nodes[n].left, nodes[n].choice = left, replace(split, gain=gain)
+    return nodes

@@ -43,17 +43,10 @@ from tablepuppet.plan.plan import Plan
 from tablepuppet.plan.prepare import Prepared, monotone_signs
 from tablepuppet.prediction.model import BlockModel
 from tablepuppet.protocol.base import Message
+from tablepuppet.training import metrics as measuring
 from tablepuppet.training.convergence import Patience, judge
 from tablepuppet.training.curves import Curves
-from tablepuppet.training.metrics import (
-    Criterion,
-    Measured,
-    MeasuredOn,
-    Metrics,
-    by_side,
-    measure_scores,
-    standard_errors,
-)
+from tablepuppet.training.metrics import Criterion, Measured, MeasuredOn, Metrics
 from tablepuppet.training.noisy import NoisyMetrics
 from tablepuppet.training.result import EpochRecord, Result, RoundEvent
 from tablepuppet.training.run import OnRound
@@ -197,7 +190,7 @@ def _index(p: RowIndex) -> BlockIndex:
 
 
 def _measure_rows(side: JoinedRows, scores: Array, criterion: Criterion, rows: NDArray[np.int64]) -> Metrics:
-    return measure_scores(side.take(rows)[0], scores[rows], criterion).metrics
+    return measuring.measure_scores(side.take(rows)[0], scores[rows], criterion).metrics
 
 
 @dataclass
@@ -266,21 +259,21 @@ class _Training:
     def _measure(self, *, is_last: bool) -> tuple[float, dict[str, Metrics]]:
         if is_last:
             self.server.finish()
-        loss, channel = self.plan.loss, self.plan.mapping.label.channel
-        names, whole = ("train", "test", "validation"), self.plan.mapping.whole
-        scores = (self.server.scores, *(held.scores for held in self.server.held))
+        loss, channel, whole = self.plan.loss, self.plan.mapping.label.channel, self.plan.mapping.whole
+        (train, test, validation), held = self.sides, self.server.held
+        sides = {"train": (train, self.server.scores), "validation": (validation, held[1].scores)}
+        sides["test"] = (test, held[0].scores)
         found: dict[str, Measured] = {}
-        for name, side, own in zip(names, self.sides, scores, strict=True):
+        for name, (side, own) in sides.items():
             if name == "validation" and not side.rows:
                 continue
             moment = Moment.FINISHED if is_last else Moment.EPOCH if name == "train" else Moment.HELD_OUT
             criterion = Criterion(loss, moment, channel, self.noisy)
-            found[name] = measure_scores(side, own, criterion)
+            found[name] = measuring.measure_scores(side, own, criterion)
             if is_last and whole is not None and getattr(whole, name) > side.rows:
-                errors = standard_errors(partial(_measure_rows, side, own, criterion), side.rows)
+                errors = measuring.standard_errors(partial(_measure_rows, side, own, criterion), side.rows)
                 self.measured[name] = MeasuredOn(side.rows, getattr(whole, name), errors)
-        ordered: dict[str, Measured] = {name: found[name] for name in ("train", "validation", "test") if name in found}
-        metrics, self.curves = by_side(ordered, self.plan.mapping.label.classes)
+        metrics, self.curves = measuring.by_side(found, self.plan.mapping.label.classes)
         return found["train"].loss, metrics
 
     def finish(self) -> Result:
@@ -305,6 +298,7 @@ class _Training:
         for number, block in enumerate(mapping.bound.blocks):
             parts = self.union.blocks[number]
             answers = [released[part.number][0] for part in parts]
+            earlier = [] if before is None else before.blocks[number].rules
             blocks.append(
                 BlockModel.of(
                     block,
@@ -313,7 +307,7 @@ class _Training:
                     is_outer=self.rounds.is_outer[number],
                     mean=np.zeros(len(self.start)),
                     is_held=held[number],
-                    splits=() if held[number] else (*_find_known_rules(before, number), *_rules(answers, parts)),
+                    splits=() if held[number] else (*earlier, *_rules(answers, parts)),
                 )
             )
         return Result(
@@ -347,11 +341,6 @@ class _Training:
             return ReleaseSplits(job=job, part=part.number, unions=unions, keys=keys)
         features = list(self.plan.mapping.bound.blocks[part.block].features)
         return HoldSplits(job=job, part=part.number, unions=unions, keys=keys, block=part.block, features=features)
-
-
-def _find_known_rules(before: GrownTrees | None, block: int) -> list[SplitRule]:
-    """The rules of earlier trees' splits."""
-    return [] if before is None else before.blocks[block].rules
 
 
 def _rules(answers: Sequence[Message], parts: Sequence[Part]) -> tuple[SplitRule, ...]:

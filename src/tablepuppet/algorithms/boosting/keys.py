@@ -12,22 +12,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.boosting.bins import Columns, Key
+from tablepuppet.algorithms.boosting import tree_checks as parts
+from tablepuppet.algorithms.boosting.bins import Columns
 from tablepuppet.algorithms.boosting.splits import SplitRules, Splits, search_splits
-from tablepuppet.algorithms.boosting.tree_checks import (
-    NUMBER,
-    ONE_HOT,
-    SETS,
-    SPARSE,
-    WHOLE,
-    Check,
-    Codes,
-    NewColumn,
-    NewKey,
-    Outline,
-    Union,
-    digits_of,
-)
+from tablepuppet.algorithms.boosting.tree_checks import NUMBER, SETS, SPARSE, WHOLE, Key, NewColumn, NewKey, Outline
 from tablepuppet.errors import TransportError
 
 Sums = NDArray[np.int64]
@@ -99,8 +87,8 @@ class KeyBook:
             return [entry]
         column, kind, size = entry.column, self.columns.kinds[entry.column], self.columns.size(entry.column)
         if kind == NUMBER:
-            return [self._missing(column), *(Key(column, border=b) for b in range(1, size - 1))]
-        return [Key(column, left=(code,)) for code in range(size)] if kind == ONE_HOT else []
+            return [self.columns.missing_key(column), *(Key(column, border=b) for b in range(1, size - 1))]
+        return [Key(column, left=(code,)) for code in range(size)] if kind == parts.ONE_HOT else []
 
     def is_whole(self, entry: Key) -> bool:
         """Whether it stands for a whole column."""
@@ -110,14 +98,11 @@ class KeyBook:
         """How many bits of a row reveal it."""
         if not self.is_whole(entry):
             return 1
-        return digits_of(int(self.columns.kinds[entry.column]), self.columns.size(entry.column))
+        return parts.digits_of(int(self.columns.kinds[entry.column]), self.columns.size(entry.column))
 
     def may_tell(self, entries: Sequence[Key]) -> bool:
         """Whether the limit allows to reveal these entries, too."""
         return self.limit is None or self.told + sum(map(self.bits, entries)) <= self.limit
-
-    def _missing(self, column: int) -> Key:
-        return Key(column, border=self.columns.size(column) - 1)
 
     def key(self, number: int) -> Key:
         """The key of a number; an unknown number is refused."""
@@ -125,7 +110,7 @@ class KeyBook:
             raise TransportError(f"there is no key {number} in block {self.block}")
         return self.keys[number]
 
-    def add_unions(self, unions: Sequence[Union]) -> None:
+    def add_unions(self, unions: Sequence[parts.Union]) -> None:
         """Sets that the server made of those it knows."""
         for union in unions:
             if not 0 <= union.column < len(self.columns.kinds) or int(self.columns.kinds[union.column]) not in SETS:
@@ -143,35 +128,28 @@ class KeyBook:
         if column in self._whole:
             return {bytes([code]): [code] for code in range(self.columns.size(column))}, 0, 1
         own = self._marks.get(column, [])
-        return self._codes_by_marks(column, own) if own else {}, len(own), (len(own) + 7) // 8
-
-    def _codes_by_marks(self, column: int, own: Sequence[NDArray[np.bool_]]) -> dict[bytes, list[int]]:
-        """The codes of a column by their sides under its revealed keys, packed; made anew after each new key."""
         count, codes = self._codes.get(column, (0, {}))
-        if count != len(own):
+        if count != len(own):  # made anew after each new key
             codes = {}
             for code, row in enumerate(np.packbits(np.array(own).T, axis=1)):
                 codes.setdefault(row.tobytes(), []).append(code)
             self._codes[column] = len(own), codes
-        return codes
+        return codes, len(own), (len(own) + 7) // 8
 
     def add_new(self, objections: Sequence[Objection]) -> tuple[list[Objection], list[Key]]:
         """The objections that may be sent, and the keys, or columns, to reveal for them; these count as known now."""
         fresh: list[Key] = []
-        kept = [o for o in objections if o.split is None or self._tell(o.split.key, fresh)]
+        kept = []
+        for objection in objections:
+            wanted = [] if objection.split is None else self._list_wanted(objection.split.key)
+            if self.may_tell(wanted):
+                kept.append(objection)
+                fresh += wanted
+                for own in wanted:
+                    self.add(own, is_told=True)
         return kept, fresh
 
-    def _tell(self, key: Key, fresh: list[Key]) -> bool:
-        """Whether a key is known, from now on if need be."""
-        wanted = self._list_wanted(key)
-        if not self.may_tell(wanted):
-            return False
-        for own in wanted:
-            self.add(own, is_told=True)
-            fresh.append(own)
-        return True
-
-    def reveal_as(self, key: Key, sides: Codes) -> NewKey | NewColumn:
+    def reveal_as(self, key: Key, sides: parts.Codes) -> NewKey | NewColumn:
         """A key as it becomes known, by whether rows go right; or a column, by their bins."""
         column = key.column
         if self.is_whole(key):
@@ -199,7 +177,7 @@ class KeyBook:
         A sparse column is revealed whole even if others are not. Otherwise the server could not foresee which
         categories are light in a node, and every level would take a round.
         """
-        wanted = [k for k in self._list_needed(key) if k not in self.numbers]
+        wanted = [k for k in self.columns.needed_keys(key, self.has_missing) if k not in self.numbers]
         column = key.column
         is_due = self.reveals_columns or self.columns.kinds[column] == SPARSE
         if not wanted or not is_due or column in self._columns:
@@ -207,15 +185,7 @@ class KeyBook:
         every = [Key(column, border=WHOLE), *([key] if int(self.columns.kinds[column]) in SETS else [])]
         return every if self.may_tell(every) else wanted
 
-    def _list_needed(self, key: Key) -> list[Key]:
-        """A key, after the key for missing values of its column, if it has any."""
-        column = key.column
-        if self.columns.kinds[column] != NUMBER or not self.has_missing[column]:
-            return [key]
-        missing = self._missing(column)
-        return [missing] if key == missing else [missing, key]
-
-    def objections(self, check: Check, sums: Sequence[Sums]) -> list[Objection]:
+    def objections(self, check: parts.Check, sums: Sequence[Sums]) -> list[Objection]:
         """Of every node that is asked about: the best split, where it comes before the one that it has. `sums` are
         Σ(g, h) of every tree's nodes per bin. All nodes are searched: to copy the sums of some would take longer."""
         found = []

@@ -20,10 +20,19 @@ from operator import neg
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.boosting.bins import Codes, Columns
+from tablepuppet.algorithms.boosting.bins import Columns
 from tablepuppet.algorithms.boosting.kernels import NodeSplits
 from tablepuppet.algorithms.boosting.splits import SplitRules, Splits, search_splits
-from tablepuppet.algorithms.boosting.tree_checks import KNOWN_ONE_HOT, NUMBER, ONE_HOT, SETS, NewColumn, NewKey, Union
+from tablepuppet.algorithms.boosting.tree_checks import (
+    KNOWN_ONE_HOT,
+    NUMBER,
+    ONE_HOT,
+    SETS,
+    Codes,
+    NewColumn,
+    NewKey,
+    Union,
+)
 from tablepuppet.errors import TransportError
 
 Sums = NDArray[np.int64]
@@ -221,9 +230,6 @@ class KnownBlock:
             column.size = len(found)
         column.told.append(number)
         column.keys.append(number)
-        self._name_sets(column)
-
-    def _name_sets(self, column: _Column) -> None:
         column.by_set = {}
         for key in column.keys:
             column.by_set.setdefault(self.sets[key].tobytes(), key)

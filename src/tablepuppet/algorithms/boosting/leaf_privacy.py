@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,9 +42,8 @@ def plan_leaves(job: Job, mapping: MappingSummary, loss: Loss, slope: float, wei
     assert isinstance(job.options, Boosting)
     trees, bounds = job.options.trees, public_bounds(job, mapping)
     noise = leaf_noise(job, mapping, loss, slope, weight)
-    spends = leaf_mechanisms(mapping, noise, trees)
     is_for_analyst = job.privacy.analyst is not None  # whose terms give the cost, and sizes are noisy
-    return OwnNoise(trees, [] if is_for_analyst else leaf_releases(job, mapping, spends), LeafPlan(noise, bounds))
+    return OwnNoise(trees, [] if is_for_analyst else leaf_releases(job, mapping, noise), LeafPlan(noise, bounds))
 
 
 def leaf_noise(job: Job, mapping: MappingSummary, loss: Loss, slope: float, weight: float) -> LeafNoise:
@@ -85,32 +83,24 @@ def joined_rows(mapping: MappingSummary) -> dict[str, int]:
     return dict(sorted(found.items()))
 
 
-def leaf_mechanisms(mapping: MappingSummary, noise: LeafNoise, trees: int) -> dict[str, tuple[Mechanism, ...]]:
-    """The mechanisms for a row of each table: a release for each tree, or group of trees of all classes."""
-    return {
-        table: (Mechanism(noise.deviation / (noise.clip * most), trees),)
-        for table, most in joined_rows(mapping).items()
-    }
-
-
-def leaf_releases(job: Job, mapping: MappingSummary, spends: Mapping[str, tuple[Mechanism, ...]]) -> list[Release]:
-    """The model's releases to outsiders."""
-    features, most = job.privacy.features, joined_rows(mapping)
+def leaf_releases(job: Job, mapping: MappingSummary, noise: LeafNoise) -> list[Release]:
+    """The model's releases to outsiders: for each table one for each tree, or group of trees of all classes."""
+    features = job.privacy.features
     assert features is not None
+    assert isinstance(job.options, Boosting)
     return [
         Release(
             what="features",
             table=table,
             observer="outsider",
             mechanism="noisy sums of leaves, added by the server; splits are drawn from public borders",
-            noise=mechanism.noise,
-            steps=mechanism.steps,
-            multiplicity=most[table],
+            noise=noise.deviation / (noise.clip * most),
+            steps=job.options.trees,
+            multiplicity=most,
             delta=features.delta,
             scope="leaves",
         )
-        for table, mechanisms in spends.items()
-        for mechanism in mechanisms
+        for table, most in joined_rows(mapping).items()
     ]
 
 

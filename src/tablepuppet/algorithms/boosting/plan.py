@@ -169,28 +169,23 @@ def most_told(block: BlockShape, options: Boosting) -> int:
 def advise_trees(shape: Shape, given: AlgorithmOptions) -> Advice:
     """The cost of the trees: they have no other algorithm."""
     options = _as_boosting(given)
+    takes = range_of(cost(shape, options.name, options, options.trees))
     if options.is_random:
-        drawn = cost(shape, options.name, options, options.trees)
-        return Advice(
-            options.name,
-            f'splits="random" tells all bits in {range_of(drawn)}, and '
-            "owners are told no slopes; as a tree is not grown where it gains, take more of them than of others "
-            "(docs/boosting.md)",
+        why = (
+            f'splits="random" tells all bits in {takes}, and owners are told no slopes; as a tree is not grown where '
+            "it gains, take more of them than of others"
         )
-    exact = cost(shape, options.name, options, options.trees)
-    if not options.reveals_columns:
-        return Advice(
-            options.name,
-            f"the trees of the exact algorithm take {range_of(exact)} (docs/boosting.md)",
+    elif not options.reveals_columns:
+        why = f"the trees of the exact algorithm take {takes}"
+    else:
+        few = msgspec.structs.replace(options, reveal="splits")
+        why = (
+            f"the trees of the exact algorithm take {takes}, for an owner reveals a column once: few if the first tree "
+            "splits every column, and one for each tree that follows until another splits the last of them; "
+            'reveal="splits" discloses less for the same trees, in '
+            f"{range_of(cost(shape, options.name, few, options.trees))}"
         )
-    few = msgspec.structs.replace(options, reveal="splits")
-    splits = cost(shape, options.name, few, options.trees)
-    return Advice(
-        options.name,
-        f"the trees of the exact algorithm take {range_of(exact)}, for an owner reveals a column once: few if the "
-        "first tree splits every column, and one for each tree that follows until another splits the last of them; "
-        f'reveal="splits" discloses less for the same trees, in {range_of(splits)} (docs/boosting.md)',
-    )
+    return Advice(options.name, f"{why} (docs/boosting.md)")
 
 
 def trees_cost(shape: Shape) -> Cost:
@@ -201,10 +196,9 @@ def trees_cost(shape: Shape) -> Cost:
 
 def trees_beside(shape: Shape) -> str:
     """The cost and disclosures of boosted trees, as an alternative to a model whose scores are sums."""
-    options = Boosting()
-    strict = cost(shape, options.name, options, options.trees)
     return (
-        f'model="boosted" learns interactions between tables: {options.trees} trees take {range_of(strict)}, '
+        f'model="boosted" learns interactions between tables: {Boosting().trees} trees take '
+        f"{range_of(trees_cost(shape))}, "
         "and reveal to the server the bin of every row in each column that they split "
         "(docs/boosting.md)"
     )

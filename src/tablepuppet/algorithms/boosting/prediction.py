@@ -35,11 +35,9 @@ _SHARD = 1 << 16  # joined rows that walk together
 _NAMES = 8  # categories that a line of text names
 
 
-def bits_request(model: Model, part: Part, rows: RowNumbers, job: str) -> Message:
+def _request_bits(model: Model, part: Part, rows: RowNumbers, job: str) -> Message:
     """A request for the bits of some rows of a part, and of one that does not exist."""
-    block = model.blocks[part.block]
-    asked = np.append(rows, rows.dtype.type(-1))
-    columns = list(part.columns)
+    block, columns, asked = model.blocks[part.block], list(part.columns), np.append(rows, rows.dtype.type(-1))
     if block.is_held:
         return AskOwnRows(job=job, scan=part.scan, columns=columns, rows=asked, model=model.id, name=block.name)
     return AskRows(job=job, scan=part.scan, columns=columns, rows=asked, rules=list(block.splits))
@@ -49,7 +47,7 @@ def ask_bits(
     model: Model, parts: Sequence[tuple[Part, RowNumbers, slice]], sizes: Sequence[int], link: Link, job: str
 ) -> list[Bits]:
     """By block: (splits, rows + 1) bits; the last row is the one that does not exist."""
-    requests = [(part.client, bits_request(model, part, rows, job)) for part, rows, _ in parts]
+    requests = [(part.client, _request_bits(model, part, rows, job)) for part, rows, _ in parts]
     answers: list[RowBits] = link.ask_each(requests, "evaluation")
     keys = splits_of(model)
     found = [np.ones((keys[b], size + 1), np.uint8) for b, size in enumerate(sizes)]
@@ -88,13 +86,12 @@ def add_trees(
     trees: Sequence[Sequence[Tree]], bits: Sequence[Bits], numbers: Sequence[RowNumbers], scores: Array
 ) -> None:
     """Adds the values of trees, one after the other, to the scores of joined rows."""
-    rows = len(scores)
-    for start in range(0, rows, _SHARD):
-        stop = min(start + _SHARD, rows)
-        own = [p[start:stop] for p in numbers]
+    for start in range(0, len(scores), _SHARD):
+        some = slice(start, min(start + _SHARD, len(scores)))
+        own = [p[some] for p in numbers]
         for group in trees:
             for output, tree in enumerate(group):
-                scores[start:stop, output] += _values(tree, bits, own, stop - start)
+                scores[some, output] += _values(tree, bits, own, some.stop - start)
 
 
 def read_grown_trees(given: Any) -> GrownTrees:
@@ -233,20 +230,16 @@ def tree_importance(model: Model) -> pd.DataFrame:
     """Columns table, feature, importance (Σ gain), splits (how many); NaN where splits stay with their owner."""
     import pandas as pd  # here, not above: most runs never need it, and it takes 40 MB and a third of a second
 
-    gain = [np.zeros(len(block.features)) for block in model.blocks]
-    count = [np.zeros(len(block.features)) for block in model.blocks]
+    sums = [np.full((len(block.features), 2), np.nan if block.is_held else 0.0) for block in model.blocks]
     for tree in (t for group in model.trees for t in group):
         for node in tree.splits:
             block = model.blocks[tree.block[node]]
             if not block.is_held:
-                feature = block.splits[tree.key[node]].feature
-                gain[tree.block[node]][feature] += tree.gain[node]
-                count[tree.block[node]][feature] += 1
-    rows = []
-    for number, block in enumerate(model.blocks):
-        for place, feature_name in enumerate(block.features):
-            held = np.nan if block.is_held else 0.0
-            figures = (gain[number][place] + held, count[number][place] + held)
-            rows.append((block.table, feature_name, *figures))
+                sums[tree.block[node]][block.splits[tree.key[node]].feature] += tree.gain[node], 1
+    rows = [
+        (block.table, feature, *own)
+        for block, sides in zip(model.blocks, sums, strict=True)
+        for feature, own in zip(block.features, sides.tolist(), strict=True)
+    ]
     frame = pd.DataFrame(rows, columns=["table", "feature", "importance", "splits"])
     return frame.sort_values("importance", ascending=False, kind="stable", ignore_index=True)

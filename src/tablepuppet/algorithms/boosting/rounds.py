@@ -12,25 +12,12 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.algorithms.boosting import messages
 from tablepuppet.algorithms.boosting.bins import Columns
 from tablepuppet.algorithms.boosting.client import send_objections
 from tablepuppet.algorithms.boosting.drawn import Drawable
 from tablepuppet.algorithms.boosting.keys import KeyBook, Objection, add_up
 from tablepuppet.algorithms.boosting.leaf_privacy import LeafPlan
-from tablepuppet.algorithms.boosting.messages import (
-    CheckTrees,
-    FeatureSketches,
-    GrownTrees,
-    RevealedKeys,
-    RevealKeys,
-    SketchFeatures,
-    SplitRule,
-    StartTrees,
-    SumTrees,
-    TreeObjections,
-    TreesStarted,
-    TreeSums,
-)
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.tree_checks import Bins, Check, Codes, Key, NewColumn, NewKey, Objections
 from tablepuppet.errors import TransportError
@@ -52,7 +39,7 @@ class TreeRounds:
         names: Sequence[str],
         is_outer: Sequence[bool],
         signs: Sequence[list[int]],
-        before: GrownTrees | None = None,
+        before: messages.GrownTrees | None = None,
         leaves: LeafPlan | None = None,
     ) -> None:
         self.union, self.options, self.names, self.is_outer, self.signs = union, options, names, is_outer, signs
@@ -65,7 +52,7 @@ class TreeRounds:
         shared = self._shared_bins()
 
         def start(part: Part) -> Message:
-            return StartTrees(
+            return messages.StartTrees(
                 job=self.union.job,
                 part=part.number,
                 algorithm=self.options,
@@ -83,7 +70,7 @@ class TreeRounds:
         started = self.union.ask(start, "setup")
         kinds, earlier = [], []
         for number, block in enumerate(self.union.blocks):
-            answers = [cast("TreesStarted", started[p.number][0]) for p in block]
+            answers = [cast("messages.TreesStarted", started[p.number][0]) for p in block]
             earlier.append(self._earlier(number, block, [a.right for a in answers]))
             kinds.append(answers[0].kinds if answers else np.zeros(0, np.uint8))
             if self.options.is_random:
@@ -92,7 +79,7 @@ class TreeRounds:
                 self.books[number] = self._book(number, shared[number], answers)
         return kinds, earlier
 
-    def _before(self, block: int) -> list[SplitRule] | str:
+    def _before(self, block: int) -> list[messages.SplitRule] | str:
         """The splits of earlier trees, as a block's client needs them."""
         if self.before is None:
             return []
@@ -123,7 +110,12 @@ class TreeRounds:
         """One round of all blocks that are asked; and another if several clients of a block must reveal bits."""
         job = self.union.job
         asked = [
-            (part, (SumTrees if part.block in self.books else CheckTrees)(job=job, part=part.number, check=check))
+            (
+                part,
+                (messages.SumTrees if part.block in self.books else messages.CheckTrees)(
+                    job=job, part=part.number, check=check
+                ),
+            )
             for block, own in zip(self.union.blocks, checks, strict=True)
             for part, check in zip(block if own else (), own, strict=True)
         ]
@@ -136,9 +128,8 @@ class TreeRounds:
             elif number in self.books:
                 pending[number] = self._objections(number, checks[number][0], [answers[p.number][0] for p in block])
             else:
-                found[number] = cast("TreeObjections", answers[block[0].number][0]).found
-        asked_for = {number: keys for number, (_, keys) in pending.items()}
-        bits = self._bits(asked_for)
+                found[number] = cast("messages.TreeObjections", answers[block[0].number][0]).found
+        bits = self._bits({number: keys for number, (_, keys) in pending.items()})
         for number, (kept, _) in pending.items():
             found[number] = send_objections(self.books[number], kept, bits[number])
         return [found[number] for number in range(len(self.union.blocks))]
@@ -146,12 +137,12 @@ class TreeRounds:
     def _shared_bins(self) -> dict[int, list[Bins]]:
         """The bins that the parts of a block have in common, from sketches of their columns."""
         shared = [p for block in self.union.blocks if len(block) > 1 for p in block]
-        given = [(p, SketchFeatures(job=self.union.job, part=p.number)) for p in shared]
+        given = [(p, messages.SketchFeatures(job=self.union.job, part=p.number)) for p in shared]
         answers = self.union.exchange(given, "setup")
         bins = {}
         for number, block in enumerate(self.union.blocks):
             if len(block) > 1:
-                sketches = [cast("FeatureSketches", answers[p.number][0]).columns for p in block]
+                sketches = [cast("messages.FeatureSketches", answers[p.number][0]).columns for p in block]
                 if len({len(s) for s in sketches}) > 1:
                     raise TransportError(f"{clients_of(block)} hold vectors of different lengths; make them equal")
                 columns = list(zip(*sketches, strict=True))
@@ -161,24 +152,17 @@ class TreeRounds:
                     bins[number] = merged_public_bins(columns, self.leaves.bounds[number], self.options.bins)
         return bins
 
-    def _book(self, number: int, bins: Sequence[Bins], started: Sequence[TreesStarted]) -> KeyBook:
+    def _book(self, number: int, bins: Sequence[Bins], started: Sequence[messages.TreesStarted]) -> KeyBook:
         layout = Columns.of([b.kind for b in bins], [b.size for b in bins], self.signs[number])
         has_missing = np.any([s.has_missing for s in started], axis=0)
         limits = [s.limit for s in started if s.limit is not None]
-        reveals_columns = all(s.reveals_columns for s in started)
-        return KeyBook(
-            number,
-            layout,
-            has_missing,
-            self.options.rules,
-            limit=min(limits, default=None),
-            reveals_columns=reveals_columns,
-        )
+        limit, reveals_columns = min(limits, default=None), all(s.reveals_columns for s in started)
+        return KeyBook(number, layout, has_missing, self.options.rules, [], [], limit, reveals_columns)
 
     def _objections(self, number: int, check: Check, answers: Sequence[Message]) -> tuple[list[Objection], list[Key]]:
         book = self.books[number]
         book.add_unions(check.unions)
-        sums = [cast("TreeSums", a).values for a in answers]
+        sums = [cast("messages.TreeSums", a).values for a in answers]
         shapes = {tuple(v.shape for v in own) for own in sums}
         if len(shapes) > 1:
             raise TransportError(f"{clients_of(self.union.blocks[number])} answer with sums of different sizes")
@@ -199,7 +183,7 @@ class TreeRounds:
     def _bits(self, keys: dict[int, list[Key]]) -> dict[int, list[NewKey | NewColumn]]:
         """The bits of new keys that the server asks for, put together in order of the block's rows."""
         asked = [
-            (p, RevealKeys(job=self.union.job, part=p.number, keys=own))
+            (p, messages.RevealKeys(job=self.union.job, part=p.number, keys=own))
             for number, own in keys.items()
             if own
             for p in self.union.blocks[number]
@@ -208,7 +192,7 @@ class TreeRounds:
         found = {}
         for number, own in keys.items():
             block = self.union.blocks[number]
-            revealed = [cast("RevealedKeys", answers[p.number][0]).keys for p in block] if own else []
+            revealed = [cast("messages.RevealedKeys", answers[p.number][0]).keys for p in block] if own else []
             sides = [_join_codes(block, [keys_[k] for keys_ in revealed]) for k in range(len(own))]
             found[number] = [self._reveal_as(number, key, side) for key, side in zip(own, sides, strict=True)]
         return found
@@ -231,7 +215,7 @@ def _join_codes(block: Sequence[Part], revealed: Sequence[NewKey | NewColumn]) -
     return np.concatenate([*train, missed, *held])
 
 
-def _drawable(answers: Sequence[TreesStarted], options: Boosting) -> Drawable:
+def _drawable(answers: Sequence[messages.TreesStarted], options: Boosting) -> Drawable:
     """The data from which a block's keys are drawn; its clients have the same bins. Without a cap, all trees draw no
     more keys than owners reveal."""
     if not answers:

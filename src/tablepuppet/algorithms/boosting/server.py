@@ -78,7 +78,7 @@ class BoostingServer:
         number = self.first + len(self.trees)
         options = self.options
         if not (options.forest and self._given):
-            self._given = derivatives(self.loss, self.scores, self.labels, options.bits, self._given)
+            self._given = self._derivatives()
         columns = sample_columns([len(b.kinds) for b in self.blocks], options.feature_fraction, self.seed, number)
         rows = sample_rows(self.labels, self._orders[0], options.subsample, self.seed, number)
         orders = [order[: len(rows)] for order in self._orders]
@@ -93,6 +93,9 @@ class BoostingServer:
         yield from self._mend(growing, columns)
         self.trees.append([self._finish_tree(output, tree, rows) for output, tree in enumerate(growing)])
 
+    def _derivatives(self) -> list[Derivatives]:
+        return derivatives(self.loss, self.scores, self.labels, self.options.bits, self._given)
+
     def _mend(self, growing: Sequence[GrowingTree], columns: Columns) -> Rounds:
         """Until nobody objects."""
         roots: list[list[int]] = [[0] for _ in growing]
@@ -105,20 +108,27 @@ class BoostingServer:
                 return
             answers = yield checks
             for tree, (_, numbers) in zip(growing, plans, strict=True):
-                tree.check_off(numbers)
+                for number in numbers:
+                    tree.nodes[number].is_checked = True
             found = self._by_node(answers, plans)
-            self._learn(answers)
-            for block in (number for number, answer in enumerate(answers) if answer.keys):
-                for tree in growing:
-                    tree.forget_sums(block)
+            for block, answer in zip(self.blocks, answers, strict=True):
+                block.learn(answer.keys)
+                block.complete.update(answer.complete)
+            changed = [number for number, answer in enumerate(answers) if answer.keys]
+            for tree in growing:
+                tree.forget_sums(changed)
             roots = [_mend_nodes(tree, better) for tree, better in zip(growing, found, strict=True)]
 
     def _checks(self, growing: Sequence[GrowingTree], plans: Sequence[Plan], columns: Columns) -> list[list[Check]]:
         """The request to every part of every block; none to a block that cannot object to the trees."""
         asked = [not block.is_complete(own) for block, own in zip(self.blocks, columns, strict=True)]
+        checks: list[list[Check]] = [[] for _ in self.blocks]
         if not any(asked):
-            return [[] for _ in self.blocks]
-        outlines: list[list[list[Outline]]] = [[[] for _ in starts] for starts in self.starts]
+            return checks
+        for block, known in enumerate(self.blocks):
+            if asked[block]:
+                unions, known.unions = known.unions, []
+                checks[block] = [Check(columns[block], unions, []) for _ in self.starts[block]]
         cell = np.empty(len(self.scores), np.int16)
         for tree, (outline, numbers) in zip(growing, plans, strict=True):
             if not numbers:
@@ -129,14 +139,7 @@ class BoostingServer:
                     continue
                 own = replace(outline, key=np.where(outline.block == block, outline.key, -1).astype(np.int32))
                 for part, pairs in enumerate(index.pairs(starts, (cell, cells), tree.given, self._spare)):
-                    outlines[block][part].append(replace(own, pairs=pairs))
-        checks: list[list[Check]] = []
-        for block, known in enumerate(self.blocks):
-            if not asked[block]:
-                checks.append([])
-                continue
-            unions, known.unions = known.unions, []
-            checks.append([Check(columns[block], unions, own) for own in outlines[block]])
+                    checks[block][part].trees.append(replace(own, pairs=pairs))
         return checks
 
     def _by_node(self, answers: Sequence[Objections], plans: Sequence[Plan]) -> list[dict[int, _Better]]:
@@ -156,13 +159,6 @@ class BoostingServer:
                 if key >= 0 and choice.comes_before(better.best):
                     better.best = choice
         return found
-
-    def _learn(self, answers: Sequence[Objections]) -> None:
-        for block, answer in zip(self.blocks, answers, strict=True):
-            block.learn(answer.keys)
-            block.complete.update(answer.complete)
-
-    # -- the end of a tree -----------------------------------------------------------------
 
     def _finish_tree(self, output: int, growing: GrowingTree, rows: RowNumbers) -> Tree:
         """The tree; its values are added to all scores."""

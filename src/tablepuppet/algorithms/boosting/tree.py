@@ -36,8 +36,8 @@ class Node:
     start: int
     stop: int
     depth: int
-    g: int
-    h: int
+    g: float  # whole numbers, in units; of drawn splits in plain
+    h: float
     left: int = -1  # its right child has the next number
     border: int = -1  # where the rows of its right child begin
     choice: Choice | None = None
@@ -92,10 +92,9 @@ class GrowingTree:
         is_large = node.h * self.given.unit[1] >= 2 * least and node.stop - node.start >= 2 * rows
         return is_large and node.depth < self._deepest
 
-    def forget_sums(self, block: int) -> None:
-        """A block's bins have changed."""
-        for sums in self._sums.values():
-            sums.pop(block, None)
+    def forget_sums(self, blocks: Sequence[int]) -> None:
+        """The bins of some blocks have changed."""
+        self._sums = {n: {b: s for b, s in sums.items() if b not in blocks} for n, sums in self._sums.items()}
 
     def grow(self, numbers: Sequence[int], forced: Mapping[int, Choice] | None = None) -> None:
         """Splits these nodes and all below them by the best known keys, or by those that are forced."""
@@ -131,10 +130,10 @@ class GrowingTree:
             _, _, number = heappop(waiting)
             node = self.nodes[number]
             if node.left < 0:
-                choice = _choice(node)
-                self._split({number: choice})
-                if choice.sums is None:
-                    self._check_gain(number, choice)
+                assert node.choice is not None
+                self._split({number: node.choice})
+                if node.choice.sums is None:
+                    self._check_gain(number, node.choice)
             self._await(waiting, [node.left, node.left + 1])
             leaves -= 1
         for _, _, number in waiting:
@@ -199,9 +198,12 @@ class GrowingTree:
 
     def _split(self, chosen: Mapping[int, Choice]) -> list[int]:
         """Gives nodes children; those that may be split again."""
-        self._part(list(chosen))
+        segments = {n: ((self.nodes[n].start, self.nodes[n].stop), choice) for n, choice in chosen.items()}
+        for n, border in Router(self.blocks, self.indices).part(self.order, segments, self.spare).items():
+            self.nodes[n].border = border
         unknown = [n for n, choice in chosen.items() if choice.sums is None]
-        sums = dict(zip(unknown, self._left_totals(unknown), strict=True))
+        lefts = [(self.nodes[n].start, self.nodes[n].border) for n in unknown]
+        sums = dict(zip(unknown, self._totals(lefts), strict=True))
         below, family = [], []
         for number, choice in chosen.items():
             node = self.nodes[number]
@@ -215,10 +217,8 @@ class GrowingTree:
             own = [n for n in (node.left, node.left + 1) if self.is_open(n)]
             below += own
             if own:
-                left_is_small = node.border - node.start <= node.stop - node.border
-                family.append(
-                    (number, node.left, node.left + 1) if left_is_small else (number, node.left + 1, node.left)
-                )
+                is_left_small = node.border - node.start <= node.stop - node.border
+                family.append((number, node.left + (not is_left_small), node.left + is_left_small))
         self._count([small for _, small, _ in family])
         for number, small, large in family:
             whole, part = self._sums.get(number, {}), self._sums[small]
@@ -254,22 +254,11 @@ class GrowingTree:
         ):
             raise TransportError(f"{block.owner} claims a gain that its split does not have: Objections.gain")
 
-    def _part(self, numbers: Sequence[int]) -> None:
-        """Parts the rows of nodes by the splits that they have."""
-        own = {n: self.nodes[n] for n in numbers}
-        nodes = {n: ((node.start, node.stop), _choice(node)) for n, node in own.items()}
-        for n, border in Router(self.blocks, self.indices).part(self.order, nodes, self.spare).items():
-            own[n].border = border
-
     def _totals(self, segments: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """Σg and Σh of some rows."""
         out = np.zeros((len(segments), 2), np.int64)
         kernels.sum_nodes(self.order, np.array(segments, np.int64).reshape(-1, 2), self.given.both, out)
         return [(g, h) for g, h in out.tolist()]
-
-    def _left_totals(self, numbers: Sequence[int]) -> list[tuple[int, int]]:
-        """Σg and Σh of the left side of nodes whose splits others counted."""
-        return self._totals([(self.nodes[n].start, self.nodes[n].border) for n in numbers])
 
     def _count(self, numbers: Sequence[int]) -> None:
         """Σ(g, h) of nodes per bin of every block, as far as they are not known."""
@@ -293,13 +282,6 @@ class GrowingTree:
         own = [self.nodes[n] for n in numbers]
         leaves = [k for k, left in enumerate(tree.left) if left < 0]
         add_leaves(self.order, [(own[k].start, own[k].stop) for k in leaves], [tree.value[k] for k in leaves], scores)
-
-    # -- what clients are asked about --------------------------------------------------------
-
-    def check_off(self, numbers: Sequence[int]) -> None:
-        """Clients were asked about these nodes."""
-        for number in numbers:
-            self.nodes[number].is_checked = True
 
     def find_unchecked(self, again: Sequence[int]) -> list[int]:
         """The topmost nodes that clients were not asked about as they are now."""
@@ -356,8 +338,3 @@ def _worth(g: float, h: float, bound: tuple[float, float] | None) -> float:
         return g * g / h
     w = value_of(g, h, bound)
     return -(2 * g * w + h * w * w)
-
-
-def _choice(node: Node) -> Choice:
-    assert node.choice is not None
-    return node.choice

@@ -108,24 +108,22 @@ class ElasticServer(Server):
         start = best_intercept(problem, predictions)
         if not self._varies:
             # One look at the curvature, which does not change; of several outputs, the bound of every joined row's.
-            given: dict[str, Any] = {"loss": problem.loss, "intercept": start, **self._settings(True)}
-            sums = problem.joined.run(slope_step, predictions, **given).sums
+            sums = self._walk(predictions, start, wants_curvature=True, signals=0).sums
             self._bend = sums["bend"]
             if problem.loss.outputs > 1:
                 total = problem.loss.bound * float(sums.get("weight", problem.joined.rows))
                 self._bend = np.full(problem.loss.outputs, total)
         self._model = self._last = self._at = self._evaluate(predictions, start)
 
-    def _settings(self, wants_curvature: bool) -> dict[str, Any]:
-        return {"channel": self.problem.channel, "wants_curvature": wants_curvature}
+    def _walk(self, predictions: list[Array], intercept: Array, *, wants_curvature: bool, signals: int = 1) -> Any:
+        given: dict[str, Any] = {"channel": self.problem.channel, "wants_curvature": wants_curvature}
+        loss, joined = self.problem.loss, self.problem.joined
+        return joined.run(slope_step, predictions, signals=signals, loss=loss, intercept=intercept, **given)
 
     def _evaluate(self, predictions: list[Array], intercept: Array) -> Point:
         """f there: the intercept goes to its best value first, from a guess."""
-        problem, loss = self.problem, self.problem.loss
         for step in range(_STEPS):
-            done = problem.joined.run(
-                slope_step, predictions, signals=1, loss=loss, intercept=intercept, **self._settings(self._varies)
-            )
+            done = self._walk(predictions, intercept, wants_curvature=self._varies)
             sums = done.sums
             residual = sums.pop("residual")
             bend: Array = sums.pop("bend") if self._varies else np.asarray(self._bend)
@@ -138,7 +136,7 @@ class ElasticServer(Server):
             curvatures = [np.ascontiguousarray(both[:, 1:]) for both in signals]
             signals = [np.ascontiguousarray(both[:, :1]) for both in signals]
         total = sums["weighted"] if "weighted" in sums else sums["loss"]
-        return Point(predictions, intercept, total / problem.joined.rows, signals, curvatures, bend, sums)
+        return Point(predictions, intercept, total / self.problem.joined.rows, signals, curvatures, bend, sums)
 
     def join_step(self) -> list[BlockUpdate]:
         at = self._at
@@ -188,10 +186,9 @@ class ElasticServer(Server):
             return
         model = self._known
         rises = there.loss + penalty > model.loss + self._penalty
-        turns = sum(
-            float(np.vdot(move * self._curvature(i, at), new - old))
-            for i, (move, new, old) in enumerate(zip(moves, there.predictions, model.predictions, strict=True))
-        )
+        curvatures: Sequence[Any] = [1.0] * len(moves) if at.curvatures is None else at.curvatures
+        steps = zip(moves, curvatures, there.predictions, model.predictions, strict=True)
+        turns = sum(float(np.vdot(move * bend, new - old)) for move, bend, new, old in steps)
         self._length, self._previous = 0.5 * self._scale * length, self._length
         self._pending = np.ones(1)
         for union in self._unions.values():
@@ -203,9 +200,6 @@ class ElasticServer(Server):
         self._at = self._ahead()
         if self._varies:
             self._scale = max(1.0, 0.95 * self._scale)
-
-    def _curvature(self, block: int, at: Point) -> Array | float:
-        return 1.0 if at.curvatures is None else at.curvatures[block]
 
     def _ahead(self) -> Point:
         """y."""

@@ -7,7 +7,6 @@ And the shrinkage of factors where the user leaves it open (`NoiseEdge`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from math import sqrt
 from typing import Literal
 
@@ -28,9 +27,6 @@ class Rule:
     optimizer: Optimizer = "sgd"
     momentum: float = 0.0
     weight_decay: float = 0.0
-
-
-rule_of = cache(Rule)  # a step of few rows takes hardly longer than to make one
 
 
 class Moments(msgspec.Struct, frozen=True):

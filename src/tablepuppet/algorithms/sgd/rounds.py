@@ -20,25 +20,10 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 import numpy as np
 
-from tablepuppet.algorithms.base import (
-    Answer,
-    BlockAnswer,
-    BlockUpdate,
-    Figures,
-    PartSetup,
-    Problem,
-    Server,
-    squared_norm,
-)
-from tablepuppet.algorithms.numerics.optimizers import (
-    Moments,
-    Rule,
-    clip_gradient,
-    descend,
-    noise_edge,
-    rule_of,
-    sensitivity,
-)
+from tablepuppet.algorithms import base
+from tablepuppet.algorithms.base import Answer, BlockAnswer, BlockUpdate, Figures, PartSetup, Problem, Server
+from tablepuppet.algorithms.numerics import optimizers
+from tablepuppet.algorithms.numerics.optimizers import Moments, Rule, clip_gradient, descend
 from tablepuppet.algorithms.numerics.search import best_intercept
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.arrays import Array, RowNumbers
@@ -94,7 +79,7 @@ class Sgd(AlgorithmOptions, frozen=True, tag="sgd"):
     @property
     def rule(self) -> Rule:
         """How a step is taken."""
-        return rule_of(self.optimizer or "sgd", self.momentum, self.weight_decay)
+        return Rule(self.optimizer or "sgd", self.momentum, self.weight_decay)
 
     def for_private_run(self) -> Sgd:
         return msgspec.structs.replace(self, tolerance=0.0)
@@ -165,7 +150,7 @@ class SgdServer(Server):
         self._moments = Moments.zero(self._intercept, self.options.optimizer)
         trained = self.problem.head
         own = np.zeros(0) if trained is None else trained.own
-        self._noise = noise_edge(self.problem)
+        self._noise = optimizers.noise_edge(self.problem)
         self._head_moments = Moments.zero(own, self.options.optimizer)
         self._step = 0
         self._epoch_order: tuple[int, Any] = (-1, None)
@@ -228,7 +213,7 @@ class SgdServer(Server):
         )
         if self.problem.has_intercept and not self.problem.is_private:
             gradient = clip_gradient(done.sums["residual"] / joined.rows, self.options.clip_norm)
-            free = rule_of(self.options.rule.optimizer, self.options.rule.momentum)
+            free = Rule(self.options.rule.optimizer, self.options.rule.momentum)
             self._intercept, self._moments = descend(
                 self._intercept, gradient, self._moments, self._learning_rate, free, self.problem.unit
             )
@@ -306,7 +291,7 @@ class SgdState(msgspec.Struct, frozen=True):
 def client_start(setup: PartSetup, options: Sgd) -> tuple[SgdState, SgdFigures]:
     theta = setup.model.initial()
     is_told = isinstance(setup.model, LinearModel) or setup.is_private
-    figures = SgdFigures(0.0 if is_told else sensitivity(setup))
+    figures = SgdFigures(0.0 if is_told else optimizers.sensitivity(setup))
     return SgdState(theta, Moments.zero(theta, options.optimizer), None), figures
 
 
@@ -336,7 +321,7 @@ def client_step(
         gradient = (message.values[0] / state.divisor).astype(state.theta.dtype, copy=False)
         state = _descend(setup, options, state, gradient)
     predictions = setup.model.predict(state.theta, state.rows, state.moments.step)
-    return state, Predictions(values=predictions, products=np.array([squared_norm(state.theta)]))
+    return state, Predictions(values=predictions, products=np.array([base.squared_norm(state.theta)]))
 
 
 def _descend(setup: PartSetup, options: Sgd, state: SgdState, gradient: Array) -> SgdState:

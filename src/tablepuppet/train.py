@@ -43,18 +43,10 @@ from tablepuppet.sql.bound import BoundQuery
 from tablepuppet.sql.schemas import ask_schemas
 from tablepuppet.sql.ucq import Tables
 from tablepuppet.threads import one_blas_thread
+from tablepuppet.training import inspection
 from tablepuppet.training.convergence import find_copy
 from tablepuppet.training.evaluate import Comparison, Evaluation, score_labelled, score_rows
 from tablepuppet.training.evaluate import compare as compare_models
-from tablepuppet.training.inspection import (
-    Drift,
-    Inspection,
-    Varied,
-    measure_drift,
-    permutation_importance,
-    vary_feature,
-)
-from tablepuppet.training.inspection import partial_dependence as dependence
 from tablepuppet.training.interactions import gains_of
 from tablepuppet.training.noisy import NoisyMetrics
 from tablepuppet.training.pooled import run_pooled
@@ -203,25 +195,19 @@ def evaluate(model: Model, job: Job, tables: Tables, link: Link, *, rows: str = 
     measured = Measurement((model,), RowSelection.of(rows, (model,)))
     with _session(tables, link) as session:
         prepared = prepare_job(job, session, "evaluate", measured=measured)
-        if prepared.noise is not None:
-            return _evaluate_noisy(model, prepared, measured.rows, session)
-        scored = score_labelled(model, prepared, link, session.job_id)
-        found, shown = scored.measure(), _round_for(prepared, model)
+        noisy = None if prepared.noise is None else NoisyMetrics(prepared.noise)
+        with _hide_rows(prepared.noise):
+            scored = score_labelled(model, prepared, link, session.job_id)
+            found = scored.measure(noisy=noisy)
+            if noisy is not None:
+                if found.on is None:
+                    raise JobError("too few rows are left for the noise on them")
+                return Evaluation(found.metrics, replace(measured.rows.count(prepared.mapping), joined=found.on.rows))
+        shown = _round_for(prepared, model)
         metrics = found.metrics if shown is None else shown.train.measured(found).metrics
         alone = scored.measure_constant()
         baseline = alone if shown is None else shown.train.metrics(alone)
         return Evaluation(metrics, measured.rows.count(prepared.mapping), baseline)
-
-
-def _evaluate_noisy(model: Model, prepared: Prepared, rows: RowSelection, session: Session) -> Evaluation:
-    """The same for an analyst of a table with a budget."""
-    assert prepared.noise is not None
-    with _hide_rows(prepared.noise):
-        scored = score_labelled(model, prepared, session.link, session.job_id)
-        found = scored.measure(noisy=NoisyMetrics(prepared.noise))
-        if found.on is None:
-            raise JobError("too few rows are left for the noise on them")
-    return Evaluation(found.metrics, replace(rows.count(prepared.mapping), joined=found.on.rows))
 
 
 def compare(model: Model, other: Model, job: Job, tables: Tables, link: Link, *, rows: str = "test") -> Comparison:
@@ -240,7 +226,7 @@ def compare(model: Model, other: Model, job: Job, tables: Tables, link: Link, *,
 
 def importance(
     model: Model, job: Job, tables: Tables, link: Link, *, by: str, repeats: int, seed: int, rows: str = "test"
-) -> Inspection:
+) -> inspection.Inspection:
     """How much worse a model gets where a feature or a table is shuffled."""
     if by not in ("feature", "table") or not isinstance(repeats, int) or not 1 <= repeats <= 100:
         raise JobError('importance is by="feature" or by="table", repeated 1 to 100 times')
@@ -251,9 +237,10 @@ def importance(
     with _session(tables, link) as session, one_blas_thread:
         prepared = prepare_job(job, session, "evaluate", measured=measured)
         scored = score_labelled(model, prepared, link, session.job_id)
-        found, shown = permutation_importance(scored, by=by, repeats=repeats, seed=seed), _round_for(prepared, model)
+        found = inspection.permutation_importance(scored, by=by, repeats=repeats, seed=seed)
+        shown = _round_for(prepared, model)
         found = found if shown is None else shown.rises(found, scored.measure().loss)
-        return Inspection(found, measured.rows.count(prepared.mapping))
+        return inspection.Inspection(found, measured.rows.count(prepared.mapping))
 
 
 def _round_for(prepared: Prepared, model: Model) -> RoundedResults | None:
@@ -271,9 +258,9 @@ def partial_dependence(
     values: Sequence[Any] | None,
     points: int,
     rows: str = "test",
-) -> Inspection:
+) -> inspection.Inspection:
     """A model's mean prediction where one feature has the same value in every row; no label is read."""
-    given = vary_feature(model, feature, values, points)
+    given = inspection.vary_feature(model, feature, values, points)
     if values is None and len(given.values) == points and isinstance(given.values[0], str):
         given = replace(given, values=_most_frequent(model, job, tables, link, given))
     name = model.blocks[given.block].name
@@ -282,10 +269,11 @@ def partial_dependence(
     with _session(tables, link) as session, one_blas_thread:
         mapping = map_features(job, session, "evaluate", measured)
         union = UnionOperator(link, session.job_id, mapping, model.widths)
-        return Inspection(dependence(score_rows(model, mapping.train, union), given), measured.rows.count(mapping))
+        found = inspection.partial_dependence(score_rows(model, mapping.train, union), given)
+        return inspection.Inspection(found, measured.rows.count(mapping))
 
 
-def _most_frequent(model: Model, job: Job, tables: Tables, link: Link, given: Varied) -> tuple[Any, ...]:
+def _most_frequent(model: Model, job: Job, tables: Tables, link: Link, given: inspection.Varied) -> tuple[Any, ...]:
     """The categories of a feature that most rows have, by statistics: as many as were chosen by name."""
     asked = job.replace(max_categories=len(given.values))
     with _session(tables, link) as session:
@@ -295,13 +283,13 @@ def _most_frequent(model: Model, job: Job, tables: Tables, link: Link, given: Va
     return tuple(getattr(found, "categories", ())) or given.values
 
 
-def drift(model: Model, job: Job, tables: Tables, link: Link) -> Drift:
+def drift(model: Model, job: Job, tables: Tables, link: Link) -> inspection.Drift:
     """How a query's rows differ from those that a model was trained on; no label is read."""
     measured = Measurement((model,), RowSelection.of("all", (model,)))
     with _session(tables, link) as session:
         mapping = map_features(job, session, "explain", measured)
         union = UnionOperator(link, session.job_id, mapping, 1, job.privacy)
-        return measure_drift(model, gather_statistics(union, mapping, job), summarise(mapping))
+        return inspection.measure_drift(model, gather_statistics(union, mapping, job), summarise(mapping))
 
 
 def ask(question: str, given: Mapping[str, Any], tables: Tables, link: Link) -> Any:

@@ -182,7 +182,7 @@ class OuterRound:
                 wider = 8 / shape.model_bytes if block.is_masked else 1.0
                 inner[block.name] = [(up * wider, down) for up, down in self.inner(block)]
         return [
-            _count_round(shape, list(_exchanges(shape, self, inner, step)), times)
+            count_round(list(_exchanges(shape, self, inner, step)), times, shape.value_bytes)
             for step in range(1 + max((len(steps) for steps in inner.values()), default=0))
         ]
 
@@ -205,11 +205,11 @@ def _exchanges(
             yield part.client, down, up
 
 
-def _count_round(shape: Shape, exchanges: list[tuple[str, float, float]], times: int) -> RoundTraffic:
+def count_round(exchanges: list[tuple[str, float, float]], times: int = 1, size: int = 1) -> RoundTraffic:
+    """A round of which each client is sent, and answers, so many values of a size; it takes place so many times."""
     by_client: dict[str, float] = {}
     for client, down, up in exchanges:
         by_client[client] = by_client.get(client, 0.0) + down + up
-    size = shape.value_bytes
     return RoundTraffic(
         times=times,
         down=size * sum(down for _, down, _ in exchanges),

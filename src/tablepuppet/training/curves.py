@@ -144,8 +144,9 @@ class Curves:
         if threshold is not None:
             thresholds, true, predicted = self._points()
             at = int(np.searchsorted(thresholds, threshold))
-            found = (true[at], predicted[at]) if at < len(thresholds) else (0, 0)
-            counts = self._counts(int(found[0]), int(found[1]))
+            right, chosen = (int(true[at]), int(predicted[at])) if at < len(thresholds) else (0, 0)
+            rows, positives = int(counts.sum()), int(counts[1].sum())
+            counts = np.array([[rows - positives - chosen + right, chosen - right], [positives - right, right]])
         return _frame(counts, index=list(self.classes), columns=list(self.classes)).rename_axis(
             index="label", columns="prediction"
         )
@@ -252,10 +253,6 @@ class Curves:
         if self.thresholds is None or self.true_positives is None or self.predicted is None:
             raise JobError("a threshold needs a model of two classes that predicts probabilities")
         return self.thresholds, self.true_positives, self.predicted
-
-    def _counts(self, true: int, predicted: int) -> Array:
-        rows, positives = int(self.confusion.sum()), int(self.confusion[1].sum())
-        return np.array([[rows - positives - predicted + true, predicted - true], [positives - true, true]])
 
 
 def curves_of(sums: dict[str, Any], loss: Loss, ranked: Sequence[Ranking]) -> Curves:

@@ -28,16 +28,9 @@ from tablepuppet.plan.prepare import Prepared, check_labels
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.predict import ask_blocks, joined_scores
 from tablepuppet.prediction.split import MeasuredRows
+from tablepuppet.training import metrics as measuring
 from tablepuppet.training.convergence import seen_labels
-from tablepuppet.training.metrics import (
-    Criterion,
-    Measured,
-    Metrics,
-    NoisyMeasure,
-    measure,
-    measure_constant,
-    measure_scores,
-)
+from tablepuppet.training.metrics import Criterion, Measured, Metrics, NoisyMeasure
 from tablepuppet.training.server import UnionOperator
 from tablepuppet.transport.link import Link
 
@@ -59,15 +52,15 @@ class Scored:
         model, given = self.model, self.blocks if blocks is None else blocks
         criterion = Criterion(model.loss, Moment.FINISHED, noisy=noisy)
         if own_model(model.spec) is not None or noisy is not None:
-            return measure_scores(rows_here(self.rows).with_weights(None), self.scores(given), criterion)
+            return measuring.measure_scores(rows_here(self.rows).with_weights(None), self.scores(given), criterion)
         rows = apply_head(self.rows, trained_head(model.head))
-        return measure(rows, given, model.encoded_intercept, criterion)
+        return measuring.measure(rows, given, model.encoded_intercept, criterion)
 
     def measure_constant(self) -> Metrics:
         """How good the majority class, or the mean, of these rows would be."""
         loss, rows = self.model.loss, rows_here(self.rows)
         constant = loss.best_constant(*seen_labels(rows, rows.weights))
-        return measure_constant(rows, constant, Criterion(loss, Moment.HELD_OUT))
+        return measuring.measure_constant(rows, constant, Criterion(loss, Moment.HELD_OUT))
 
     def scores(self, blocks: Sequence[Array] | None = None) -> Array:
         """The score of every joined row."""

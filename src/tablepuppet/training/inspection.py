@@ -93,11 +93,13 @@ def vary_feature(model: Model, feature: str, values: Sequence[Any] | None, point
 
 def partial_dependence(scored: Scored, given: Varied) -> list[dict[str, Any]]:
     """Columns value, and prediction, probability (of the second class), or probability_<class>."""
-    model = scored.model
-    found: list[dict[str, Any]] = []
+    model, own, found = scored.model, own_model(scored.model.spec), []
     for value in given.values:
         changed = list(scored.blocks)
-        changed[given.block] = _set(scored, given, value)
+        if own is None:
+            changed[given.block] = _score_again(scored, given.block, fixed=given.feature, value=value)
+        else:
+            changed[given.block] = own.set_feature(model, given.block, changed[given.block], given.feature, value)
         found.append({"value": value, **_mean(model, scored.scores(changed))})
     return found
 
@@ -110,16 +112,6 @@ def _mean(model: Model, scores: Array) -> dict[str, float]:
         return {"probability": float(probabilities[:, 1].mean())}
     means = probabilities.mean(axis=0)
     return {f"probability_{c}": float(mean) for c, mean in zip(class_names(model.classes), means, strict=True)}
-
-
-def _set(scored: Scored, given: Varied, value: Value) -> Array:
-    """A block's contributions once a feature of it has one value in all rows."""
-    own = own_model(scored.model.spec)
-    if own is not None:
-        return cast(
-            "Array", own.set_feature(scored.model, given.block, scored.blocks[given.block], given.feature, value)
-        )
-    return _score_again(scored, given.block, fixed=given.feature, value=value)
 
 
 def _score_again(scored: Scored, block: int, **change: Any) -> Array:

@@ -72,7 +72,9 @@ def explain_pairs(joined: Any, h: Sequence[Array], intercept: Array, loss: Loss,
     """The interactions of pairs of blocks; none if there are too few rows, or several classes."""
     if joined.rows < _FEWEST or len(h) < 2 or loss.outputs > 1:
         return []
-    chosen = _draw_rows(joined.rows, seed)
+    borders = np.linspace(0, joined.rows, min(joined.rows, _MOST) + 1).astype(np.int64)
+    inside = np.random.default_rng((seed, 1)).random(len(borders) - 1) * np.diff(borders)
+    chosen = borders[:-1] + inside.astype(np.int64)  # one out of each of many pieces as long as each other
     batch, own = joined.take(chosen)
     rows = [index.numbers(batch.rows) for index in batch.indices]
     values = [np.append(each[:, 0] if some is None else each[some, 0], 0.0) for each, some in zip(h, own, strict=True)]
@@ -156,12 +158,11 @@ def compare_with_sum(
 
 def advise_head(plan: Plan, found: Interaction) -> str:
     """A note: which tables interact, and the cost of learning it."""
-    head: HeadKind = "factor"
-    cost = headed_cost(plan, head)
+    cost = headed_cost(plan, "factor")
     names = " and ".join(plan.mapping.bound.blocks[block].name for block in found.blocks)
     return (
         f"{names} interact: pairs of their rows explain about {found.share:.0%} of the residual of the sum of tables; "
-        f'head="{head}" would take about {cost.rounds:,.0f} rounds and {size(cost.bytes)}, and '
+        f'head="factor" would take about {cost.rounds:,.0f} rounds and {size(cost.bytes)}, and '
         'head="mlp" or model="boosted" learn it too (docs/heads.md)'
     )
 
@@ -183,13 +184,6 @@ def _explain(fit: Fit, residual: Array, learnt: Rows, judged: Rows, labels: Rows
     witnesses = np.bincount(labels.take(judged), gained - gained.mean())
     error = float(np.sqrt(np.square(witnesses).sum())) / whole
     return share if share > _SURE * error else min(share, 0.0)
-
-
-def _draw_rows(rows: int, seed: int) -> NDArray[np.int64]:
-    """The joined rows that are looked at: one out of each of many pieces as long as each other."""
-    borders = np.linspace(0, rows, min(rows, _MOST) + 1).astype(np.int64)
-    inside = np.random.default_rng((seed, 1)).random(len(borders) - 1) * np.diff(borders)
-    return borders[:-1] + inside.astype(np.int64)
 
 
 def _bins(values: Array, count: int) -> Rows:
@@ -236,11 +230,10 @@ def gains_of(plan: Plan, pairs: Sequence[Interaction]) -> tuple[Gain, ...]:
     found = [Gain("sum of tables", 0.0, (), sum_of_tables.rounds, sum_of_tables.bytes)]
     by_rows = max(pairs, key=lambda one: one.share)
     by_cells = max(pairs, key=lambda one: one.cells)
-    trees = trees_cost(plan.shape)
     for model, pair, share, cost in (
         ('head="factor"', by_rows, by_rows.share, headed_cost(plan, "factor")),
         ('head="mlp"', by_cells, by_cells.cells, headed_cost(plan, "mlp")),
-        ('model="boosted"', by_cells, by_cells.cells, trees),
+        ('model="boosted"', by_cells, by_cells.cells, trees_cost(plan.shape)),
     ):
         rounded = max(0.0, round(share, 2))
         names = tuple(plan.mapping.bound.blocks[block].name for block in pair.blocks) if rounded else ()

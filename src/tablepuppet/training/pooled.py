@@ -68,15 +68,8 @@ def run_pooled(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | 
     metrics, curves = by_side(measured, mapping.label.classes)
     value = measured["train"].loss + _penalty(problem, rows, found, seen) if as_codes else found.value
     account = link.meter.account("training")
-    record = EpochRecord(
-        1,
-        value,
-        metrics,
-        account.rounds,
-        account.bytes,
-        time.perf_counter() - began,
-        {"iterations": float(found.steps)},
-    )
+    taken, steps = time.perf_counter() - began, {"iterations": float(found.steps)}
+    record = EpochRecord(1, value, metrics, account.rounds, account.bytes, taken, steps)
     if on_round is not None:
         on_round(RoundEvent(1, 1, 1, record))
     blocks = tuple(

@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Figures, Problem
 from tablepuppet.arrays import Array
@@ -239,6 +238,8 @@ def start_parts(
 
     def start_part(part: Part) -> list[Message]:
         move = moves[part.block] if moves else None
+        own, every = problem.multiplicity[part.block][part.train], problem.multiplicity[part.block]
+        is_all = 0 < len(own) == len(every)
         first: list[Message] = [] if move is None else [Move(job=union.job, part=part.number, **move)]
         start = StartPart(
             job=union.job,
@@ -251,7 +252,7 @@ def start_parts(
             blocks=problem.blocks,
             clients=problem.clients[part.block],
             joined_rows=problem.joined.rows,
-            share=_share(part, problem.multiplicity[part.block]),
+            share=1.0 if is_all else float(own.sum() / max(1, every.sum())),  # of joined rows with a row of the block
             l2=problem.ridges[part.block],
             l1=job.model.l1,
             l2_by_output=problem.by_output(part.block),
@@ -261,7 +262,7 @@ def start_parts(
             weights=None if weights is None else weights[part.block][part.train],
             peers=union.peers(part),
             spread=[] if problem.head is None else problem.head.head.spread(part.block),
-            multiplicity=problem.multiplicity[part.block][part.train] if is_fold else None,
+            multiplicity=own if is_fold else None,
             starts=starts,
             continues=continues,
         )
@@ -297,9 +298,3 @@ def _values(kind: type[Figures], told: dict[str, float], client: str) -> Array:
         return np.array(msgspec.structs.astuple(msgspec.convert(told, kind)))
     except msgspec.ValidationError as error:
         raise TransportError(f"client {client} starts with other figures than the algorithm has: {error}") from None
-
-
-def _share(part: Part, multiplicity: NDArray[np.int64]) -> float:
-    """The share of joined rows with a row of the part, among those with a row of its block."""
-    own = multiplicity[part.train]
-    return 1.0 if 0 < len(own) == len(multiplicity) else float(own.sum() / max(1, multiplicity.sum()))

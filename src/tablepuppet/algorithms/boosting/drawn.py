@@ -23,9 +23,8 @@ from tablepuppet.algorithms.boosting import kernels
 from tablepuppet.algorithms.boosting.bins import Columns
 from tablepuppet.algorithms.boosting.fixed_point import Derivatives, LeafNoise, clipped_derivatives, uniform
 from tablepuppet.algorithms.boosting.known import Choice
-from tablepuppet.algorithms.boosting.model import as_tree
 from tablepuppet.algorithms.boosting.options import Boosting
-from tablepuppet.algorithms.boosting.rows import Router, RowNumbers, Segment, add_leaves, sample_columns, sample_rows
+from tablepuppet.algorithms.boosting.rows import Router, RowNumbers, Segment, sample_columns, sample_rows
 from tablepuppet.algorithms.boosting.server import BoostingServer, Rounds
 from tablepuppet.algorithms.boosting.tree import Node
 from tablepuppet.algorithms.boosting.tree_checks import NUMBER, ONE_HOT, Key
@@ -154,12 +153,7 @@ class DrawnServer(BoostingServer):
         group = []
         for output, own in enumerate(self._given):
             nodes = _count_nodes(splits, segments, self._sums(order, segments[len(splits) :], own), least, l2)
-            tree, numbers = as_tree(nodes, (1.0, 1.0), l2, options.rate)
-            leaves = [k for k, left in enumerate(tree.left) if left < 0]
-            values = [tree.value[k] for k in leaves]
-            add_leaves(order, [segments[numbers[k]] for k in leaves], values, self.scores[:, output])
-            self._spread(output, tree, order)
-            group.append(tree)
+            group.append(self._finish_tree(output, nodes, (1.0, 1.0), l2, order))
         self.trees.append(group)
         yield from ()
 

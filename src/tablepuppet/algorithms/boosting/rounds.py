@@ -7,6 +7,7 @@ if the block's sums are). The objections are then found here, and one more round
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import cast
 
 import numpy as np
@@ -29,23 +30,19 @@ from tablepuppet.training.server import UnionOperator, clients_of
 _BITS = 1 << 29  # of an answer, that is 64 MB; more are sent in further rounds
 
 
+@dataclass
 class TreeRounds:
     """Speaks with the clients of every block about trees."""
 
-    def __init__(
-        self,
-        union: UnionOperator,
-        options: Boosting,
-        names: Sequence[str],
-        is_outer: Sequence[bool],
-        signs: Sequence[list[int]],
-        before: messages.GrownTrees | None = None,
-        leaves: LeafPlan | None = None,
-    ) -> None:
-        self.union, self.options, self.names, self.is_outer, self.signs = union, options, names, is_outer, signs
-        self.before, self.leaves = before, leaves
-        self.books: dict[int, KeyBook] = {}  # of blocks that several parts share
-        self.drawable: list[Drawable] = []  # by block, where splits are drawn
+    union: UnionOperator
+    options: Boosting
+    names: Sequence[str]
+    is_outer: Sequence[bool]
+    signs: Sequence[list[int]]
+    before: messages.GrownTrees | None = None
+    leaves: LeafPlan | None = None
+    books: dict[int, KeyBook] = field(default_factory=dict)  # of blocks that several parts share
+    drawable: list[Drawable] = field(default_factory=list)  # by block, where splits are drawn
 
     def start(self, outputs: int) -> tuple[list[NDArray[np.uint8]], list[list[NewKey]]]:
         """Bins at every part; the kinds of each block's columns, and the bits of splits of earlier trees."""

@@ -19,7 +19,7 @@ from tablepuppet.algorithms.boosting.known import Choice, KnownBlock
 from tablepuppet.algorithms.boosting.model import Tree, as_tree
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.rows import BlockIndex, Router, RowNumbers, add_leaves, sample_columns, sample_rows
-from tablepuppet.algorithms.boosting.tree import GrowingTree, Growth, TreeRows
+from tablepuppet.algorithms.boosting.tree import GrowingTree, Growth, Node, TreeRows
 from tablepuppet.algorithms.boosting.tree_checks import Check, Objections, Outline
 from tablepuppet.errors import TransportError
 from tablepuppet.models.losses import Loss
@@ -91,7 +91,8 @@ class BoostingServer:
         for tree in growing:
             tree.grow([0])
         yield from self._mend(growing, columns)
-        self.trees.append([self._finish_tree(output, tree, rows) for output, tree in enumerate(growing)])
+        ends = [(tree.nodes, tree.given.unit, options.penalty, tree.order) for tree in growing]
+        self.trees.append([self._finish_tree(output, *end) for output, end in enumerate(ends)])
 
     def _derivatives(self) -> list[Derivatives]:
         return derivatives(self.loss, self.scores, self.labels, self.options.bits, self._given)
@@ -160,11 +161,15 @@ class BoostingServer:
                     better.best = choice
         return found
 
-    def _finish_tree(self, output: int, growing: GrowingTree, rows: RowNumbers) -> Tree:
+    def _finish_tree(
+        self, output: int, nodes: Sequence[Node], unit: tuple[float, float], l2: float, order: RowNumbers
+    ) -> Tree:
         """The tree; its values are added to all scores."""
-        tree, numbers = as_tree(growing.nodes, growing.given.unit, self.options.penalty, self.options.rate)
-        growing.add_values(tree, numbers, self.scores[:, output])
-        self._spread(output, tree, rows)
+        tree, numbers = as_tree(nodes, unit, l2, self.options.rate)
+        leaves = [k for k, left in enumerate(tree.left) if left < 0]
+        segments = [(nodes[numbers[k]].start, nodes[numbers[k]].stop) for k in leaves]
+        add_leaves(order, segments, [tree.value[k] for k in leaves], self.scores[:, output])
+        self._spread(output, tree, order)
         return tree
 
     def _spread(self, output: int, tree: Tree, rows: RowNumbers) -> None:

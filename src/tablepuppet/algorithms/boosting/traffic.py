@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass
 
 from tablepuppet.algorithms.boosting.options import Boosting
-from tablepuppet.algorithms.shape import BlockShape, PartShape, RoundTraffic, Shape
+from tablepuppet.algorithms.shape import BlockShape, PartShape, RoundTraffic, Shape, count_round
 
 _NODE = 40  # bytes that a node takes, down and up
 _KEY, _ANSWER = 24, 70  # bytes of a split that is asked for by name, and of a revealed one, without its rows' bits
@@ -162,7 +162,7 @@ def _all_bits(shape: Shape, options: Boosting) -> list[RoundTraffic]:
         told = splits * (1 - math.exp(-draws * block.width / columns / splits))
         told = told if options.max_splits is None else min(told, options.max_splits)
         sizes += [(p.client, _KEY * told, told * _answer(p, 1.0)) for p in block.parts]
-    return [_wave(sizes)]
+    return [count_round(sizes)]
 
 
 def _together(tree: int) -> float:
@@ -240,7 +240,7 @@ def _round(shape: Shape, options: Boosting, one: _Round) -> list[RoundTraffic]:
                 bits.append((part.client, 0.0, told))
             about = is_asked * one.share
             sizes.append((part.client, about * down, about * up + (not block.is_split) * told))
-    return [_wave(sizes), _wave(bits)] if bits else [_wave(sizes)]
+    return [count_round(sizes), count_round(bits)] if bits else [count_round(sizes)]
 
 
 def _pairs(options: Boosting, part: PartShape, cells: int, together: float) -> tuple[float, float]:
@@ -265,13 +265,3 @@ def _sizes(shape: Shape, options: Boosting, block: BlockShape, part: PartShape, 
     if block.is_split:
         return down, shape.outputs * cells * (_splits(block, options) + 2 * block.width) * _BIN
     return down, 2 * cells * _NODE * shape.outputs
-
-
-def _wave(sizes: list[tuple[str, float, float]]) -> RoundTraffic:
-    by_client: dict[str, float] = {}
-    for client, down, up in sizes:
-        by_client[client] = by_client.get(client, 0.0) + down + up
-    down, up = sum(d for _, d, _ in sizes), sum(u for _, _, u in sizes)
-    return RoundTraffic(
-        times=1, down=down, up=up, slowest=max(by_client.values(), default=0.0), messages=2 * len(sizes)
-    )

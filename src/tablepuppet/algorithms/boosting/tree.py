@@ -19,8 +19,8 @@ from tablepuppet.algorithms.boosting import kernels
 from tablepuppet.algorithms.boosting.fixed_point import Derivatives
 from tablepuppet.algorithms.boosting.kernels import BlockRows, NodeSums
 from tablepuppet.algorithms.boosting.known import Choice, KnownBlock
-from tablepuppet.algorithms.boosting.model import Tree, value_of
-from tablepuppet.algorithms.boosting.rows import NO_CELL, BlockIndex, Cells, Router, RowNumbers, add_leaves
+from tablepuppet.algorithms.boosting.model import value_of
+from tablepuppet.algorithms.boosting.rows import NO_CELL, BlockIndex, Cells, Router, RowNumbers
 from tablepuppet.algorithms.boosting.splits import SplitRules
 from tablepuppet.algorithms.boosting.tree_checks import Outline
 from tablepuppet.errors import TransportError
@@ -276,12 +276,6 @@ class GrowingTree:
                 kernels.count_nodes(self.order, segments, rows, offsets, self.given.both, sums)
             for place, number in enumerate(own):
                 self._sums[number][block.block] = out[place]
-
-    def add_values(self, tree: Tree, numbers: Sequence[int], scores: NDArray[np.float64]) -> None:
-        """Adds the values of the leaves to the scores of their rows; `numbers` are the tree's nodes here."""
-        own = [self.nodes[n] for n in numbers]
-        leaves = [k for k, left in enumerate(tree.left) if left < 0]
-        add_leaves(self.order, [(own[k].start, own[k].stop) for k in leaves], [tree.value[k] for k in leaves], scores)
 
     def find_unchecked(self, again: Sequence[int]) -> list[int]:
         """The topmost nodes that clients were not asked about as they are now."""

@@ -19,7 +19,8 @@ import numpy as np
 
 from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, MultiModelServer, Problem, Walkable
 from tablepuppet.algorithms.newton.client import BasisUpdate, Newton, NewtonFigures
-from tablepuppet.algorithms.numerics.linear_systems import Spectrum, eigenvalues, unpack_triangle
+from tablepuppet.algorithms.numerics.linear_systems import Spectrum, unpack_triangle
+from tablepuppet.algorithms.numerics.search import pseudo_solve
 from tablepuppet.arrays import Array
 from tablepuppet.models.losses import Loss
 
@@ -197,18 +198,9 @@ class MultiRidgeServer(MultiModelServer):
         for ridges in self._ridges:
             penalty = np.concatenate([*(b * n for b, n in zip(ridges, self._norms, strict=True)), [0.0]])
             matrix = curvature / rows + np.diag(penalty)
-            x = _pseudo_solve(matrix, slope / rows)
+            x = pseudo_solve(matrix, slope / rows, _FLAT)
             found.append(x)
             values.append(0.5 * (square / rows - 2 * float(x @ slope) / rows + float(x @ matrix @ x)))
         self._solutions = np.stack(found, axis=1)
         self._values = np.array(values)
         self._intercepts = self._solutions[-1] + self._centre
-
-
-def _pseudo_solve(matrix: Array, right: Array) -> Array:
-    """matrix⁺ right, after scaling the diagonal to 1."""
-    scale = np.sqrt(np.maximum(np.diag(matrix), 0.0))
-    inverse = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale > 0)
-    values, vectors = eigenvalues(matrix * inverse * inverse[:, None])
-    keep = values > _FLAT * values.max(initial=0.0)
-    return np.asarray(inverse * (vectors[:, keep] @ (vectors[:, keep].T @ (inverse * right) / values[keep])))

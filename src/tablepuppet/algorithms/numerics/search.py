@@ -244,7 +244,7 @@ def minimise(
     ends = look is not None and is_last is not None and is_last(abs(decrement), value)
     for _ in range(_ITERATIONS):
         step = np.zeros(len(point))
-        step[alive] = -_pseudo_solve(hessian[np.ix_(alive, alive)], slope[alive])
+        step[alive] = -pseudo_solve(hessian[np.ix_(alive, alive)], slope[alive])
         expected = -0.5 * float(slope @ step)
         if expected <= max(enough * (first - value), 1e-15 * abs(value)):
             break
@@ -314,15 +314,16 @@ def _alive(gram: Array) -> NDArray[np.bool_]:
 
 def _intercept_gap(slope: Array, hessian: Array, first: int) -> float:
     """slopeᵀ H⁻¹ slope of the intercept alone."""
-    return float(slope[first:] @ _pseudo_solve(hessian[first:, first:], slope[first:]))
+    return float(slope[first:] @ pseudo_solve(hessian[first:, first:], slope[first:]))
 
 
-def _pseudo_solve(matrix: Array, right: Array) -> Array:
-    """matrix⁺ right for a symmetric positive semi-definite matrix, after scaling its diagonal to 1."""
+def pseudo_solve(matrix: Array, right: Array, flat: float = 1e-8) -> Array:
+    """matrix⁺ right for a symmetric positive semi-definite matrix, after scaling its diagonal to 1; eigenvalues below
+    `flat` times the largest count as no curvature."""
     scale = np.sqrt(np.maximum(np.diag(matrix), 0.0))
     inverse = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale > 0)
     values, vectors = eigenvalues(matrix * inverse * inverse[:, None])
-    keep = values > 1e-8 * values.max(initial=0.0)
+    keep = values > flat * values.max(initial=0.0)
     along = vectors[:, keep].T @ (inverse * right)
     return np.asarray(inverse * (vectors[:, keep] @ (along / values[keep])))
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
 from tablepuppet.errors import JobError, MappingError, TrainingError
+from tablepuppet.join.walk_choice import MIN_FACTORISED
 from tablepuppet.training.result import Result
 
 QUERY = "SELECT a.{0}, a.x, b.z, c.w, c.kind FROM a JOIN b ON a.k = b.k LEFT JOIN c ON b.m = c.m"
@@ -152,6 +154,27 @@ def test_metrics_of_a_sample_come_with_errors_and_those_of_sums_are_exact(
             assert result.metrics["train"][name] == pytest.approx(value, rel=1e-9)
         elif name != "mape":
             assert abs(result.metrics["train"][name] - value) < 6 * on.standard_errors[name]
+
+
+def test_a_join_just_above_the_switch_is_summed_as_a_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is the optimum of DuckDB's sums over all 2²⁴ + 2¹² joined rows."""
+    monkeypatch.setattr("tablepuppet.join.factorised.rows.SAMPLE", 1000)
+    rng = np.random.default_rng(0)
+    x, z = rng.normal(size=(2, 4097))
+    a = pa.table({"k": np.zeros(4096, int), "x": x[:-1], "y": x[:-1] + rng.normal(size=4096)})
+    b = pa.table({"k": np.zeros(4097, int), "z": z})
+    given: dict[str, Any] = {"test_fraction": 0.0, "l2": 0.0, "standardize": False}
+    with tp.Federation({"a": a, "b": b}) as federation:
+        result = federation.train("SELECT a.y, a.x, b.z FROM a JOIN b ON a.k = b.k", label="y", **given)
+    assert result.plan.mapping.walk == "factorised"
+    u, v = (float(block.theta[0, 0]) for block in result.blocks)
+    error = f"(y - {u!r} * x - {v!r} * z - {float(result.encoded_intercept[0])!r})"
+    sums = f"SELECT count(*), avg({error}), avg({error} * x), avg({error} * z), avg({error} * {error}) FROM a, b"
+    with duckdb.connect() as database:
+        rows, *gradient, squared = database.register("a", a).register("b", b).sql(sums).fetchall()[0]
+    assert rows == result.plan.mapping.train_rows > MIN_FACTORISED
+    assert gradient == pytest.approx([0.0, 0.0, 0.0], abs=1e-9)
+    assert result.objective == pytest.approx(squared / 2.0, rel=1e-9)
 
 
 REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [

@@ -88,18 +88,18 @@ def _multiply(e: Array, messages: Array, group: int, first: int) -> None:
 
 
 @_compile
-def turn_to(turn: Array, frequency: int, out: Array) -> None:
-    """The turns' power: e^{iωh} at a tile's first frequency."""
-    for x in range(len(turn)):
-        zr, zi = turn[x, 0], turn[x, 1]
-        r, i = 1.0, 0.0
-        left = frequency
+def turn_on(phases: Phases, steps: int) -> None:
+    """Turns e^{iωh} to a later frequency, by powers of the turn to the next."""
+    for x in range(len(phases.now)):
+        zr, zi = phases.turn[x, 0], phases.turn[x, 1]
+        r, i = phases.now[x, 0], phases.now[x, 1]
+        left = steps
         while left:
             if left & 1:
                 r, i = r * zr - i * zi, r * zi + i * zr
             zr, zi = zr * zr - zi * zi, 2.0 * zr * zi
             left >>= 1
-        out[x, 0], out[x, 1] = r, i
+        phases.now[x, 0], phases.now[x, 1] = r, i
 
 
 @_compile

@@ -4,17 +4,21 @@ In: an analytic function, the least and the greatest score. Out: frequencies and
 found on a fine grid: the promise for each joined row. The period is a little longer than the interval. The series is
 free in the gap (a Fourier extension). So it converges as fast as the function is smooth, although the function is not
 periodic on the interval. Even and odd parts are fitted by least squares at Chebyshev nodes, each for itself.
+
+Least squares take long where scores reach far. There φ″ is a narrow bump. Bumps of alternating sign, over and over, are
+a wave. Its integral is a square wave, equal to φ′ near 0, and the next a triangular wave, equal to φ. One Fourier
+transform gives all coefficients, and those of even frequencies are 0.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, floor, frexp, pi
 
 import numpy as np
 
-from tablepuppet.arrays import Array
+from tablepuppet.arrays import Array, floats
 from tablepuppet.errors import ScoreRangeError
 from tablepuppet.models.losses.separable import Analytic
 from tablepuppet.threads import one_blas_thread
@@ -25,7 +29,9 @@ MAX_FREQUENCIES = 2048
 USUAL_REACH = 12.0  # scores before a model is trained: nobody knows them
 _GAP = 4.0 / pi  # of the period, on either side of the interval, in strips: the fewest frequencies (measured)
 _PER_STRIP = 2.6 * pi  # frequencies that so long a piece of half the period asks for, about
-_MAX_TO_SHORTEN = 256  # frequencies beyond which another fit costs more than a tile of them
+_MAX_TO_FIT = 56  # frequencies beyond which a wave has fewer
+_FADE = 24.0 / pi  # of half a wave's period beyond the scores, in strips: e^−24 is left of the next bump
+_WAVES_PER_STRIP, _LEAST_WAVES = 4.0, 28  # frequencies of a wave, about
 _NODES = 3  # per frequency, on either side
 _GRID = 20
 _TRUNCATION = 1e-14  # of the least squares' singular values
@@ -33,10 +39,14 @@ _TRUNCATION = 1e-14  # of the least squares' singular values
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Series:
-    """f(a) ≈ Σ_k c_k cos(kω(a − centre)) + s_k sin(kω(a − centre)), of f = φ′, φ″, φ."""
+    """f(a) ≈ c_0 + Σ_k c_k cos ω_k(a − centre) + s_k sin ω_k(a − centre), of f = φ′, φ″, φ.
+
+    ω_k = first + (k − 1) step.
+    """
 
     centre: float
-    omega: float
+    first: float
+    step: float
     cosines: Array  # (3, K + 1)
     sines: Array  # (3, K + 1); the first column is 0
     errors: tuple[float, float, float]  # the largest found
@@ -53,8 +63,9 @@ class Series:
 
     def __call__(self, scores: Array) -> Array:
         """All three functions, (3, scores)."""
-        angles = np.outer(np.arange(self.frequencies + 1) * self.omega, scores - self.centre)
-        return np.asarray(self.cosines @ np.cos(angles) + self.sines @ np.sin(angles))
+        angles = np.outer(self.first + self.step * np.arange(self.frequencies), scores - self.centre)
+        waves = self.cosines[:, 1:] @ np.cos(angles) + self.sines[:, 1:] @ np.sin(angles)
+        return np.asarray(waves + self.cosines[:, :1])
 
 
 def fit_series(core: Analytic, low: float, high: float, tolerance: float = TOLERANCE) -> Series:
@@ -65,7 +76,7 @@ def fit_series(core: Analytic, low: float, high: float, tolerance: float = TOLER
 
 
 def guess_frequencies(core: Analytic, reach: float) -> int:
-    """K of a series for scores within ± reach, about."""
+    """K of a series by least squares for scores within ± reach, about."""
     return TILE * max(1, round(_PER_STRIP * (reach / core.strip + _GAP) / TILE))
 
 
@@ -73,19 +84,24 @@ def guess_frequencies(core: Analytic, reach: float) -> int:
 def _fit_shortest(core: Analytic, low: float, high: float, tolerance: float) -> Series:
     reach = max((high - low) / 2.0, core.strip / 8.0)
     guess = guess_frequencies(core, reach)
+    far = max(-low, high, 0.0)
+    least = TILE * round((_WAVES_PER_STRIP * far / core.strip + _LEAST_WAVES) / TILE)
     with one_blas_thread:
-        for count in range(guess, MAX_FREQUENCIES + 1, TILE):
+        for count in range(guess, _MAX_TO_FIT + 1, TILE):
             found = _fit(core, (low + high) / 2.0, reach, count)
-            if _is_within(found, tolerance):
-                break
-        else:
-            raise ScoreRangeError(_why_not(low, high, tolerance))
-        while TILE < found.frequencies <= _MAX_TO_SHORTEN:
-            shorter = _fit(core, (low + high) / 2.0, reach, found.frequencies - TILE)
-            if not _is_within(shorter, tolerance):
-                break
-            found = shorter
-    return found
+            if not _is_within(found, tolerance):
+                continue
+            while found.frequencies > TILE:
+                shorter = _fit(core, (low + high) / 2.0, reach, found.frequencies - TILE)
+                if not _is_within(shorter, tolerance):
+                    break
+                found = shorter
+            return found
+    for count in range(least, MAX_FREQUENCIES + 1, TILE):
+        found = _make_wave(core, far, count)
+        if _is_within(found, tolerance):
+            return found
+    raise ScoreRangeError(_why_not(low, high, tolerance))
 
 
 def _fit(core: Analytic, centre: float, reach: float, count: int) -> Series:
@@ -102,10 +118,29 @@ def _fit(core: Analytic, centre: float, reach: float, count: int) -> Series:
     cosines = solve(np.cos(angles), (above + below) / 2.0)
     sines = np.zeros_like(cosines)
     sines[:, 1:] = solve(np.sin(angles[:, 1:]), (above - below) / 2.0)
-    series = Series(centre, omega, cosines, sines, (np.inf, np.inf, np.inf))
+    series = Series(centre, omega, omega, cosines, sines, (np.inf, np.inf, np.inf))
     grid = np.linspace(centre - reach, centre + reach, _GRID * count + 1)
     errors = np.abs(series(grid) - _values(core, grid).T).max(axis=1)
-    return Series(centre, omega, cosines, sines, (float(errors[0]), float(errors[1]), float(errors[2])))
+    return replace(series, errors=(float(errors[0]), float(errors[1]), float(errors[2])))
+
+
+def _make_wave(core: Analytic, far: float, count: int) -> Series:
+    """Of an even φ, for scores within ± far."""
+    half = far + _FADE * core.strip
+    points = _GRID * 2 * count
+    scores = floats(2.0 * half * np.fft.fftfreq(points))
+    wave = core.curvature(scores) - core.curvature(half - np.abs(scores))
+    odd = np.arange(1, 2 * count, 2)
+    bends, omega = 2.0 / points * np.fft.rfft(wave).real[odd], pi / half * odd
+    cosines, sines = np.zeros((3, count + 1)), np.zeros((3, count + 1))
+    sines[0, 1:], cosines[1, 1:], cosines[2, 1:] = bends / omega, bends, -bends / omega**2
+    cosines[2, 0] = core.value(np.zeros(1))[0] - cosines[2, 1:].sum()
+    spectrum = np.zeros((3, points // 2 + 1), complex)
+    spectrum[:, 0], spectrum[:, odd] = cosines[:, 0], (cosines[:, 1:] - 1j * sines[:, 1:]) / 2.0
+    away = np.abs(np.fft.irfft(spectrum, points, norm="forward") - _values(core, scores).T)
+    errors = away[:, np.abs(scores) <= far].max(axis=1)
+    found = (float(errors[0]), float(errors[1]), float(errors[2]))
+    return Series(0.0, pi / half, 2.0 * pi / half, cosines, sines, found)
 
 
 def _values(core: Analytic, scores: Array) -> Array:

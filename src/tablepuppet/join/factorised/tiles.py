@@ -56,15 +56,17 @@ class SeriesWalk:
     order: tuple[int, ...]  # of relations; the root is the first
     groups: int
     levels: Sequence[Level]
-    turns: Sequence[Array]
+    firsts: Sequence[Array]  # e^{iωh} at the first frequency
+    turns: Sequence[Array]  # from each frequency to the next
     weights: Array
 
     @classmethod
     def of(cls, tree: Tree, series: Series, scores: Sequence[Array], weights: Array) -> SeriesWalk:
         """`scores` are in the order of groups, the root's less the series' centre."""
         levels = [Level(own.first, freeze(own.starts), freeze(own.finds)) for own in tree.relations]
-        turns = [freeze(np.column_stack([np.cos(series.omega * h), np.sin(series.omega * h)])) for h in scores]
-        return cls(series, tree.order, tree.groups, levels, turns, freeze(weights))
+        turns = [_turn(series.step, h) for h in scores]
+        firsts = turns if series.first == series.step else [_turn(series.first, h) for h in scores]
+        return cls(series, tree.order, tree.groups, levels, firsts, turns, freeze(weights))
 
     def share_tiles(self) -> list[NDArray[np.intp]]:
         """The tiles of each lane."""
@@ -76,9 +78,9 @@ class SeriesWalk:
         from tablepuppet.join.factorised import kernels  # here: it loads the compiler
 
         series, root = self.series, self.order[0]
-        phases = [Phases(np.empty_like(turn), turn) for turn in self.turns]
+        phases = [Phases(first.copy(), turn) for first, turn in zip(self.firsts, self.turns, strict=True)]
         for phase in phases:
-            kernels.turn_to(phase.turn, 1 + TILE * int(tiles[0]), phase.now)
+            kernels.turn_on(phase, TILE * int(tiles[0]))
         out = [np.zeros((len(turn), 3 if i == root else 2)) for i, turn in enumerate(self.turns)]
         messages = np.empty((self.groups, 2 * kernels.DOWN))
         none = freeze(np.zeros(0))
@@ -92,6 +94,10 @@ class SeriesWalk:
                 weights = self.weights if i == root else none
                 kernels.pass_down(self.levels[i], phases[i], messages, weights, Sums(own, out[i]))
         return out
+
+
+def _turn(omega: float, scores: Array) -> Array:
+    return freeze(np.column_stack([np.cos(omega * scores), np.sin(omega * scores)]))
 
 
 def walk_lanes(walks: Sequence[SeriesWalk], lanes: Iterable[Lane]) -> Iterator[list[Array]]:

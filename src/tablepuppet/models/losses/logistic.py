@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -90,7 +89,7 @@ class Logistic(Loss):
         return u
 
     def separate(self, labels: Array) -> Separable:
-        return Separable(_CORE, linear=-labels)
+        return Separable(_CORE, linear=0.5 - labels)
 
     def probabilities(self, scores: Array) -> Array:
         second = sigmoid(scores[:, 0])
@@ -142,4 +141,9 @@ def _total(scores: Array, labels: Array, e: Array) -> float:
     return float(logarithms + np.maximum(a, 0.0).sum() - labels @ a)
 
 
-_CORE = Analytic(partial(np.logaddexp, 0.0), sigmoid, lambda a: Logistic().curvature(a, a), strip=np.pi)
+_CORE = Analytic(  # less a / 2, so that it is even
+    lambda a: np.logaddexp(a / 2.0, -a / 2.0),
+    lambda a: np.tanh(a / 2.0) / 2.0,
+    lambda a: Logistic().curvature(a, a),
+    strip=np.pi,
+)

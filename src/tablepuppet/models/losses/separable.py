@@ -29,7 +29,7 @@ class Exponential:
 
 @dataclass(frozen=True, slots=True)
 class Analytic:
-    """φ is analytic near the real line, and so the sum of a short Fourier series wherever scores lie."""
+    """φ is even, φ″ fades away from 0, and φ is analytic near the real line: the sum of a short Fourier series."""
 
     value: Function
     slope: Function

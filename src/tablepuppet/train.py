@@ -203,7 +203,7 @@ def evaluate(model: Model, job: Job, tables: Tables, link: Link, *, rows: str = 
                 if found.on is None:
                     raise JobError("too few rows are left for the noise on them")
                 return Evaluation(found.metrics, replace(measured.rows.count(prepared.mapping), joined=found.on.rows))
-        shown = _round_for(prepared, model)
+        shown = RoundedResults.of(prepared.rounding, prepared.mapping, model.loss)
         metrics = found.metrics if shown is None else shown.train.measured(found).metrics
         alone = scored.measure_constant()
         baseline = alone if shown is None else shown.train.metrics(alone)
@@ -220,7 +220,7 @@ def compare(model: Model, other: Model, job: Job, tables: Tables, link: Link, *,
             if prepared.noise is not None:
                 return NoisyMetrics(prepared.noise).compare(first, second, measured.rows.count(prepared.mapping))
         found = compare_models(first, second, measured.rows.count(prepared.mapping))
-        shown = _round_for(prepared, model)
+        shown = RoundedResults.of(prepared.rounding, prepared.mapping, model.loss)
         return found if shown is None else shown.comparison(found, first.measure(), second.measure())
 
 
@@ -238,14 +238,9 @@ def importance(
         prepared = prepare_job(job, session, "evaluate", measured=measured)
         scored = score_labelled(model, prepared, link, session.job_id)
         found = inspection.permutation_importance(scored, by=by, repeats=repeats, seed=seed)
-        shown = _round_for(prepared, model)
+        shown = RoundedResults.of(prepared.rounding, prepared.mapping, model.loss)
         found = found if shown is None else shown.rises(found, scored.measure().loss)
         return inspection.Inspection(found, measured.rows.count(prepared.mapping))
-
-
-def _round_for(prepared: Prepared, model: Model) -> RoundedResults | None:
-    """How metrics of a model are rounded for the asker; None: as they are."""
-    return RoundedResults.of(prepared.rounding, prepared.mapping, model.loss)
 
 
 def partial_dependence(

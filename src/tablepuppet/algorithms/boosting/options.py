@@ -81,8 +81,7 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
         self._check(0 <= self.least_weight < inf, "min_child_weight must be a number from 0 up")
         self._check(self.least_rows >= 1, "min_leaf_rows must be at least 1")
         self._check(0 <= self.min_gain < inf, "min_gain must be a number from 0 up")
-        least = 0.0 if self.min_category_weight is None else self.min_category_weight
-        self._check(0 <= least < inf, "min_category_weight must be a number from 0 up")
+        self._check(0 <= (self.min_category_weight or 0.0) < inf, "min_category_weight must be a number from 0 up")
         self._check(
             self.categories is None or 2 <= self.categories <= _MOST_CATEGORIES,
             f"categories must lie in 2..{_MOST_CATEGORIES}",

@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Problem
-from tablepuppet.algorithms.centralized.algorithm import Centralized, minimise
-from tablepuppet.algorithms.centralized.by_torch import Fitted, Pooled, PooledBlock, train
 from tablepuppet.algorithms.numerics.optimizers import noise_edge
 from tablepuppet.algorithms.numerics.search import best_intercept
+from tablepuppet.algorithms.pooled import Fitted, Pooled, PooledBlock
 from tablepuppet.arrays import Array, Codes
 from tablepuppet.exchanges.encoding import RevealedFeatures, RevealFeatures
 from tablepuppet.join.joined_rows import JoinedRows
@@ -137,12 +136,12 @@ def _features(parts: Sequence[tuple[Array, tuple[Codes, ...]]], encoders: Sequen
 def _optimum(prepared: Prepared, problem: Problem, tables: Sequence[_Table]) -> Fitted:
     """A linear model, solved on the feature matrix of the join."""
     plan, rows = prepared.plan, rows_here(prepared.mapping.train)
-    assert isinstance(plan.job.options, Centralized)
+    algorithm: Any = plan.algorithm  # a baseline, whose own methods these are
     assert isinstance(plan.job.model.l2, int | float)
     joined = np.concatenate([rows.expand(block, t.train.dense) for block, t in enumerate(tables)], axis=1)
     weights = rows.joined_weights()
     loss = plan.loss if weights is None else Weighted(plan.loss, weights)
-    best = minimise(joined, rows.joined_labels(), loss, plan.job.model.l2, plan.job.options.tolerance)
+    best: Fitted = algorithm.fit(joined, rows.joined_labels(), loss, plan.job.model.l2, plan.job.options)
     borders = np.cumsum([t.train.width for t in tables])[:-1]
     return replace(best, thetas=np.split(best.thetas[0], borders))
 
@@ -151,7 +150,7 @@ def _network(prepared: Prepared, problem: Problem, tables: Sequence[_Table]) -> 
     """A network or a head, trained by torch on the joined rows."""
     plan, joined = prepared.plan, rows_here(prepared.mapping.train)
     job = plan.job
-    assert isinstance(job.options, Centralized)
+    algorithm: Any = plan.algorithm
     blocks = []
     for bound, table, index in zip(prepared.mapping.bound.blocks, tables, joined.indices, strict=True):
         rows = index.numbers(joined.rows).astype(np.int64)
@@ -178,7 +177,7 @@ def _network(prepared: Prepared, problem: Problem, tables: Sequence[_Table]) -> 
         seed=job.seed,
     )
     with one_torch_thread():
-        found = train(pooled, job.options.learning_rate)
+        found: Fitted = algorithm.train(pooled, job.options)
     if problem.head is not None:
         problem.head.own = found.own
         if pooled.noise is not None:

@@ -14,8 +14,9 @@ import numpy as np
 import scipy
 
 from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure, network_seconds
-from tablepuppet.algorithms.centralized.by_torch import Fitted
+from tablepuppet.algorithms.centralized.by_torch import train
 from tablepuppet.algorithms.options import AlgorithmOptions
+from tablepuppet.algorithms.pooled import Fitted, Pooled
 from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RoundTraffic, RunShape, Shape
 from tablepuppet.arrays import Array
 from tablepuppet.models.losses import Loss
@@ -136,6 +137,14 @@ class CentralizedAlgorithm(Algorithm[Centralized]):
 
     def chooses_steps(self, options: Centralized, *, is_linear: bool, features: FeaturePrivacy | None) -> bool:
         return not is_linear and options.learning_rate is None
+
+    def fit(self, features: Array, labels: Array, loss: Loss, l2: float, options: Centralized) -> Fitted:
+        """The minimum of F on the joined feature matrix, where it is convex."""
+        return minimise(features, labels, loss, l2, options.tolerance)
+
+    def train(self, pooled: Pooled, options: Centralized) -> Fitted:
+        """A network or a head on the joined rows."""
+        return train(pooled, options.learning_rate)
 
     def cpu(self, shape: Shape, options: Centralized, epoch: int, batches: int = 1) -> float:
         """All of it, where F is convex; else an epoch of torch's, and the first pools."""

@@ -38,7 +38,7 @@ MOST = 2_000  # parameters of a block whose curvature is a matrix
 SHARED = 3_000_000  # numbers that a client sends in a round where several sum them
 CLASSES = 16  # outputs beyond which the pairs of them are more to send than they save
 ROWS_PER_COLUMN = 200  # that a matrix is made of, about
-_LONG = 2.0  # a row's norm against the usual one, from which the row stands for itself alone
+_MUCH = 4.0  # of a mean row's share of the matrix: a row with more stands for itself alone
 _RARE = 50  # rows of a sample that suffice for a name
 _CLOSE = 1e-4  # residual of a direction that is found by products
 
@@ -84,16 +84,18 @@ def sampled_matrix(model: LinearModel, curvature: Array, outputs: int) -> Array:
     """D without the intercept's share, from some of the rows if there are many for each column."""
     step = model.train.rows // (ROWS_PER_COLUMN * max(1, model.width))
     if step > 1:
-        rows, weights = _draw_rows(model.train, step)
+        diagonal = curvature[:, _places(outputs).diagonal()]
+        rows, weights = _draw_rows(model.train, diagonal.sum(axis=1), step)
         model, curvature = replace(model, train=model.train.take(rows)), weights[:, None] * curvature[rows]
     taken = intercept_share(beside_intercept(model, curvature), curvature.sum(axis=0), outputs)
     return curvature_matrix(model, curvature, outputs) - taken @ taken.T
 
 
-def _draw_rows(features: Features, step: int) -> tuple[NDArray[np.intp], Array]:
-    """Every s-th row, which stands for s, and those that no other row is like: long ones, and those of rare names."""
-    norms = features.row_norms()
-    is_own = norms > _LONG * np.sqrt(np.mean(norms * norms))
+def _draw_rows(features: Features, curvature: Array, step: int) -> tuple[NDArray[np.intp], Array]:
+    """Every s-th row, which stands for s, and those that no other row is like: those that add most to the matrix, and
+    those of rare names."""
+    share = features.row_norms() ** 2 * curvature
+    is_own = share > _MUCH * share.mean()
     for codes in features.codes:
         counts = np.bincount(codes + 1)
         is_own |= counts[codes + 1] < _RARE * step

@@ -40,14 +40,26 @@ MISTAKES: dict[str, tuple[Call, str]] = {
     "a federation that is a path": (lambda f, r: tp_any.Federation("x.parquet"), "mapping from table name"),
     "a federation of nothing": (lambda f, r: tp_any.Federation({}), "mapping from table name"),
     "a table that is a dict": (lambda f, r: tp_any.Federation({"o": {"a": [1]}}), "not a source"),
+    "a table that is a column": (lambda f, r: tp_any.Federation({"o": _read("orders")["quantity"]}), ".to_frame()"),
+    "a table without a name": (lambda f, r: tp_any.Federation({"": _read("orders")}), "must be text, not empty"),
     "a query that is None": (_train(query=None), "SQL text"),
     "a label that is not selected": (_train(label="item_id"), "Add o.item_id"),
     "no label": (lambda f, r: f.train(QUERY), 'label="returned"'),
     "a label that is a number": (_train(label=3), "not int"),
+    "a label that is a column": (_train(label=_read("orders")["returned"]), "not Series"),
     "no label of a search": (lambda f, r: tp_any.search(f, QUERY, {"l2": [1]}), 'label="returned"'),
     "an unknown model": (_train(model="xgboost"), "did you mean 'boosted'"),
     "an estimator of scikit-learn": (_train(model="RandomForestClassifier"), "did you mean 'boosted'"),
     "a penalty of scikit-learn": (_train(C=1.0), "did you mean 'l2'"),
+    "a patience of XGBoost": (_train(model="boosted", early_stopping_rounds=5), "did you mean 'patience'"),
+    "a text in double quotes": (_train(query=f'{QUERY} WHERE i.category = "a"'), "single quotes"),
+    "a text in curly quotes": (_train(query=f"{QUERY} WHERE i.category = ‘a’"), "single quotes"),
+    "a time that is not there": (_train(split="o.quantty"), "Did you mean quantity"),
+    "a table without a time": (_train(split="time"), 'split="o.ts"'),
+    "many numbers for two classes": (
+        _train(query=f"SELECT i.price, o.quantity {JOIN}", label="quantity", model="logistic"),
+        'model="linear"',
+    ),
     "a misspelt model": (_train(modle="mlp"), "did you mean 'model'"),
     "layers that are text": (_train(model="mlp", hidden="64"), "expected list, got str"),
     "privacy that is a word": (_train(privacy="dp"), "expected dict, got str"),
@@ -66,9 +78,16 @@ MISTAKES: dict[str, tuple[Call, str]] = {
     "a comparison with a path": (lambda f, r: f.compare(r, "model"), "see tp.load"),
     "another query": (lambda f, r: f.predict(r, "SELECT o.quantity FROM orders o"), "needs the feature i.price"),
     "an unknown key": (lambda f, r: f.predict(r, key="nokey"), "the key nokey"),
+    "a key twice": (lambda f, r: f.predict(r, key=["item_id", "item_id"]), "each once"),
+    "a key that is a number": (lambda f, r: f.predict(r, key=3), "as in key="),
+    "a prediction of a data frame": (lambda f, r: r.predict(_read("orders")), "takes a Federation"),
+    "a threshold that is text": (lambda f, r: f.predict(r, threshold="0.5"), "from 0 to 1"),
     "a threshold above one": (lambda f, r: f.predict(r, threshold=5), "from 0 to 1"),
     "a report without a path": (lambda f, r: r.report(None), "needs a path"),
+    "a report next to a path": (lambda f, r: r.report("x.html", beside="y.html"), "a list of results"),
+    "a history without a label": (lambda f, r: f.suggest_history(QUERY), "no label is named"),
     "a history as a spreadsheet": (lambda f, r: r.write_history("x.xls"), ".csv or .json"),
+    "a model over a device": (lambda f, r: r.save("/dev/full"), "choose another folder"),
     "a model over a file": (lambda f, r: r.save(__file__), "choose another folder"),
     "a model that is not there": (lambda f, r: tp.load("nope"), "no model.json in nope"),
     "an unknown goal": (lambda f, r: r.threshold("f2"), "f1, accuracy, youden"),
@@ -77,6 +96,7 @@ MISTAKES: dict[str, tuple[Call, str]] = {
     "rows that are not measured": (lambda f, r: f.evaluate(r, rows="validation"), '"test"'),
     "an unknown feature": (lambda f, r: f.partial_dependence(r, feature="prise"), "Did you mean i.price"),
     "a text for a number": (lambda f, r: f.partial_dependence(r, feature="price", values=["a"]), "is a number"),
+    "a query before the federation": (lambda f, r: tp_any.search(QUERY, f, {"l2": [1]}), "takes a Federation"),
     "a grid that is a number": (lambda f, r: tp_any.search(f, QUERY, 3, label="returned"), "the grid gives values"),
     "an unknown option in a grid": (lambda f, r: tp_any.search(f, QUERY, {"l3": [1]}, label="returned"), "'l3'"),
     "a table instead of a federation": (
@@ -121,6 +141,36 @@ def test_rows_whose_keys_have_trailing_spaces_are_counted(result: tp.Result) -> 
         notes = federation.train(QUERY, label="returned").notes
     assert any(note.startswith("30 of 60 rows of orders (o) found no partner") for note in notes)
     assert not any("no partner" in note for note in result.notes)
+
+
+def test_numbers_with_a_comma_are_noted(result: tp.Result) -> None:
+    items = _read("items")
+    items["price"] = [f"{price:.2f}".replace(".", ",") for price in items["price"]]
+    with tp.Federation({"orders": _read("orders"), "items": items}) as federation:
+        notes = federation.train(QUERY, label="returned").notes
+        cast = QUERY.replace("i.price", "CAST(replace(i.price, ',', '.') AS DOUBLE) AS price")
+        assert federation.train(cast, label="returned").objective == pytest.approx(result.objective)
+    assert any("replace(i.price, ',', '') AS DOUBLE" in note for note in notes)
+
+
+def test_classes_that_differ_in_spaces_or_case_are_noted(result: tp.Result) -> None:
+    orders = _read("orders")
+    orders["returned"] = [
+        "yes" if is_back else "No " if row % 2 else "no" for row, is_back in enumerate(orders["returned"])
+    ]
+    with tp.Federation({"orders": orders, "items": _read("items")}) as federation:
+        notes = federation.train(QUERY, label="returned").notes
+        trimmed = QUERY.replace("o.returned", "lower(trim(o.returned)) AS returned")
+        assert federation.train(trimmed, label="returned").objective == pytest.approx(result.objective)
+    assert any("3 classes, of which some differ in spaces or case only" in note for note in notes)
+    assert not any("classes" in note for note in result.notes)
+
+
+def test_one_text_stands_for_a_list_of_one_in_a_history() -> None:
+    def write(windows: Any, columns: Any) -> str:
+        return tp.history("v", key="c", time="s", at="o.day", windows=windows, columns=columns)
+
+    assert write("90 days", "minutes") == write(["90 days"], ["minutes"])
 
 
 def test_a_csv_column_that_one_word_turned_to_text_is_noted(tmp_path: Path) -> None:

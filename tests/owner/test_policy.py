@@ -146,7 +146,7 @@ def test_predictions_and_their_keys_can_be_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("minimum_row = 5", "unknown field"),
+        ("minimum_row = 5", "did you mean .minimum_rows"),
         ("minimum_rows = 'many'", "Expected `int`"),
         ("[labels]\neps = 1", "unknown field"),
         ("minimum_rows = ", "not valid TOML"),

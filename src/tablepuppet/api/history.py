@@ -75,7 +75,8 @@ def history(
     ) results_history ON true
     """
     keys = {key: key} if isinstance(key, str) else dict(key) if isinstance(key, Mapping) else {k: k for k in key}
-    asked = _History(table, keys, time, _parse_moment(at), tuple(columns), tuple(categories), _sort_windows(windows))
+    numbers, texts = ((given,) if isinstance(given, str) else tuple(given) for given in (columns, categories))
+    asked = _History(table, keys, time, _parse_moment(at), numbers, texts, _sort_windows(windows))
     return asked.join(name or f"{table}_history")
 
 
@@ -156,7 +157,7 @@ def parse_window(window: Any) -> str:
 def _sort_windows(windows: Windows) -> tuple[tuple[str, str], ...]:
     """The longest first; the end of a feature's name is "" for all rows, and "_90d" for 90 days."""
     found: dict[str, tuple[float, str]] = {}
-    for window in windows:
+    for window in (windows,) if isinstance(windows, str) else windows:
         if window is None:
             found[""] = (float("inf"), "")
             continue
@@ -262,17 +263,22 @@ def find_label_table(tree: exp.Select, label: str, schemas: Schemas, at: str | N
             holds = label.lower() in known[node.name.lower()]
             if node.alias_or_name.lower() == alias.lower() or (not alias and holds):
                 return node
-    raise JobError(f"the table of the label {label!r} is no table of the FROM clause; give at=, its moment, as in t.ts")
+    found = f"the table of the label {label!r} is no table of the FROM clause" if label else "no label is named"
+    raise JobError(f'{found}; give label="returned", a column of the SELECT list, or at=, its moment, as in t.ts')
 
 
 def find_moment(base: exp.Table, columns: Sequence[Column], at: str | None) -> exp.Column:
     """The column that `at` names, or the only time of a table."""
     if at is not None:
-        return _parse_moment(at)
+        moment, names = _parse_moment(at), [column.name for column in columns]
+        if moment.name.lower() not in map(str.lower, names):
+            raise JobError(f"{base.name} has no column {moment.name}. {did_you_mean(moment.name, names)}")
+        return moment
     times = [column.name for column in columns if column.kind in _TIMES]
     if len(times) != 1:
         found = f"has {' and '.join(times)}" if times else "has no date or time"
-        raise JobError(f'the moments of {base.name}: it {found}; say which, as in at="{base.alias_or_name}.ts"')
+        at = f"{base.alias_or_name}.ts"
+        raise JobError(f'the moments of {base.name}: it {found}; name a column: at="{at}" or, to split, split="{at}"')
     return exp.column(_quote(times[0]), base.alias_or_name)
 
 

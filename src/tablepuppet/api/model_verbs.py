@@ -90,6 +90,8 @@ class ModelVerbs:
         if to is not None:
             check_place(check_file(to), "predictions")
         names = (key,) if isinstance(key, str) else key
+        if names is not None and (not isinstance(names, Sequence) or len(set(map(str, names))) < len(names)):
+            raise JobError('key names columns of the label\'s table, each once, as in key="order_id"')
         with show_progress("predicting", progress), self._offer_modules(chosen, module, head):
             table = self._predict(
                 chosen,

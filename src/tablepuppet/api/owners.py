@@ -52,7 +52,8 @@ def name_owners(
     owners: Owners = {}
     for table, given in tables.items():
         if not isinstance(table, str) or not table:
-            raise JobError(f"a table's name must be text, not {type(table).__name__}")
+            found = "empty" if table == "" else type(table).__name__
+            raise JobError(f"a table's name must be text, not {found}")
         count = len(_as_list(given))
         if not count:
             raise JobError(f"table {table!r} has no source; give at least one")

@@ -70,6 +70,8 @@ def search(
     >>> found.best in ({"l2": 1e-3}, {"l2": 1.0})
     True
     """
+    if not isinstance(federation, Federation):
+        raise JobError(f"a search takes a Federation, then a query, not {type(federation).__name__}")
     settings = drawn_settings(grid, samples, options.get("seed", 0)) or [{}]
     fixed = sorted({"query", "label", "model", "algorithm"} & {name for setting in settings for name in setting})
     if fixed:

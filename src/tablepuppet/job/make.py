@@ -69,7 +69,7 @@ def _check_names(query: Any, label: Any, model: Any) -> None:
     if not isinstance(query, str):
         raise JobError(f"query must be SQL text, not {type(query).__name__}")
     if not isinstance(label, str) or not label:
-        found = "" if label in ("", None) else f", not {type(label).__name__}"
+        found = "" if isinstance(label, str | None) else f", not {type(label).__name__}"
         raise JobError(
             f'label must be the name of a column in the SELECT list{found}; name what to predict: label="returned"'
         )

@@ -342,8 +342,8 @@ def _check_sides(
     if request.test_fraction < 1:
         where = "test and the validation side" if labels.is_validation[counts[1] > 0].any() else "test side"
         raise MappingError(
-            f"all {total} joined rows fell on the {where}; lower test_fraction, keep fewer rows out by test_where or "
-            "validation_where, or bring more rows"
+            f"all {total} joined rows fell on the {where}; lower test_fraction, shorten gap, keep fewer rows out by "
+            "test_where or validation_where, or bring more rows"
         )
 
 

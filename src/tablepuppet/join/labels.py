@@ -210,7 +210,8 @@ def _agree(summaries: Sequence[LabelSummary], task: Task, label: str) -> LabelIn
     if task == "binary" and len(found) != 2:
         raise MappingError(
             f"the model needs a label of two classes, and {label} has {len(found)}; "
-            'use model="softmax", or make two of them in the SELECT, for example (x > 0) AS y'
+            'use model="softmax" for classes, model="linear" for numbers, or make two classes in the SELECT, for '
+            "example (x > 0) AS y"
         )
     if kinds == {"boolean"}:
         return LabelInfo("class", (False, True))

@@ -52,7 +52,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from tablepuppet.errors import PolicyError
+from tablepuppet.errors import PolicyError, hint
 from tablepuppet.owner.scans import ScanUse
 from tablepuppet.privacy.ledger import TableBudget
 from tablepuppet.privacy.options import LabelPrivacy
@@ -389,4 +389,6 @@ def read_policy(path: str | Path) -> Policy:
             read_public(public)
         return policy
     except msgspec.ValidationError as error:
-        raise PolicyError(f"the policy file {path} cannot be used: {error}") from None
+        unknown = str(error).replace("`", "").partition(" unknown field ")[2]
+        near = f"; {hint(unknown, Policy.__struct_fields__)}" if unknown and " " not in unknown else ""
+        raise PolicyError(f"the policy file {path} cannot be used: {error}{near}") from None

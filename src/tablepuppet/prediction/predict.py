@@ -310,7 +310,7 @@ def at_threshold(model: Model, table: pa.Table, threshold: float) -> pa.Table:
     """The same predictions, of the second class where its probability is at least `threshold`."""
     if "probability" not in table.column_names:
         raise ModelError("a threshold needs a model of two classes that predicts probabilities")
-    if not 0.0 <= threshold <= 1.0:
+    if not isinstance(threshold, int | float) or not 0.0 <= threshold <= 1.0:
         raise ModelError("threshold must be a probability, from 0 to 1: result.threshold() chooses one")
     is_second = (table["probability"].to_numpy() >= threshold).astype(np.int32)
     place = table.column_names.index("prediction")

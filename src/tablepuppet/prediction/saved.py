@@ -85,7 +85,7 @@ def save(model: Model, path: str | Path) -> None:
 
 def check_target(target: Path) -> None:
     """A model may be saved to a new or empty folder, or in the place of another model."""
-    if target.exists() and not (target / "model.json").is_file() and (target.is_file() or any(target.iterdir())):
+    if target.exists() and not (target / "model.json").is_file() and (not target.is_dir() or any(target.iterdir())):
         raise ModelError(f"{target} exists and is not a saved model; choose another folder")
 
 

@@ -37,6 +37,14 @@ _POINTS = 100  # of a curve
 _TREES = 20  # that a record has in words
 
 
+def records_of(first: Result, beside: object) -> list[r.RunRecord]:
+    """A result and those to show next to it, as plain data."""
+    others = [beside] if isinstance(beside, type(first)) else beside
+    if not isinstance(others, Sequence) or not all(isinstance(other, type(first)) for other in others):
+        raise JobError("beside takes a list of results, as train returns them: beside=[other]")
+    return [record_of(result) for result in (first, *others)]
+
+
 def record_of(result: Result, name: str | None = None) -> r.RunRecord:
     """A result as plain data."""
     job = result.plan.job

@@ -40,10 +40,11 @@ def _to_arrow(value: object, name: str) -> pa.Table:
     pandas = sys.modules.get("pandas")
     if pandas is not None and isinstance(value, pandas.DataFrame):
         return _from_pandas(value, name)
-    if hasattr(value, "__arrow_c_stream__"):  # polars, and any other library that speaks Arrow
+    module, kind = type(value).__module__, type(value).__name__
+    if hasattr(value, "__arrow_c_stream__") and kind != "Series":  # polars, and any other library that speaks Arrow
         return pa.table(value)
     hint = "; call .collect() on it first" if hasattr(value, "collect") else ""
-    module, kind = type(value).__module__, type(value).__name__
+    hint = "; call .to_frame() on it first" if hasattr(value, "to_frame") else hint
     found = f"a value of type {kind}" if module == "builtins" else f"a {module}.{kind}"
     raise SourceError(
         f"table {name}: {found} is not a source{hint}. Give a path, "

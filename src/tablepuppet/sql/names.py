@@ -154,6 +154,8 @@ class _Names:
             hint = f"{name.name} is only a name that SELECT gives: repeat its expression here."
         elif matches(name, self.scope.aliases):
             hint = f"{name.name} is a table: write {name.name}.* for all its columns."
+        elif name.quoted or name.name[0] in "‘’“”":
+            hint = "Is it a text? Texts stand in single quotes: 'a'."
         else:
             known = {column: None for r in relations for column in self.shapes[r].columns}
             hint = did_you_mean(name.name, list(known))

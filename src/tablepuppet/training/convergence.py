@@ -77,6 +77,7 @@ def judge(
     elif plan.job.split.test_fraction:
         notes.append("no joined row is a test row, so metrics are those of training rows; raise test_fraction")
     notes += [*_rows_without_partner(prepared), *_keys_as_features(prepared), *_names_of_rows(prepared, encoders)]
+    notes += _classes_alike(prepared)
     return Verdict(converged, tuple(notes), baseline)
 
 
@@ -200,6 +201,18 @@ def _keys_as_features(prepared: Prepared) -> list[str]:
     ]
 
 
+def _classes_alike(prepared: Prepared) -> list[str]:
+    """A sentence where classes of the label differ in spaces or case only."""
+    label = prepared.mapping.bound.label
+    classes = prepared.mapping.label.classes
+    if len({str(name).strip().lower() for name in classes}) == len(classes):
+        return []
+    return [
+        f"the label {label} has {len(classes)} classes, of which some differ in spaces or case only; to make one of "
+        f"them, select lower(trim({label})) AS {label}"
+    ]
+
+
 def _is_number(text: str) -> bool:
     try:
         return math.isfinite(float(text))
@@ -214,6 +227,12 @@ def _names_of_rows(prepared: Prepared, encoders: Sequence[Sequence[Encoder]]) ->
         for name, encoder in zip(block.features, of_block, strict=False):  # a block without rows has none
             names = encoder.categories if isinstance(encoder, CategoryEncoder) else ()
             count, numbers = len(names), sum(map(_is_number, names))
+            if sum(_is_number(text.replace(",", "")) for text in names) == count > numbers:
+                notes.append(
+                    f"{name} is text: numbers with a comma. Write CAST(replace({name}, ',', '') AS DOUBLE) if it "
+                    "separates thousands, and with '.' instead of '' if it separates decimals"
+                )
+                continue
             if count > numbers > _MOSTLY * count:
                 notes.append(
                     f"{name} is text, and {numbers:,} of its {count:,} values are numbers; where it should be a "

@@ -336,6 +336,8 @@ class Result:
         >>> result.predict(federation).num_rows
         120
         """
+        if not hasattr(federation, "predict"):
+            raise ModelError(f"predict takes a Federation, not a {type(federation).__name__}: owners keep the rows")
         return federation.predict(self.model, query, **options)
 
     def report(
@@ -359,9 +361,9 @@ class Result:
         from msgspec.structs import replace
 
         from tablepuppet.report.page import write_report
-        from tablepuppet.report.recording import dependence_of, record_of
+        from tablepuppet.report.recording import dependence_of, records_of
 
-        first, *others = [record_of(result) for result in (self, *beside)]
+        first, *others = records_of(self, beside)
         return write_report(path, [replace(first, dependence=dependence_of(dependence or {})), *others], networks)
 
     def to_json(self) -> str:

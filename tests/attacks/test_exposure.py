@@ -22,6 +22,7 @@ from tablepuppet.exchanges.schema import OpenScan
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.owner.policy import Policy
 from tablepuppet.owner.store import ClientTables
+from tablepuppet.privacy.analyst import AnalystTerms
 from tablepuppet.protocol.columns import CategoryEncoder, NumberEncoder
 from tablepuppet.protocol.contract import BlockTerms, Column, Contract, ScanTerms, fingerprint
 from tablepuppet.sources.source import open_source
@@ -87,14 +88,21 @@ def over_a_network(**rules: Any) -> Client:
     return Client("people", ClientTables({"people": open_source(people(), "people")}), Policy(**rules))
 
 
-def propose(client: Client, texts: list[str], model: str) -> str:
+def propose(client: Client, texts: list[str], model: str, **terms: Any) -> str:
     job = secrets.token_hex(8)
     scan = ScanTerms(0, "people", tuple(Column(text, ("feature",)) for text in texts), None)
     block = BlockTerms("people", 0, tuple(range(len(texts))), model=model)
-    contract = Contract(purpose="predict", asker="analyst", label="y", scans=(scan,), blocks=(block,))
+    contract = Contract(purpose="predict", asker="analyst", label="y", scans=(scan,), blocks=(block,), **terms)
     client.answer(OpenScan(job=job, scan=0, table="people", columns=texts))
     client.answer(ProposeContract(job=job, contract=contract))
     return job
+
+
+def test_predictions_are_not_called_noisy() -> None:
+    """The terms of an analyst budget say that rows are not counted, and scores have no noise that would stand for it."""
+    paid = AnalystTerms(table="people", epsilon=1.0, delta=1e-5, shares={"metrics": 1.0})
+    with pytest.raises(PolicyError, match="a contract to predict has none"):
+        propose(over_a_network(minimum_rows=50, keys_in_plain=False), ['"a"'], "0" * 32, analyst=paid)
 
 
 def score(client: Client, texts: list[str], theta: Any, encoders: Any = None, rows: int = ROWS) -> Any:

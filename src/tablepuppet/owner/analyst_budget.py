@@ -10,9 +10,11 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator
 
+from tablepuppet.errors import PolicyError
 from tablepuppet.owner.owner_log import OwnerLog
 from tablepuppet.owner.policy import Policy, refused_by
 from tablepuppet.owner.scans import ScanUse
+from tablepuppet.privacy.analyst import SHARES
 from tablepuppet.privacy.ledger import Spending, TableBudget
 from tablepuppet.protocol.contract import Contract, ScanTerms, Training
 
@@ -43,9 +45,12 @@ def _reads(policy: Policy, contract: Contract, use: Callable[[int], ScanUse]) ->
 
 def check_shown(policy: Policy, contract: Contract, use: Callable[[int], ScanUse]) -> None:
     """Refuses a contract by which an analyst would see something of a table with a budget that has no noise."""
+    if contract.analyst is not None and contract.purpose not in SHARES:
+        raise PolicyError(f"the contract pays for noise, and a contract to {contract.purpose} has none; leave it out")
     found = list(_reads(policy, contract, use))
     least, noise = max(policy.minimum_rows, policy.difference), contract.feature_privacy
-    if contract.analyst is not None and contract.purpose == "train" and not found and least > 1:
+    has_others = any(not budgeted_tables(policy, use(scan.scan)) for scan in contract.scans)
+    if contract.analyst is not None and contract.purpose == "train" and has_others and least > 1:
         policy.rule(
             noise is not None and noise.noise is not None and noise.noise >= least,
             "minimum_rows",

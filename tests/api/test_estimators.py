@@ -59,6 +59,17 @@ def test_scikit_learn_clones_it_and_sets_its_parameters() -> None:
     assert repr(copy).startswith("RelationalClassifier(algorithm=Admm(")
 
 
+def test_parameters_are_attributes() -> None:
+    with federation() as owner:
+        model = tp.RelationalRegressor(l2=0.5)
+        model.l2, model.seed = 2 * model.l2, 3  # as users of scikit-learn write it
+        model.fit(owner, QUERY.format(y="number"), label="number")
+        assert (model.result_.plan.job.model.l2, model.result_.plan.job.seed) == (1.0, 3)
+        assert set(model.get_params()) == {"model", "algorithm", "test_fraction", "progress", "l2", "seed"}
+    with federation() as owner, pytest.raises(tp.TablePuppetError, match="l2_"):
+        tp.RelationalRegressor(l2_=0.5).fit(owner, QUERY.format(y="number"), label="number")
+
+
 def test_scikit_learn_knows_what_it_is() -> None:
     base: Any = pytest.importorskip("sklearn.base")
     classifier, regressor = tp.RelationalClassifier(), tp.RelationalRegressor()

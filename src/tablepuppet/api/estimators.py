@@ -27,6 +27,8 @@ from tablepuppet.training.result import Result
 _OF_ALGORITHMS = {name for a in BY_NAME.values() for name in a.options.__struct_fields__}
 _OPTIONS = {*ARGUMENTS, *_OF_ALGORITHMS, *loss_options()} - {"query", "label", "options", "loss_options", "module"}
 
+_LEARNED = ("result_", "classes_", "feature_names_in_")  # by `fit`
+
 
 class NotFittedError(TablePuppetError, ValueError, AttributeError):
     """An estimator was used before `fit`; also a ValueError and an AttributeError, as scikit-learn's is."""
@@ -55,32 +57,21 @@ class _RelationalEstimator:
         self.algorithm = algorithm
         self.test_fraction = test_fraction
         self.progress = progress
-        self._options = options
-
-    @classmethod
-    def _parameter_names(cls) -> list[str]:
-        """The constructor's own parameters."""
-        parameters = inspect.signature(cls.__init__).parameters.values()
-        return [p.name for p in parameters if p.name != "self" and p.kind is not inspect.Parameter.VAR_KEYWORD]
+        vars(self).update(options)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """All parameters, including options of the algorithm and the model; `deep` has no effect."""
-        return {name: getattr(self, name) for name in self._parameter_names()} | self._options
+        return {name: value for name, value in vars(self).items() if name not in _LEARNED}
 
     def set_params(self, **given: Any) -> Self:
         """Sets parameters by name: the constructor's own, and any option of a job or of an algorithm."""
-        own = self._parameter_names()
-        known = {*own, *self._options, *_OPTIONS}
+        known = self.get_params().keys() | _OPTIONS
         for name in given:
             if name not in known:
                 raise ParameterError(
                     f"Invalid parameter {name!r} for estimator {self!r}. Valid parameters are: {sorted(known)!r}."
                 )
-        for name, value in given.items():
-            if name in own:
-                setattr(self, name, value)
-            else:
-                self._options = self._options | {name: value}
+        vars(self).update(given)
         return self
 
     def fit(

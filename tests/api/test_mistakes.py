@@ -11,6 +11,7 @@ import pytest
 from tests.cli.mistakes import JOIN, QUERY, right
 
 import tablepuppet as tp
+from tablepuppet.privacy.options import FeaturePrivacy, Privacy
 
 Call = Callable[[Any, Any], Any]  # a federation and a result
 tp_any: Any = tp  # whose calls are wrong on purpose
@@ -67,6 +68,15 @@ MISTAKES: dict[str, tuple[Call, str]] = {
     "a test fraction in percent": (_train(test_fraction=15), "test_fraction must lie in"),
     "a seed that is None": (_train(seed=None), "expected int, got None"),
     "privacy that is a number": (_train(privacy=1.0), "privacy"),
+    "noise of no size": (
+        _train(privacy={"label": {"epsilon": 0}}),
+        "privacy.label.epsilon must be above 0 and at most 100; it is 0",
+    ),
+    "a cap of nothing": (_train(privacy={"features": {"epsilon": 1, "cap": {"o": 0}}}), "cap must be at least 1"),
+    "bounds of privacy, by its struct": (
+        lambda f, r: f.train(QUERY, label="returned", privacy=Privacy(features=FeaturePrivacy(noise=-1.0))),
+        "privacy.features.noise must be above 0",
+    ),
     "an unknown privacy option": (_train(privacy={"epsilon": 1}), "no option 'epsilon'"),
     "a callback that is a number": (_train(on_round=3), "a function of one event"),
     "a class instead of options": (_train(algorithm=tp.Admm), "not the class Admm"),

@@ -14,7 +14,7 @@ import hashlib
 import hmac
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
 import numpy as np
@@ -26,7 +26,7 @@ from tablepuppet.errors import JobError, hint
 EPSILON_STEP = 0.01  # of ε of labels
 KeyMode = Literal["hmac", "dh", "sha256", "plain"]
 Epsilon = Annotated[float, Meta(gt=0, le=100)]
-Delta = Annotated[float, Meta(gt=0, lt=1)]  # less than one over the number of rows
+Delta = Annotated[float, Meta(gt=0, lt=1, description="take less than one over the number of rows")]
 Positive = Annotated[float, Meta(gt=0, lt=1e300)]
 Cap = Annotated[int, Meta(ge=1)]
 
@@ -171,28 +171,46 @@ def privacy_of(given: Any) -> Privacy:
     """
     if given is None:
         return Privacy()
-    if isinstance(given, Privacy):
-        return given
+    plain = msgspec.to_builtins(given) if isinstance(given, Privacy) else given
     try:
-        return msgspec.convert(given, Privacy, strict=True)
+        return msgspec.convert(plain, Privacy, strict=True)
     except msgspec.ValidationError as error:
-        raise JobError(_explained(error)) from None
+        raise JobError(_explain_error(error, plain)) from None
 
 
-def _explained(error: msgspec.ValidationError) -> str:
+def _explain_error(error: msgspec.ValidationError, given: Any) -> str:
     """The invalid option and its error, as the user wrote it.
 
-    >>> _explained(msgspec.ValidationError("Expected `float`, got `str` - at `$.label.epsilon`"))
+    >>> _explain_error(msgspec.ValidationError("Expected `float`, got `str` - at `$.label.epsilon`"), {})
     'privacy.label.epsilon: expected float, got str'
-    >>> _explained(msgspec.ValidationError("Object contains unknown field `lable`"))
+    >>> _explain_error(msgspec.ValidationError("Object contains unknown field `lable`"), {})
     "privacy has no option 'lable'; did you mean 'label'?"
     """
     what, _, where = str(error).replace("`", "").partition(" - at $")
     name = what.rpartition(" unknown field ")[2]
-    if name == what:
-        return f"privacy{where}: {what[0].lower()}{what[1:]}".replace("expected object", "expected dict")
-    known = _SECTIONS.get(where, Privacy).__struct_fields__
-    return f"privacy{where} has no option {name!r}; {hint(name, known)}"
+    if name != what:
+        known = _SECTIONS.get(where, Privacy).__struct_fields__
+        return f"privacy{where} has no option {name!r}; {hint(name, known)}"
+    section, _, name = where.partition("[")[0].rpartition(".")
+    types = get_type_hints(_SECTIONS.get(section, Privacy), include_extras=True)
+    if ", got " not in what and (bounds := _describe_bounds(types.get(name))):
+        found = (given[section[1:]] if section else given)[name]
+        return f"privacy{section}.{name} must be {bounds}; it is {found!r}"
+    return f"privacy{where}: {what[0].lower()}{what[1:]}".replace("expected object", "expected dict")
+
+
+def _describe_bounds(kind: Any) -> str:
+    """The bounds of an option's type, and advice.
+
+    >>> _describe_bounds(Cap | None)
+    'at least 1'
+    """
+    words = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+    for part in (kind, *get_args(kind)):
+        for meta in getattr(part, "__metadata__", ()):
+            limits = [f"{word} {limit:g}" for name, word in words.items() if (limit := getattr(meta, name)) is not None]
+            return " and ".join(limits) + (f" ({meta.description})" if meta.description else "")
+    return ""
 
 
 _SECTIONS: dict[str, type[msgspec.Struct]] = {

@@ -61,3 +61,19 @@ def test_the_clients_secret_is_made_once_and_read_by_its_owner_alone(tmp_path: P
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert len(path.read_text().strip()) == 64
     assert main(["certs", "secret", str(path)]) == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "advice"),
+    [
+        (["share", "no.secret", "certs/b.pem", "--as", "a"], "tablepuppet certs secret"),
+        (["open", "no.sealed", "certs/b.pem", "--as", "a"], "tablepuppet certs share"),
+        (["sign", "no.csr"], "tablepuppet certs request NAME"),
+    ],
+)
+def test_a_missing_file_comes_with_the_command_that_makes_it(
+    command: list[str], advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["certs", *command]) == 1
+    assert advice in " ".join(capsys.readouterr().err.split())

@@ -37,6 +37,8 @@ _INFO = b"tablepuppet clients' secret for "
 _SIGNATURE = ec.ECDSA(hashes.SHA256())
 _SUITE = hpke.Suite(hpke.KEM.P256, hpke.KDF.HKDF_SHA256, hpke.AEAD.CHACHA20_POLY1305)
 
+_MAKERS = {"the request": "request NAME", "the secret": "secret", "the sealed secret": "share, by another client"}
+
 
 def create_authority(folder: Path, days: int = 3650) -> None:
     """Writes a new authority, `ca.pem` and `ca.key`, where there is none yet."""
@@ -126,9 +128,9 @@ def read_file(path: Path, what: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
+        maker = _MAKERS.get(what, "party NAME, by whoever keeps the federation's authority")
         raise TransportError(
-            f"cannot read {what} {path}: {error.strerror}; check the path. Who keeps the federation's authority makes "
-            "certificates (tablepuppet certs party NAME)"
+            f"cannot read {what} {path}: {error.strerror}; check the path, or have it made (tablepuppet certs {maker})"
         ) from None
 
 
@@ -321,4 +323,7 @@ def open_sealed(sealed: bytes, own: Path, key: Path, sender: Path, authority: Pa
         public.verify(signature, name.encode() + content, _SIGNATURE)
         return _SUITE.decrypt(content, private, info=_INFO + name.encode())
     except (msgspec.MsgspecError, ValueError, TypeError, InvalidSignature, InvalidTag):
-        raise TransportError(f"this is not a secret for {name} by the holder of {sender}") from None
+        raise TransportError(
+            f"this is not a secret for {name} by the holder of {sender}, or an earlier release sealed it; have it "
+            "sealed again (tablepuppet certs share)"
+        ) from None

@@ -44,10 +44,13 @@ _RESULT = 8  # times less memory than a run has is for its result, at the coordi
 
 
 class Pipe:
-    """One end of a pipe between two processes of one machine; one thread reads and one writes."""
+    """One end of a pipe between two processes of one machine; one thread reads and one writes.
+
+    A parcel may have the answers of all clients. Each was below the limit of the network, and all of them need not be.
+    """
 
     def __init__(self, end: Connection, types: Any) -> None:
-        self._end, self._assembler = end, Assembler(types)
+        self._end, self._assembler = end, Assembler(types, limit=sys.maxsize)
 
     def send(self, envelope: Envelope, frames: Sequence[Frame] = ()) -> None:
         try:

@@ -61,7 +61,7 @@ def test_scikit_learn_clones_it_and_sets_its_parameters() -> None:
 
 def test_parameters_are_attributes() -> None:
     with federation() as owner:
-        model = tp.RelationalRegressor(l2=0.5)
+        model: Any = tp.RelationalRegressor(l2=0.5)
         model.l2, model.seed = 2 * model.l2, 3  # as users of scikit-learn write it
         model.fit(owner, QUERY.format(y="number"), label="number")
         assert (model.result_.plan.job.model.l2, model.result_.plan.job.seed) == (1.0, 3)

@@ -99,7 +99,7 @@ def propose(client: Client, texts: list[str], model: str, **terms: Any) -> str:
 
 
 def test_predictions_are_not_called_noisy() -> None:
-    """The terms of an analyst budget say that rows are not counted, and scores have no noise that would stand for it."""
+    """By the terms of an analyst budget rows are not counted, and scores have no noise that would stand for it."""
     paid = AnalystTerms(table="people", epsilon=1.0, delta=1e-5, shares={"metrics": 1.0})
     with pytest.raises(PolicyError, match="a contract to predict has none"):
         propose(over_a_network(minimum_rows=50, keys_in_plain=False), ['"a"'], "0" * 32, analyst=paid)

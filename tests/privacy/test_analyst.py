@@ -272,9 +272,9 @@ def test_rules_of_a_partner_do_not_count_the_rows_that_meet_a_table_with_a_budge
 
 def test_noise_stands_for_the_rows_of_an_owners_other_tables_too() -> None:
     rules = with_budget(minimum_rows=31)["orders"]
-    with federation(owners={"shop": ["orders", "items"]}, policies={"shop": rules}) as owners:
-        with pytest.raises(PolicyError, match="noise on leaves must then hide 31"):
-            owners.train(QUERY, label="y", **TREES, test_fraction=0.0, privacy=asks(9.0))
+    shop = federation(owners={"shop": ["orders", "items"]}, policies={"shop": rules})
+    with shop, pytest.raises(PolicyError, match="noise on leaves must then hide 31"):
+        shop.train(QUERY, label="y", **TREES, test_fraction=0.0, privacy=asks(9.0))
 
 
 # -- neighbours ------------------------------------------------------------------------------------

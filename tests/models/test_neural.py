@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from tablepuppet.models import modules
 from tablepuppet.models.features import Features
 from tablepuppet.models.neural import Inputs, NeuralModel
 from tablepuppet.models.spec import ModelSpec
@@ -73,3 +74,12 @@ def test_a_gradient_after_its_prediction_has_the_bits_of_one_alone(between: nn.M
     np.testing.assert_array_equal(after.predict(other), alone.predict(other))
     np.testing.assert_array_equal(after.predict(theta), alone.predict(theta))
     np.testing.assert_array_equal(after.gradient(theta, signal, rows, 3), expected)
+
+
+def test_a_builder_is_known_until_the_last_call_with_it_ends() -> None:
+    """Two threads may predict with one model: the first that ends leaves the builder to the other."""
+    with modules.offer(("own", nn.Linear)):
+        with modules.offer(("own", nn.Linear), ("none", None)):
+            pass
+        assert modules.OWN["own"] is nn.Linear
+    assert "own" not in modules.OWN

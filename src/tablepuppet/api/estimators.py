@@ -27,7 +27,7 @@ from tablepuppet.training.result import Result
 _OF_ALGORITHMS = {name for a in BY_NAME.values() for name in a.options.__struct_fields__}
 _OPTIONS = {*ARGUMENTS, *_OF_ALGORITHMS, *loss_options()} - {"query", "label", "options", "loss_options", "module"}
 
-_LEARNED = ("result_", "classes_", "feature_names_in_")  # by `fit`
+_FROM_FIT = ("result_", "classes_", "feature_names_in_")  # by `fit`
 
 
 class NotFittedError(TablePuppetError, ValueError, AttributeError):
@@ -61,7 +61,7 @@ class _RelationalEstimator:
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """All parameters, including options of the algorithm and the model; `deep` has no effect."""
-        return {name: value for name, value in vars(self).items() if name not in _LEARNED}
+        return {name: value for name, value in vars(self).items() if name not in _FROM_FIT}
 
     def set_params(self, **given: Any) -> Self:
         """Sets parameters by name: the constructor's own, and any option of a job or of an algorithm."""

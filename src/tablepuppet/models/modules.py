@@ -11,6 +11,7 @@ import copy
 import inspect
 import itertools
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
@@ -25,6 +26,7 @@ Named = tuple[Any, dict[str, Any]]  # a job's model and its options
 Builder = Callable[..., "Module"]  # (width, outputs) or (width, outputs, block=name) → module
 
 OWN: dict[str, Any] = {}  # heads and builders of users, by the names that jobs have for them: code never travels
+_USES = Counter[str]()  # how many calls have offered each
 _NUMBERS = itertools.count(1)
 
 # torch has one random generator a process, and clients may be threads of one.
@@ -56,11 +58,14 @@ def offer(*named: tuple[str, Any]) -> Iterator[None]:
     """While inside, this process knows users' heads and builders by their names; None: there is none."""
     given = {name: module for name, module in named if module is not None}
     OWN.update(given)
+    _USES.update(given.keys())
     try:
         yield
     finally:
+        _USES.subtract(given.keys())
         for name in given:
-            OWN.pop(name, None)
+            if not _USES[name]:  # other predictions with the same model may be under way
+                OWN.pop(name, None)
 
 
 @contextmanager

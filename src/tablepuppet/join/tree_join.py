@@ -73,7 +73,10 @@ class TreeJoin:
 
     def side(self, marks: Marks | None) -> TreeSide:
         roots = self.order if marks is None else self.order[marks[self.order]]
-        found = self.below[self.root][roots]
+        below = self.below[self.root]
+        if bool((below[:-1] == 1.0).all()):  # most often
+            return TreeSide(self, roots, np.arange(1, len(roots) + 1, dtype=roots.dtype))
+        found = below[roots]
         return TreeSide(self, roots, np.cumsum(found, dtype=np.int32 if found.sum() < 2**31 else np.int64))
 
     def expand(self, rows: RowNumbers) -> dict[int, RowNumbers]:
@@ -168,7 +171,8 @@ def _below(edges: Sequence[Edge], sizes: Sequence[int]) -> tuple[Array, ...]:
         found = edge.per_group(known)
         if edge.is_outer:
             found = np.where(np.diff(edge.starts) == 0, known[-1], found)
-        below[edge.parent] *= found[edge.group]
+        for piece in pieces(len(edge.group), ROWS_IN_CACHE):
+            below[edge.parent][piece] *= found.take(edge.group[piece])
     return tuple(below)
 
 
@@ -193,8 +197,8 @@ class TreeSide:
         """From the root to the leaves: a row's joined rows are shared out among the rows that it finds."""
         join = self.join
         counts: list[Counts] = [np.zeros(size, np.int32 if self.rows < 2**31 else np.int64) for size in join.sizes]
-        counts[join.root][self.roots] = join.below[join.root][self.roots]
-        for edge in join.edges:
+        counts[join.root][self.roots] = np.diff(self.ends, prepend=self.ends.dtype.type(0))
+        for edge in join.edges if self.rows else ():
             _share_out(counts[edge.relation], edge, counts[edge.parent], join.below[edge.relation])
         return counts
 

@@ -237,7 +237,7 @@ def _check_reach(branch: Branch, budgeted: int, keys: Sequence[ScanKeys]) -> Non
         names = sorted({f"k{right[1]}" for left, right in ends if left[0] in known and right[0] == relation})
         rows = keys[branch.relations[relation].scan].table.select(names).drop_null()
         repeats = rows.group_by(names).aggregate([([], "count_all")]).column("count_all")
-        most *= max([1, *repeats.to_pylist()])
+        most *= int(repeats.to_numpy().max(initial=1))
         known.add(relation)
     if most > _MOST_REACHED:
         raise PrivacyError(

@@ -34,7 +34,7 @@ class RowLookup:
     def look_up(self, joined: Numbers) -> dict[int, RowNumbers]:
         """The rows of some joined rows in each relation; −1 where a LEFT JOIN found none."""
         join, ends = self.side.join, self.side.ends
-        place = np.searchsorted(ends, joined, side="right")
+        place = np.searchsorted(ends, joined.astype(ends.dtype), side="right")  # of another, NumPy would widen all ends
         left = joined - np.where(place > 0, ends[place - 1], 0)
         found: dict[int, RowNumbers] = {join.root: self.side.roots[place]}
         size = self._counts[join.root][found[join.root]]  # of the joined rows among which `left` counts

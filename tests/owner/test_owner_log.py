@@ -63,7 +63,7 @@ def test_whoever_kept_a_head_verifies_a_proof_without_the_log(
     assert main(["log", "verify", str(path), "--expect", kept[2], "--prove", proof]) == 0
     path.unlink()
     assert main(["log", "verify", "--proof", proof, "--expect", kept[2][:16]]) == 0
-    assert f"the head {kept[6]} continues the 3 lines" in " ".join(capsys.readouterr().out.split())
+    assert f"the head {kept[6]} continues that of 3 lines" in " ".join(capsys.readouterr().out.split())
     assert main(["log", "verify", "--proof", proof, "--expect", kept[3]]) != 0
     assert "does not show" in " ".join(capsys.readouterr().err.split())
 

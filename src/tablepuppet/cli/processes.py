@@ -16,7 +16,7 @@ from tablepuppet.cli.job_file import JobArgument, read_job
 from tablepuppet.cli.screen import Screen, argument, option, table
 from tablepuppet.cli.train import ReportOption, ResumeOption, SaveOption, show_result
 from tablepuppet.errors import PolicyError
-from tablepuppet.formatting import printable
+from tablepuppet.formatting import plural, printable
 from tablepuppet.network import processes
 from tablepuppet.network.processes import configure
 from tablepuppet.network.serve import Server
@@ -168,7 +168,9 @@ def _check_security(is_insecure: bool, is_allowed: bool, path: Path) -> None:
 
 def _detail(run: dict[str, Any]) -> str:
     away = ", ".join(f"{client} ({seconds:.0f} s left)" for client, seconds in run["waiting"].items())
-    return f"waits for {away}" if away else printable(str(run["message"]), keep="\n")
+    return (
+        f"waits for {away}" if away else printable(str(run["message"]).partition("\n")[0])
+    )  # a caret stands nowhere in a table
 
 
 ClientOption = Annotated[Path, option("--client FILE", "The owner's client file.")]
@@ -268,8 +270,8 @@ def verify(
     if proof is not None:
         shown = read_proof(proof, expect)
         screen.show(
-            f"A log of {shown.second.size:,} lines with the head {shown.second.root} continues the "
-            f"{shown.first.size:,} lines with the head {shown.first.root[:16]}."
+            f"A log of {plural(shown.second.size, 'line')} with the head {shown.second.root} continues that of "
+            f"{plural(shown.first.size, 'line')} with the head {shown.first.root[:16]}."
         )
         screen.show_json(msgspec.to_builtins(shown))
         return
@@ -277,9 +279,9 @@ def verify(
     files = [log] if log is not None else [folder / name for name in _FILES if (folder / name).exists()]
     found = {path.name: verify_log(path, expect if path == files[0] else "") for path in files}
     for name, (head, kept) in found.items():
-        screen.show(f"{name}: {head.size:,} lines, each follows from those before; the head is {head.root}.")
+        screen.show(f"{name}: {plural(head.size, 'line')}, each follows from those before; the head is {head.root}.")
         if kept is not None:
-            screen.show(f"{name}: its first {kept.size:,} lines have the head {kept.root[:16]}; it continues them.")
+            screen.show(f"{name} continues its first {plural(kept.size, 'line')}, with the head {kept.root[:16]}.")
             if prove is not None:
                 write_proof(files[0], kept, prove)
     if expect and not files:

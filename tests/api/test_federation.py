@@ -124,6 +124,25 @@ def test_an_unknown_key_of_a_federation_file_is_refused(tmp_path: Path) -> None:
         tp.Federation.from_toml(path)
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('models = "m"', r"\[tables\] maps a table to its sources; found none"),
+        (
+            '[tables]\no = "x.csv"\n[owners]\nshop = "o"',
+            r"\[owners\] maps an owner to the list of its tables; found str",
+        ),
+        ('[tables]\no = "x.csv"\n[policies]\no = 3', r"\[policies\] maps .* to the path of its policy file; found int"),
+        ('models = 3\n[tables]\no = "x.csv"', "models is the path of a folder; found int"),
+    ],
+)
+def test_a_section_of_a_federation_file_says_what_it_holds(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "federation.toml"
+    path.write_text(text)
+    with pytest.raises(errors.JobError, match=says):
+        tp.Federation.from_toml(path)
+
+
 @pytest.mark.parametrize("owners", [1, 2])
 def test_a_client_with_another_secret_is_named_and_its_rows_are_not_just_missing(owners: int) -> None:
     orders = [ORDERS] if owners == 1 else [ORDERS[:60], ORDERS[60:]]

@@ -169,11 +169,13 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     models: str | None = None
 
 
-_CONTENT = (
-    "[tables] maps a table to its sources, [owners] an owner to the list of its tables, [partitioned_by] a table to "
-    "the list of columns that say whose its rows are, [policies] a client or a table to the path of its policy file; "
-    "models is the path of a folder"
-)
+_CONTENT = {
+    "tables": "[tables] maps a table to its sources",
+    "owners": "[owners] maps an owner to the list of its tables",
+    "partitioned_by": "[partitioned_by] maps a table to the list of columns that say whose its rows are",
+    "policies": "[policies] maps a client or a table to the path of its policy file",
+    "models": "models is the path of a folder",
+}
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
@@ -215,7 +217,10 @@ def federation_from_toml(path: str | Path, given: Mapping[str, Any]) -> dict[str
     try:
         file = msgspec.convert(given, _File)
     except msgspec.ValidationError as error:
-        raise JobError(f"{path}: {error}. {_CONTENT}") from None
+        what, _, where = str(error).replace("`", "").partition(" - at $.")
+        section = where.partition("[")[0] or "tables"  # which is not there at all
+        found = what.rpartition(", got ")[2] if where else "none"
+        raise JobError(f"{path}: {_CONTENT[section]}; found {found}") from None
     folder = Path(path).parent
     return {
         "tables": tables_from_toml(file.tables, folder),

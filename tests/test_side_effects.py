@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,6 +72,14 @@ def test_import_federation_and_training_change_nothing_of_the_process() -> None:
     for state in later:
         assert state == before
     assert found["adapts"]
+
+
+def test_a_command_that_opens_a_federation_fixes_the_thresholds(tmp_path: Path) -> None:
+    (tmp_path / "shops.csv").write_text("area,sold\n" + "".join(f"{i},{2 * i}\n" for i in range(40)))
+    job = tmp_path / "job.toml"
+    job.write_text('query = "SELECT s.area, s.sold FROM shops s"\nlabel = "sold"\n[tables]\nshops = "shops.csv"\n')
+    read = f"from tablepuppet.cli.job_file import read_job; from pathlib import Path; read_job(Path({str(job)!r}))"
+    assert not _run(f"{read}.open_federation().close()")["adapts"]
 
 
 def test_the_processes_of_the_service_fix_the_thresholds_of_the_allocator() -> None:

@@ -5,7 +5,8 @@ Files that are merely cached count as free. Limits are those of control groups, 
 Freed memory: by its own rules glibc keeps long arrays, once for every thread, and gives the few
 hundred kilobytes of a shard back after every step. Fixed thresholds do the opposite: long arrays return to the system
 at once, shards stay, and so do vectors over a table of a million rows (docs/decisions/measurements.md). They hold for
-the whole process: only those of the service set them (`serve`, `join`, a run's worker), never a user's own.
+the whole process: commands and the service set them (`train`, `serve`, `join`, a run's worker), never a user's own
+process.
 """
 
 from __future__ import annotations

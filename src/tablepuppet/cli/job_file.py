@@ -22,6 +22,7 @@ from tablepuppet.api.owners import federation_from_toml, read_toml
 from tablepuppet.cli.screen import argument, option
 from tablepuppet.errors import JobError, hint, unreadable
 from tablepuppet.job import ARGUMENTS, loss_options
+from tablepuppet.memory import fix_thresholds
 
 JobArgument = Annotated[Path, argument("JOB", "A job file (TOML).")]
 FederationOption = Annotated[Path | None, option("--federation FILE", "A federation file (TOML); overrides JOB.")]
@@ -49,6 +50,7 @@ class JobFile:
         return {"analyst": asked["analyst"]} if isinstance(asked, dict) and "analyst" in asked else None
 
     def open_federation(self, instead: Path | None = None) -> Federation:
+        fix_thresholds()  # the process is a command's own
         if instead is not None:
             return Federation.from_toml(instead)
         if self.federation is not None:

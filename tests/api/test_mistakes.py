@@ -56,6 +56,8 @@ MISTAKES: dict[str, tuple[Call, str]] = {
     "a text in double quotes": (_train(query=f'{QUERY} WHERE i.category = "a"'), "single quotes"),
     "a text in curly quotes": (_train(query=f"{QUERY} WHERE i.category = ‘a’"), "single quotes"),
     "a time that is not there": (_train(split="o.quantty"), "Did you mean quantity"),
+    "a misspelt split": (_train(split="tiem"), 'split is "time" or a column as in "t.ts"'),
+    "privacy without an epsilon": (_train(privacy={"label": 2.0}), "write label = {epsilon = 2.0}"),
     "a table without a time": (_train(split="time"), 'split="o.ts"'),
     "many numbers for two classes": (
         _train(query=f"SELECT i.price, o.quantity {JOIN}", label="quantity", model="logistic"),

@@ -19,6 +19,12 @@ def test_the_job_that_the_mistakes_are_made_in_is_right(tmp_path: Path, capsys: 
     assert "accuracy" in capsys.readouterr().out
 
 
+def test_a_job_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    job = write(right(), tmp_path)
+    job.write_text(job.read_text(encoding="utf-8"), encoding="utf-8-sig")
+    assert main(["explain", str(job)]) == 0
+
+
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_gives_exit_code_2_and_one_clear_message(
     mistake: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

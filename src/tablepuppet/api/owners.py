@@ -181,7 +181,7 @@ _CONTENT = {
 def read_toml(path: str | Path) -> dict[str, Any]:
     """A TOML file's content; a clear error where there is none."""
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise JobError(unreadable(path, error)) from None
     except tomllib.TOMLDecodeError as error:

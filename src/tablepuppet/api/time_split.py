@@ -34,7 +34,8 @@ def split_by_time(
     tree, share = syntax_tree(query), kept.get("test_fraction", 0.15)
     if not isinstance(tree, exp.Select):
         raise JobError('split="time" takes one SELECT; use test_where for a UNION ALL')
-    if not isinstance(split, str) or kept.get("test_where") is not None or not 0 < share < 1:
+    is_named = isinstance(split, str) and (split == "time" or "." in split)
+    if not is_named or kept.get("test_where") is not None or not 0 < share < 1:
         raise JobError('split is "time" or a column as in "t.ts", with a test_fraction, and without test_where')
     at = None if split == "time" else split
     base = find_label_table(tree, label, schemas, at)

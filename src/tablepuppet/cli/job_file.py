@@ -103,7 +103,7 @@ def _query(path: Path, given: dict[str, Any]) -> str:
     if not isinstance(name, str):
         raise JobError(f"{path}: query_file must be a path, not {_kind(name)}")
     try:
-        return (path.parent / name).read_text(encoding="utf-8")
+        return (path.parent / name).read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a null byte
         raise JobError(f"the query file: {unreadable(path.parent / name, error)}") from None
 

@@ -176,7 +176,7 @@ def read_client(path: str | Path) -> ClientSettings:
 
 def _read(path: str | Path, kind: Any) -> Any:
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")
         given = msgspec.toml.decode(text)
         if isinstance(given, dict) and "folder" in given:
             raise msgspec.ValidationError("Object contains unknown field `folder`")

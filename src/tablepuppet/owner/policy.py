@@ -378,7 +378,7 @@ def refused_by(rule: str, why: str) -> PolicyError:
 def read_policy(path: str | Path) -> Policy:
     """The policy in a TOML file; a rule that is not known is an error, for it would protect nothing."""
     try:
-        content = tomllib.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+        content = tomllib.loads(Path(path).expanduser().read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError):
         raise PolicyError(f"the policy file {path} cannot be read; without it, nothing is answered") from None
     except tomllib.TOMLDecodeError as error:

@@ -196,7 +196,8 @@ def _explain_error(error: msgspec.ValidationError, given: Any) -> str:
     if ", got " not in what and (bounds := _describe_bounds(types.get(name))):
         found = (given[section[1:]] if section else given)[name]
         return f"privacy{section}.{name} must be {bounds}; it is {found!r}"
-    return f"privacy{where}: {what[0].lower()}{what[1:]}".replace("expected object", "expected dict")
+    how = f"; write {name} = {{epsilon = 2.0}}" if where in (".label", ".features") else ""
+    return f"privacy{where}: {what[0].lower()}{what[1:]}{how}".replace("expected object", "expected dict")
 
 
 def _describe_bounds(kind: Any) -> str:

@@ -86,6 +86,19 @@ def test_a_matrix_of_some_rows_gives_nearly_the_direction_of_all(rows: int, heav
     assert error @ whole @ error <= (1e-20 if rows == 60 else 0.02) * (expected @ whole @ expected)
 
 
+@pytest.mark.parametrize("l2", [0.0, 1e-9])
+def test_a_column_that_few_rows_have_is_learnt(l2: float) -> None:
+    rng = np.random.default_rng(1)
+    x, few = rng.choice([-1.0, 1.0], 4_000), (np.arange(4_000) % 1_000 == 7).astype(float)
+    y = np.array(["u", "v", "w"])[(np.cumsum(rng.dirichlet(np.ones(3), 4_000), axis=1) > 0.5).argmax(axis=1)]
+    y[few > 0] = ["u", "u", "v", "w"]
+    given: dict[str, Any] = {"label": "y", "model": "softmax", "standardize": False, "test_fraction": 0.0, "l2": l2}
+    with tp.Federation({"f": pd.DataFrame({"x": x, "few": few, "y": y})}) as federation:
+        best = federation.train("SELECT x, few, y FROM f", algorithm="centralized", **given)
+        found = federation.train("SELECT x, few, y FROM f", algorithm="newton", epochs=5, **given)
+    assert found.objective == pytest.approx(best.objective, abs=1e-8)
+
+
 def test_products_solve_what_the_matrix_solves() -> None:
     rng = np.random.default_rng(2)
     features = _features(rng, 60)

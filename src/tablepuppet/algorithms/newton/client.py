@@ -174,7 +174,8 @@ def _full_step(
     if setup.clients > 1:
         beside = beside_intercept(setup.model, curvature)
         return state, Partial(values=[gradient, curvature_triangles(setup.model, curvature), beside])
-    return _predict(setup, state, -solve(sampled_matrix(setup.model, curvature, setup.outputs), ridge, gradient))
+    matrix = sampled_matrix(setup.model, curvature, setup.outputs, is_whole=not ridge)
+    return _predict(setup, state, -solve(matrix, ridge, gradient))
 
 
 def _wide_step(

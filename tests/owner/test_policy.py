@@ -10,6 +10,7 @@ from tests.prediction.shop import QUERY, tables
 
 import tablepuppet as tp
 from tablepuppet.errors import JobError, PolicyError
+from tablepuppet.owner.policy import read_policy
 
 TEXT = QUERY.format(label="returned")
 ORDERS = """
@@ -162,3 +163,18 @@ def test_a_missing_policy_file_or_client_is_named(tmp_path: Path) -> None:
         tp.Federation(tables(), policies={"orders": tmp_path / "none.toml"})
     with pytest.raises(JobError, match="policies name 'order', which is not a client"):
         tp.Federation(tables(), policies={"order": tmp_path / "none.toml"})
+
+
+@pytest.mark.parametrize(
+    ("rule", "place"),
+    [
+        ("minimum_rows = -50", "minimum_rows"),
+        ("max_splits = -1", "max_splits"),
+        ("[labels]\nepsilon = 0", "labels.epsilon"),
+        ("[budget.t]\ndelta = 2", "delta"),
+    ],
+)
+def test_a_rule_that_would_protect_nothing_is_refused(rule: str, place: str, tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").write_text(rule)
+    with pytest.raises(PolicyError, match=rf"cannot be used: Expected .*{place}"):
+        read_policy(tmp_path / "policy.toml")

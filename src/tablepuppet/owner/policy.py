@@ -62,13 +62,15 @@ from tablepuppet.protocol.signatures import Signature, check_signature, read_pub
 
 BITS_OF_NUMBER = 64  # that an exact number reveals at most: several columns fit into one
 Use = Callable[[str, int], ScanUse]  # the columns that a job's open scan reads
+AtLeastOne = Annotated[int, Meta(ge=1)]
+NotNegative = Annotated[int, Meta(ge=0)]
 
 
 class LabelRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Whether labels may leave, and how private they must be."""
 
     leave: bool = True
-    epsilon: float | None = None  # None: as they are
+    epsilon: Annotated[float, Meta(gt=0)] | None = None  # None: as they are
 
 
 class TableRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -82,7 +84,7 @@ class TableRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     cutoffs: tuple[str, ...] = ()
     row_key: str | None = None
     subject: str | None = None
-    rows_per_subject: Annotated[int, Meta(ge=1)] | None = None
+    rows_per_subject: AtLeastOne | None = None
 
     @property
     def restricts(self) -> bool:
@@ -103,19 +105,19 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """An owner's rules. Without a file everything that the messages allow is allowed."""
 
     ask: bool = False  # whether a person approves every contract (owner/owner_files.py)
-    minimum_rows: int = 1
-    minimum_difference: int | None = None  # rows by which two agreed sets of rows differ, or not at all; None: as above
-    minimum_clients: int = 1
+    minimum_rows: AtLeastOne = 1
+    minimum_difference: NotNegative | None = None  # rows by which two agreed sets differ, or not at all; None: as above
+    minimum_clients: AtLeastOne = 1
     keys_in_plain: bool = True
     keys_need_dh: bool = False
-    max_blinded_keys: int | None = None
+    max_blinded_keys: NotNegative | None = None
     second_moments: bool = True
     merge_groups: bool | Literal["extremes"] = False
     release_parameters: bool = True
     predictions: bool | Literal["held"] | None = None  # None: unless the features have a budget
     identifiers: bool | None = None  # None: unless keys stay hidden and rows come in numbers (the two rules above)
     allow_reconstruction: bool | None = None  # None: training as the job chooses; scores of few models, but in process
-    max_splits: int | None = None
+    max_splits: NotNegative | None = None
     own_noise: bool = False
     labels: LabelRules = LabelRules()
     askers: dict[str, str] = {}  # who may ask, and the public key that signs its contracts; none: anyone admitted

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from tablepuppet.errors import PolicyError, PrivacyError
 from tablepuppet.privacy.accounting import Mechanism, composed_epsilon, replacement_epsilon
@@ -181,7 +182,7 @@ class TableBudget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     label: float | None = None  # ε of labels, summed over different releases
     features: float | None = None  # ε of features towards outsiders, at delta
-    delta: float = 1e-5
+    delta: Annotated[float, Meta(gt=0, lt=1)] = 1e-5
     analyst: AnalystBudget | None = None  # ε of all that each asker sees of the table, at delta
 
 

@@ -126,7 +126,7 @@ def _excerpt(text: str, line: int | None, column: int | None) -> str:
 _SHOWN = 12
 # Names that other libraries give to our options and models, by ours.
 _ELSEWHERE = {
-    "boosted": "gradientboosting histgradientboosting lgbm lightgbm randomforest xgb xgboost",
+    "boosted": "decisiontree gbdt gbm gradientboosting histgradientboosting lgbm lightgbm randomforest xgb xgboost",
     "class_weight": "is_unbalance scale_pos_weight",
     "depth": "max_depth",
     "epochs": "max_epochs max_iter n_epochs num_epochs",
@@ -137,14 +137,17 @@ _ELSEWHERE = {
     "label": "target y",
     "learning_rate": "eta lr step_size",
     "leaves": "max_leaf_nodes num_leaves",
-    "linear": "linearregression",
+    "linear": "lasso linearregression ols ridge",
     "logistic": "logisticregression",
     "min_leaf_rows": "min_child_samples min_data_in_leaf min_samples_leaf",
+    "mlp": "dnn neuralnetwork nn",
     "model": "modle",
     "monotone": "monotone_constraints monotonic_cst",
+    "newton": "irls lbfgs liblinear saga",
     "patience": "early_stopping early_stopping_rounds n_iter_no_change",
     "search": "grid",
     "seed": "random_state",
+    "sgd": "adam fedavg fedsgd",
     "squared": "mse",
     "test_fraction": "test_size",
     "tolerance": "tol",

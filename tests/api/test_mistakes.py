@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 from tests.cli.mistakes import JOIN, QUERY, right
 
@@ -42,6 +43,7 @@ MISTAKES: dict[str, tuple[Call, str]] = {
     "a federation of nothing": (lambda f, r: tp_any.Federation({}), "mapping from table name"),
     "a table that is a dict": (lambda f, r: tp_any.Federation({"o": {"a": [1]}}), "not a source"),
     "a table that is a column": (lambda f, r: tp_any.Federation({"o": _read("orders")["quantity"]}), ".to_frame()"),
+    "a table that is an array": (lambda f, r: tp_any.Federation({"o": pa.chunked_array([[1]])}), "not a source"),
     "a table without a name": (lambda f, r: tp_any.Federation({"": _read("orders")}), "must be text, not empty"),
     "a query that is None": (_train(query=None), "SQL text"),
     "a label that is not selected": (_train(label="item_id"), "Add o.item_id"),
@@ -56,6 +58,10 @@ MISTAKES: dict[str, tuple[Call, str]] = {
     "a text in double quotes": (_train(query=f'{QUERY} WHERE i.category = "a"'), "single quotes"),
     "a text in curly quotes": (_train(query=f"{QUERY} WHERE i.category = ‘a’"), "single quotes"),
     "a time that is not there": (_train(split="o.quantty"), "Did you mean quantity"),
+    "an optimiser of torch": (_train(algorithm="adam"), "did you mean 'sgd'"),
+    "a model of scikit-learn": (_train(model="ridge"), "did you mean 'linear'"),
+    "a label too large": (_train(query=f"SELECT o.quantity, i.price * 1e200 AS y {JOIN}", label="y"), "power of ten"),
+    "a date in another order": (_train(query=f"{QUERY} WHERE DATE '2024-01-31' > '31/01/2024'"), "'2024-01-31'"),
     "a misspelt split": (_train(split="tiem"), 'split is "time" or a column as in "t.ts"'),
     "privacy without an epsilon": (_train(privacy={"label": 2.0}), "write label = {epsilon = 2.0}"),
     "a table without a time": (_train(split="time"), 'split="o.ts"'),

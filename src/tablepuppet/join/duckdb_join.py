@@ -153,7 +153,7 @@ def why_empty(bound: BoundQuery, branch: Branch, keys: Sequence[ScanKeys]) -> st
                 return (
                     f"the join is empty: {_key_name(bound, left.alias, left.scan, pair.left_column)} and "
                     f"{_key_name(bound, right.alias, right.scan, pair.right_column)} have no value in common; "
-                    "check that both hold the same kind of id, written the same way"
+                    "check that both hold the same kind of id, written the same way: spaces, case, leading zeros"
                 )
     if anti:
         tables = ", ".join(bound.scans[branch.relations[number].scan].table for number in anti)

@@ -26,6 +26,7 @@ from tablepuppet.errors import JobError, MappingError
 from tablepuppet.owner.row_sets import GOLDEN, mix, order_bits
 from tablepuppet.privacy.labels import RowIds, privatise, uniform_numbers
 from tablepuppet.privacy.options import LabelPrivacy
+from tablepuppet.protocol.bounds import LARGEST
 from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.protocol.contract import FoldBy
 from tablepuppet.sources.columns import (
@@ -264,6 +265,8 @@ def _label_numbers(column: pa.ChunkedArray, info: ColumnInfo) -> Array:
     values = numbers(column, info)[:, 0]
     if np.isinf(values).any():
         raise MappingError(f"label {info.name} contains infinity; filter such rows out, or use NULL")
+    if (np.abs(values) > LARGEST).any():
+        raise MappingError(f"label {info.name} has numbers too large to square; divide it by a power of ten")
     return values
 
 

@@ -327,8 +327,8 @@ def reason(error: duckdb.Error) -> str:
         return str(error).splitlines()[0]
     if isinstance(error, duckdb.ConversionException):
         return (
-            "some row has a value that cannot be converted, or the query itself has (text where a number belongs); "
-            "use TRY_CAST, or filter such rows out"
+            "some row has a value that cannot be converted, or the query itself has (text where a number belongs, or a "
+            "date not written as '2024-01-31'); use TRY_CAST, or filter such rows out"
         )
     if isinstance(error, duckdb.OutOfRangeException):
         return _overflow(error)

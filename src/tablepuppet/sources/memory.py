@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -40,11 +41,12 @@ def _to_arrow(value: object, name: str) -> pa.Table:
     pandas = sys.modules.get("pandas")
     if pandas is not None and isinstance(value, pandas.DataFrame):
         return _from_pandas(value, name)
-    module, kind = type(value).__module__, type(value).__name__
-    if hasattr(value, "__arrow_c_stream__") and kind != "Series":  # polars, and any other library that speaks Arrow
-        return pa.table(value)
+    if hasattr(value, "__arrow_c_stream__"):  # polars, and any other library that speaks Arrow
+        with suppress(pa.ArrowInvalid):  # of a column, which is no table
+            return pa.table(value)
     hint = "; call .collect() on it first" if hasattr(value, "collect") else ""
     hint = "; call .to_frame() on it first" if hasattr(value, "to_frame") else hint
+    module, kind = type(value).__module__, type(value).__name__
     found = f"a value of type {kind}" if module == "builtins" else f"a {module}.{kind}"
     raise SourceError(
         f"table {name}: {found} is not a source{hint}. Give a path, "

@@ -126,6 +126,16 @@ def test_duckdb_joins_millions_of_rows_in_order() -> None:
         np.testing.assert_array_equal(found, expected)
 
 
+def test_a_row_in_one_joined_row_stays_next_to_one_in_very_many() -> None:
+    both, many = (pa.table({"k0": np.repeat(np.int32([0, 1]), [rows, 1])}) for rows in (1, 300_000))
+    keys = [ScanKeys(table.num_rows, table, None, True) for table in (both, both, many, many, many)]
+    joins = tuple(Join("inner", i, (KeyPair(min(i - 1, 1), 0, i, 0),)) for i in range(1, 5))
+    join = TreeJoin.of(Branch(tuple(Relation(f"t{i}", i) for i in range(5)), joins, 0, 0), keys)
+    assert join is not None
+    assert join.side(None).rows == 300_000**3 + 1
+    assert [int(counts[-1]) for counts in join.side(None).counts()] == [1] * 5
+
+
 def test_a_join_that_is_no_tree_is_left_to_duckdb() -> None:
     branch, keys = _many_to_many(30)
     both = Join("inner", 2, (KeyPair(0, 0, 2, 0), KeyPair(1, 0, 2, 0)))

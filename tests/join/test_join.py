@@ -127,7 +127,7 @@ def test_duckdb_joins_millions_of_rows_in_order() -> None:
 
 
 def test_a_row_in_one_joined_row_stays_next_to_one_in_very_many() -> None:
-    both, many = (pa.table({"k0": np.repeat(np.int32([0, 1]), [rows, 1])}) for rows in (1, 300_000))
+    both, many = (pa.table({"k0": np.repeat(np.array([0, 1], np.int32), [rows, 1])}) for rows in (1, 300_000))
     keys = [ScanKeys(table.num_rows, table, None, True) for table in (both, both, many, many, many)]
     joins = tuple(Join("inner", i, (KeyPair(min(i - 1, 1), 0, i, 0),)) for i in range(1, 5))
     join = TreeJoin.of(Branch(tuple(Relation(f"t{i}", i) for i in range(5)), joins, 0, 0), keys)

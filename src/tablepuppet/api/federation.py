@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, Literal, NoReturn, cast
 
 import pyarrow as pa
 
@@ -17,7 +17,7 @@ from tablepuppet.api.owners import federation_from_toml, make_clients, name_owne
 from tablepuppet.api.time_split import split_by_time
 from tablepuppet.errors import JobError
 from tablepuppet.formatting import fragment, table
-from tablepuppet.job import Job, make_job
+from tablepuppet.job import BatchSize, Job, make_job
 from tablepuppet.join.profile import Profile
 from tablepuppet.models.modules import Named, named_modules
 from tablepuppet.owner.policy import Policy
@@ -157,6 +157,13 @@ class Federation(ModelVerbs):
         *,
         model: Any = "auto",
         algorithm: Any = None,
+        l2: float | Mapping[str, float] | Literal["auto"] | None = None,
+        test_fraction: float = 0.15,
+        standardize: bool = True,
+        seed: int = 0,
+        epochs: int | None = None,
+        batch_size: BatchSize = "auto",
+        privacy: Any = None,
         on_round: Callable[[RoundEvent], None] | None = None,
         progress: bool | None = None,
         resume: bool = False,
@@ -171,7 +178,7 @@ class Federation(ModelVerbs):
           builds a torch module for a block, or "auto".
         - `algorithm`: a name, or an options object such as `tp.Admm(rho=0.5)`; None: the one that suits the model.
         - `l2`: the weight of the penalty; None: 1/N for linear models.
-        - `test_fraction`: the share of test rows, 0.15; `validation_fraction`: of rows measured after every epoch.
+        - `test_fraction`: the share of test rows; `validation_fraction`: of rows measured after every epoch.
         - `patience`: stop after so many epochs without a better validation loss, and keep the best epoch's parameters.
         - `weight`: a column of the label's table, or an expression over it, that says how much a row counts;
           `class_weight`: "balanced", or a weight for each class (docs/validation.md).
@@ -179,8 +186,8 @@ class Federation(ModelVerbs):
         - `test_where`: test rows by a condition over the label's table, instead of a fraction.
         - `split`: "time", or a column as in "t.ts": the latest rows are test rows; `gap`, as in "30 days": rows shortly
           before them are left out.
-        - `standardize`: scale numbers to mean 0 and spread 1; True.
-        - `seed`: the same data, job and seed give the same model; 0.
+        - `standardize`: scale numbers to mean 0 and spread 1.
+        - `seed`: the same data, job and seed give the same model.
         - `epochs`: at most so many; `batch_size`: joined rows in a batch of `sgd`.
         - `privacy`: noise, budgets and key tokens (docs/privacy.md).
         - `max_categories`: categories of a text column with their own weight; the others share one.
@@ -197,6 +204,8 @@ class Federation(ModelVerbs):
         >>> result.converged, sorted(result.metrics["test"])[:2]
         (True, ['accuracy', 'auc'])
         """
+        options |= {"l2": l2, "test_fraction": test_fraction, "standardize": standardize, "seed": seed}
+        options |= {"epochs": epochs, "batch_size": batch_size, "privacy": privacy}
         if on_round is not None and not callable(on_round):
             raise JobError(
                 f"on_round is a function of one event, and not {type(on_round).__name__}; see docs/report.md"

@@ -17,7 +17,7 @@ from tablepuppet.job.checks import check_given, check_loss, check_search, hint
 from tablepuppet.job.job import ARGUMENTS, Job, JobModel, Search, engine_of, job_of, loss_options, models
 from tablepuppet.models.heads.base import HeadKind
 from tablepuppet.models.heads.kinds import head_given, traits_of
-from tablepuppet.models.losses import usual_loss
+from tablepuppet.models.losses import LOSSES, loss_of_model, usual_loss
 from tablepuppet.models.spec import L2
 from tablepuppet.privacy.options import privacy_of
 from tablepuppet.protocol.contract import Folds
@@ -37,7 +37,9 @@ def make_job(query: str, *, label: str, model: Any, algorithm: Any, given: dict[
     _check_names(query, label, model)
     given = _normalize(given)
     if algorithm is None:
-        algorithm = usual_algorithm(given["head"], model, is_sparse=bool(given.get("l1") or given.get("signs")))
+        is_sparse = bool(given.get("l1") or given.get("signs"))
+        loss = next((x for x in LOSSES if x.name == given.get("loss")), loss_of_model(model))
+        algorithm = usual_algorithm(given["head"], model, is_sparse=is_sparse, is_smooth=loss is None or loss.is_smooth)
     values, extra = _sort_arguments(given, algorithm)
     name, options = _algorithm(algorithm, extra)
     if model == "auto":
@@ -165,18 +167,22 @@ def search_job(jobs: Sequence[Job], settings: Sequence[dict[str, Any]], folds: F
     return job
 
 
-def usual_algorithm(head: HeadKind, model: str, *, is_sparse: bool = False) -> str:
+def usual_algorithm(head: HeadKind, model: str, *, is_sparse: bool = False, is_smooth: bool = True) -> str:
     """The algorithm of a job that names none: the model's own, of those for linear models the most particular.
 
     Networks have the one that trains them under every head.
+
+    >>> usual_algorithm("sum", "linear"), usual_algorithm("sum", "quantile", is_smooth=False)
+    ('newton', 'admm')
     """
     own = next((a.name for a in BY_NAME.values() if a.own_model == model), None)
     if own is not None:
         return own
     is_linear = model not in ("mlp", "module")
-    if traits_of(head).is_sum and is_linear:
+    if traits_of(head).is_sum and is_linear and (is_sparse or is_smooth):
         return KINKED[0].name if is_sparse else DEFAULT
     able = [a for a in FEDERATED if head in a.heads and (is_linear or not a.requires_linear)]
+    able = [a for a in able if is_smooth or not a.requires_curvature]
     able = [a for a in able if not (a.has_one_score and model == "softmax")]
     return (min if is_linear else max)(able, key=lambda a: len(a.heads)).name
 

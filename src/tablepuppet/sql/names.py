@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from sqlglot import exp
 
-from tablepuppet.errors import QueryError, did_you_mean
+from tablepuppet.errors import QueryError, did_you_mean, nearest
 from tablepuppet.sources.cutoffs import PREFIX
 from tablepuppet.sql.bound import format_expression
 from tablepuppet.sql.joins import JoinTree, join_tree
@@ -149,16 +149,16 @@ class _Names:
             raise self.ucq.refuse(f"{name.name} is a column of several tables; write {choices}", name)
         if found:
             return self._column(found[0], name)
+        known = list(dict.fromkeys(column for r in relations for column in self.shapes[r].columns))
         selected = [i.name.name for i in self.branch.items if isinstance(i, Item) and i.name is not None]
         if matches(name, selected):
             hint = f"{name.name} is only a name that SELECT gives: repeat its expression here."
         elif matches(name, self.scope.aliases):
             hint = f"{name.name} is a table: write {name.name}.* for all its columns."
-        elif name.quoted or name.name[0] in "‘’“”":
+        elif (name.quoted or name.name[0] in "‘’“”") and nearest(name.name, known) is None:
             hint = "Is it a text? Texts stand in single quotes: 'a'."
         else:
-            known = {column: None for r in relations for column in self.shapes[r].columns}
-            hint = did_you_mean(name.name, list(known))
+            hint = did_you_mean(name.name, known)
         where = self.scope.names(relations) if relations else "the tables before it"
         raise self.ucq.refuse(f"no column of {where} is called {name.name}. {hint}", name)
 

@@ -100,7 +100,7 @@ QUERIES = {
         "y",
         """
         SELECT main.loan.amount, main.account.frequency, main.loan.status = 'A' AS y FROM main.loan JOIN
-            main.account ON main.loan.account_id = main.log.account_id
+            main.account ON main.loan.account_id = main.account.account_id
         """,
     ),
     "an alias of GROUP BY, an OR over one table": (

@@ -57,7 +57,7 @@ class LabelPrivacy(_Part, frozen=True):
         self._check(is_list, "label.classes must be two or more different texts, or numbers")
         steps = self.epsilon / EPSILON_STEP
         self._check(
-            abs(steps - round(steps)) < 1e-6,
+            math.isfinite(steps) and abs(steps - round(steps)) < 1e-6,
             f"label.epsilon must be a multiple of {EPSILON_STEP}: labels are drawn once for each ε, and many that are "
             "almost equal would draw them many times",
         )

@@ -136,7 +136,7 @@ class AdmmServer(Server):
         return self.rho * (self.problem.blocks if self.options.variant == "sharing" else 1)
 
     def begin(self, predictions: list[Array], figures: Sequence[AdmmFigures]) -> None:
-        self._scales = [f.curvature for f in figures]
+        self._scales = [f.curvature or 1.0 for f in figures]  # where no row joins, any positive ρ_u will do
         if self._averages:
             self._tracker.begin(predictions, [False] * self.problem.blocks)
         elif self.problem.has_intercept and not self.problem.is_private:

@@ -128,7 +128,8 @@ def test_a_loss_may_have_scales_shifts_and_constants(case: Case) -> None:
 
 @given(cases())
 def test_the_range_of_scores_is_exact(case: Case) -> None:
-    found = TreeLoss(Tree.of(case.join), Separable(LOG_COSH), case.weights).find_range(case.scores)
+    tree = Tree.of(case.join)
+    found = TreeLoss(tree, Separable(LOG_COSH), case.weights).find_range(tree.order_rows(case.scores))
     totals = case.totals[case.weights[case.joined[case.join.root]] > 0]
     expected = totals.min(initial=np.inf), totals.max(initial=-np.inf)
     assert found == pytest.approx(expected, abs=1e-12)

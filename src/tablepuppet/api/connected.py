@@ -171,7 +171,9 @@ class ConnectedFederation(Federation):
                     if news.approval:
                         log.warning("%s", printable(news.approval, most=_LONGEST))
                     for client, seconds in news.clients.items():
-                        log.warning("waiting for client %s, at most %.0f s", client, seconds)
+                        log.warning(
+                            "waiting for client %s, at most %.0f s; its owner runs `tablepuppet join`", client, seconds
+                        )
                 elif isinstance(news, c.Finished):
                     return from_frame(frames[0])
                 elif isinstance(news, c.Failed):

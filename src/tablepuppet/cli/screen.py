@@ -121,10 +121,10 @@ def drop_output() -> None:
 
 
 def table(*columns: str, title: str | None = None, rows: Iterable[Iterable[object]] = ()) -> Table:
-    """A table in our style: the first column to the left, numbers to the right, with six digits."""
+    """A table in our style: the first column and notes without a title to the left, numbers to the right."""
     made = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="bold")
     for i, column in enumerate(columns):
-        made.add_column(column, justify="left" if i == 0 else "right", no_wrap=True)
+        made.add_column(column, justify="right" if i and column else "left", no_wrap=True)
     for row in rows:
         made.add_row(*(f"{cell:.6g}" if isinstance(cell, float) else str(cell) for cell in row))
     return made

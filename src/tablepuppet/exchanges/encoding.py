@@ -9,7 +9,7 @@ from tablepuppet.arrays import Array, Codes
 from tablepuppet.errors import PolicyError, TransportError
 from tablepuppet.exchanges.base import OPENED, TRAINING, Rules
 from tablepuppet.memory import trim_heap
-from tablepuppet.owner.enforcement import JobUnderContract, refused
+from tablepuppet.owner.enforcement import JobUnderContract, breach
 from tablepuppet.owner.releases import count_unknowns, limits_predictions
 from tablepuppet.owner.state import ClientState
 from tablepuppet.owner.tokens import known_ids
@@ -104,7 +104,7 @@ def _encode_features(own: ClientState, request: EncodeFeatures) -> Encoded:
 
 def _enforce_pooling(job: JobUnderContract, request: RevealFeatures) -> None:
     if not job.training.is_pooled:
-        raise refused("features are not pooled")
+        raise breach("features are not pooled")
     job.part(request.part).count("pool", 1)
 
 

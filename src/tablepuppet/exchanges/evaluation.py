@@ -12,7 +12,7 @@ from tablepuppet.errors import TransportError
 from tablepuppet.exchanges.base import STARTED, TRAINING, NoCheck, Rules
 from tablepuppet.exchanges.steps import check_predictions
 from tablepuppet.owner import releases
-from tablepuppet.owner.enforcement import JobUnderContract, refused
+from tablepuppet.owner.enforcement import JobUnderContract, breach
 from tablepuppet.owner.part_store import BlockPart
 from tablepuppet.owner.policy import Policy, Use
 from tablepuppet.owner.state import ClientState, Kept, Part
@@ -60,7 +60,7 @@ class HoldPart(PartRequest, frozen=True):
 
 
 def _enforce_evaluation(job: JobUnderContract, request: Evaluate) -> None:
-    part = job.started(request.part)
+    part = job.started_part(request.part)
     part.count("evaluate", part.allowed.evaluations)
     if request.train:  # the last time also after the best epoch was restored
         part.count("evaluate train", part.allowed.evaluations if part.allowed.evaluates_train else 1)
@@ -80,7 +80,7 @@ def _check_evaluation(request: Evaluate, answer: Evaluation, known: Known) -> No
 
 @Rules(TRAINING, permit=STARTED, enforce=_enforce_evaluation, check_answer=_check_evaluation)
 def _evaluate(own: ClientState, request: Evaluate) -> Evaluation:
-    part = own.started(request)
+    part = own.started_part(request)
     assert part.setup is not None
     theta, model, private = part.theta, part.setup.model, part.setup.private
     releases.count_predictions(own, part, 1 + request.train)
@@ -94,19 +94,19 @@ def _evaluate(own: ClientState, request: Evaluate) -> Evaluation:
 
 
 def _enforce_keeping(job: JobUnderContract, request: Any) -> None:
-    job.started(request.part).count("keep", job.training.epochs + 1)
+    job.started_part(request.part).count("keep", job.training.epochs + 1)
 
 
 @Rules(TRAINING, permit=STARTED, enforce=_enforce_keeping)
 def _keep(own: ClientState, request: Keep) -> Done:
-    part = own.started(request)
+    part = own.started_part(request)
     part.kept = Kept(part.state.theta)
     return Done()
 
 
 @Rules(TRAINING, permit=STARTED, enforce=_enforce_keeping)
 def _restore(own: ClientState, request: Restore) -> Done:
-    part = own.started(request)
+    part = own.started_part(request)
     if part.kept is None:
         raise TransportError("no parameters were kept that could be restored")
     part.kept = replace(part.kept, is_restored=True)
@@ -120,8 +120,8 @@ def permit_release(policy: Policy, request: Any, use: Use) -> None:
 def enforce_release(job: JobUnderContract, request: Any, *, are_trees: bool = False) -> None:
     job.check_model_kind(are_trees)
     if not job.training.releases:
-        raise refused("trained parameters stay here")
-    job.started(request.part).count("release", 1)
+        raise breach("trained parameters stay here")
+    job.started_part(request.part).count("release", 1)
 
 
 def _check_parameters(request: Release, answer: Parameters, known: Known) -> None:
@@ -139,19 +139,19 @@ def _check_parameters(request: Release, answer: Parameters, known: Known) -> Non
 
 @Rules(TRAINING, permit=permit_release, enforce=enforce_release, check_answer=_check_parameters)
 def _release(own: ClientState, request: Release) -> Parameters:
-    part = own.started(request)
+    part = own.started_part(request)
     _record_model(own, part)
     return Parameters(values=part.theta)
 
 
 def enforce_holding(job: JobUnderContract, request: Any, *, are_trees: bool = False) -> None:
     job.check_model_kind(are_trees)
-    job.started(request.part).count("hold", 1)
+    job.started_part(request.part).count("hold", 1)
 
 
 @Rules(TRAINING, permit=NoCheck("nothing leaves: the parameters stay with their owner"), enforce=enforce_holding)
 def _hold_part(own: ClientState, request: HoldPart) -> Done:
-    part = own.started(request)
+    part = own.started_part(request)
     assert part.started is not None
     held = BlockPart(
         askers=own.askers(request.job),

@@ -17,7 +17,7 @@ from tablepuppet.exchanges.base import WITH_STATISTICS, Rules
 from tablepuppet.exchanges.steps import Shapes, check_summands
 from tablepuppet.memory import trim_heap
 from tablepuppet.owner import row_rules
-from tablepuppet.owner.enforcement import JobUnderContract, PartUnderContract, distinct_rows, refused
+from tablepuppet.owner.enforcement import JobUnderContract, PartUnderContract, breach, distinct_rows
 from tablepuppet.owner.policy import Policy, Use, permit_columns, permit_features, refused_by
 from tablepuppet.owner.row_sets import count_equal_before
 from tablepuppet.owner.singling_out import is_computed
@@ -95,7 +95,7 @@ class SumStatistics(PartRequest, frozen=True):
 
 def _enforce_ids(job: JobUnderContract, request: FindIds) -> None:
     if not job.blocks(request.scan, request.columns)[0].finds_ids:
-        raise refused("which texts are ids is not for this owner to say")
+        raise breach("which texts are ids is not for this owner to say")
     job.count_once(f"find ids {request.part}", request.scan)
 
 
@@ -119,7 +119,7 @@ def _permit_part(policy: Policy, request: OpenPart, use: Use) -> None:
 def _enforce_part(job: JobUnderContract, request: OpenPart) -> None:
     contract = job.agreed
     if request.part in job.parts:
-        raise refused("which rows take part is said once, and this part is open already")
+        raise breach("which rows take part is said once, and this part is open already")
     rows = request.train_rows  # None: all, which were counted with the contract
     if rows is not None and 0 < distinct_rows(rows) < job.minimum_rows:  # of none, nothing is learned
         raise refused_by(
@@ -129,20 +129,20 @@ def _enforce_part(job: JobUnderContract, request: OpenPart) -> None:
     block = job.blocks(request.scan, request.columns)[0]
     used = sum(1 for part in job.parts.values() if part.block.place == block.place)
     if used >= sum(1 for other in contract.blocks if other.place == block.place):
-        raise refused("its features are a part already")
+        raise breach("its features are a part already")
     if request.wants_key != block.is_masked:
-        raise refused("sums leave under masks if that was agreed on, and not otherwise")
+        raise breach("sums leave under masks if that was agreed on, and not otherwise")
     if request.finds_ids != block.finds_ids or (not block.finds_ids and request.ids != block.ids):
-        raise refused("which texts are ids that stay here was agreed on otherwise")
+        raise breach("which texts are ids that stay here was agreed on otherwise")
     if request.wants_moments and contract.feature_privacy is not None:
-        raise refused("means and spreads of a private job do not leave")
+        raise breach("means and spreads of a private job do not leave")
     if rows is not None and not job.training.is_expanded:
         missing = np.count_nonzero(rows < 0)
         if distinct_rows(rows) != len(rows) - missing or missing > 1:
-            raise refused("a row takes part once, however often it is joined")
+            raise breach("a row takes part once, however often it is joined")
     given = request.multiplicity
     if given is not None and (bool((given < 1).any()) or (rows is not None and len(given) != len(rows))):
-        raise refused("every row that takes part is joined at least once")
+        raise breach("every row that takes part is joined at least once")
     count = -1 if rows is None else int(np.count_nonzero(rows >= 0))
     job.parts[request.part] = PartUnderContract(block, count)
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import TransportError
 from tablepuppet.exchanges.base import ALL_PURPOSES, Rules
-from tablepuppet.owner.enforcement import JobUnderContract, refused
+from tablepuppet.owner.enforcement import JobUnderContract, breach
 from tablepuppet.owner.group_sums import Partials, scales_of, words_of
 from tablepuppet.owner.policy import Policy, Use, refused_by
 from tablepuppet.owner.state import ClientState
@@ -94,15 +94,15 @@ def _enforce_groups(job: JobUnderContract, request: SendGroups | SumGroups | Hol
     """Groups are sent, summed and held, each once and in this order, before any row is shown."""
     scan = job.scan(request.scan)
     if not scan.merges:
-        raise refused("groups of this scan are not merged with those of others")
+        raise breach("groups of this scan are not merged with those of others")
     kind = type(request)
     before = _BEFORE.get(kind)
     if before is not None and not job.asked[before.__name__, request.scan]:
-        raise refused(f"{before.__name__} comes before {kind.__name__}")
+        raise breach(f"{before.__name__} comes before {kind.__name__}")
     if job.asked["count", request.scan] or job.asked["keys", request.scan]:
-        raise refused("groups are merged before their rows are shown")
+        raise breach("groups are merged before their rows are shown")
     if isinstance(request, SumGroups) and len(request.peers) != scan.clients:
-        raise refused(f"figures of groups are masked among {scan.clients} owners, and these are {len(request.peers)}")
+        raise breach(f"figures of groups are masked among {scan.clients} owners, and these are {len(request.peers)}")
     job.count_once(kind.__name__, request.scan)
 
 

@@ -21,7 +21,7 @@ from msgspec import Meta
 from tablepuppet.errors import PolicyError, TransportError
 from tablepuppet.exchanges.base import ALL_PURPOSES, NoCheck, Rules
 from tablepuppet.owner import row_rules
-from tablepuppet.owner.enforcement import JobUnderContract, refused
+from tablepuppet.owner.enforcement import JobUnderContract, breach
 from tablepuppet.owner.policy import Policy
 from tablepuppet.owner.state import ClientState
 from tablepuppet.owner.tokens import key_of
@@ -55,7 +55,7 @@ class HoldCutoffs(ScanRequest, frozen=True):
 def _enforce_sending(job: JobUnderContract, request: SendCutoffs) -> None:
     moments = job.scan(request.scan).moments
     if request.place >= len(moments) or moments[request.place].column < 0:
-        raise refused("it has no moments that are told to another owner there")
+        raise breach("it has no moments that are told to another owner there")
     job.count_once(f"cutoffs {request.place}", request.scan)
 
 
@@ -84,7 +84,7 @@ def _send_cutoffs(own: ClientState, request: SendCutoffs) -> Cutoffs:
 def _enforce_holding(job: JobUnderContract, request: HoldCutoffs) -> None:
     due = [moments for moments in job.scan(request.scan).moments if moments.column < 0]
     if not due or len(due) != len(request.sealed):
-        raise refused("its history is not read until such moments")
+        raise breach("its history is not read until such moments")
     job.count_once("held cutoffs", request.scan)
 
 

@@ -16,7 +16,7 @@ from tablepuppet.exchanges.base import ALL_PURPOSES, NoCheck, Rules
 from tablepuppet.exchanges.schema import check_row_count
 from tablepuppet.memory import trim_heap
 from tablepuppet.owner.blinding import POINT_SIZE, blind, blinding_key, points_of, to_array
-from tablepuppet.owner.enforcement import JobUnderContract, refused
+from tablepuppet.owner.enforcement import JobUnderContract, breach
 from tablepuppet.owner.policy import Policy, Use, permit_columns
 from tablepuppet.owner.state import ClientState
 from tablepuppet.owner.tokens import job_key, key_check, sorted_tokens, tokens
@@ -79,14 +79,14 @@ def _enforce_keys(job: JobUnderContract, request: SendKeys) -> None:
     contract = job.agreed
     scan = job.scan(request.scan)
     if sorted(request.columns) != sorted(scan.numbers("key")):
-        raise refused("the key expressions are not those that were agreed on")
+        raise breach("the key expressions are not those that were agreed on")
     if request.tokens != contract.keys:
-        raise refused(f"keys leave as {contract.keys}, and were asked for as {request.tokens}")
+        raise breach(f"keys leave as {contract.keys}, and were asked for as {request.tokens}")
     order = request.order
     if order is not None and order.seed != contract.seed:
-        raise refused("rows are put in an order by the seed that was agreed on")
+        raise breach("rows are put in an order by the seed that was agreed on")
     if order is not None and scan.clients == 1 and (order.offset or order.is_shared):
-        raise refused("the table has one owner, and its rows are in no order that others share")
+        raise breach("the table has one owner, and its rows are in no order that others share")
     job.count_once("keys", request.scan)
     job.domains.update(request.domains)
 
@@ -188,12 +188,12 @@ def _enforce_blinding(job: JobUnderContract, request: BlindKeys) -> None:
     """Limits the keys that are blinded: each one lets the server test a guess about this owner's keys."""
     contract = job.agreed
     if contract.keys != "dh":
-        raise refused(f"keys leave as {contract.keys}, and nobody else's are blinded")
+        raise breach(f"keys leave as {contract.keys}, and nobody else's are blinded")
     if request.domain not in job.domains:
-        raise refused("keys are blinded that this owner's own are compared with, and no others")
+        raise breach("keys are blinded that this owner's own are compared with, and no others")
     job.blinded += len(request.points)
     if job.blinded > contract.most_keys:
-        raise refused(f"{contract.most_keys:,} keys of others are blinded at most, and more were sent")
+        raise breach(f"{contract.most_keys:,} keys of others are blinded at most, and more were sent")
 
 
 @Rules(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import Array, freeze
 from tablepuppet.exchanges.base import SCORING, WITH_LABELS, Rules
 from tablepuppet.owner import row_rules
-from tablepuppet.owner.enforcement import JobUnderContract, refused
+from tablepuppet.owner.enforcement import JobUnderContract, breach
 from tablepuppet.owner.labels import LabelNoise, Split, fold_numbers, read_labels, read_weights
 from tablepuppet.owner.labels import describe_labels as describe
 from tablepuppet.owner.policy import Policy, Use, permit_columns, refused_by
@@ -104,7 +104,7 @@ def _permit_classes(policy: Policy, request: DescribeLabels, use: Use) -> None:
 def _enforce_classes(job: JobUnderContract, request: DescribeLabels) -> None:
     job.check_role(request.scan, request.column, "label")
     if request.wants_classes and not job.agreed.wants_classes:
-        raise refused("the distinct values of the label do not leave")
+        raise breach("the distinct values of the label do not leave")
     job.count_once(f"classes {request.column}", request.scan)
 
 
@@ -169,12 +169,12 @@ def _enforce_labels(job: JobUnderContract, request: SendLabels) -> None:
     job.check_role(request.scan, request.column, "label")
     job.check_split([contract.split], request)
     if request.seed != contract.seed:
-        raise refused("rows are split by the seed that was agreed on")
+        raise breach("rows are split by the seed that was agreed on")
     if request.offset and contract.holds_all_labels:
-        raise refused("rows with labels are all here, and numbered from 0")
+        raise breach("rows with labels are all here, and numbered from 0")
     folds = Folds(0) if contract.folds is None else contract.folds
     if (request.folds, request.fold_by) != (folds.count, folds.by):
-        raise refused("rows are shared out in the agreed folds")
+        raise breach("rows are shared out in the agreed folds")
     job.check_role(request.scan, request.fold_column, "split")
     job.count_once(f"labels {request.column}", request.scan, max(1, len(scan.numbers("split"))))
 
@@ -290,7 +290,7 @@ def _enforce_sides(job: JobUnderContract, request: SendSides) -> None:
     terms = [own for own in job.agreed.sides if own.scan == request.scan]
     job.check_split([(own.test_fraction, own.validation_fraction) for own in terms], request)
     if (request.seed, request.is_keyed) not in {(own.seed, own.is_keyed) for own in terms}:
-        raise refused("rows are split by the seed that was agreed on")
+        raise breach("rows are split by the seed that was agreed on")
     job.count_once("sides", request.scan, len(terms))
 
 

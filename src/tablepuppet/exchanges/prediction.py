@@ -19,7 +19,7 @@ from tablepuppet.exchanges.keys import check_key_values, check_table
 from tablepuppet.models.neural import NeuralModel
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.owner.analyst_budget import is_noisy
-from tablepuppet.owner.enforcement import JobUnderContract, distinct_rows, refused
+from tablepuppet.owner.enforcement import JobUnderContract, breach, distinct_rows
 from tablepuppet.owner.policy import Policy, Use, permit_columns, permit_features
 from tablepuppet.owner.releases import DisclosedValues, reads, score_name, unknowns
 from tablepuppet.owner.state import ClientState, check_model, check_outputs
@@ -88,11 +88,11 @@ def _enforce_scores(job: JobUnderContract, request: ScoreRows | ScoreOwnRows) ->
     if isinstance(request, ScoreRows):
         name = fingerprint(request.encoders, request.theta, request.model, request.outputs)
         if name not in {block.model for block in blocks}:
-            raise refused("the model is not the one that was agreed on")
+            raise breach("the model is not the one that was agreed on")
         if request.fixed >= 0 and request.fixed not in {block.fixed for block in blocks if block.values}:
-            raise refused("this feature is not set to any value")
+            raise breach("this feature is not set to any value")
     if request.shuffled and not contract.shuffles:
-        raise refused("no feature is shuffled")
+        raise breach("no feature is shuffled")
     count_scores(job, request)
 
 
@@ -103,7 +103,7 @@ def count_scores(job: JobUnderContract, request: Any) -> None:
     times, values = 1 + job.agreed.shuffles * len(request.columns), sum(block.values for block in blocks)
     job.scored[place] += 1
     if job.scored[place] > len(blocks) * times + values:
-        raise refused(f"a model is applied {'once' if times + values == 1 else f'{times + values:,} times'}")
+        raise breach(f"a model is applied {'once' if times + values == 1 else f'{times + values:,} times'}")
     if job.minimum_rows > 1 and 0 < distinct_rows(request.rows) < job.minimum_rows:
         raise PolicyError(
             f"its policy refuses the request: a model is applied to at least {job.minimum_rows:,} distinct rows, "

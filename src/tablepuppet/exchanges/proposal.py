@@ -17,7 +17,7 @@ from msgspec import Meta
 from tablepuppet.errors import PolicyError
 from tablepuppet.exchanges.base import BEFORE_CONTRACT, Rules
 from tablepuppet.owner import analyst_budget, row_rules
-from tablepuppet.owner.enforcement import JobUnderContract, refused
+from tablepuppet.owner.enforcement import JobUnderContract, breach
 from tablepuppet.owner.policy import Policy, TableRules, Use, refused_by
 from tablepuppet.owner.releases import DisclosedValues, reads, unknowns
 from tablepuppet.owner.scans import ScanUse
@@ -200,18 +200,18 @@ def _enforce_proposal(job: JobUnderContract, request: ProposeContract) -> None:
     """A job has one contract, over the scans that were opened for it and no others."""
     contract = request.contract
     if job.contract not in (None, contract):
-        raise refused("the job has a contract already, and this is another one")
+        raise breach("the job has a contract already, and this is another one")
     terms = {scan.scan: scan for scan in contract.scans}
     if set(terms) != set(job.opened):
-        raise refused("it does not name the scans that were opened")
+        raise breach("it does not name the scans that were opened")
     for number, opened in job.opened.items():
         scan = terms[number]
         texts = [column.expression for column in scan.columns]
         if bool(opened.cutoffs) != any(moments.column < 0 for moments in scan.moments):
-            raise refused("it does not name the moments until which a history is read")
+            raise breach("it does not name the moments until which a history is read")
         found = (opened.table, opened.columns, opened.filter, opened.query)
         if (scan.table, texts, scan.filter, scan.query) != found:
-            raise refused("it does not name the expressions and filters that were opened")
+            raise breach("it does not name the expressions and filters that were opened")
 
 
 def _check_agreement(request: ProposeContract, answer: Agreement, known: Known) -> None:

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from tablepuppet.exchanges.base import BEFORE_CONTRACT, WITH_LABELS, NoCheck, Rules
 from tablepuppet.owner import analyst_budget
-from tablepuppet.owner.enforcement import JobUnderContract, refused
+from tablepuppet.owner.enforcement import JobUnderContract, breach
 from tablepuppet.owner.releases import disclosed_values
 from tablepuppet.owner.state import ClientState
 from tablepuppet.protocol.base import MOST_COLUMNS, Count, Discloses, Done, Message, ScanRequest, Text
@@ -108,7 +108,7 @@ def _describe_table(own: ClientState, request: DescribeTable) -> TableSchema:
 
 def _enforce_scan(job: JobUnderContract, request: OpenScan) -> None:
     if job.contract is not None:
-        raise refused("a scan is opened before the contract is proposed, and not after")
+        raise breach("a scan is opened before the contract is proposed, and not after")
     job.opened[request.scan] = request
 
 

@@ -26,7 +26,7 @@ from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.neural import Model, NeuralModel
 from tablepuppet.models.spec import ModelSpec, l2_of
 from tablepuppet.owner import releases, row_rules
-from tablepuppet.owner.enforcement import JobUnderContract, PartUnderContract, refused
+from tablepuppet.owner.enforcement import JobUnderContract, PartUnderContract, breach
 from tablepuppet.owner.policy import Policy, Use
 from tablepuppet.owner.run_noise import plan_run_noise
 from tablepuppet.owner.state import ClientState, Part, check_model, check_options, check_outputs
@@ -115,26 +115,26 @@ def _enforce_start(job: JobUnderContract, request: StartPart[Any]) -> None:
     part = job.part(request.part)
     training = _find_training(job, part, request)
     if request.algorithm.sends_second_moments and not training.sends_second_moments:
-        raise refused("second moments do not leave")
+        raise breach("second moments do not leave")
     part.check_peers(request.peers)
     _enforce_noise(contract, request, training)
     if (request.weights is not None) and not training.has_weights:
-        raise refused("joined rows count alike, and weights were sent")
+        raise breach("joined rows count alike, and weights were sent")
     if request.multiplicity is not None and contract.folds is None:
-        raise refused("all rows take part as often as they are joined, and no folds were agreed on")
+        raise breach("all rows take part as often as they are joined, and no folds were agreed on")
     if request.starts and not job.start_of(request):
-        raise refused("it begins with weights, and none were agreed on")
+        raise breach("it begins with weights, and none were agreed on")
     if request.continues and contract.fits == 1:
-        raise refused("one model is trained, from the start")
+        raise breach("one model is trained, from the start")
     for counted in (request.weights, request.multiplicity):
         if counted is None:
             continue
         rows = np.atleast_1d(counted)
         weighed = int(np.count_nonzero(rows.any(axis=tuple(range(1, rows.ndim)))))
         if weighed < min(job.minimum_rows, len(rows)):
-            raise refused(f"at least {job.minimum_rows:,} rows count, and the weights leave fewer")
+            raise breach(f"at least {job.minimum_rows:,} rows count, and the weights leave fewer")
     if training.most_rows is not None and request.joined_rows > training.most_rows:
-        raise refused(f"at most {training.most_rows:,} joined rows were agreed on")
+        raise breach(f"at most {training.most_rows:,} joined rows were agreed on")
     part.count("start", contract.fits)
     part.asked = Counter({name: count for name, count in part.asked.items() if name in _ONCE})
     run = RunShape(
@@ -155,15 +155,15 @@ def _enforce_noise(contract: Contract, request: StartPart[Any], training: Traini
     """Noise that was agreed on is added, by an algorithm that has a private form."""
     facts = request.facts
     if contract.is_noisy != (facts is not None):
-        raise refused("gradients and predictions are noised as agreed, or not at all")
+        raise breach("gradients and predictions are noised as agreed, or not at all")
     if facts is None:
         return
     if algorithm_of(request.algorithm).why_not_private(request.algorithm) is not None:
-        raise refused("what was agreed to be noised has no noise")
+        raise breach("what was agreed to be noised has no noise")
     if facts.rows != request.joined_rows or not 0 < facts.epochs <= training.epochs:
-        raise refused("noise is computed for another run than the one that begins")
+        raise breach("noise is computed for another run than the one that begins")
     if request.block >= len(facts.blocks) or facts.blocks[request.block].name != request.name:
-        raise refused("noise is computed for other blocks than those that were agreed on")
+        raise breach("noise is computed for other blocks than those that were agreed on")
 
 
 def _find_training(job: JobUnderContract, part: PartUnderContract, request: StartPart[Any]) -> Training:
@@ -179,7 +179,7 @@ def _find_training(job: JobUnderContract, part: PartUnderContract, request: Star
         for least in [l2_of(training.l2, name, table) for name in names]:
             if request.l2 == least + more and all(least <= one <= request.l2 for one in request.l2_by_output):
                 return training
-    raise refused("the algorithm and the model are not those that were agreed on")
+    raise breach("the algorithm and the model are not those that were agreed on")
 
 
 def _check_start_request(own: ClientState, request: StartPart[Any]) -> None:
@@ -242,7 +242,7 @@ def _start_part(own: ClientState, request: Start) -> Started:
     if len(weights) != part.train.rows:
         raise TransportError(f"{len(weights)} weights were sent for {part.train.rows} rows")
     if request.joined_rows < float(multiplicity.sum()):  # which determine the batches of an epoch
-        raise refused("this table's rows alone have more joined rows than said")
+        raise breach("this table's rows alone have more joined rows than said")
     if request.multiplicity is not None:
         row_rules.check_fold(own, part.request, multiplicity)
     before = part.state if request.continues else None
@@ -323,21 +323,21 @@ def _check_figure_sums(request: SendFigures, answer: messages.Partial | messages
 @Rules(
     TRAINING,
     permit=STARTED,
-    enforce=lambda job, request: job.started(request.part).count("figure", 1),
+    enforce=lambda job, request: job.started_part(request.part).count("figure", 1),
     check_answer=_check_figure_sums,
 )
 def _send_figures(own: ClientState, request: SendFigures) -> messages.Partial | messages.Masked:
-    part = own.started(request)
+    part = own.started_part(request)
     return part.sealed(messages.Partial(values=[np.array(astuple(part.figures), np.float64)]), "figure")
 
 
 def _enforce_second_moments(job: JobUnderContract, request: MultiplyGram) -> None:
-    part = job.started(request.part)
+    part = job.started_part(request.part)
     part.count("second moments", part.allowed.power_rounds)
 
 
 def _check_gram_request(own: ClientState, request: MultiplyGram) -> None:
-    part = own.started(request)
+    part = own.started_part(request)
     check_array(request.vector, "vector", (None if part.train is None else part.train.width, None))
 
 
@@ -353,7 +353,7 @@ def _check_gram(request: MultiplyGram, answer: messages.Partial | messages.Maske
     check_answer=_check_gram,
 )
 def _multiply_gram(own: ClientState, request: MultiplyGram) -> messages.Partial | messages.Masked:
-    part = own.started(request)
+    part = own.started_part(request)
     assert part.setup is not None
     if part.setup.is_private:
         raise PolicyError("exact second moments are not sent while gradients are private")

@@ -18,7 +18,7 @@ from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.arrays import RowNumbers
 from tablepuppet.errors import TransportError
 from tablepuppet.exchanges.base import STARTED, TRAINING, WITH_STATISTICS, Exchange, Rules
-from tablepuppet.owner.enforcement import JobUnderContract, refused
+from tablepuppet.owner.enforcement import JobUnderContract, breach
 from tablepuppet.owner.releases import release_predictions
 from tablepuppet.owner.state import ClientState, Part
 from tablepuppet.protocol import base as messages
@@ -37,15 +37,15 @@ Shapes = list[tuple[int | None, ...]]
 
 
 def _enforce_step(job: JobUnderContract, request: Any) -> None:
-    part = job.started(request.part)
+    part = job.started_part(request.part)
     if not isinstance(request, part.requests):
-        raise refused(f"{type(request).__name__} is of another algorithm")
+        raise breach(f"{type(request).__name__} is of another algorithm")
     part.count("step", part.allowed.steps + 1)  # an opening
 
 
 def _check_step_request(own: ClientState, request: messages.Update) -> None:
     """An algorithm's step: arrays per row have the rows that were predicted last; numbers are finite."""
-    part = own.started(request)
+    part = own.started_part(request)
     assert part.train is not None
     assert part.setup is not None
     batch = getattr(part.state, "rows", None)
@@ -190,7 +190,7 @@ def _check_masked(answer: messages.Masked, part: bounds.KnownPart) -> None:
 
 
 def _take_step(own: ClientState, request: Any) -> messages.Message:
-    part = own.started(request)
+    part = own.started_part(request)
     assert part.setup is not None
     if part.kept is not None and part.kept.is_restored:
         raise TransportError("training is over: the part's best parameters were restored")
@@ -223,7 +223,7 @@ def count_batch(own: ClientState, part: Part, request: Any) -> None:
     rows = np.arange(len(part.batches_left)) if every else request.next_rows.astype(np.intp)  # as look-ups want them
     left = part.batches_left.take(rows)
     if not left.all():
-        raise refused("in an epoch a row is in no more batches than it has joined rows")
+        raise breach("in an epoch a row is in no more batches than it has joined rows")
     left -= 1  # a row that is named twice is predicted once
     part.batches_left[rows] = left
 
@@ -237,16 +237,16 @@ def _check_rate(part: Part, rows: RowNumbers | None) -> None:
     usual = private.privacy.batch_rate * float(part.setup.multiplicity.sum())
     found = len(part.setup.multiplicity) if rows is None else len(rows)
     if found > usual + 8.0 * math.sqrt(usual) + 20.0:
-        raise refused("a batch has more rows than the rate that noise was computed for")
+        raise breach("a batch has more rows than the rate that noise was computed for")
 
 
 def _enforce_combined(job: JobUnderContract, request: messages.Combined) -> None:
-    part = job.started(request.part)
+    part = job.started_part(request.part)
     part.count("combine", part.asked["step"] * part.allowed.inner)
 
 
 def _check_combined_request(own: ClientState, request: messages.Combined) -> None:
-    theta = own.started(request).state.theta
+    theta = own.started_part(request).state.theta
     bounds.check_array(request.values[0], "values", theta.shape)
     for more in request.values[1:]:
         bounds.check_array(more, "values", (0, 0))
@@ -259,7 +259,7 @@ def _check_combined(request: messages.Combined, answer: Any, known: bounds.Known
 
 
 def _enforce_move(job: JobUnderContract, request: messages.Move) -> None:
-    part = job.started(request.part)
+    part = job.started_part(request.part)
     part.count("settle", part.asked["step"] + 1)
 
 
@@ -294,7 +294,7 @@ _MOVE = Rules(
     TRAINING,
     permit=STARTED,
     enforce=_enforce_move,
-    check_request=lambda own, request: _check_coefficients(own.started(request), request.coefficients),
+    check_request=lambda own, request: _check_coefficients(own.started_part(request), request.coefficients),
 )
 
 

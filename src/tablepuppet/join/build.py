@@ -157,7 +157,7 @@ def _join_rows(
     keys, client_rows = gather_keys(bound, link, request.job, request.privacy, request.seed)
     trim_heap(max(sum(own.values()) for own in client_rows))  # in one process: memory that owners freed meanwhile
     if request.analyst_cap is not None:
-        _check_reach(bound.branches[0], _budgeted(bound), keys)
+        _check_reach(bound.branches[0], _budgeted_relation(bound), keys)
     found = join_branches(bound, keys, request, cluster)
     cutoffs = {number: scan.cutoffs for number, scan in enumerate(keys) if scan.cutoffs is not None}
     merged = tuple(scan.merged for scan in keys)
@@ -214,14 +214,14 @@ def _split(
     chosen = np.logical_or.reduce(marks)
     if labels.values.dtype != np.int8:
         chosen &= ~np.isnan(labels.values)  # rows without one are left out: a job must not fail for one of them
-    relation = _budgeted(bound)
+    relation = _budgeted_relation(bound)
     listed = ListedRows.of(choose(chosen)[0], joins[0].sizes)
     kept = listed.only(within_cap([listed.numbers(relation)], [analyst_cap], secrets.randbits(128)))
     rows = of_labels.numbers([kept])
     return [[kept.only(np.flatnonzero(own[rows]))] for own in marks]
 
 
-def _budgeted(bound: BoundQuery) -> int:
+def _budgeted_relation(bound: BoundQuery) -> int:
     """The relation of the one branch that has an analyst budget."""
     return next(n for n, own in enumerate(bound.branches[0].relations) if bound.scans[own.scan].budgeted)
 

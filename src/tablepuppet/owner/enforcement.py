@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from tablepuppet.privacy.masks import MaskKey
 
 
-def refused(why: str) -> PolicyError:
-    """The refusal of a request that its contract does not have."""
+def breach(why: str) -> PolicyError:
+    """The error of a request that its contract does not have."""
     return PolicyError(f"the request is outside its contract: {why}")
 
 
@@ -62,7 +62,7 @@ class PartUnderContract:
         agreed, found = set(self.block.clients) if self.block.is_masked else set(), {peer.client for peer in peers}
         if found != agreed and not (found <= agreed and len(found) >= LEAST_MASKED):
             missing = ", ".join(sorted(agreed - found)) or "none"
-            raise refused(
+            raise breach(
                 f"sums of {self.block.name} are masked over {len(agreed)} clients, and these would be over "
                 f"{len(found)}; missing: {missing}"
             )
@@ -70,7 +70,7 @@ class PartUnderContract:
     def count(self, what: str, limit: int) -> None:
         self.asked[what] += 1
         if self.asked[what] > limit:
-            raise refused(f"{what} was agreed on {limit:,} times, and was asked for once more")
+            raise breach(f"{what} was agreed on {limit:,} times, and was asked for once more")
 
 
 @dataclass
@@ -92,37 +92,37 @@ class JobUnderContract:
     def agreed(self) -> Contract:
         """The contract, without which nothing is read."""
         if self.contract is None:
-            raise refused("no contract was agreed to, and nothing is read before")
+            raise breach("no contract was agreed to, and nothing is read before")
         return self.contract
 
     @property
     def training(self) -> Training:
         if self.agreed.training is None:
-            raise refused("nothing is trained")
+            raise breach("nothing is trained")
         return self.agreed.training
 
     def scan(self, number: int) -> ScanTerms:
         for scan in self.agreed.scans:
             if scan.scan == number:
                 return scan
-        raise refused("it has no such scan")
+        raise breach("it has no such scan")
 
     def blocks(self, scan: int, columns: list[int]) -> list[BlockTerms]:
         """All blocks of these expressions: several, of a self-join or of several models."""
         found = [block for block in self.agreed.blocks if block.place == (scan, tuple(columns))]
         if not found:
-            raise refused("these expressions are not the features of any block")
+            raise breach("these expressions are not the features of any block")
         return found
 
     def part(self, number: int) -> PartUnderContract:
         if number not in self.parts:
-            raise refused("it speaks of a part that is not open")
+            raise breach("it speaks of a part that is not open")
         return self.parts[number]
 
-    def started(self, number: int) -> PartUnderContract:
+    def started_part(self, number: int) -> PartUnderContract:
         part = self.part(number)
         if part.exchanges is None:
-            raise refused("it speaks of a part that was not started")
+            raise breach("it speaks of a part that was not started")
         return part
 
     def start_of(self, request: StartPart[Any]) -> tuple[dict[str, list[float]], ...]:
@@ -134,23 +134,23 @@ class JobUnderContract:
     def check_role(self, scan: int, column: int | None, role: Role) -> None:
         """Refuses an expression that does not have the requested role; None: there is none."""
         if column is not None and column not in self.scan(scan).numbers(role):
-            raise refused(f"an expression was asked for as the {role}, and it is not")
+            raise breach(f"an expression was asked for as the {role}, and it is not")
 
     def check_split(self, agreed: Sequence[tuple[float, float]], request: SendLabels | SendSides) -> None:
         """Refuses a split by other columns, or in other shares, than those that were agreed on."""
         self.check_role(request.scan, request.test_column, "split")
         self.check_role(request.scan, request.validation_column, "split")
         if (request.test_fraction, request.validation_fraction) not in agreed:
-            raise refused("rows are split in the agreed shares")
+            raise breach("rows are split in the agreed shares")
 
     def check_model_kind(self, are_trees: bool) -> None:
         if bool(self.training.most_splits) != are_trees:
-            raise refused("it is about another kind of model")
+            raise breach("it is about another kind of model")
 
     def count_once(self, stage: str, scan: int, limit: int = 1) -> None:
         self.asked[stage, scan] += 1
         if self.asked[stage, scan] > limit:
-            raise refused(f"{stage} of one scan leave once, and were asked for again")
+            raise breach(f"{stage} of one scan leave once, and were asked for again")
 
 
 @dataclass
@@ -168,7 +168,7 @@ class ContractEnforcer:
         if job is None:
             job = self.jobs[request.job] = JobUnderContract(self.minimum_rows)
         if exchange.purposes and job.agreed.purpose not in exchange.purposes:
-            raise refused(f"a contract to {job.agreed.purpose} has no {type(request).__name__}")
+            raise breach(f"a contract to {job.agreed.purpose} has no {type(request).__name__}")
         exchange.enforce(job, request)
 
     def agree(self, name: str, contract: Contract, *, is_excused: bool = False) -> None:

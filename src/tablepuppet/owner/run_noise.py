@@ -15,7 +15,7 @@ from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.algorithms.private import PrivateGradient
 from tablepuppet.arrays import Array
 from tablepuppet.owner import releases
-from tablepuppet.owner.enforcement import refused
+from tablepuppet.owner.enforcement import breach
 from tablepuppet.owner.state import ClientState, Part
 from tablepuppet.privacy.gaussian import secure_generator
 from tablepuppet.protocol.contract import Contract
@@ -44,7 +44,7 @@ def plan_run_noise(
             read = own.tables.use(job, opened.request.scan)
             most[read.table] += releases.bound_reach(read) * (1 if given is None else int(given.max(initial=1)))
     if plan.model is not None and most[use.table] > plan.model.max_joined_rows(use.table):
-        raise refused("rows of this table are joined more often than noise is computed for")
+        raise breach("rows of this table are joined more often than noise is computed for")
     own.releases.charge_features(use, request, plan.spends.get(use.table, ()), privacy)
     return PrivateGradient(privacy, secure_generator())
 
@@ -82,5 +82,5 @@ def _own_facts(own: ClientState, part: Part, request: StartPart[AlgorithmOptions
             use = own.tables.use(job, other.request.scan)
             opened[use.table] += releases.bound_reach(use)
     if any(count > request.facts.uses[table] for table, count in opened.items()):
-        raise refused("noise is computed for fewer uses of a table than there are")
+        raise breach("noise is computed for fewer uses of a table than there are")
     return replace(request.facts, blocks=tuple(blocks))

@@ -105,7 +105,7 @@ class ClientState:
             raise TransportError(f"job {request.job} has no part {request.part} at this client")
         return self.parts[request.job, request.part]
 
-    def started(self, request: Any) -> Part:
+    def started_part(self, request: Any) -> Part:
         """The part that a request speaks of, which must have a model by now."""
         part = self.part(request)
         if part.setup is None:

@@ -18,7 +18,7 @@ from tablepuppet.algorithms.shape import Exchanges
 from tablepuppet.exchanges.base import SCORING, STARTED, TRAINING, NoCheck, Rules
 from tablepuppet.exchanges.evaluation import enforce_holding, enforce_release, permit_release
 from tablepuppet.exchanges.prediction import check_asked_rows, count_scores, permit_own_scores, permit_scores
-from tablepuppet.owner.enforcement import JobUnderContract, refused
+from tablepuppet.owner.enforcement import JobUnderContract, breach
 from tablepuppet.owner.policy import Policy, Use
 from tablepuppet.owner.state import ClientState
 from tablepuppet.protocol.base import MOST_CLIENTS
@@ -47,16 +47,16 @@ def _enforce_start(job: JobUnderContract, request: trees.StartTrees) -> None:
     contract = job.agreed
     part, training = job.part(request.part), job.training
     if msgspec.to_builtins(request.algorithm) != training.algorithm:
-        raise refused("the algorithm is not the one that was agreed on")
+        raise breach("the algorithm is not the one that was agreed on")
     earlier = 1 if isinstance(request.before, str) else len(request.before)  # a held part is as large as it was
     if earlier > training.earlier_splits:
-        raise refused("it speaks of more splits of earlier trees than were agreed on")
+        raise breach("it speaks of more splits of earlier trees than were agreed on")
     if not isinstance(request.before, str) and request.before:
         _check_agreed_splits(contract, part.block.place, request.before)
     part.check_peers(request.peers)
     _enforce_leaves(contract, request)
     if request.bins is not None and not part.block.is_shared:
-        raise refused("a table with one owner is put in bins by that owner")
+        raise breach("a table with one owner is put in bins by that owner")
     part.count("start trees", 1)
     part.exchanges, part.most_checks = Exchanges(request.algorithm.trees), request.algorithm.most_checks
 
@@ -64,13 +64,13 @@ def _enforce_start(job: JobUnderContract, request: trees.StartTrees) -> None:
 def _enforce_leaves(contract: Contract, request: trees.StartTrees) -> None:
     """Under feature privacy, refuses trees without the agreed noise, or with bits of all splits unless agreed."""
     if contract.prediction_privacy.mode == "local":
-        raise refused("trees have no noise")
+        raise breach("trees have no noise")
     if contract.feature_privacy is None:
         return
     if algorithm_of(request.algorithm).why_not_private(request.algorithm) is not None:
-        raise refused("what was agreed to be noised has no noise")
+        raise breach("what was agreed to be noised has no noise")
     if not contract.allow_reconstruction and request.algorithm.max_splits is None:
-        raise refused("bits of all splits tell rows, and the job does not say allow_reconstruction")
+        raise breach("bits of all splits tell rows, and the job does not say allow_reconstruction")
 
 
 def _check_start_request(own: ClientState, request: trees.StartTrees) -> None:
@@ -88,9 +88,9 @@ def _check_start_request(own: ClientState, request: trees.StartTrees) -> None:
 
 
 def _enforce_checks(job: JobUnderContract, request: Any) -> None:
-    part = job.started(request.part)
+    part = job.started_part(request.part)
     if job.training.algorithm["splits"] == "random" and not isinstance(request, trees.RevealKeys):
-        raise refused("splits are drawn, and no trees are checked")
+        raise breach("splits are drawn, and no trees are checked")
     part.count("check trees", part.most_checks)
 
 
@@ -147,7 +147,7 @@ def _check_keys_request(own: ClientState, request: trees.RevealKeys) -> None:
 
 def _check_agreed_splits(contract: Contract, place: Any, rules: Sequence[trees.SplitRule]) -> None:
     if trees.splits_name(rules) not in {block.model for block in contract.blocks if block.place == place}:
-        raise refused("the splits are not those that were agreed on")
+        raise breach("the splits are not those that were agreed on")
 
 
 def _check_rows_request(own: ClientState, request: trees.AskRows) -> None:

@@ -23,7 +23,7 @@ from tablepuppet.exchanges.features import OpenPart
 from tablepuppet.memory import trim_heap
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.owner.analyst_budget import is_noisy
-from tablepuppet.owner.enforcement import refused
+from tablepuppet.owner.enforcement import breach
 from tablepuppet.owner.part_store import BlockPart
 from tablepuppet.owner.releases import DisclosedValues, bound_reach, reads, tells_label, unknowns
 from tablepuppet.owner.state import ClientState, Part
@@ -148,7 +148,7 @@ def _check_borders(bins: list[Bins], public: list[Bins]) -> list[Bins]:
     for given, due in zip(bins, public, strict=False):
         borders, agreed = (b.borders.tolist() if isinstance(b, NumberBins) else None for b in (given, due))
         if borders != agreed:
-            raise refused("borders lie evenly between the bounds that were agreed on")
+            raise breach("borders lie evenly between the bounds that were agreed on")
     return bins
 
 

@@ -105,12 +105,9 @@ class TreeLoss:
         loss = float(total[self.tree.root].sum())
         return Derivatives(loss, [rate * t for t in total], [rate * rate * t for t in total])
 
-    def find_range(self, scores: Sequence[Array]) -> tuple[float, float]:
+    def find_range(self, ordered: Sequence[Array]) -> tuple[float, float]:
         """The least and the greatest a − s of all joined rows that count."""
-        return self._range(self._shift(self.tree.order_rows(scores), 0.0))
-
-    def _range(self, shifted: Sequence[Array]) -> tuple[float, float]:
-        low, high = pass_up(self.tree, Ranges(), [(h, h) for h in shifted])[self.tree.root]
+        low, high = pass_up(self.tree, Ranges(), [(h, h) for h in self._shift(ordered, 0.0)])[self.tree.root]
         counted = self._scaled_weights != 0.0
         return float(low[counted].min(initial=np.inf)), float(high[counted].max(initial=-np.inf))
 
@@ -118,7 +115,7 @@ class TreeLoss:
         """The walk over frequencies; None: the core has none, or no joined row counts."""
         if not isinstance(self.loss.core, Analytic):
             return None
-        low, high = self._range(self._shift(ordered, 0.0))
+        low, high = self.find_range(ordered)
         if low > high:
             return None
         series = fit_series(self.loss.core, low, high, self.tolerance)

@@ -34,7 +34,7 @@ from tablepuppet.prediction.missing_owners import reachable
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.predict import block_fingerprints, predict_rows
 from tablepuppet.prediction.split import RowSelection
-from tablepuppet.privacy.options import privacy_of
+from tablepuppet.privacy.options import Rounding, privacy_of
 from tablepuppet.protocol.contract import Purpose
 from tablepuppet.sql import LabelColumns, bind
 from tablepuppet.sql.across_owners import read_query
@@ -351,12 +351,23 @@ def prepare_job(
         with _hide_rows(noise):
             capped = replace(request, walk="materialised", may_draw=False, has_sums=None, analyst_cap=noise.terms.cap)
             mapping = map_tables(bound, link, capped, choice=choice)
+            is_split = measured is None and bool(job.split.test_where or job.split.test_fraction)
+            noise.check_partners((mapping.train, *[mapping.test] * is_split), _partner_rules(bound, rounding))
             return replace(prepare(mapping, job, noise), rounding=rounding)
     mapping = map_tables(bound, link, request, cluster=cluster, choice=choice)
     if job.data.negatives:
         mapping = with_negatives(mapping, job.data.negatives, job.seed, job.data.max_joined_rows or default_limit())
     check_label_rows(mapping, job, rounding)
     return replace(prepare(mapping, job), rounding=rounding)
+
+
+def _partner_rules(bound: BoundQuery, rounding: Rounding) -> list[int]:
+    """The rows that owners of each block ask for, then those of a label's table without features; 1: any."""
+    asked, branch = dict(rounding.by_client), bound.branches[0]
+    scans = [branch.relations[block.members[0].relation].scan for block in bound.blocks]
+    scans += [] if branch.label_place.scan in scans else [branch.label_place.scan]
+    own = [bound.scans[scan] for scan in scans]
+    return [1 if scan.budgeted else max(asked.get(client, 1) for client in scan.clients) for scan in own]
 
 
 @contextmanager
@@ -368,8 +379,9 @@ def _hide_rows(noise: AnalystNoise | None) -> Iterator[None]:
         if noise is None:
             raise
         raise PrivacyError(
-            f"the job fails on its rows, or they are too few for its noise; more would tell of {noise.terms.table}, "
-            "which has an analyst budget. Take more rows or a larger epsilon, or try the job on tables of your own"
+            f"the job fails on its rows, or they are too few for its noise, or most of them meet few rows of a partner "
+            f"that has a rule minimum_rows; more would tell of {noise.terms.table}, which has an analyst budget. Take "
+            "more rows or a larger epsilon, or try the job on tables of your own"
         ) from None
 
 

@@ -125,14 +125,14 @@ def test_explain_prints_what_training_costs_and_what_is_left_and_costs_its_sizes
     with federation(policies=with_budget(2.0)) as owners:
         text = str(owners.explain(QUERY, label="y", **TREES, privacy=asks(1.0)))
     flat = " ".join(text.split())
-    assert "this costs ε = 0.195 at δ = 1e-05 (sizes 0.195)" in flat
+    assert "this costs ε = 0.195 at δ = 1e-05 (sizes 0.173, partners 0.0809)" in flat
     assert "training costs ε = 1" in flat
     assert "ε = 1.98 is left in this period" in flat
 
 
 def test_a_contract_says_what_each_part_costs() -> None:
     terms = AnalystTerms(table="orders", epsilon=1.0, delta=1e-5, shares=SHARES["train"], rows=2, cap=5)
-    assert "(sizes 0.195, metrics 0.355, model 0.885)" in terms.lines()[0]
+    assert "(sizes 0.173, partners 0.0809, metrics 0.355, model 0.885)" in terms.lines()[0]
     assert "at most 10 joined rows" in terms.lines()[0]
     assert 1.0 / terms.noise**2 == pytest.approx(sum((10 / terms.deviation(part)) ** 2 for part in terms.shares))
 
@@ -256,24 +256,24 @@ def test_no_row_makes_a_join_too_large_for_the_server(is_there: bool) -> None:
 
 @pytest.mark.parametrize("is_there", [False, True])
 def test_rules_of_a_partner_do_not_count_the_rows_that_meet_a_table_with_a_budget(is_there: bool) -> None:
-    """A partner wants 31 rows to take part; the last one does if an order has its key."""
-    given = tables()
-    item = np.where(np.arange(1500) == 7, 30 if is_there else 3, given["orders"]["item"])
+    """A partner's last row takes part if an order has its key."""
+    given = tables(rows=8000)
+    item = np.where(np.arange(8000) == 7, 30 if is_there else 3, given["orders"]["item"])
     given["orders"] = given["orders"].drop(["item"]).append_column("item", pa.array(item))
     given["items"] = pa.table({"item": np.arange(31), "price": np.linspace(-1, 1, 31)})
-    policies = with_budget() | {"items": Policy(minimum_rows=31)}
+    policies = with_budget() | {"items": Policy(minimum_rows=20)}
     with federation(given, policies=policies) as owners:
-        noisy = {**TREES, "trees": 60, "test_fraction": 0.0, "privacy": asks(1.0)}
+        noisy = {**TREES, "trees": 30, "test_fraction": 0.0, "privacy": asks(1.0)}
         result = owners.train(QUERY, label="y", **noisy)
         owners.evaluate(result, rows="all", privacy=asks(1.0))
-        with pytest.raises(PolicyError, match="noise on leaves must then hide 31"):
+        with pytest.raises(PolicyError, match="noise on them must then hide 20"):
             owners.train(QUERY, label="y", **noisy | {"trees": 3, "privacy": asks(9.0)})
 
 
 def test_noise_stands_for_the_rows_of_an_owners_other_tables_too() -> None:
     rules = with_budget(minimum_rows=31)["orders"]
     shop = federation(owners={"shop": ["orders", "items"]}, policies={"shop": rules})
-    with shop, pytest.raises(PolicyError, match="noise on leaves must then hide 31"):
+    with shop, pytest.raises(PolicyError, match="noise on them must then hide 31"):
         shop.train(QUERY, label="y", **TREES, test_fraction=0.0, privacy=asks(9.0))
 
 
@@ -380,9 +380,10 @@ def test_with_pure_noise_for_every_noisy_sum_nothing_depends_on_rows(monkeypatch
     monkeypatch.setattr(AnalystNoise, "add", lambda self, part, sums, norm: draw(sums.shape))
     monkeypatch.setattr(LeafNoise, "noisy", lambda self, sums, generator: draw(sums.shape))
     seen = []
+    policies = with_budget() | {"items": Policy(minimum_rows=5)}
     for given in (tables(), tables(rows=1700, seed=3)):
         given["items"] = tables()["items"]
-        with federation(given) as owners:
+        with federation(given, policies=policies) as owners:
             plan = owners.explain(QUERY, label="y", **TREES, privacy=asks())
             result = owners.train(QUERY, label="y", **TREES, privacy=asks())
             measured = owners.evaluate(result, privacy=asks())

@@ -49,13 +49,18 @@ def check_shown(policy: Policy, contract: Contract, use: Callable[[int], ScanUse
         raise PolicyError(f"the contract pays for noise, and a contract to {contract.purpose} has none; leave it out")
     found = list(_reads(policy, contract, use))
     least, noise = max(policy.minimum_rows, policy.difference), contract.feature_privacy
-    has_others = any(not budgeted_tables(policy, use(scan.scan)) for scan in contract.scans)
-    if contract.analyst is not None and contract.purpose == "train" and has_others and least > 1:
+    others = [use(scan.scan) for scan in contract.scans if not budgeted_tables(policy, use(scan.scan))]
+    if contract.analyst is not None and others and least > 1:
         policy.rule(
-            noise is not None and noise.noise is not None and noise.noise >= least,
+            not any(base.table in policy.subjects for other in others for base in other.bases),
             "minimum_rows",
-            f"rows that meet a table with an analyst budget are not counted, and noise on leaves must then hide "
-            f"{least} of them; ask for a smaller epsilon, or for more trees",
+            "the server counts rows that meet a table with an analyst budget, under noise, and cannot count subjects",
+        )
+        policy.rule(
+            contract.purpose != "train" or (noise is not None and noise.noise is not None and noise.noise >= least),
+            "minimum_rows",
+            f"leaves may hold few rows that meet a table with an analyst budget, and noise on them must then hide "
+            f"{least}; ask for a smaller epsilon, or for more trees",
         )
     for scan, base in found:
         rule = f"budget.{base.table}.analyst"

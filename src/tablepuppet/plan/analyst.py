@@ -6,7 +6,8 @@ the sizes of a mapping under noise. Plans and printed output follow from noisy s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -18,7 +19,7 @@ from tablepuppet.arrays import Array
 from tablepuppet.errors import JobError, PrivacyError
 from tablepuppet.job import Job
 from tablepuppet.join.joined_rows import Joined
-from tablepuppet.join.mapping import LabelRows, MappingSummary, TableMapping, summarise
+from tablepuppet.join.mapping import LabelRows, MappingSummary, TableMapping, rows_here, summarise
 from tablepuppet.privacy.analyst import SHARES, AnalystTerms, Part
 from tablepuppet.privacy.gaussian import noised, secure_generator
 from tablepuppet.privacy.options import FeaturePrivacy
@@ -27,6 +28,7 @@ from tablepuppet.sources.columns import STRING_KINDS
 from tablepuppet.sql.bound import BoundQuery
 
 _FEW = 6.5  # deviations of noise, which pass for rows once in 10^10
+_SURE = 3.0  # too few rows of a partner pass for enough at most once in 700 jobs
 
 
 def analyst_terms(bound: BoundQuery, job: Job, purpose: Purpose) -> AnalystTerms | None:
@@ -147,13 +149,33 @@ class AnalystNoise:
 
     def add(self, part: Part, sums: Array, norm: float) -> Array:
         """Sums to which each joined row contributes a vector of this length at the most."""
-        least = self.least if self.least > 1 else 0
-        return noised(sums, max(self.terms.deviation(part, norm), least), self.generator)
+        return noised(sums, self._deviation(part, norm), self.generator)
+
+    def _deviation(self, part: Part, norm: float) -> float:
+        return max(self.terms.deviation(part, norm), self.least if self.least > 1 else 0)
 
     def check_rows(self, rows: float, part: Part, norm: float) -> None:
         """Refuses a job with few noisy rows: with none it would fail, and must not fail for that alone."""
         if rows < _FEW * max(self.terms.deviation(part, norm), self.least):
             raise JobError("too few rows are left for the noise on them; ask for more rows, or a larger epsilon")
+
+    def check_partners(self, sides: Sequence[Joined], least: Sequence[int]) -> None:
+        """Refuses joined rows of which few rows of a partner are most. `least`: the rows that its owners ask for, of
+        each block, and of the label's table; 1: any.
+
+        w: joined rows of each of the partner's rows. They count as (Σw)² / Σw², which is below k where Σw − √k ‖w‖ is
+        below 0. A joined row moves Σw by 1 and ‖w‖ by 0 to 1, so this divided by √k − 1 by 1 at the most.
+        """
+        asked = [(place, math.sqrt(k)) for place, k in enumerate(least) if k > 1]
+        found = []
+        for side in map(rows_here, sides):
+            for place, root in asked:
+                index = (*side.indices, side.label_index)[place]
+                times = np.bincount(index.numbers(side.rows), minlength=1)
+                found.append((side.rows - root * float(np.linalg.norm(times))) / max(1.0, root - 1.0))
+        norm = math.sqrt(len(asked))
+        if found and self.add("partners", np.array(found), norm).min() < _SURE * self._deviation("partners", norm):
+            raise JobError("few rows of a partner are most of all joined rows (rule minimum_rows)")
 
     def within(self, labels: Array) -> tuple[Array, float]:
         """Labels that are numbers, cut to their bounds and between −½ and ½; and how far the bounds are apart."""

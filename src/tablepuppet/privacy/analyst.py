@@ -18,12 +18,12 @@ import msgspec
 
 from tablepuppet.privacy.accounting import Mechanism, composed_epsilon, gaussian_noise
 
-Part = Literal["sizes", "metrics", "model"]
-# The share of a job's ε for each part; an explanation costs as much as its sizes.
+Part = Literal["sizes", "partners", "metrics", "model"]
+# The share of a job's ε for each part; an explanation costs as much as its sizes, and the rules of partners.
 SHARES: dict[str, dict[Part, float]] = {
-    "explain": {"sizes": 0.05},
-    "train": {"sizes": 0.05, "metrics": 0.15, "model": 0.8},
-    "evaluate": {"metrics": 1.0},
+    "explain": {"sizes": 0.04, "partners": 0.01},
+    "train": {"sizes": 0.04, "partners": 0.01, "metrics": 0.15, "model": 0.8},
+    "evaluate": {"partners": 0.05, "metrics": 0.95},
 }
 
 

@@ -1,0 +1,75 @@
+"""Attacks on a partner by way of a table with an analyst budget: joins that mostly meet few of its rows."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.privacy.test_analyst import QUERY, SEEN, TREES, Watched, asks, federation, tables, with_budget
+
+from tablepuppet.errors import JobError, PolicyError, PrivacyError
+from tablepuppet.join.joined_rows import JoinedRows
+from tablepuppet.join.row_index import RowIndex
+from tablepuppet.owner.policy import Policy, TableRules
+from tablepuppet.privacy.accounting import gaussian_noise
+from tablepuppet.privacy.analyst import SHARES, AnalystTerms
+
+RULES = with_budget(90.0) | {"items": Policy(minimum_rows=10)}
+FEW = "most of them meet few rows of a partner"
+
+
+@pytest.mark.parametrize(
+    ("item", "label", "split"),
+    [
+        ("5", "o.y", {"test_fraction": 0.0}),
+        ("5", "i.price > 0 AS y", {"test_fraction": 0.0}),  # the partner's own label
+        ("CASE WHEN id % 20 = 0 THEN item ELSE 5 END", "o.y", {"test_fraction": 0.0}),  # few orders of all others
+        ("CASE WHEN id % 2 = 0 THEN 5 ELSE 6 END", "o.y", {"test_fraction": 0.0}),
+        ("CASE WHEN q > 1 THEN 5 ELSE item END", "o.y", {"test_where": "o.q > 1"}),
+    ],
+)
+def test_joined_rows_that_mostly_meet_few_rows_of_a_partner_are_refused(item: str, label: str, split: Any) -> None:
+    """Noise does not hide a row that thousands of joined rows have: a model over them alone would reveal it."""
+    whole = QUERY.replace("o.y", label)
+    query = whole.replace("orders o", f"(SELECT {item} AS item, q, y FROM orders) o")
+    asked: dict[str, Any] = {"label": "y", **TREES, "trees": 12, "min_child_weight": 2.5, "privacy": asks(1.0)}
+    with federation(tables(rows=8000), policies=RULES) as owners:
+        for ask in (owners.explain, owners.train):
+            with pytest.raises(PrivacyError, match=FEW):
+                ask(query, **asked, **split)
+        result = owners.train(whole, **asked, test_fraction=0.0)
+        if "test_where" in split:
+            query = query.replace(item, "5")
+        with pytest.raises(PrivacyError, match=FEW):
+            owners.evaluate(result, query, rows="all", privacy=asks(2.0))
+        owners.evaluate(result, whole, rows="all", privacy=asks(2.0))
+
+
+def test_subjects_of_a_partner_cannot_be_counted_under_noise() -> None:
+    policies = RULES | {"items": Policy(minimum_rows=5, tables={"items": TableRules(subject="item")})}
+    with federation(policies=policies) as owners, pytest.raises(PolicyError, match="cannot count subjects"):
+        owners.explain(QUERY, label="y", **TREES, privacy=asks())
+
+
+@given(data=st.data())
+def test_one_joined_row_moves_what_the_rules_of_partners_read_by_one(data: st.DataObject) -> None:
+    """Of each of two partners, and noise is for that."""
+    rows = data.draw(st.integers(2, 40))
+    places = [data.draw(st.lists(st.integers(0, 4), min_size=rows, max_size=rows)) for _ in range(2)]
+    least = [data.draw(st.integers(2, 60)) for _ in range(2)]
+    terms = AnalystTerms(table="t", epsilon=1.0, delta=1e-5, shares=SHARES["evaluate"])
+    SEEN.clear()
+    for kept in (slice(None), slice(1, None)):
+        indices = tuple(RowIndex.of(np.array(place[kept]), 5) for place in places)
+        size = len(places[0][kept])
+        side = JoinedRows(size, indices, RowIndex(size, None), np.zeros(size))
+        with contextlib.suppress(JobError):
+            Watched(terms).check_partners([side], [*least, 1])
+    (_, ours, deviation), (_, theirs, _) = SEEN
+    assert deviation == pytest.approx(gaussian_noise(1.0, 1e-5, 1, 1.0) * math.sqrt(2))
+    assert float(np.linalg.norm(ours - theirs)) <= math.sqrt(2) + 1e-9

@@ -48,6 +48,7 @@ def await_run(parties: Parties, run: str, *wanted: str) -> dict[str, Any]:
 
 def approve_asker(parties: Parties) -> None:
     """Store-eu's owner approves everything on the columns of QUERY, unless an earlier test did."""
+    parties.await_clients()
     run = parties.connect().submit(QUERY, label="y", algorithm="newton", epochs=5)
     if await_run(parties, run, "waiting", "finished")["state"] == "waiting":
         approvals = Approvals(state(parties))

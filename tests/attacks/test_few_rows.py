@@ -9,8 +9,9 @@ import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.errors import PolicyError
+from tablepuppet.errors import PolicyError, PrivacyError
 from tablepuppet.owner.policy import Policy
+from tablepuppet.privacy.analyst import AnalystBudget
 from tablepuppet.privacy.ledger import TableBudget
 
 ROWS, LEAST = 600, 20
@@ -204,3 +205,22 @@ def test_leaves_of_two_trainings_with_other_bins_differ_by_a_row_unless_features
                 found = [federation.train("SELECT t.x, t.y FROM t", bins=bins, **trees) for bins in (5, 6, 7, 8)]
                 leaves = {tuple(tree.value) for result in found for output in result.trees for tree in output}
                 assert len(leaves) > 1
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_known_keys_and_an_exact_size_tell_of_one_more_unless_it_has_an_analyst_budget(is_there: bool) -> None:
+    """The analyst has the keys of enough people, and one whose membership it wants to know."""
+    people_and_one = [*range(LEAST), 599 if is_there else 1000]
+    known = pa.table({"person": people_and_one, "y": [n % 2 for n in range(LEAST + 1)]})
+    query = "SELECT p.age, k.y = 1 AS y FROM known k JOIN people p ON k.person = p.id"
+    asked: dict[str, Any] = {"label": "y", "model": "boosted", "splits": "random", "test_fraction": 0.0}
+    with federation(known=known) as owners:
+        assert owners.explain(query, **asked).mapping.joined_rows == LEAST + is_there
+    budget = {"people": TableBudget(analyst=AnalystBudget(epsilon=2.0))}
+    asked |= {"privacy": {"analyst": {"epsilon": 1.0, "bounds": {"age": (-3, 3)}}}}
+    policies = {"people": Policy(minimum_rows=LEAST, budget=budget)}
+    with (
+        tp.Federation({"people": people(), "known": known}, policies=policies) as owners,
+        pytest.raises(PrivacyError, match="too few for its noise"),
+    ):
+        owners.explain(query, **asked)

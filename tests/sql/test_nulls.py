@@ -49,6 +49,15 @@ def test_what_duckdb_cannot_compute_is_neither_null_nor_false() -> None:
     assert not rejects_null(strange)
 
 
+@pytest.mark.parametrize("grow", ["replace({}, 'a', repeat('a', 10))", "replace({}, 'a', 'aaaaaaaaaa')"])
+def test_texts_that_grow_are_not_computed(grow: str) -> None:
+    """Nine of them make a gigabyte of one letter."""
+    text = "coalesce(o.s, 'a')"
+    for _ in range(9):
+        text = grow.format(text)
+    assert value_of_missing(tree(f"length({text})")) is UNKNOWN
+
+
 @pytest.mark.parametrize(
     "sql",
     [

@@ -8,13 +8,15 @@ optimization" (TODS 22, 1997).
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import duckdb
 from sqlglot import exp
 
-from tablepuppet.errors import QueryError
+from tablepuppet.errors import PolicyError, QueryError
+from tablepuppet.sources.guard import check_expression
 from tablepuppet.sql.grammar import evaluate
 from tablepuppet.sql.ucq import Scope
 
@@ -118,21 +120,28 @@ _MAX_TRIES = 500
 
 
 def value_of_missing(expression: exp.Expr) -> Any:
-    """The value of an expression in a row that a LEFT JOIN did not find; UNKNOWN where DuckDB cannot compute it.
+    """The value of an expression in a row that a LEFT JOIN did not find; UNKNOWN where DuckDB cannot compute it, or no
+    owner would: a text that `replace` makes longer would fill this process's memory.
 
     Types are not known yet. Few functions depend on them, and the first that fit will do: NULL has no value in any.
     """
     names = list(dict.fromkeys(column.sql() for column in expression.find_all(exp.Column)))
+    try:
+        check_expression(_with_nulls(expression, dict.fromkeys(names, exp.Null())), ())
+    except PolicyError:
+        return UNKNOWN
     for types in itertools.islice(itertools.product(_TYPES, repeat=len(names)), _MAX_TRIES):
         nulls = {n: exp.Null() if t is None else exp.cast(exp.Null(), t) for n, t in zip(names, types, strict=True)}
-        bare = expression.transform(
-            lambda node, by=nulls: by.get(node.sql(), node) if type(node) is exp.Column else node
-        )
         try:
-            return evaluate(bare.sql("duckdb", comments=False))
+            return evaluate(_with_nulls(expression, nulls))
         except duckdb.Error:
             continue
     return UNKNOWN
+
+
+def _with_nulls(expression: exp.Expr, nulls: Mapping[str, exp.Expr]) -> str:
+    bare = expression.transform(lambda node: nulls.get(node.sql(), node) if type(node) is exp.Column else node)
+    return str(bare.sql("duckdb", comments=False))
 
 
 def rejects_null(predicate: exp.Expr) -> bool:

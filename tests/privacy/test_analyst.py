@@ -130,6 +130,23 @@ def test_explain_prints_what_training_costs_and_what_is_left_and_costs_its_sizes
     assert "ε = 1.98 is left in this period" in flat
 
 
+def test_a_search_costs_its_epsilon_and_is_refused_as_a_whole_before_the_first_model() -> None:
+    options = {k: v for k, v in TREES.items() if k != "depth"}
+    with federation(tables(rows=6000), policies=with_budget(8.0)) as owners:
+        search: dict[str, Any] = {"label": "y", "folds": 2, **options}
+        found = tp.search(owners, QUERY, {"depth": [1, 3]}, **search, privacy=asks(8.0))
+        assert found.best in ({"depth": 1}, {"depth": 3})
+        assert {"accuracy", "auc", "loss"} <= set(found.table)
+        spent = [s for s in owners._clients["orders"].log.account.spendings if s.what == "analyst"]
+        assert [s.noise for s in spent] == [pytest.approx(2 * gaussian_noise(8.0, 1e-5, 1, 1.0))] * 4
+    with federation(policies=with_budget(2.0)) as owners:
+        with pytest.raises(PolicyError, match=r"has ε = 2 left, and the job takes ε = 3;"):
+            tp.search(owners, QUERY, {"depth": [1, 3]}, **search, privacy=asks(3.0))
+        assert not owners._clients["orders"].log.account.spendings
+        with pytest.raises(PrivacyError, match='use model="boosted"'):
+            tp.search(owners, QUERY, {"l2": [0.1, 1.0]}, label="y", privacy=asks(1.0))
+
+
 def test_a_contract_says_what_each_part_costs() -> None:
     terms = AnalystTerms(table="orders", epsilon=1.0, delta=1e-5, shares=SHARES["train"], rows=2, cap=5)
     assert "(sizes 0.173, partners 0.0809, metrics 0.355, model 0.885)" in terms.lines()[0]

@@ -253,5 +253,4 @@ def _has_noise(contract: Contract, job: Job) -> bool:
     is_so = (contract.label_privacy, contract.prediction_privacy) == (asked.label, asked.predictions)
     if terms is None or asked.analyst is None:
         return is_so and contract.feature_privacy == asked.features and terms is None and asked.analyst is None
-    paid = (asked.analyst.epsilon, asked.analyst.delta, asked.analyst.cap)
-    return is_so and paid == (terms.epsilon, terms.delta, terms.cap)
+    return is_so and all(getattr(terms, n) == getattr(asked.analyst, n) for n in ("epsilon", "delta", "cap", "fits"))

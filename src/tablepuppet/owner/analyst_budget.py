@@ -7,8 +7,11 @@ trust it with exact rows, as in every job; this module limits the server's answe
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Iterator
+
+from msgspec.structs import replace
 
 from tablepuppet.errors import PolicyError
 from tablepuppet.owner.owner_log import OwnerLog
@@ -141,6 +144,8 @@ def charge(policy: Policy, log: OwnerLog, contract: Contract, use: Callable[[int
             asker=contract.asker,
             period=budget.analyst.period(log.now),
         )
+        whole = contract.analyst.noise / math.sqrt(1 + contract.analyst.ahead)  # of a search that has just begun
+        log.account.check((replace(spending, noise=whole),), budget)
         log.spend(spending, budget=budget)
         left = log.account.left_for(spending, budget)
     return left

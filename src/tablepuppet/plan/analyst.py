@@ -56,6 +56,8 @@ def analyst_terms(bound: BoundQuery, job: Job, purpose: Purpose) -> AnalystTerms
         shares=SHARES[purpose],
         rows=rows,
         cap=asked.cap,
+        fits=asked.fits,
+        ahead=asked.ahead,
     )
 
 
@@ -90,7 +92,10 @@ def _conditions(bound: BoundQuery, job: Job, purpose: Purpose, places: list[int]
             'of a number, privacy={"analyst": {"bounds": {"<label>": (low, high)}, …}}'
         ),
     )
-    yield job.search is None and not job.probe, "a search has no noisy form; train models one by one and compare them"
+    yield (
+        job.search is None and not job.probe,
+        'a search has a noisy form with trees only; use model="boosted", splits="random"',
+    )
     if purpose == "evaluate":
         return
     options, split = job.options, job.split

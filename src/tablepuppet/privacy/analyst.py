@@ -55,6 +55,8 @@ class AnalystTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     shares: dict[Part, float]  # the parts that this job releases, and their shares
     rows: int = 1  # rows of the job's query that one base row changes
     cap: int = 1  # joined rows that each of them is in, at the most: others are left out
+    fits: int = 1  # models of a search that share ε
+    ahead: int = 0  # how many of them are still to come after this job
 
     @property
     def noise(self) -> float:
@@ -62,7 +64,7 @@ class AnalystTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         return self._noise(sum(self.shares.values()))
 
     def _noise(self, share: float) -> float:
-        return gaussian_noise(self.epsilon, self.delta, 1, 1.0) / math.sqrt(share)
+        return gaussian_noise(self.epsilon, self.delta, 1, 1.0) * math.sqrt(self.fits / share)
 
     def deviation(self, part: Part, norm: float = 1.0) -> float:
         """The deviation of the noise on a part's sums; a joined row contributes a vector of this length at most."""
@@ -81,6 +83,7 @@ class AnalystTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         """The cost in words."""
         each = ", ".join(f"{part} {self.epsilon_of(part):.3g}" for part in self.shares)
         later = "" if sum(self.shares.values()) > 0.99 else f"; training costs ε = {self.epsilon:.3g}"
+        later += "" if self.fits == 1 else f"; all {self.fits:,} models of the search cost ε = {self.epsilon:.3g}"
         return [
             f"analyst budget of {self.table}: this costs ε = {self.epsilon_of():.3g} at δ = {self.delta:g} ({each}), "
             f"for a row of {self.table} that is there or is not, in at most {self.rows * self.cap:,} joined rows{later}"

@@ -121,13 +121,16 @@ class AnalystPrivacy(_Part, frozen=True):
     """The part of an owner's analyst budget that a job spends (privacy/analyst.py).
 
     `cap`: joined rows that a row of the table is in, at the most; others are left out. `bounds`: public (low, high) of
-    numeric features by name, and of a label that is a number.
+    numeric features by name, and of a label that is a number. `fits`: models of a search that share ε, this one and
+    `ahead` others still to come.
     """
 
     epsilon: Epsilon
     delta: Delta = 1e-5
     cap: Cap = 1
     bounds: dict[str, tuple[float, float]] = msgspec.field(default_factory=dict)
+    fits: Cap = 1
+    ahead: Annotated[int, Meta(ge=0)] = 0
 
     def __post_init__(self) -> None:
         for name, (low, high) in self.bounds.items():

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Problem, Server, Walkable
 from tablepuppet.arrays import Array, floats
-from tablepuppet.errors import JobError, MappingError
+from tablepuppet.errors import JobError, MappingError, PrivacyError
 from tablepuppet.formatting import plural
 from tablepuppet.job import Job
 from tablepuppet.join.joined_rows import JoinedRows
@@ -177,13 +177,20 @@ def search_apart(
     jobs: Sequence[Job], settings: Sequence[dict[str, Any]], folds: Folds, train: Callable[[Job], Result]
 ) -> SearchResult:
     """A search of models that cannot share a mapping. Each setting is trained `folds` times without a share of 1/folds
-    of the rows. Another seed draws them each time, the same for every setting."""
-    fits, results = [], []
+    of the rows. Another seed draws them each time, the same for every setting. For an analyst, all of them share ε."""
+    fits: list[Fit] = []
+    results: list[Result] = []
+    total = folds.count * len(jobs)
     for fold in range(folds.count):
         for number, job in enumerate(jobs):
             began = time.perf_counter()
             own = job.replace(test_fraction=1.0 / folds.count, seed=job.seed + fold)
+            if (asked := own.privacy.analyst) is not None:
+                part = msgspec.structs.replace(asked, fits=total, ahead=total - 1 - len(fits))
+                own = own.replace(privacy=msgspec.structs.replace(own.privacy, analyst=part))
             result = train(own)
+            if not result.metrics["test"]:
+                raise PrivacyError("the rows of a fold are too few for the noise on its metrics; try fewer settings")
             rows = result.plan.mapping
             metrics = {"loss": _loss_of(result), **result.metrics["test"]}
             seconds = time.perf_counter() - began

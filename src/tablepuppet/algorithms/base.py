@@ -129,7 +129,6 @@ class Problem:
     sum_l2: float | None = None  # of the outputs that a head also sums directly; None: as of the others
     l1: float = 0.0
     signs: tuple[tuple[int, ...], ...] = ()  # of each block's encoded columns; empty: any
-    last_look: Callable[[Sequence[Array], Array], dict[str, Any]] | None = None  # all sums of a finished model
 
     @property
     def blocks(self) -> int:

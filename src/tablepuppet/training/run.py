@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from tablepuppet.algorithms.base import Problem, Server, Summable
+from tablepuppet.algorithms.base import Problem, Server
 from tablepuppet.arrays import Array
 from tablepuppet.errors import TrainingError
 from tablepuppet.exchanges.evaluation import Evaluate, Evaluation, HoldPart, Keep, Parameters, Release, Restore
@@ -22,7 +22,7 @@ from tablepuppet.join.joined_rows import Joined, JoinedRows
 from tablepuppet.join.mapping import Part
 from tablepuppet.memory import trim_heap
 from tablepuppet.models.heads.base import TrainedHead, apply_head
-from tablepuppet.models.metrics import Moment, Sums
+from tablepuppet.models.metrics import Moment
 from tablepuppet.plan.disclosure import held_blocks
 from tablepuppet.plan.knowledge import check_exposure
 from tablepuppet.plan.prepare import Prepared
@@ -34,7 +34,7 @@ from tablepuppet.threads import submit
 from tablepuppet.training.convergence import Patience, judge
 from tablepuppet.training.curves import Curves
 from tablepuppet.training.interactions import Interaction, advise_head, compare_with_sum, explain_pairs, probe
-from tablepuppet.training.metrics import Criterion, MeasuredOn, Metrics, SideRows, by_side, sum_metrics
+from tablepuppet.training.metrics import Criterion, MeasuredOn, Metrics, SideRows, by_side
 from tablepuppet.training.result import EpochRecord, Result, RoundEvent
 from tablepuppet.training.server import UnionOperator, run_round
 from tablepuppet.training.start import agree_on_encoders, figures_of, ids_of, make_problem, start_parts, widths_of
@@ -64,13 +64,6 @@ def _train(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | None
     if private.is_noisy:
         check_exposure(replace(plan, widths=widths_of(encoders)).shape, job, plan.loss)
     problem = make_problem(plan, mapping, union, encoders)
-    is_last_epoch = job.patience is None and problem.head is None and problem.channel is None  # the model's
-    if is_last_epoch and not isinstance(problem.joined, Summable):
-
-        def last_look(per_row: Sequence[Array], intercept: Array) -> Sums:
-            return sum_metrics(mapping.train, per_row, intercept, Criterion(problem.loss, Moment.FINISHED))
-
-        problem = replace(problem, last_look=last_look)
     patience = None if job.patience is None else Patience(job.monitor, job.patience, job.min_delta)
     server = plan.algorithm.server(problem, job.options)
     trim_heap(mapping.train.rows)  # the memory of mapping and statistics

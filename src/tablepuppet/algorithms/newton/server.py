@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -102,7 +101,7 @@ class NewtonServer(Server):
         return [-spectrum.solve(1.0, ridge, total[0])]
 
     def absorb(self, answers: Sequence[BlockAnswer]) -> None:
-        found = self._tracker.search(answers, partial(self._is_over, self._decrement))
+        found = self._tracker.search(answers)
         self._value = found.value
         self._before, self._decrement = self._decrement, abs(found.decrement)
 
@@ -116,13 +115,9 @@ class NewtonServer(Server):
     def is_converged(self) -> bool:
         """The decrement estimates the gap before a round's step. Its step leaves as little of it as the last one did;
         the square root is to be on the safe side."""
-        return self._is_over(self._before, self._decrement, self._value)
-
-    def _is_over(self, before: float, decrement: float, value: float) -> bool:
-        falls = decrement / before if 0 < before < math.inf else 1.0
-        return decrement * math.sqrt(min(falls, 1.0)) <= self.options.tolerance_of(self.problem.loss.outputs) * abs(
-            value
-        )
+        falls = self._decrement / self._before if 0 < self._before < math.inf else 1.0
+        tolerance = self.options.tolerance_of(self.problem.loss.outputs)
+        return self._decrement * math.sqrt(min(falls, 1.0)) <= tolerance * abs(self._value)
 
     def residuals(self) -> dict[str, float]:
         return {"decrement": self._decrement}

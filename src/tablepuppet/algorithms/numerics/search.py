@@ -180,7 +180,6 @@ class Objective:
     ridges: Sequence[float]
     rows: int  # N
     is_quadratic: bool
-    look: Callable[[Sequence[Array], Array], Derivatives] | None = None  # the loss without derivatives
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -194,20 +193,13 @@ class Subspace:
     hessian: Array  # of the mean loss
 
 
-def minimise(
-    objective: Objective,
-    space: Subspace,
-    start: Callable[[], tuple[Derivatives, Array]],
-    *,
-    is_last: Callable[[float, float], bool] | None = None,
-) -> Found:
+def minimise(objective: Objective, space: Subspace, start: Callable[[], tuple[Derivatives, Array]]) -> Found:
     """min over α of F(θ + Σ α s), one α for every direction of every block, and the intercept.
 
-    `start` gives up the derivatives at h and their slopes, so that they go as soon as others are known. If no search
-    will follow, by the decrement and F (`is_last`), it is one step, and `objective.look` finds F there.
+    `start` gives up the derivatives at h and their slopes, so that they go as soon as others are known.
     """
     vectors, products, intercept = space.vectors, space.products, space.intercept
-    evaluate, look, ridges = objective.evaluate, objective.look, objective.ridges
+    evaluate, ridges = objective.evaluate, objective.ridges
     here, along = start()
     sizes = [len(block) - 1 for block in vectors]
     borders = np.cumsum([0, *sizes])
@@ -241,7 +233,6 @@ def minimise(
     first = value
     newest = [a for a, size in zip(borders[:-1], sizes, strict=True) if size]
     decrement = 0.5 * (-float(slope[newest].sum()) + _intercept_gap(slope, hessian, borders[-1]))
-    ends = look is not None and is_last is not None and is_last(abs(decrement), value)
     for _ in range(_ITERATIONS):
         step = np.zeros(len(point))
         step[alive] = -pseudo_solve(hessian[np.ix_(alive, alive)], slope[alive])
@@ -254,19 +245,18 @@ def minimise(
             moved = [_move(block, c) for block, c in zip(vectors, split(new), strict=True)]
             there = intercept + space.steps @ new[borders[-1] :]
             try:
-                at = (look if look is not None and ends else evaluate)(moved, there)
+                at = evaluate(moved, there)
             except ScoreRangeError:  # a step too far, as one to an infinite F
                 continue
-            reached, new_slope = total(new, at.loss, along if ends else slopes(vectors, at, space.steps))
+            reached, new_slope = total(new, at.loss, slopes(vectors, at, space.steps))
             if reached <= max(value - 1e-4 * expected / 2**halving, value + 1e-15 * abs(value)):
                 break
         else:
             at, moved = None, []
             break
-        if not ends:
-            hessian = _update_hessian(hessian, new - point, new_slope - slope)
+        hessian = _update_hessian(hessian, new - point, new_slope - slope)
         point, value, slope = new, reached, new_slope
-        if objective.is_quadratic or ends:
+        if objective.is_quadratic:
             break
     chosen, found = intercept + space.steps @ point[borders[-1] :], split(point)
     if not moved:

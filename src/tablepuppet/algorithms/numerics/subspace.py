@@ -9,7 +9,7 @@ that the other already knows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -141,12 +141,8 @@ class Tracker:
         else:
             self.at = self._evaluate(predictions, self.intercept)
 
-    def search(self, answers: Sequence[BlockAnswer], is_last: Callable[[float, float], bool] | None = None) -> Found:
-        """Moves all blocks at once to the least F in reach.
-
-        `is_last`: whether, by the decrement and F, no search will follow. F is then computed once, by the walk that
-        measures the finished model.
-        """
+    def search(self, answers: Sequence[BlockAnswer]) -> Found:
+        """Moves all blocks at once to the least F in reach."""
         orders, products = [], []  # slots of each block, as its clients count them; inner products of θ_i and those
         for i, answer in enumerate(answers):
             free = self._free_slot(i)
@@ -168,7 +164,7 @@ class Tracker:
             self._compute_hessian()
         else:
             self._refresh(fresh)
-        found = self._minimise(vectors, orders, products, along, is_last)
+        found = self._minimise(vectors, orders, products, along)
         self.predictions, self.intercept, self.at = found.predictions, found.intercept, found.at
         self.pending = list(found.coefficients)
         return found
@@ -325,7 +321,6 @@ class Tracker:
         orders: Sequence[Sequence[int]],
         products: Sequence[Array],
         along: Array,
-        is_last: Callable[[float, float], bool] | None,
     ) -> Found:
         problem = self.problem
         last = len(self._hessian) - self._steps.shape[1]
@@ -336,23 +331,10 @@ class Tracker:
             for slot in order
         ]
         place += range(last, len(self._hessian))
-        objective = Objective(
-            self._evaluate,
-            problem.ridges,
-            problem.joined.rows,
-            problem.loss.is_quadratic,
-            look=None if problem.last_look is None else self._look,
-        )
+        objective = Objective(self._evaluate, problem.ridges, problem.joined.rows, problem.loss.is_quadratic)
         hessian = self._hessian[np.ix_(place, place)]
         space = Subspace(vectors, products, self.intercept, self._steps, hessian)
-        return minimise(objective, space, partial(self._give_up, along), is_last=is_last)
-
-    def _look(self, predictions: Sequence[Array], intercept: Array) -> Derivatives:
-        """F of the finished model, and all that is measured of it."""
-        assert self.problem.last_look is not None
-        sums = self.problem.last_look(predictions, intercept)
-        total = sums["weighted"] if "weighted" in sums else sums["loss"]
-        return Derivatives(total / self.problem.joined.rows, [], None, np.zeros_like(intercept), sums)
+        return minimise(objective, space, partial(self._give_up, along))
 
     def _give_up(self, along: Array) -> tuple[Derivatives, Array]:
         """F's derivatives where the model stands, which it is about to leave."""

@@ -147,12 +147,9 @@ class Loss(ABC):
         first, second = np.triu_indices(outputs)
         return self.hessian_product(scores, labels, unit)[:, first, second]
 
-    def summed_products(
-        self, scores: Array, labels: Array, vectors: Array, weights: Array | None = None
-    ) -> tuple[Array, Array]:
+    def summed_products(self, scores: Array, labels: Array, vectors: Array) -> tuple[Array, Array]:
         """Σ uᵀ (∂²ℓ/∂a²) v over rows, for all pairs of a row's vectors (rows, vectors, outputs); and Σ (∂²ℓ/∂a²) v."""
         curved = self.hessian_product(scores, labels, vectors)
-        curved = curved if weights is None else weights[:, None, None] * curved
         return np.tensordot(vectors, curved, ((0, 2), (0, 2))), np.asarray(curved.sum(axis=0))
 
     def summed_hessian(self, scores: Array, labels: Array, steps: Array, weights: Array | None = None) -> Array:
@@ -265,12 +262,6 @@ class Weighted(Loss):
 
     def pairs(self, scores: Array, labels: Array) -> Array:
         return self.weights[:, None] * self.plain.pairs(scores, labels)
-
-    def summed_products(
-        self, scores: Array, labels: Array, vectors: Array, weights: Array | None = None
-    ) -> tuple[Array, Array]:
-        whole = self.weights if weights is None else self.weights * weights
-        return self.plain.summed_products(scores, labels, vectors, whole)
 
     def summed_hessian(self, scores: Array, labels: Array, steps: Array, weights: Array | None = None) -> Array:
         whole = self.weights if weights is None else self.weights * weights

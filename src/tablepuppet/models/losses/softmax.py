@@ -90,18 +90,6 @@ class Softmax(Loss):
         p = softmax(scores)
         return np.asarray(p[:, None, :] * (vectors - vectors @ p[:, :, None]))
 
-    def summed_products(
-        self, scores: Array, labels: Array, vectors: Array, weights: Array | None = None
-    ) -> tuple[Array, Array]:
-        """Σ w p (u − ū)(v − v̄), ū = Σ p u: AᵀA of one array with itself takes half the work of AᵀB."""
-        p = softmax(scores)
-        weighted = p if weights is None else weights[:, None] * p
-        away = vectors - vectors @ p[:, :, None]
-        summed = np.einsum("jvc,jc->vc", away, weighted)
-        away *= np.sqrt(weighted)[:, None, :]
-        root = away.transpose(0, 2, 1).reshape(-1, vectors.shape[1])
-        return np.asarray(root.T @ root), summed
-
     def pairs(self, scores: Array, labels: Array) -> Array:
         """p_a (δ_ab − p_b)."""
         p = np.ascontiguousarray(softmax(scores).T)

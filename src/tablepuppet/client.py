@@ -53,10 +53,9 @@ class Client(ClientState):
         return encode(answer, wire)
 
     def answer(self, message: Any) -> Message:
-        """The answer to one request, if the owner's policy has nothing against it and its contract has it."""
+        """The answer to one request, if the contract has it that the owner agreed to."""
         try:
             exchange = find_exchange(message)
-            exchange.permit(self.policy, message, self.tables.use)
             self.contracts.check(exchange, message)
             self._check_request(exchange, message)
             answer = exchange.handle(self, message)

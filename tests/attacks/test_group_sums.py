@@ -157,4 +157,4 @@ def test_groups_are_merged_by_contract_only() -> None:
         with pytest.raises(tp.TablePuppetError, match="masked among 3 owners"):
             client.answer(replace(sums, job=job, peers=sums.peers[:2]))
     with tp.Federation(bank()) as closed, pytest.raises(tp.TablePuppetError, match="merge_groups"):
-        closed._clients["payments[0]"].answer(SendGroups(job="1" * 16, scan=0))
+        list(map(closed._clients[name].answer, story))

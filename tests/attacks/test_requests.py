@@ -28,6 +28,7 @@ from tablepuppet.exchanges.schema import CloseJob, DescribeTable, OpenScan
 from tablepuppet.exchanges.start import MultiplyGram, StartPart
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.owner.policy import Policy
+from tablepuppet.privacy.ledger import TableBudget
 from tablepuppet.protocol.base import Failure, Message
 from tablepuppet.protocol.columns import CategoryEncoder, NumberEncoder
 from tablepuppet.protocol.contract import Contract
@@ -444,3 +445,24 @@ def test_slopes_that_no_curvature_follows_from_are_refused(slope: float) -> None
     (answer,) = meddler.answers
     assert isinstance(answer, Failure)
     assert "no curvature follows" in answer.message
+
+
+@pytest.mark.parametrize("is_to_predict", [True, False])
+def test_no_contract_hides_from_the_policy_what_its_requests_would_read(is_to_predict: bool) -> None:
+    """By terms of training in a contract to predict, or by features that play no role, a budget would not be asked."""
+    policy = Policy(budget={"items": TableBudget(features=1.0)})
+    with tp.Federation(shop(), policies={"items": policy}) as federation:
+        client = federation._clients["items"]
+
+        def lie(message: Any, inner: Any = client.answer) -> Any:
+            if isinstance(message, ProposeContract):
+                honest, (scan,) = message.contract, message.contract.scans
+                columns = tuple(msgspec.structs.replace(c, roles=tuple({*c.roles} & {"key"})) for c in scan.columns)
+                hidden = msgspec.structs.replace(honest, scans=(msgspec.structs.replace(scan, columns=columns),))
+                wrong = msgspec.structs.replace(honest, purpose="predict") if is_to_predict else hidden
+                message = msgspec.structs.replace(message, contract=wrong)
+            return inner(message)
+
+        client.answer = lie  # type: ignore[method-assign]
+        with pytest.raises(PolicyError, match="that do not belong to it" if is_to_predict else "are no features of it"):
+            federation.train(QUERY, label="y", epochs=2)

@@ -1,4 +1,4 @@
-"""Every exchange has its bounds, disclosures, policy decision and contract check; what is not listed is refused."""
+"""Every exchange has its bounds, disclosures and contract check; what is not listed is refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tablepuppet.sources.source import open_source
 
 REQUESTS: list[type[Message]] = [get_origin(kind) or kind for kind in get_args(registry.REQUESTS)]
 RESPONSES: list[type[Message]] = list(get_args(registry.RESPONSES))
-CHECKS = ("permit", "enforce", "check_request", "check_answer")
+CHECKS = ("enforce", "check_request", "check_answer")
 every_exchange = pytest.mark.parametrize("exchange", EXCHANGES.values(), ids=lambda e: e.request.__name__)
 
 

@@ -101,7 +101,7 @@ def _measure(path: Path) -> None:
     for kind, exchange in EXCHANGES.items():
         handle = count(exchange.handle) if kind is ProposeContract else exchange.handle
         check = count(exchange.check_request)
-        EXCHANGES[kind] = replace(exchange, permit=count(exchange.permit), check_request=check, handle=handle)
+        EXCHANGES[kind] = replace(exchange, check_request=check, handle=handle)
     answer, began = client.Client.answer, [time.process_time()]
 
     def counted(self: client.Client, message: Any) -> Any:

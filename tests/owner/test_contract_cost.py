@@ -79,7 +79,6 @@ def test_to_keep_a_contract_takes_less_than_a_twentieth_of_a_run_in_batches() ->
                         map(
                             best,
                             (
-                                lambda: exchange.permit(client.policy, request, client.tables.use),
                                 keep,
                                 lambda: exchange.check_request(client, request),
                                 lambda: count_batch(client, part, request),

@@ -2,13 +2,13 @@
 
 At the client a request passes, in this order,
 
-    permit          the owner's policy
     enforce         the contract that the owner agreed to
     check_request   sizes and shapes, by what the client holds
     handle          which computes the answer
 
-At the server an answer passes `check_answer` before any of it is used or kept on a disk. Messages mark
-themselves which fields disclose something (`Discloses`). A `NoCheck` gives the reason why nothing is checked.
+The owner's policy judges the contract (proposal.py), and every later request must be in it. At the server an answer
+passes `check_answer` before any of it is used or kept on a disk. Messages mark themselves which fields disclose
+something (`Discloses`). A `NoCheck` gives the reason why nothing is checked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
 from tablepuppet.owner.enforcement import JobUnderContract
-from tablepuppet.owner.policy import Policy, Use
 from tablepuppet.owner.state import ClientState
 from tablepuppet.protocol.base import Message
 from tablepuppet.protocol.bounds import Known
@@ -45,8 +44,6 @@ class NoCheck:
 
 
 Handler = Callable[[ClientState, Any], Message]
-OPENED = NoCheck("it follows from a part that was opened under the policy")
-STARTED = NoCheck("it follows from a part that was started under the policy")
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,6 @@ class Rules:
 
     purposes: Purposes  # of contracts that have it
     _: KW_ONLY
-    permit: Callable[[Policy, Any, Use], None]
     enforce: Callable[[JobUnderContract, Any], None]
     check_request: Callable[[ClientState, Any], None] = NoCheck(
         "its fields have bounds, and the contract names the rest"

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from tablepuppet.arrays import Array, Codes
 from tablepuppet.errors import PolicyError, TransportError
-from tablepuppet.exchanges.base import OPENED, TRAINING, Rules
+from tablepuppet.exchanges.base import TRAINING, Rules
 from tablepuppet.memory import trim_heap
 from tablepuppet.owner.enforcement import JobUnderContract, breach
 from tablepuppet.owner.releases import count_unknowns, limits_predictions
@@ -72,7 +72,6 @@ def _check_encoded(request: EncodeFeatures, answer: Encoded, known: bounds.Known
 
 @Rules(
     TRAINING,
-    permit=OPENED,
     enforce=lambda job, request: job.part(request.part).count("encode", 1),
     check_request=lambda own, request: check_encoders(request.encoders, len(own.part(request).request.columns)),
     check_answer=_check_encoded,
@@ -103,6 +102,7 @@ def _encode_features(own: ClientState, request: EncodeFeatures) -> Encoded:
 
 
 def _enforce_pooling(job: JobUnderContract, request: RevealFeatures) -> None:
+    job.policy.check_release("a model that is fitted at the server is known there")
     if not job.training.is_pooled:
         raise breach("features are not pooled")
     job.part(request.part).count("pool", 1)
@@ -116,12 +116,7 @@ def _check_revealed(request: RevealFeatures, answer: RevealedFeatures, known: bo
         bounds.check_finite(getattr(answer, name), name)
 
 
-@Rules(
-    TRAINING,
-    permit=lambda policy, request, use: policy.check_release("a model that is fitted at the server is known there"),
-    enforce=_enforce_pooling,
-    check_answer=_check_revealed,
-)
+@Rules(TRAINING, enforce=_enforce_pooling, check_answer=_check_revealed)
 def _reveal_features(own: ClientState, request: RevealFeatures) -> RevealedFeatures:
     part = own.part(request)
     if not own.may_reveal:

@@ -9,12 +9,11 @@ from msgspec.structs import replace
 
 from tablepuppet.arrays import Array
 from tablepuppet.errors import TransportError
-from tablepuppet.exchanges.base import STARTED, TRAINING, NoCheck, Rules
+from tablepuppet.exchanges.base import TRAINING, Rules
 from tablepuppet.exchanges.steps import check_predictions
 from tablepuppet.owner import releases
 from tablepuppet.owner.enforcement import JobUnderContract, breach
 from tablepuppet.owner.part_store import BlockPart
-from tablepuppet.owner.policy import Policy, Use
 from tablepuppet.owner.state import ClientState, Kept, Part
 from tablepuppet.owner.tokens import held_encoders
 from tablepuppet.protocol.base import Amount, Discloses, Done, Message, PartRequest, Place
@@ -78,7 +77,7 @@ def _check_evaluation(request: Evaluate, answer: Evaluation, known: Known) -> No
     part.norm = answer.norm
 
 
-@Rules(TRAINING, permit=STARTED, enforce=_enforce_evaluation, check_answer=_check_evaluation)
+@Rules(TRAINING, enforce=_enforce_evaluation, check_answer=_check_evaluation)
 def _evaluate(own: ClientState, request: Evaluate) -> Evaluation:
     part = own.started_part(request)
     assert part.setup is not None
@@ -97,14 +96,14 @@ def _enforce_keeping(job: JobUnderContract, request: Any) -> None:
     job.started_part(request.part).count("keep", job.training.epochs + 1)
 
 
-@Rules(TRAINING, permit=STARTED, enforce=_enforce_keeping)
+@Rules(TRAINING, enforce=_enforce_keeping)
 def _keep(own: ClientState, request: Keep) -> Done:
     part = own.started_part(request)
     part.kept = Kept(part.state.theta)
     return Done()
 
 
-@Rules(TRAINING, permit=STARTED, enforce=_enforce_keeping)
+@Rules(TRAINING, enforce=_enforce_keeping)
 def _restore(own: ClientState, request: Restore) -> Done:
     part = own.started_part(request)
     if part.kept is None:
@@ -113,11 +112,8 @@ def _restore(own: ClientState, request: Restore) -> Done:
     return Done()
 
 
-def permit_release(policy: Policy, request: Any, use: Use) -> None:
-    policy.check_release("they are kept here")
-
-
 def enforce_release(job: JobUnderContract, request: Any, *, are_trees: bool = False) -> None:
+    job.policy.check_release("they are kept here")
     job.check_model_kind(are_trees)
     if not job.training.releases:
         raise breach("trained parameters stay here")
@@ -137,7 +133,7 @@ def _check_parameters(request: Release, answer: Parameters, known: Known) -> Non
         require(is_same, "values", "have another norm than at the last evaluation")
 
 
-@Rules(TRAINING, permit=permit_release, enforce=enforce_release, check_answer=_check_parameters)
+@Rules(TRAINING, enforce=enforce_release, check_answer=_check_parameters)
 def _release(own: ClientState, request: Release) -> Parameters:
     part = own.started_part(request)
     _record_model(own, part)
@@ -149,7 +145,7 @@ def enforce_holding(job: JobUnderContract, request: Any, *, are_trees: bool = Fa
     job.started_part(request.part).count("hold", 1)
 
 
-@Rules(TRAINING, permit=NoCheck("nothing leaves: the parameters stay with their owner"), enforce=enforce_holding)
+@Rules(TRAINING, enforce=enforce_holding)
 def _hold_part(own: ClientState, request: HoldPart) -> Done:
     part = own.started_part(request)
     assert part.started is not None

@@ -18,7 +18,7 @@ from tablepuppet.exchanges.steps import Shapes, check_summands
 from tablepuppet.memory import trim_heap
 from tablepuppet.owner import row_rules
 from tablepuppet.owner.enforcement import JobUnderContract, PartUnderContract, breach, distinct_rows
-from tablepuppet.owner.policy import Policy, Use, permit_columns, permit_features, refused_by
+from tablepuppet.owner.policy import refused_by
 from tablepuppet.owner.row_sets import count_equal_before
 from tablepuppet.owner.singling_out import is_computed
 from tablepuppet.owner.state import ClientState, Part, Sealing
@@ -104,20 +104,14 @@ def _check_ids(request: FindIds, answer: FoundIds, known: bounds.Known) -> None:
     bounds.require(is_inside and len(set(answer.places)) == len(answer.places), "places", "are not among the columns")
 
 
-@Rules(WITH_STATISTICS, permit=permit_features, enforce=_enforce_ids, check_answer=_check_ids)
+@Rules(WITH_STATISTICS, enforce=_enforce_ids, check_answer=_check_ids)
 def _find_ids(own: ClientState, request: FindIds) -> FoundIds:
     columns = [own.column(request.job, request.scan, c) for c in request.columns]
     return FoundIds(places=tuple(i for i, column in enumerate(columns) if look_like_ids(column)))
 
 
-def _permit_part(policy: Policy, request: OpenPart, use: Use) -> None:
-    permit_columns(policy, request, use, request.columns, "features")
-    if not request.wants_key:
-        policy.check_masked(1)
-
-
 def _enforce_part(job: JobUnderContract, request: OpenPart) -> None:
-    contract = job.agreed
+    contract, training = job.agreed, job.training
     if request.part in job.parts:
         raise breach("which rows take part is said once, and this part is open already")
     rows = request.train_rows  # None: all, which were counted with the contract
@@ -136,7 +130,7 @@ def _enforce_part(job: JobUnderContract, request: OpenPart) -> None:
         raise breach("which texts are ids that stay here was agreed on otherwise")
     if request.wants_moments and contract.feature_privacy is not None:
         raise breach("means and spreads of a private job do not leave")
-    if rows is not None and not job.training.is_expanded:
+    if rows is not None and not training.is_expanded:
         missing = np.count_nonzero(rows < 0)
         if distinct_rows(rows) != len(rows) - missing or missing > 1:
             raise breach("a row takes part once, however often it is joined")
@@ -231,7 +225,6 @@ def _check_id_statistics(statistics: IdStatistics, request: OpenPart, rows: int 
 
 @Rules(
     WITH_STATISTICS,
-    permit=_permit_part,
     enforce=_enforce_part,
     check_request=_check_part_request,
     check_answer=_check_statistics,
@@ -298,7 +291,7 @@ def _hide_missing(own: ClientState, part: Part, column: int, statistics: Statist
 
 def _enforce_sums(job: JobUnderContract, request: SumStatistics) -> None:
     part = job.part(request.part)
-    part.check_peers(request.peers)
+    job.check_peers(part, request.peers)
     part.count(f"summed statistics {int(request.is_second)}", 1)
 
 
@@ -325,7 +318,6 @@ def _check_sums(request: SumStatistics, answer: Masked | Partial, known: bounds.
 
 @Rules(
     WITH_STATISTICS,
-    permit=lambda policy, request, use: policy.check_masked(len({peer.client for peer in request.peers})),
     enforce=_enforce_sums,
     check_request=_check_sums_request,
     check_answer=_check_sums,

@@ -22,7 +22,7 @@ from tablepuppet.errors import TransportError
 from tablepuppet.exchanges.base import ALL_PURPOSES, Rules
 from tablepuppet.owner.enforcement import JobUnderContract, breach
 from tablepuppet.owner.group_sums import Partials, scales_of, words_of
-from tablepuppet.owner.policy import Policy, Use, refused_by
+from tablepuppet.owner.policy import refused_by
 from tablepuppet.owner.state import ClientState
 from tablepuppet.owner.tokens import job_key, key_of
 from tablepuppet.privacy.masks import MaskKey, Masks, check_key, mask_key
@@ -83,10 +83,6 @@ def commitment(salt: bytes, rows: NDArray[np.int32]) -> bytes:
     return hashlib.sha256(salt + rows.tobytes()).digest()
 
 
-def _permit_groups(policy: Policy, request: SendGroups | SumGroups | HoldGroups, use: Use) -> None:
-    policy.rule(policy.merges != "", "merge_groups", "groups are not merged with those of other owners")
-
-
 _BEFORE = {SumGroups: SendGroups, HoldGroups: SumGroups}
 
 
@@ -119,7 +115,7 @@ def _check_groups(request: SendGroups, answer: Groups, known: Known) -> None:
     known.scan(request).words = sum(w[0] for w in words), sum(w[1] for w in words)
 
 
-@Rules(ALL_PURPOSES, permit=_permit_groups, enforce=_enforce_groups, check_answer=_check_groups, leaves_state=True)
+@Rules(ALL_PURPOSES, enforce=_enforce_groups, check_answer=_check_groups, leaves_state=True)
 def _send_groups(own: ClientState, request: SendGroups) -> Groups:
     groups = own.scan(request).partials(job_key(own.key, request.job))
     return Groups(
@@ -161,7 +157,6 @@ def _check_sums(request: SumGroups, answer: GroupSums, known: Known) -> None:
 
 @Rules(
     ALL_PURPOSES,
-    permit=_permit_groups,
     enforce=_enforce_groups,
     check_request=_check_sum_request,
     check_answer=_check_sums,
@@ -197,9 +192,7 @@ def _check_hold_request(own: ClientState, request: HoldGroups) -> None:
         check_array(request.extremes, "extremes", (held, len(agreed.peers) - 1, extremes), kinds=frozenset("i"))
 
 
-@Rules(
-    ALL_PURPOSES, permit=_permit_groups, enforce=_enforce_groups, check_request=_check_hold_request, leaves_state=True
-)
+@Rules(ALL_PURPOSES, enforce=_enforce_groups, check_request=_check_hold_request, leaves_state=True)
 def _hold_groups(own: ClientState, request: HoldGroups) -> Done:
     scan = own.scan(request)
     groups, agreed = scan.partials(), scan.agreed_groups()

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from msgspec import Meta
 
 from tablepuppet.errors import PolicyError, TransportError
-from tablepuppet.exchanges.base import ALL_PURPOSES, NoCheck, Rules
+from tablepuppet.exchanges.base import ALL_PURPOSES, Rules
 from tablepuppet.owner import row_rules
 from tablepuppet.owner.enforcement import JobUnderContract, breach
 from tablepuppet.owner.policy import Policy
@@ -61,7 +61,6 @@ def _enforce_sending(job: JobUnderContract, request: SendCutoffs) -> None:
 
 @Rules(
     ALL_PURPOSES,
-    permit=NoCheck("the policy decided on the contract, which names the column and who is told"),
     enforce=_enforce_sending,
     check_answer=lambda _, answer, known: require(
         answer.count <= MOST_CUTOFFS, "count", f"is more than {MOST_CUTOFFS:,}"
@@ -88,12 +87,7 @@ def _enforce_holding(job: JobUnderContract, request: HoldCutoffs) -> None:
     job.count_once("held cutoffs", request.scan)
 
 
-@Rules(
-    ALL_PURPOSES,
-    permit=NoCheck("moments are other owners'; the policy decided on the contract"),
-    enforce=_enforce_holding,
-    leaves_state=True,
-)
+@Rules(ALL_PURPOSES, enforce=_enforce_holding, leaves_state=True)
 def _hold_cutoffs(own: ClientState, request: HoldCutoffs) -> Done:
     cipher = _cipher(own, request.job)
     due = [moments for moments in _terms(own, request).moments if moments.column < 0]

@@ -12,12 +12,11 @@ import pyarrow as pa
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from tablepuppet.exchanges.base import ALL_PURPOSES, NoCheck, Rules
+from tablepuppet.exchanges.base import ALL_PURPOSES, Rules
 from tablepuppet.exchanges.schema import check_row_count
 from tablepuppet.memory import trim_heap
 from tablepuppet.owner.blinding import POINT_SIZE, blind, blinding_key, points_of, to_array
 from tablepuppet.owner.enforcement import JobUnderContract, breach
-from tablepuppet.owner.policy import Policy, Use, permit_columns
 from tablepuppet.owner.state import ClientState
 from tablepuppet.owner.tokens import job_key, key_check, sorted_tokens, tokens
 from tablepuppet.privacy.options import KeyMode
@@ -67,12 +66,6 @@ class BlindKeys(Message, frozen=True):
 
 class BlindedKeys(Message, frozen=True):
     points: Annotated[NDArray[np.uint8], Discloses("key tokens")]
-
-
-def _permit_keys(policy: Policy, request: SendKeys, use: Use) -> None:
-    permit_columns(policy, request, use, request.columns, "keys")
-    if request.columns and request.tokens == "plain":
-        policy.rule(policy.keys_in_plain, "keys_in_plain", "join keys leave this owner as tokens only")
 
 
 def _enforce_keys(job: JobUnderContract, request: SendKeys) -> None:
@@ -154,7 +147,6 @@ def check_key_values(table: pa.Table, name: str, numbers: Sequence[int], infos: 
 
 @Rules(
     ALL_PURPOSES,
-    permit=_permit_keys,
     enforce=_enforce_keys,
     check_request=_check_keys_request,
     check_answer=_check_keys,
@@ -198,7 +190,6 @@ def _enforce_blinding(job: JobUnderContract, request: BlindKeys) -> None:
 
 @Rules(
     ALL_PURPOSES,
-    permit=NoCheck("the policy's limit of keys was judged with the contract"),
     enforce=_enforce_blinding,
     check_request=lambda own, request: check_array(request.points, "points", (None, POINT_SIZE), kinds=_BYTES),
     check_answer=lambda request, answer, known: check_array(

@@ -17,7 +17,7 @@ from tablepuppet.owner import row_rules
 from tablepuppet.owner.enforcement import JobUnderContract, breach
 from tablepuppet.owner.labels import LabelNoise, Split, fold_numbers, read_labels, read_weights
 from tablepuppet.owner.labels import describe_labels as describe
-from tablepuppet.owner.policy import Policy, Use, permit_columns, refused_by
+from tablepuppet.owner.policy import refused_by
 from tablepuppet.owner.releases import reads
 from tablepuppet.owner.state import ClientState
 from tablepuppet.privacy.options import LabelPrivacy
@@ -96,11 +96,6 @@ class Weights(Message, frozen=True):
     values: Annotated[Array, Discloses("weights", is_per_row=True)]  # NaN where it is missing
 
 
-def _permit_classes(policy: Policy, request: DescribeLabels, use: Use) -> None:
-    permit_columns(policy, request, use, [request.column], "labels")
-    policy.rule(policy.labels.leave, "labels.leave", "labels do not leave this owner")
-
-
 def _enforce_classes(job: JobUnderContract, request: DescribeLabels) -> None:
     job.check_role(request.scan, request.column, "label")
     if request.wants_classes and not job.agreed.wants_classes:
@@ -120,7 +115,7 @@ def _check_summary(request: DescribeLabels, answer: LabelSummary, known: bounds.
     )
 
 
-@Rules(WITH_LABELS, permit=_permit_classes, enforce=_enforce_classes, check_answer=_check_summary, is_fixed=True)
+@Rules(WITH_LABELS, enforce=_enforce_classes, check_answer=_check_summary, is_fixed=True)
 def _describe_labels(own: ClientState, request: DescribeLabels) -> LabelSummary:
     column, info = own.column(request.job, request.scan, request.column)
     contract = own.contracts.contract(request.job)
@@ -151,17 +146,6 @@ def _describe_domain(own: ClientState, request: DescribeLabels, privacy: LabelPr
             row_rules.check_classes(own, request, column)
     found = describe(column, info, request.wants_classes)
     return LabelSummary(found.kind, found.classes)
-
-
-def _permit_labels(policy: Policy, request: SendLabels, use: Use) -> None:
-    permit_columns(policy, request, use, [request.column], "labels")
-    _permit_sides(policy, request, use)
-    policy.rule(policy.labels.leave, "labels.leave", "labels do not leave this owner")
-
-
-def _permit_sides(policy: Policy, request: SendLabels | SendSides, use: Use) -> None:
-    split = [c for c in (request.test_column, request.validation_column) if c is not None]
-    permit_columns(policy, request, use, split, "filters")
 
 
 def _enforce_labels(job: JobUnderContract, request: SendLabels) -> None:
@@ -234,7 +218,6 @@ def _check_held_out(request: SendLabels | SendSides, answer: Labels | Sides, row
 
 @Rules(
     WITH_LABELS,
-    permit=_permit_labels,
     enforce=_enforce_labels,
     check_request=_check_labels_request,
     check_answer=_check_labels_answer,
@@ -300,20 +283,12 @@ def _check_sides(request: SendSides, answer: Sides, known: bounds.Known) -> None
     _check_held_out(request, answer, rows)
 
 
-@Rules(
-    SCORING, permit=_permit_sides, enforce=_enforce_sides, check_request=_check_sides_request, check_answer=_check_sides
-)
+@Rules(SCORING, enforce=_enforce_sides, check_request=_check_sides_request, check_answer=_check_sides)
 def _send_sides(own: ClientState, request: SendSides) -> Sides:
     sides, order = _split_rows(own, request), own.scan(request).order()
     rows = own.scan(request).rows().num_rows
     is_test = sides.test(rows, order)
     return Sides(is_test=is_test, is_validation=sides.validation(rows, order, is_test))
-
-
-def _permit_weights(policy: Policy, request: SendWeights, use: Use) -> None:
-    """A weight is a value of a row that leaves, as a label does; and there is no randomised form of it."""
-    permit_columns(policy, request, use, [request.column], "labels")
-    policy.check_weights()
 
 
 def _enforce_weights(job: JobUnderContract, request: SendWeights) -> None:
@@ -328,7 +303,7 @@ def _check_weights(request: SendWeights, answer: Weights, known: bounds.Known) -
     bounds.require(not (np.abs(answer.values) > bounds.LARGEST).any(), "values", bounds.TOO_LARGE)
 
 
-@Rules(WITH_LABELS, permit=_permit_weights, enforce=_enforce_weights, check_answer=_check_weights, is_fixed=True)
+@Rules(WITH_LABELS, enforce=_enforce_weights, check_answer=_check_weights, is_fixed=True)
 def _send_weights(own: ClientState, request: SendWeights) -> Weights:
     return Weights(values=read_weights(*own.column(request.job, request.scan, request.column)))
 

@@ -20,7 +20,6 @@ from tablepuppet.models.neural import NeuralModel
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.owner.analyst_budget import is_noisy
 from tablepuppet.owner.enforcement import JobUnderContract, breach, distinct_rows
-from tablepuppet.owner.policy import Policy, Use, permit_columns, permit_features
 from tablepuppet.owner.releases import DisclosedValues, reads, score_name, unknowns
 from tablepuppet.owner.state import ClientState, check_model, check_outputs
 from tablepuppet.owner.tokens import known_ids
@@ -70,16 +69,6 @@ class SendIdentifiers(ScanRequest, frozen=True):
 
 class Identifiers(Message, frozen=True):
     columns: Annotated[pa.Table, Discloses("identifiers")]
-
-
-def permit_scores(policy: Policy, request: Any, use: Use) -> None:
-    permit_features(policy, request, use)
-    policy.check_applied(is_held=False)
-
-
-def permit_own_scores(policy: Policy, request: Any, use: Use) -> None:
-    permit_features(policy, request, use)
-    policy.check_applied(is_held=True)
 
 
 def _enforce_scores(job: JobUnderContract, request: ScoreRows | ScoreOwnRows) -> None:
@@ -147,24 +136,12 @@ def _check_scores(request: ScoreRows | ScoreOwnRows, answer: Scores, known: Know
     check_finite(answer.values, "values")
 
 
-@Rules(
-    SCORING,
-    permit=permit_scores,
-    enforce=_enforce_scores,
-    check_request=_check_score_request,
-    check_answer=_check_scores,
-)
+@Rules(SCORING, enforce=_enforce_scores, check_request=_check_score_request, check_answer=_check_scores)
 def _score_rows(own: ClientState, request: ScoreRows) -> Scores:
     return _score(own, request, request.encoders, request.theta, request.model, request.outputs)
 
 
-@Rules(
-    SCORING,
-    permit=permit_own_scores,
-    enforce=_enforce_scores,
-    check_request=_check_own_request,
-    check_answer=_check_scores,
-)
+@Rules(SCORING, enforce=_enforce_scores, check_request=_check_own_request, check_answer=_check_scores)
 def _score_own_rows(own: ClientState, request: ScoreOwnRows) -> Scores:
     part = own.part_store.find(request.model, request.name, own.askers(request.job))
     infos = own.scan(request).columns
@@ -229,11 +206,6 @@ def _set_constant(
     return pa.chunked_array([constant]), replace(info, kind=info.kind if is_text else "float", absent=absent)
 
 
-def _permit_identifiers(policy: Policy, request: SendIdentifiers, use: Use) -> None:
-    permit_columns(policy, request, use, request.columns, "keys")
-    policy.check_identifiers()
-
-
 def _enforce_identifiers(job: JobUnderContract, request: SendIdentifiers) -> None:
     for column in request.columns:
         job.check_role(request.scan, column, "identifier")
@@ -247,7 +219,7 @@ def _check_identifiers(request: SendIdentifiers, answer: Identifiers, known: Kno
     check_key_values(answer.columns, "columns", request.columns, scan.columns)
 
 
-@Rules(PREDICTING, permit=_permit_identifiers, enforce=_enforce_identifiers, check_answer=_check_identifiers)
+@Rules(PREDICTING, enforce=_enforce_identifiers, check_answer=_check_identifiers)
 def _send_identifiers(own: ClientState, request: SendIdentifiers) -> Identifiers:
     table = own.scan(request).rows()
     return Identifiers(columns=as_read(table, request.columns))

@@ -50,10 +50,12 @@ class Agreement(Message, frozen=True):
     head: TreeHead | None = None  # of the owner's log on its disk: its keeper notices a log that was cut
 
 
-def _permit_contract(policy: Policy, request: ProposeContract, use: Use) -> None:
-    """All that a job will ask for is judged before anything is read."""
+def _judge(policy: Policy, request: ProposeContract, use: Use) -> None:
+    """All that a job will ask for is judged before anything is read; later requests are held to the contract alone."""
     contract = request.contract
     policy.check_asker(contract, request.signature)
+    if contract.training is not None and contract.purpose not in ("train", "explain"):
+        raise PolicyError(f"the contract is to {contract.purpose}, and has terms of training that do not belong to it")
     analyst_budget.check_shown(policy, contract, partial(use, request.job))
     for scan in contract.scans:
         used = use(request.job, scan.scan)
@@ -89,10 +91,10 @@ def _permit_contract(policy: Policy, request: ProposeContract, use: Use) -> None
             "the model's rows were split by an earlier release, by a function that everybody knows; train it again",
         )
     clients = {scan.scan: scan.clients for scan in contract.scans}
-    widths = {scan.scan: len(scan.columns) for scan in contract.scans}
+    features = {scan.scan: scan.numbers("feature") for scan in contract.scans}
     for block in contract.blocks:
-        if block.scan not in widths or not all(0 <= column < widths[block.scan] for column in block.columns):
-            raise PolicyError("the contract names a block of expressions that it does not have")
+        if not set(block.columns) <= set(features.get(block.scan, ())):
+            raise PolicyError("the contract names a block of expressions that are no features of it")
         if contract.training is not None:
             policy.check_noise(contract, clients[block.scan])
             policy.check_masked(clients[block.scan] if block.is_masked else 1)
@@ -202,7 +204,7 @@ def _enforce_proposal(job: JobUnderContract, request: ProposeContract) -> None:
     if job.contract not in (None, contract):
         raise breach("the job has a contract already, and this is another one")
     terms = {scan.scan: scan for scan in contract.scans}
-    if set(terms) != set(job.opened):
+    if set(terms) != set(job.opened) or len(terms) < len(contract.scans):
         raise breach("it does not name the scans that were opened")
     for number, opened in job.opened.items():
         scan = terms[number]
@@ -220,15 +222,10 @@ def _check_agreement(request: ProposeContract, answer: Agreement, known: Known) 
         known.noisy_labels.add(request.job)
 
 
-@Rules(
-    BEFORE_CONTRACT,
-    permit=_permit_contract,
-    enforce=_enforce_proposal,
-    check_answer=_check_agreement,
-    leaves_state=True,
-)
+@Rules(BEFORE_CONTRACT, enforce=_enforce_proposal, check_answer=_check_agreement, leaves_state=True)
 def _propose(own: ClientState, request: ProposeContract) -> Agreement:
-    """The policy and the contract passed: budgets remain, and a person's approval where the owner wants one."""
+    """After the policy, budgets remain, and a person's approval where the owner wants one."""
+    _judge(own.policy, request, own.tables.use)
     contract, name = request.contract, request.contract.hash
     for scan in contract.scans:
         read = own.tables.scan(request.job, scan.scan)

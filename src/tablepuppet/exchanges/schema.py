@@ -89,8 +89,7 @@ def _check_table_schema(request: DescribeTable, answer: TableSchema, known: Know
 
 @Rules(
     BEFORE_CONTRACT,
-    permit=NoCheck("names and types of columns are what a query is written from; no value is among them"),
-    enforce=NoCheck("it belongs to no job"),
+    enforce=NoCheck("it belongs to no job: names and types of columns are what a query is written from"),
     check_request=NoCheck("its texts are parsed and looked up before they are used"),
     check_answer=_check_table_schema,
 )
@@ -120,7 +119,6 @@ def _check_scan_schema(request: OpenScan, answer: ScanSchema, known: Known) -> N
 
 @Rules(
     BEFORE_CONTRACT,
-    permit=NoCheck("the handler judges the scan once its expressions are read; until then no row is"),
     enforce=_enforce_scan,
     check_request=NoCheck("its texts are parsed and looked up before they are used"),
     check_answer=_check_scan_schema,
@@ -147,7 +145,6 @@ def _enforce_count(job: JobUnderContract, request: CountRows) -> None:
 
 @Rules(
     WITH_LABELS,
-    permit=NoCheck("the contract says how often the rows of its scans are counted"),
     enforce=_enforce_count,
     check_answer=lambda request, answer, known: check_row_count(answer.rows, known.scan(request), known),
     is_fixed=True,
@@ -158,8 +155,7 @@ def _count_rows(own: ClientState, request: CountRows) -> RowCount:
 
 @Rules(
     BEFORE_CONTRACT,
-    permit=NoCheck("nothing of a table leaves"),
-    enforce=NoCheck("a job may end at any time"),
+    enforce=NoCheck("a job may end at any time, and nothing of a table leaves"),
     check_request=NoCheck("a job that there is not is closed already"),
 )
 def _close_job(own: ClientState, request: CloseJob) -> Done:

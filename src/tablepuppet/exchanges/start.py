@@ -20,14 +20,13 @@ from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.algorithms.shape import RunShape
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import PolicyError, TransportError
-from tablepuppet.exchanges.base import STARTED, TRAINING, Rules
+from tablepuppet.exchanges.base import TRAINING, Rules
 from tablepuppet.exchanges.steps import check_predictions, check_summands
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.neural import Model, NeuralModel
 from tablepuppet.models.spec import ModelSpec, l2_of
 from tablepuppet.owner import releases, row_rules
 from tablepuppet.owner.enforcement import JobUnderContract, PartUnderContract, breach
-from tablepuppet.owner.policy import Policy, Use
 from tablepuppet.owner.run_noise import plan_run_noise
 from tablepuppet.owner.state import ClientState, Part, check_model, check_options, check_outputs
 from tablepuppet.privacy.masks import MaskKey
@@ -102,21 +101,17 @@ Start = StartPart[AlgorithmOptions]
 _ONCE = ("start", "encode", "summed statistics 0", "summed statistics 1")  # asked of a part once, for all its models
 
 
-def _permit_start(policy: Policy, request: StartPart[Any], use: Use) -> None:
-    policy.check_masked(max(1, len({peer.client for peer in request.peers})))
-    options = request.algorithm
-    if request.clients > 1:
-        policy.check_release("the owners of a table agree on them through the server")
-    policy.check_moments_of(options.sends_second_moments, options.name, request.clients)
-
-
 def _enforce_start(job: JobUnderContract, request: StartPart[Any]) -> None:
     contract = job.agreed
     part = job.part(request.part)
     training = _find_training(job, part, request)
     if request.algorithm.sends_second_moments and not training.sends_second_moments:
         raise breach("second moments do not leave")
-    part.check_peers(request.peers)
+    job.check_peers(part, request.peers)
+    if request.clients > 1:
+        job.policy.check_release("the owners of a table agree on them through the server")
+    options = request.algorithm
+    job.policy.check_moments_of(options.sends_second_moments, options.name, request.clients)
     _enforce_noise(contract, request, training)
     if (request.weights is not None) and not training.has_weights:
         raise breach("joined rows count alike, and weights were sent")
@@ -218,7 +213,6 @@ def _most_parameters(request: StartPart[Any], width: int) -> int:
 
 @Rules(
     TRAINING,
-    permit=_permit_start,
     enforce=_enforce_start,
     check_request=_check_start_request,
     check_answer=_check_started,
@@ -322,7 +316,6 @@ def _check_figure_sums(request: SendFigures, answer: messages.Partial | messages
 
 @Rules(
     TRAINING,
-    permit=STARTED,
     enforce=lambda job, request: job.started_part(request.part).count("figure", 1),
     check_answer=_check_figure_sums,
 )
@@ -332,6 +325,7 @@ def _send_figures(own: ClientState, request: SendFigures) -> messages.Partial | 
 
 
 def _enforce_second_moments(job: JobUnderContract, request: MultiplyGram) -> None:
+    job.policy.check_second_moments("a product with the second moments of features")
     part = job.started_part(request.part)
     part.count("second moments", part.allowed.power_rounds)
 
@@ -347,7 +341,6 @@ def _check_gram(request: MultiplyGram, answer: messages.Partial | messages.Maske
 
 @Rules(
     TRAINING,
-    permit=lambda policy, *_: policy.check_second_moments("a product with the second moments of features"),
     enforce=_enforce_second_moments,
     check_request=_check_gram_request,
     check_answer=_check_gram,

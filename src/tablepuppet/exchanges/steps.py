@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.arrays import RowNumbers
 from tablepuppet.errors import TransportError
-from tablepuppet.exchanges.base import STARTED, TRAINING, WITH_STATISTICS, Exchange, Rules
+from tablepuppet.exchanges.base import TRAINING, WITH_STATISTICS, Exchange, Rules
 from tablepuppet.owner.enforcement import JobUnderContract, breach
 from tablepuppet.owner.releases import release_predictions
 from tablepuppet.owner.state import ClientState, Part
@@ -276,7 +276,7 @@ def _check_sealed(request: Seal, answer: messages.Masked, known: bounds.Known) -
     _check_masked(answer, part)
 
 
-@Rules(WITH_STATISTICS, permit=STARTED, enforce=_enforce_seal, check_answer=_check_sealed)
+@Rules(WITH_STATISTICS, enforce=_enforce_seal, check_answer=_check_sealed)
 def _seal(own: ClientState, request: Seal) -> messages.Masked:
     part = own.part(request)
     if part.sealing is None:
@@ -284,15 +284,12 @@ def _seal(own: ClientState, request: Seal) -> messages.Masked:
     return part.sealing.again(request.scales)
 
 
-_STEP = Rules(
-    TRAINING, permit=STARTED, enforce=_enforce_step, check_request=_check_step_request, check_answer=_check_step
-)
+_STEP = Rules(TRAINING, enforce=_enforce_step, check_request=_check_step_request, check_answer=_check_step)
 _COMBINED = dataclasses.replace(
     _STEP, enforce=_enforce_combined, check_request=_check_combined_request, check_answer=_check_combined
 )
 _MOVE = Rules(
     TRAINING,
-    permit=STARTED,
     enforce=_enforce_move,
     check_request=lambda own, request: _check_coefficients(own.started_part(request), request.coefficients),
 )

@@ -19,6 +19,7 @@ import numpy as np
 from tablepuppet.algorithms.shape import Exchanges
 from tablepuppet.arrays import RowNumbers
 from tablepuppet.errors import PolicyError
+from tablepuppet.owner.policy import Policy
 from tablepuppet.protocol.contract import BlockTerms, Contract, Role, ScanTerms, Training
 
 if TYPE_CHECKING:
@@ -56,17 +57,6 @@ class PartUnderContract:
         assert self.exchanges is not None
         return self.exchanges
 
-    def check_peers(self, peers: Sequence[MaskKey]) -> None:
-        """Sums are masked over the clients of the block that the contract names. Clients without rows may be missing
-        if enough others take part; nobody else may."""
-        agreed, found = set(self.block.clients) if self.block.is_masked else set(), {peer.client for peer in peers}
-        if found != agreed and not (found <= agreed and len(found) >= LEAST_MASKED):
-            missing = ", ".join(sorted(agreed - found)) or "none"
-            raise breach(
-                f"sums of {self.block.name} are masked over {len(agreed)} clients, and these would be over "
-                f"{len(found)}; missing: {missing}"
-            )
-
     def count(self, what: str, limit: int) -> None:
         self.asked[what] += 1
         if self.asked[what] > limit:
@@ -77,7 +67,7 @@ class PartUnderContract:
 class JobUnderContract:
     """One job under way, and the requests made for it."""
 
-    minimum_rows: int = 1
+    policy: Policy
     opened: dict[int, OpenScan] = field(default_factory=dict)
     contract: Contract | None = None
     is_excused: bool = False  # whether a person approved the job's rows, few as they may be
@@ -87,6 +77,11 @@ class JobUnderContract:
     domains: set[str] = field(default_factory=set)  # of keys that left
     blinded: int = 0  # keys of other owners
     scored: Counter[tuple[int, tuple[int, ...]]] = field(default_factory=Counter)
+
+    @property
+    def minimum_rows(self) -> int:
+        """Rows that meet those of a table with an analyst budget are not counted exactly."""
+        return 1 if self.agreed.analyst is not None else self.policy.minimum_rows
 
     @property
     def agreed(self) -> Contract:
@@ -131,6 +126,19 @@ class JobUnderContract:
         blocks = self.agreed.blocks
         return next((block.start for block in blocks if (block.place, block.name) == (place, request.name)), ())
 
+    def check_peers(self, part: PartUnderContract, peers: Sequence[MaskKey]) -> None:
+        """Sums are masked over the clients of the block that the contract names. Clients without rows may be missing
+        if enough others take part, by the policy too; nobody else may."""
+        block, found = part.block, {peer.client for peer in peers}
+        agreed = set(block.clients) if block.is_masked else set()
+        if found != agreed and not (found <= agreed and len(found) >= LEAST_MASKED):
+            missing = ", ".join(sorted(agreed - found)) or "none"
+            raise breach(
+                f"sums of {block.name} are masked over {len(agreed)} clients, and these would be over {len(found)}; "
+                f"missing: {missing}"
+            )
+        self.policy.check_masked(max(1, len(found)))
+
     def check_role(self, scan: int, column: int | None, role: Role) -> None:
         """Refuses an expression that does not have the requested role; None: there is none."""
         if column is not None and column not in self.scan(scan).numbers(role):
@@ -157,7 +165,7 @@ class JobUnderContract:
 class ContractEnforcer:
     """Holds the server to the contracts that this owner agreed to."""
 
-    minimum_rows: int = 1
+    policy: Policy
     jobs: dict[str, JobUnderContract] = field(default_factory=dict)
 
     def check(self, exchange: Exchange, request: Any) -> None:
@@ -166,7 +174,7 @@ class ContractEnforcer:
             return
         job = self.jobs.get(request.job)
         if job is None:
-            job = self.jobs[request.job] = JobUnderContract(self.minimum_rows)
+            job = self.jobs[request.job] = JobUnderContract(self.policy)
         if exchange.purposes and job.agreed.purpose not in exchange.purposes:
             raise breach(f"a contract to {job.agreed.purpose} has no {type(request).__name__}")
         exchange.enforce(job, request)
@@ -175,8 +183,6 @@ class ContractEnforcer:
         """Holds the job to this contract from now on; `is_excused`: a person approved rows that the rules refuse."""
         job = self.jobs[name]
         job.contract, job.is_excused = contract, is_excused
-        if contract.analyst is not None:  # rows that meet those of a table with a budget are not counted exactly
-            job.minimum_rows = 1
         job.run = job.run or f"{contract.hash[:16]}-{secrets.token_hex(8)}"
 
     def contract(self, name: str) -> Contract | None:

@@ -39,7 +39,7 @@
     rows_per_subject = 5         # that train under noise on features; further rows do not
 
 In: such a file's rules (`read_policy`). Out: a Policy, whose checks pass or raise PolicyError: one sentence
-that names the rule. An exchange declares the checks of its requests (exchanges/, `permit`).
+that names the rule. A contract is judged by them, and every request by its contract (exchanges/proposal.py).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -362,15 +362,6 @@ def _refuse_others(columns: Collection[str], allowed: Collection[str], rule: str
     for column in sorted(columns):
         if column.lower() not in allowed:
             raise refused_by(rule, f"column {column} may not {use}")
-
-
-def permit_columns(policy: Policy, request: Any, use: Use, columns: Collection[int], role: str) -> None:
-    """Refuses expressions of the scan that a request names, unless they may play the role."""
-    policy.check_columns(use(request.job, request.scan), columns, role)
-
-
-def permit_features(policy: Policy, request: Any, use: Use) -> None:
-    permit_columns(policy, request, use, request.columns, "features")
 
 
 def refused_by(rule: str, why: str) -> PolicyError:

@@ -1,4 +1,4 @@
-"""Requests about boosted trees: what policies permit, what a contract allows, and the sizes that make sense."""
+"""Requests about boosted trees: what policies and a contract allow, and the sizes that make sense."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from tablepuppet.algorithms.boosting import messages as trees
 from tablepuppet.algorithms.boosting.tree_checks import NUMBER, WHOLE, CategoryBins, NumberBins, Outline
 from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.algorithms.shape import Exchanges
-from tablepuppet.exchanges.base import SCORING, STARTED, TRAINING, NoCheck, Rules
-from tablepuppet.exchanges.evaluation import enforce_holding, enforce_release, permit_release
-from tablepuppet.exchanges.prediction import check_asked_rows, count_scores, permit_own_scores, permit_scores
+from tablepuppet.exchanges.base import SCORING, TRAINING, NoCheck, Rules
+from tablepuppet.exchanges.evaluation import enforce_holding, enforce_release
+from tablepuppet.exchanges.prediction import check_asked_rows, count_scores
 from tablepuppet.owner.enforcement import JobUnderContract, breach
-from tablepuppet.owner.policy import Policy, Use
 from tablepuppet.owner.state import ClientState
 from tablepuppet.protocol.base import MOST_CLIENTS
 from tablepuppet.protocol.bounds import check_array, check_finite, check_range, require
@@ -28,19 +27,11 @@ from tablepuppet.protocol.contract import Contract
 _CODES = 256  # of a column in bins
 
 
-def _permit_sketch(policy: Policy, request: trees.SketchFeatures, use: Use) -> None:
-    policy.check_masked(1)
-    policy.check_release("the owners of a table agree on bins through the server")
-
-
 def _enforce_sketch(job: JobUnderContract, request: trees.SketchFeatures) -> None:
+    job.policy.check_masked(1)
+    job.policy.check_release("the owners of a table agree on bins through the server")
     job.check_model_kind(are_trees=True)
     job.part(request.part).count("sketch", 1)
-
-
-def _permit_trees(policy: Policy, request: trees.StartTrees, use: Use) -> None:
-    policy.check_masked(max(1, len({peer.client for peer in request.peers})))
-    policy.check_split_limit(True, request.algorithm.max_splits)
 
 
 def _enforce_start(job: JobUnderContract, request: trees.StartTrees) -> None:
@@ -53,7 +44,7 @@ def _enforce_start(job: JobUnderContract, request: trees.StartTrees) -> None:
         raise breach("it speaks of more splits of earlier trees than were agreed on")
     if not isinstance(request.before, str) and request.before:
         _check_agreed_splits(contract, part.block.place, request.before)
-    part.check_peers(request.peers)
+    job.check_peers(part, request.peers)
     _enforce_leaves(contract, request)
     if request.bins is not None and not part.block.is_shared:
         raise breach("a table with one owner is put in bins by that owner")
@@ -167,18 +158,15 @@ def _enforce_rows(job: JobUnderContract, request: trees.AskRows | trees.AskOwnRo
 
 
 _training = partial(Rules, TRAINING)
-_of_trees = partial(_training, permit=STARTED, enforce=_enforce_checks)
+_of_trees = partial(_training, enforce=_enforce_checks)
 _of_end = partial(
     _training, enforce=_enforce_end, check_request=NoCheck("keys are looked up among those that the part knows")
 )
 _of_rows = partial(Rules, SCORING, enforce=_enforce_rows)
 
 EXCHANGES = (
-    _training(permit=_permit_sketch, enforce=_enforce_sketch, check_answer=answer_rules.check_sketches)(
-        handlers.sketch_features
-    ),
+    _training(enforce=_enforce_sketch, check_answer=answer_rules.check_sketches)(handlers.sketch_features),
     _training(
-        permit=_permit_trees,
         enforce=_enforce_start,
         check_request=_check_start_request,
         check_answer=answer_rules.check_started,
@@ -187,12 +175,8 @@ EXCHANGES = (
     _of_trees(check_request=_check_trees_request, check_answer=answer_rules.check_objections)(handlers.check_trees),
     _of_trees(check_request=_check_trees_request, check_answer=answer_rules.check_sums)(handlers.sum_trees),
     _of_trees(check_request=_check_keys_request, check_answer=answer_rules.check_revealed)(handlers.reveal_keys),
-    _of_end(permit=permit_release, check_answer=answer_rules.check_splits)(handlers.release_splits),
-    _of_end(permit=NoCheck("nothing leaves: the splits stay with their owner"))(handlers.hold_splits),
-    _of_rows(permit=permit_scores, check_request=_check_rows_request, check_answer=answer_rules.check_bits)(
-        handlers.ask_rows
-    ),
-    _of_rows(permit=permit_own_scores, check_request=check_asked_rows, check_answer=answer_rules.check_own_bits)(
-        handlers.ask_own_rows
-    ),
+    _of_end(check_answer=answer_rules.check_splits)(handlers.release_splits),
+    _of_end()(handlers.hold_splits),
+    _of_rows(check_request=_check_rows_request, check_answer=answer_rules.check_bits)(handlers.ask_rows),
+    _of_rows(check_request=check_asked_rows, check_answer=answer_rules.check_own_bits)(handlers.ask_own_rows),
 )

@@ -18,7 +18,6 @@ import tablepuppet as tp
 from tablepuppet.algorithms.base import BlockAnswer, PartSetup, Problem
 from tablepuppet.algorithms.newton.client import Newton, NewtonFigures, NewtonUpdate, client_start, client_step
 from tablepuppet.algorithms.newton.server import NewtonServer
-from tablepuppet.algorithms.numerics import hessian_sample
 from tablepuppet.algorithms.numerics.search import best_intercept, derivatives
 from tablepuppet.algorithms.numerics.subspace import Tracker
 from tablepuppet.join.joined_rows import JoinedRows, RowIndex
@@ -30,7 +29,6 @@ from tablepuppet.protocol.base import Predictions
 
 Array = NDArray[np.float64]
 LOSSES: list[Loss] = [Squared(), Logistic(), Softmax(3)]
-SAMPLED = 1 << 19  # joined rows of which every second is a sample
 
 
 def problem(loss: Loss, *, is_weighted: bool = False, rows: int = 400) -> Problem:
@@ -74,58 +72,10 @@ def test_rows_of_the_hessian_are_those_of_the_joined_table(loss: Loss, is_weight
         np.testing.assert_allclose(tracker._hessian[:, row], expected[:, row], atol=1e-12)
 
 
-@pytest.mark.parametrize("is_weighted", [False, True])
-def test_a_sample_tells_what_blocks_have_in_common(is_weighted: bool) -> None:
-    given = problem(Logistic(), is_weighted=is_weighted, rows=SAMPLED)
-    rng, tracker = np.random.default_rng(1), Tracker(given, [4] * given.blocks)
-    tracker.begin(given.zeros(), [True, False, True])
-    for shift in (0.0, 3.0):  # directions whose mean is far from 0, too
-        values = [shift + rng.normal(size=(n, 1)) for n in given.rows]
-        before, intercept = tracker.predictions, tracker.intercept
-        tracker.search([BlockAnswer(own, np.zeros(0)) for own in values])
-    assert tracker._sampled is not None
-    expected = hessian(tracker, before, intercept)
-    place = np.add(np.cumsum([0, *tracker._sizes])[:-1], [slots[0] for slots in tracker._earlier])
-    found, there = tracker._hessian[place], expected[place]
-    np.testing.assert_allclose(found[:, -1], there[:, -1], rtol=1e-9)  # with the intercept: of all joined rows
-    np.testing.assert_allclose(np.diag(found[:, place]), np.diag(there[:, place]), rtol=1e-9)
-    assert 1e-9 < np.abs(found - there).max() < 0.01 * there.max()
-
-
-def test_directions_that_are_nearly_the_same_are_looked_at_in_all_joined_rows() -> None:
-    given = problem(Logistic(), rows=SAMPLED)
-    joined, rng = given.joined, np.random.default_rng(1)
-    assert isinstance(joined, JoinedRows)
-    twins = (joined.indices[1], joined.indices[1], joined.indices[2])  # two blocks of the same rows
-    rows = (given.rows[1], *given.rows[1:])
-    given = replace(given, joined=replace(joined, indices=twins), rows=rows, multiplicity=given.multiplicity[1:2] * 2)
-    given = replace(given, multiplicity=(*given.multiplicity, multiplicities(joined)[2]))
-    tracker = Tracker(given, [4] * given.blocks)
-    tracker.begin(given.zeros(), [False, False, False])
-    same = rng.normal(size=(rows[0], 1))
-    values = [same, same + 0.1 * rng.normal(size=same.shape), rng.normal(size=(rows[2], 1))]
-    before, intercept = tracker.predictions, tracker.intercept
-    tracker.search([BlockAnswer(own, np.zeros(0)) for own in values])
-    assert tracker._sampled is None
-    np.testing.assert_allclose(tracker._hessian, hessian(tracker, before, intercept), atol=1e-12)
-
-
-def test_where_f_is_flat_or_no_number_a_sample_says_nothing() -> None:
-    given = problem(Logistic(), rows=SAMPLED)
-    sizes, complete = [1] * given.blocks, hessian_sample.complete_blocks(given)
-    drawn = hessian_sample.draw_rows(complete, given)
-    assert drawn is not None
-    for curvature in (0.0, np.nan):
-        known = [np.full((n, 1), curvature) for n in given.rows]
-        along = np.full(given.blocks, curvature)
-        assert hessian_sample.HessianSample.at(*drawn, known, complete, sizes, along, given.joined.rows) is None
-    assert not hessian_sample.are_apart(np.full((3, 3), np.nan))
-
-
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("algorithm", ["newton", "admm"])
-def test_a_sample_changes_no_optimum(algorithm: str) -> None:
-    case = many(SAMPLED)
+def test_joins_of_several_shards_reach_the_optimum(algorithm: str) -> None:
+    case = many(1 << 19)
     with tp.Federation(case.tables) as federation:
         given: dict[str, Any] = {"label": "y", "model": "logistic", "test_fraction": 0.0}
         found = federation.train(case.query, algorithm=algorithm, epochs=40, **given)

@@ -9,8 +9,8 @@ that the other already knows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,15 +18,6 @@ import msgspec
 import numpy as np
 
 from tablepuppet.algorithms.base import BlockAnswer, Problem, Summable
-from tablepuppet.algorithms.numerics.hessian_sample import (
-    Drawn,
-    HessianSample,
-    are_apart,
-    complete_blocks,
-    draw_rows,
-    images,
-    sum_images,
-)
 from tablepuppet.algorithms.numerics.search import (
     Derivatives,
     Found,
@@ -39,10 +30,9 @@ from tablepuppet.algorithms.numerics.search import (
     outputs_hessian_step,
     slopes,
 )
-from tablepuppet.arrays import Array, Following
+from tablepuppet.arrays import Array, Following, RowNumbers, pieces
 from tablepuppet.models.linear import MOST_CONSTANTS
 from tablepuppet.models.metrics import Sums
-from tablepuppet.threads import submit
 
 _NUMBERS = 1 << 22  # of joined rows, outputs and directions that several outputs' Hessian is summed over
 _NO_ROW = 1e-11  # the share of a class that no row has
@@ -110,10 +100,9 @@ class Tracker:
         self._hessian: Array = np.zeros((0, 0))
         self._steps: Array = np.eye(problem.loss.outputs)  # of the intercept
         self._shares: Array = np.zeros(0)  # of very many classes
-        self._complete = complete_blocks(problem)
-        draw = partial(draw_rows, self._complete)
-        self._drawn = submit(draw, problem) if self._varies else None  # while clients start
-        self._sampled: Drawn | None = None
+        # Which blocks every joined row has a row of.
+        self._complete = [int(counts.sum()) == problem.joined.rows for counts in problem.multiplicity]
+        self._sampled: tuple[Any, list[RowNumbers]] | None = None  # joined rows, and which rows of each block they have
 
     def begin(self, predictions: list[Array], spans_constant: Sequence[bool]) -> None:
         """The best intercept comes first, or every block would spend its first step on it."""
@@ -130,7 +119,6 @@ class Tracker:
             heavy = np.ones(labels.rows) if labels.weights is None else labels.weights
             self._shares, self._steps = np.exp(problem.loss.best_constant(labels.labels, heavy)), np.zeros((outputs, 0))
         self.intercept = best_intercept(problem, predictions)
-        self._sampled, self._drawn = None if self._drawn is None else self._drawn.result(), None
         if outputs > 1:
             most = max(_ROWS, _NUMBERS // (outputs * sum(self._sizes)))
             step = problem.joined.rows // most
@@ -263,57 +251,30 @@ class Tracker:
         ]
         assert self.at is not None
         known = self.at.curvatures or self._constant_curvatures
-        hessian, scale = self._hessian, 1.0 / problem.joined.rows
+        joined: Any = problem.joined
+        if isinstance(joined, Summable) and not problem.loss.is_quadratic:
+            joined, known = joined.sample, None
+        hessian, scale = self._hessian, 1.0 / joined.rows
         if known is not None:  # a block's own directions and the intercept need no walk
             for a, here, beside, weights, slots in zip(first, rows, columns, known, self._slots, strict=False):
                 for there, own in zip((here, last), images(weights, beside, list(slots.values())), strict=True):
                     for slot, bent in zip(slots, scale * own, strict=True):
                         hessian[there, a + slot] = hessian[a + slot, there] = bent
-        sample = self._sample(known)
-        joined: Any = problem.joined
-        is_summed = sample is None and isinstance(joined, Summable)
-        if is_summed and not problem.loss.is_quadratic:  # directions that are much alike: more rows separate them
-            joined, known, is_summed = joined.sample, None, False
-            scale = 1.0 / joined.rows
-        given: dict[str, Any] = {"loss": problem.loss, "intercept": self.intercept, "is_known": known is not None}
-        if is_summed and known is not None:
+        if isinstance(joined, Summable) and known is not None:
             done = sum_images(joined, columns, known)
-        elif sample is None:
-            done = joined.run(hessian_step, self.predictions, columns=columns, signals=1, **given)
         else:
-            columns = [sample.apart(i, own, place) for i, (own, place) in enumerate(zip(columns, rows, strict=True))]
-            done = sample.run(hessian_step, self.predictions, columns, **given)
+            given: dict[str, Any] = {"loss": problem.loss, "intercept": self.intercept, "is_known": known is not None}
+            done = joined.run(hessian_step, self.predictions, columns=columns, signals=1, **given)
         for i, (a, slots) in enumerate(zip(first, self._slots, strict=False)):
-            found, taken = np.array([*new, *last]), dict(zip(fresh[i], columns[i].T, strict=False))
+            found = np.array([*new, *last])
             if known is not None:
                 found = np.concatenate([new[:0], *rows[:i], *rows[i + 1 :]])
-            for image in _images(i, done.signals):
-                here, found = np.split(found, [image.shape[1]])
-                for slot, vector in slots.items():
-                    products: Any
-                    if sample is not None:
-                        column = taken[slot] if slot in taken else sample.apart(i, vector, [a + slot])[:, 0]
-                        products = sample.products(image, column, here, a + slot)
-                    else:
-                        products = scale * (image.T @ vector[:, 0])
-                    hessian[here, a + slot] = hessian[a + slot, here] = products
-                del image
-        if sample is None:
-            place = np.ix_([*new, *last], last)
-            hessian[place] = scale * done.sums["intercept"]
-            hessian.T[place] = hessian[place]
-            return
-        hessian[last, last] = sample.curvature
-        if not are_apart(hessian[np.ix_([*new, *last], [*new, *last])]):
-            self._sampled = None
-            self._refresh(fresh)
-
-    def _sample(self, known: Sequence[Array | Following] | None) -> HessianSample | None:
-        """A sample's estimate of the Hessian where the model stands; None: all joined rows are used."""
-        if self._sampled is None or known is None:
-            return None
-        along = self._hessian[-1, :-1]  # products of all slots with the intercept
-        return HessianSample.at(*self._sampled, known, self._complete, self._sizes, along, self.problem.joined.rows)
+            image, done.signals[0][i] = done.signals[0][i], None  # as large as the table: it goes once it is used
+            for slot, vector in slots.items():
+                hessian[found, a + slot] = hessian[a + slot, found] = scale * (image.T @ vector[:, 0])
+        place = np.ix_([*new, *last], last)
+        hessian[place] = scale * done.sums["intercept"]
+        hessian.T[place] = hessian[place]
 
     def _minimise(
         self,
@@ -347,12 +308,38 @@ class Tracker:
             self.at = replace(self.at, signals=[])
 
 
-def _images(block: int, signals: Sequence[list[Array]]) -> Iterator[Array]:
-    """Products of the Hessian with new directions and the intercept, per row of a block; one by one, as each is as
-    large as the table."""
-    for signal in signals:
-        yield signal[block]
-        signal[block] = signal[block][:0].copy()
+def images(weights: Array | Following, columns: Array, vectors: Sequence[Array]) -> tuple[Array, Array]:
+    """Of each vector v, Σ w u v of every column u, and Σ w v: products with the curvature of a block's rows."""
+    own, constant = np.zeros((len(vectors), columns.shape[1])), np.zeros((len(vectors), 1))
+    for here in pieces(len(weights)):
+        w = weights[here]
+        bent = w * columns[here]
+        for number, v in enumerate(vectors):
+            own[number] += bent.T @ v[here, 0]
+            constant[number] += w.T @ v[here, 0]
+    return own, constant
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Images:
+    """Products of the Hessian with directions, from a walk (`hessian_step`)."""
+
+    signals: list[list[Array]]
+    sums: dict[str, Array]
+
+
+def sum_images(joined: Summable, columns: Sequence[Array], known: Sequence[Array | Following]) -> Images:
+    """Of squared loss, exactly: every block gets the images of the others' directions; `known`: Σ w per row of each."""
+    signals: list[list[Array]] = [[own[:, :0]] for own in columns]
+    along = []
+    for number, own in enumerate(columns):
+        along.append(own.T @ known[number][:])
+        for direction in own.T:
+            for block, image in enumerate(joined.multiply(number, direction[:, None])):
+                if block != number:
+                    signals[block].append(image)
+    intercept = np.concatenate([*along, [[float(joined.rows)]]])  # weights are 1 on average
+    return Images([[np.concatenate(own, axis=1) for own in signals]], {"intercept": intercept})
 
 
 def _beside(vectors: Sequence[Array], like: Array) -> Array:

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from tablepuppet.join.cluster.cluster import Cluster
 from tablepuppet.join.cluster.partitions import (
-    IndexFacts,
     Partition,
     PartitionSpec,
     Storage,
@@ -15,7 +14,7 @@ from tablepuppet.join.cluster.partitions import (
 )
 from tablepuppet.join.cluster.rows import ClusterRows
 from tablepuppet.join.joined_rows import JoinedRows
-from tablepuppet.join.row_index import RowIndex
+from tablepuppet.join.row_index import IndexFacts, RowIndex
 
 
 def distribute_rows(joined: JoinedRows, cluster: Cluster, name: str) -> ClusterRows:

@@ -68,7 +68,7 @@ def trees(draw: st.DrawFn) -> TreeJoin:
         left = {join.relation for join in joins if join.kind != "inner"}
         label = draw(st.sampled_from([i for i in range(relations) if i not in left]))
         aliases = tuple(Relation(f"t{i}", draw(st.integers(0, i))) for i in range(relations))
-        join = TreeJoin.of(Branch(aliases, tuple(joins), label, 0), found, in_any_order=True)
+        join = TreeJoin.of(Branch(aliases, tuple(joins), label), found, in_any_order=True)
         if join is not None:
             return join
 
@@ -141,11 +141,11 @@ def many_to_many(rows: int, partners: int, seed: int = 0) -> TreeJoin:
 
     def scan() -> ScanKeys:
         columns = {f"k{c}": rng.permutation(np.arange(rows) % keys).astype(np.int32) for c in range(2)}
-        return ScanKeys(rows, pa.table(columns), None, is_numbered=True)
+        return ScanKeys(rows, pa.table(columns))
 
     relations = tuple(Relation(name, i) for i, name in enumerate("abc"))
     joins = tuple(Join("inner", i, (KeyPair(i - 1, 1, i, 0),)) for i in (1, 2))
-    join = TreeJoin.of(Branch(relations, joins, 0, 0), [scan() for _ in range(3)])
+    join = TreeJoin.of(Branch(relations, joins, 0), [scan() for _ in range(3)])
     assert join is not None
     return join
 

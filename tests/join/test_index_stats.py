@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tablepuppet.join.cluster.worker import collect, merge
+from tablepuppet.join.cluster.worker import Worker, merge
 from tablepuppet.join.duckdb_join import ListedRows
 from tablepuppet.join.join import Column, JoinedSide
 from tablepuppet.join.row_index import RowIndex
@@ -35,7 +35,7 @@ def test_stretches_show_what_the_whole_shows(given: tuple[list[int], int], parti
     whole = ListedRows((rows,), 0, [numbers]).side(None)
     side = JoinedSide((whole,), (Column(rows, (0,), (None,)),), 1, 0)
     borders = sorted({0, len(numbers), *(cut for cut in partition_specs if cut < len(numbers))})
-    facts = merge(rows, [collect(side, a, b)[0] for a, b in itertools.pairwise(borders)])
+    facts = merge([Worker("").collect(side, a, b)[0] for a, b in itertools.pairwise(borders)])
     expected = RowIndex.of(numbers, rows)
     assert facts.rows == expected.rows
     assert facts.is_identity == expected.is_identity

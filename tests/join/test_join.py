@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tablepuppet.arrays import RowNumbers
-from tablepuppet.join.duckdb_join import BranchSide, DuckJoin, ListedRows, connect
+from tablepuppet.join.duckdb_join import BranchSide, ListedRows, connect, count_joined, list_joined
 from tablepuppet.join.keys import ScanKeys
 from tablepuppet.join.tree_join import TreeJoin
 from tablepuppet.sizes import JOINED_ROWS_PER_PIECE
@@ -27,7 +27,7 @@ def scans(draw: st.DrawFn) -> ScanKeys:
     columns = {f"k{c}": draw(st.lists(key, min_size=rows, max_size=rows)) for c in range(2)}
     place = draw(st.none() | st.permutations(range(rows)).map(np.array))
     table = pa.table({name: pa.chunked_array([pa.array(values, pa.int32())]) for name, values in columns.items()})
-    return ScanKeys(rows, table, place, is_numbered=True)
+    return ScanKeys(rows, table, place)
 
 
 @st.composite
@@ -42,7 +42,7 @@ def branches(draw: st.DrawFn) -> tuple[Branch, list[ScanKeys]]:
     optional = {join.relation for join in joins if join.kind == "left"}
     label = draw(st.sampled_from([i for i in range(relations) if i not in optional]))
     aliases = tuple(Relation(f"t{i}", i) for i in range(relations))
-    return Branch(aliases, tuple(joins), label, 0), [draw(scans()) for _ in range(relations)]
+    return Branch(aliases, tuple(joins), label), [draw(scans()) for _ in range(relations)]
 
 
 def written(side: BranchSide, start: int = 0, stop: int | None = None) -> list[RowNumbers]:
@@ -57,12 +57,11 @@ def written(side: BranchSide, start: int = 0, stop: int | None = None) -> list[R
 @given(branches(), st.randoms(use_true_random=False))
 def test_counting_and_duckdb_agree_row_for_row(given: tuple[Branch, list[ScanKeys]], random: Random) -> None:
     branch, keys = given
-    by_duckdb = DuckJoin(branch, keys)
     counted = TreeJoin.of(branch, keys)
     if counted is None:
         return
-    assert counted.count() == by_duckdb.count()
-    listed = ListedRows(counted.sizes, branch.label_relation, by_duckdb.rows())
+    assert counted.count() == count_joined(branch, keys)
+    listed = ListedRows(counted.sizes, branch.label_relation, list_joined(branch, keys, counted.count()))
     drawn = np.array([random.random() < 0.6 for _ in range(counted.sizes[branch.label_relation])], np.bool_)
     for marks in (None, drawn):
         one, other = counted.side(marks), listed.side(marks)
@@ -82,7 +81,7 @@ def test_a_tree_is_walked_from_any_relation_where_the_order_is_free(given: tuple
     if counted is None:
         assert TreeJoin.of(branch, keys) is None
         return
-    expected = list(zip(*(rows.tolist() for rows in DuckJoin(branch, keys).rows()), strict=True))
+    expected = list(zip(*(rows.tolist() for rows in list_joined(branch, keys, counted.count())), strict=True))
     found = list(zip(*(rows.tolist() for rows in written(counted.side(None))), strict=True))
     assert sorted(found) == sorted(expected)
 
@@ -90,24 +89,24 @@ def test_a_tree_is_walked_from_any_relation_where_the_order_is_free(given: tuple
 def test_a_chain_may_have_its_label_at_the_end() -> None:
     _, (first, second) = _many_to_many(30)
     joins = tuple(Join("inner", i, (KeyPair(i - 1, 0, i, 0),)) for i in (1, 2))
-    chain = Branch(tuple(Relation(name, 0) for name in "abc"), joins, 2, 0), [first, second]
+    chain = Branch(tuple(Relation(name, 0) for name in "abc"), joins, 2), [first, second]
     assert TreeJoin.of(*chain) is None
     counted = TreeJoin.of(*chain, in_any_order=True)
     assert counted is not None
-    assert counted.count() == DuckJoin(*chain).count()
+    assert counted.count() == count_joined(*chain)
 
 
 def _many_to_many(rows: int) -> tuple[Branch, list[ScanKeys]]:
     rng = np.random.default_rng(0)
-    keys = [ScanKeys(rows, pa.table({"k0": rng.integers(0, 7, rows).astype(np.int32)}), None, True) for _ in range(2)]
-    return Branch((Relation("a", 0), Relation("b", 1)), (Join("inner", 1, (KeyPair(0, 0, 1, 0),)),), 0, 0), keys
+    keys = [ScanKeys(rows, pa.table({"k0": rng.integers(0, 7, rows).astype(np.int32)})) for _ in range(2)]
+    return Branch((Relation("a", 0), Relation("b", 1)), (Join("inner", 1, (KeyPair(0, 0, 1, 0),)),), 0), keys
 
 
 def test_slices_change_nothing() -> None:
     branch, keys = _many_to_many(2200)  # 690,000 joined rows: three pieces
     counted = TreeJoin.of(branch, keys)
     assert counted is not None
-    whole = DuckJoin(branch, keys).rows()
+    whole = list_joined(branch, keys, counted.count())
     listed = ListedRows(counted.sizes, 0, whole)
     assert len(whole[0]) > 2 * JOINED_ROWS_PER_PIECE
     for side in (counted.side(None), listed.side(None)):
@@ -122,15 +121,15 @@ def test_duckdb_joins_millions_of_rows_in_order() -> None:
     counted = TreeJoin.of(branch, keys)
     assert counted is not None
     assert counted.count() > 9_000_000
-    for found, expected in zip(DuckJoin(branch, keys).rows(), written(counted.side(None)), strict=True):
+    for found, expected in zip(list_joined(branch, keys, counted.count()), written(counted.side(None)), strict=True):
         np.testing.assert_array_equal(found, expected)
 
 
 def test_a_row_in_one_joined_row_stays_next_to_one_in_very_many() -> None:
     both, many = (pa.table({"k0": np.repeat(np.array([0, 1], np.int32), [rows, 1])}) for rows in (1, 300_000))
-    keys = [ScanKeys(table.num_rows, table, None, True) for table in (both, both, many, many, many)]
+    keys = [ScanKeys(table.num_rows, table) for table in (both, both, many, many, many)]
     joins = tuple(Join("inner", i, (KeyPair(min(i - 1, 1), 0, i, 0),)) for i in range(1, 5))
-    join = TreeJoin.of(Branch(tuple(Relation(f"t{i}", i) for i in range(5)), joins, 0, 0), keys)
+    join = TreeJoin.of(Branch(tuple(Relation(f"t{i}", i) for i in range(5)), joins, 0), keys)
     assert join is not None
     assert join.side(None).rows == 300_000**3 + 1
     assert [int(counts[-1]) for counts in join.side(None).counts()] == [1] * 5
@@ -139,15 +138,10 @@ def test_a_row_in_one_joined_row_stays_next_to_one_in_very_many() -> None:
 def test_a_join_that_is_no_tree_is_left_to_duckdb() -> None:
     branch, keys = _many_to_many(30)
     both = Join("inner", 2, (KeyPair(0, 0, 2, 0), KeyPair(1, 0, 2, 0)))
-    cyclic = Branch((*branch.relations, Relation("c", 1)), (*branch.joins, both), 0, 0)
+    cyclic = Branch((*branch.relations, Relation("c", 1)), (*branch.joins, both), 0)
     assert TreeJoin.of(cyclic, keys) is None
     first, second = (np.bincount(k.table["k0"].to_numpy(), minlength=7) for k in keys)
-    assert DuckJoin(cyclic, keys).count() == int((first * second * second).sum())
-
-
-def test_keys_that_were_not_numbered_are_left_to_duckdb() -> None:
-    branch, keys = _many_to_many(5)
-    assert TreeJoin.of(branch, [ScanKeys(k.rows, k.table) for k in keys]) is None
+    assert count_joined(cyclic, keys) == int((first * second * second).sum())
 
 
 def test_duckdb_spills_to_a_folder_that_is_gone_afterwards() -> None:

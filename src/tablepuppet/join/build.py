@@ -102,18 +102,23 @@ def map_tables(
     given = _join_rows(bound, link, request, None if any(caps) else cluster, choice)
     labels, client_rows, joins, sides = given.labels, given.client_rows, given.joins, list(given.sides)
     of_labels, sizes = _label_span(bound, labels), [join.sizes for join in joins]
+    of_branches = [branch.label_place for branch in bound.branches]
     counts = [_counts(sides[0]), _counts(*sides[1:])]
     fits = _fits(bound, counts, client_rows)
     _check_sides(bound, labels, [of_labels.total(own) for own in counts], request, choice)
     spans = [block_span(bound, block, client_rows) for block in bound.blocks]
     columns, dropped = [span for span, _ in spans], _rows(sides[0])
-    if privacy.features is not None:
-        _check_absent(columns)
+    if privacy.features is not None and any(any(span.has_absent) for span in columns):
+        raise PrivacyError(
+            "a feature has a value where a LEFT JOIN finds no row (COALESCE, IS NULL, CASE), and one row more or less "
+            "moves its joined rows to that value, which privacy.features does not account for; select the plain column"
+        )
     if any(caps):
         sides[0] = _within_caps(sides[0], joins, columns, caps, request.seed)
         counts[0] = _counts(sides[0])
-    label = _label_column(columns, of_labels)
-    columns += [of_labels] if label == len(spans) else []
+    same = [span.relations == of_labels.relations and len(span.relations) == 1 for span in columns]
+    label = same.index(True) if True in same else len(spans)  # the block whose rows are the label's
+    columns += [] if True in same else [of_labels]
     occurring = [[span.occurring(count) for span in columns] for count in counts]
     multiplicity = tuple(
         _count_occurrences(*own, counts[0]) for own in zip(columns[: len(spans)], occurring[0], strict=False)
@@ -140,7 +145,7 @@ def map_tables(
         dropped=dropped - _rows(sides[0]),
         placement=Placement(len(joined.partitions), is_tree) if isinstance(joined, ClusterRows) else None,
         folds=None if labels.folds is None else labels.folds[occurring[0][label]],
-        label_rows=_label_rows(bound, labels, client_rows),
+        label_rows=tuple(LabelRows(labels.offsets[place], dict(client_rows[place.scan])) for place in of_branches),
         merged=given.merged,
         cutoffs=given.cutoffs,
         walk=given.walk,
@@ -246,20 +251,6 @@ def _check_reach(branch: Branch, budgeted: int, keys: Sequence[ScanKeys]) -> Non
         )
 
 
-def _check_absent(spans: Sequence[Span]) -> None:
-    if any(any(span.has_absent) for span in spans):
-        raise PrivacyError(
-            "a feature has a value where a LEFT JOIN finds no row (COALESCE, IS NULL, CASE), and one row more or less "
-            "moves its joined rows to that value, which privacy.features does not account for; select the plain column"
-        )
-
-
-def _label_column(spans: Sequence[Span], of_labels: Span) -> int:
-    """The block whose rows are the label's; as many as there are blocks if none is."""
-    same = [span.relations == of_labels.relations and len(span.relations) == 1 for span in spans]
-    return same.index(True) if True in same else len(spans)
-
-
 def _label_span(bound: BoundQuery, labels: LabelSpace) -> Span:
     """The rows of the label space that joined rows have their labels from."""
     relations = tuple(branch.label_relation for branch in bound.branches)
@@ -279,11 +270,6 @@ def _counts(*sides: Side) -> list[list[Counts]]:
             pairs = zip(found, side, strict=True)
             found = [[a + b for a, b in zip(own, branch.counts(), strict=True)] for own, branch in pairs]
     return found
-
-
-def _label_rows(bound: BoundQuery, labels: LabelSpace, client_rows: Sequence[dict[str, int]]) -> tuple[LabelRows, ...]:
-    places = [branch.label_place for branch in bound.branches]
-    return tuple(LabelRows(labels.offsets[place], dict(client_rows[place.scan])) for place in places)
 
 
 def _count_occurrences(span: Span, rows: RowNumbers, counts: Sequence[Sequence[Counts]]) -> RowNumbers:

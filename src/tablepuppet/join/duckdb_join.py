@@ -1,6 +1,6 @@
 """The join of keys by DuckDB: any equalities, any mix of inner, outer and cross joins.
 
-In: keys of any type. Out: the row number of every joined row in each relation, in order. DuckDB works within a limit
+In: numbered keys. Out: the row number of every joined row in each relation, in order. DuckDB works within a limit
 of memory and spills to a folder of its own, which is gone afterwards. Row numbers stream straight into compact arrays.
 
 A process holds a lock on its folder, which the system takes away when the process dies, however it dies. So a folder
@@ -69,44 +69,40 @@ def remove_abandoned() -> None:
 _MIN_DUCKDB_BYTES = 1 << 30  # bytes of memory that DuckDB may always take
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DuckJoin:
-    """A branch, to be joined by DuckDB."""
+def count_joined(branch: Branch, keys: Sequence[ScanKeys]) -> int:
+    """N, without the join where the joins form a tree: each relation is reduced to its keys and their counts."""
+    used: list[set[int]] = [set() for _ in branch.relations]
+    for pair in branch.pairs:
+        used[pair.left].add(pair.left_column)
+        used[pair.right].add(pair.right_column)
+    names = []
+    for relation, own in zip(branch.relations, used, strict=True):
+        columns = ", ".join(f"k{c}" for c in sorted(own))
+        group = f" GROUP BY {columns}" if columns else ""
+        names.append(f"(SELECT {columns}{', ' if columns else ''}count(*) AS n FROM s{relation.scan}{group})")
+    product = " * ".join(f"coalesce(r{i}.n, 1)::HUGEINT" for i in range(len(names)))
+    with connect(keys) as connection:
+        sql = f"SELECT coalesce(sum({product}), 0)::VARCHAR FROM {_from(branch, names, 'n')}"
+        ((count,),) = connection.execute(sql).fetchall()
+    return int(count)
 
-    branch: Branch
-    keys: Sequence[ScanKeys]
 
-    def count(self) -> int:
-        """N, without the join where the joins form a tree: each relation is reduced to its keys and their counts."""
-        used = _key_columns(self.branch)
-        names = []
-        for i, relation in enumerate(self.branch.relations):
-            columns = ", ".join(f"k{c}" for c in sorted(used[i]))
-            group = f" GROUP BY {columns}" if columns else ""
-            names.append(f"(SELECT {columns}{', ' if columns else ''}count(*) AS n FROM s{relation.scan}{group})")
-        product = " * ".join(f"coalesce(r{i}.n, 1)::HUGEINT" for i in range(len(names)))
-        with connect(self.keys) as connection:
-            sql = f"SELECT coalesce(sum({product}), 0)::VARCHAR FROM {_from(self.branch, names, 'n')}"
-            ((count,),) = connection.execute(sql).fetchall()
-        return int(count)
-
-    def rows(self) -> list[RowNumbers]:
-        """The row number of each joined row in each relation; −1 where there is none."""
-        total = self.count()
-        relations, label = self.branch.relations, self.branch.label_relation
-        out: list[RowNumbers] = [np.empty(total, self.keys[r.scan].numbers.dtype) for r in relations]
-        columns = ", ".join(f"coalesce(r{i}.row, -1)" for i in range(len(relations)))
-        places = [f"r{i}.place" for i in (label, *(i for i in range(len(relations)) if i != label))]
-        written = 0
-        names = [f"s{relation.scan}" for relation in relations]
-        with connect(self.keys) as connection:
-            order = f"ORDER BY {', '.join(places)} NULLS FIRST"
-            sql = f"SELECT {columns} FROM {_from(self.branch, names, 'row')} {order}"
-            for batch in connection.sql(sql).to_arrow_reader(ROWS_PER_ARROW_BATCH):
-                for i, column in enumerate(batch.columns):
-                    out[i][written : written + len(batch)] = column.to_numpy()
-                written += len(batch)
-        return out
+def list_joined(branch: Branch, keys: Sequence[ScanKeys], total: int) -> list[RowNumbers]:
+    """The row number of each of `total` joined rows in each relation; −1 where there is none."""
+    relations, label = branch.relations, branch.label_relation
+    out: list[RowNumbers] = [np.empty(total, keys[r.scan].numbers.dtype) for r in relations]
+    columns = ", ".join(f"coalesce(r{i}.row, -1)" for i in range(len(relations)))
+    places = [f"r{i}.place" for i in (label, *(i for i in range(len(relations)) if i != label))]
+    written = 0
+    names = [f"s{relation.scan}" for relation in relations]
+    with connect(keys) as connection:
+        order = f"ORDER BY {', '.join(places)} NULLS FIRST"
+        sql = f"SELECT {columns} FROM {_from(branch, names, 'row')} {order}"
+        for batch in connection.sql(sql).to_arrow_reader(ROWS_PER_ARROW_BATCH):
+            for i, column in enumerate(batch.columns):
+                out[i][written : written + len(batch)] = column.to_numpy()
+            written += len(batch)
+    return out
 
 
 @contextmanager
@@ -135,26 +131,22 @@ def why_empty(bound: BoundQuery, branch: Branch, keys: Sequence[ScanKeys]) -> st
         if not keys[relation.scan].rows and number not in anti:
             after = f" after the filter {scan.filter}" if scan.filter else ""
             return f"the join is empty: table {scan.table} ({relation.alias}) has no rows{after}"
-    with connect(keys) as connection:
-        for join in anti.values():
-            listed = branch.relations[join.relation].scan
-            column = join.on[0].right_column
-            has_null = connection.execute(f"SELECT 1 FROM s{listed} WHERE k{column} IS NULL LIMIT 1").fetchall()
-            if join.kind == "not in" and has_null:
-                return (
-                    f"the join is empty: the list of NOT IN, from table {bound.scans[listed].table}, has a NULL, and "
-                    "SQL then lets no row pass; add WHERE … IS NOT NULL inside it, or write NOT EXISTS"
-                )
-        for pair in (p for join in branch.joins if not join.is_anti for p in join.on):
-            left, right = branch.relations[pair.left], branch.relations[pair.right]
-            on = f"l.k{pair.left_column} = r.k{pair.right_column}"
-            sql = f"SELECT 1 FROM s{left.scan} l JOIN s{right.scan} r ON {on} LIMIT 1"
-            if not connection.execute(sql).fetchall():
-                return (
-                    f"the join is empty: {_key_name(bound, left.alias, left.scan, pair.left_column)} and "
-                    f"{_key_name(bound, right.alias, right.scan, pair.right_column)} have no value in common; "
-                    "check that both hold the same kind of id, written the same way: spaces, case, leading zeros"
-                )
+    for join in anti.values():
+        listed = branch.relations[join.relation].scan
+        if join.kind == "not in" and bool((keys[listed].column(join.on[0].right_column) < 0).any()):
+            return (
+                f"the join is empty: the list of NOT IN, from table {bound.scans[listed].table}, has a NULL, and "
+                "SQL then lets no row pass; add WHERE … IS NOT NULL inside it, or write NOT EXISTS"
+            )
+    for pair in (p for join in branch.joins if not join.is_anti for p in join.on):
+        ends = ((branch.relations[pair.left], pair.left_column), (branch.relations[pair.right], pair.right_column))
+        left, right = (keys[relation.scan].column(column) for relation, column in ends)
+        if not np.isin(left[left >= 0], right).any():
+            names = [f"{relation.alias}.{bound.scans[relation.scan].expressions[column]}" for relation, column in ends]
+            return (
+                f"the join is empty: {' and '.join(names)} have no value in common; "
+                "check that both hold the same kind of id, written the same way: spaces, case, leading zeros"
+            )
     if anti:
         tables = ", ".join(bound.scans[branch.relations[number].scan].table for number in anti)
         return f"the join is empty: no row is left once those with a match in {tables} are out"
@@ -191,18 +183,6 @@ def _from(branch: Branch, names: Sequence[str], present: str) -> str:
 
 def _equality(pair: KeyPair) -> str:
     return f"r{pair.left}.k{pair.left_column} = r{pair.right}.k{pair.right_column}"
-
-
-def _key_columns(branch: Branch) -> list[set[int]]:
-    used: list[set[int]] = [set() for _ in branch.relations]
-    for pair in branch.pairs:
-        used[pair.left].add(pair.left_column)
-        used[pair.right].add(pair.right_column)
-    return used
-
-
-def _key_name(bound: BoundQuery, alias: str, scan: int, column: int) -> str:
-    return f"{alias}.{bound.scans[scan].expressions[column]}"
 
 
 Marks = NDArray[np.bool_]  # rows of the label's relation

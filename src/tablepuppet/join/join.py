@@ -19,7 +19,7 @@ import numpy as np
 
 from tablepuppet.arrays import RowNumbers
 from tablepuppet.errors import MappingError
-from tablepuppet.join.duckdb_join import BranchSide, Counts, DuckJoin, ListedRows, Marks
+from tablepuppet.join.duckdb_join import BranchSide, Counts, ListedRows, Marks, count_joined, list_joined
 from tablepuppet.join.keys import ScanKeys
 from tablepuppet.join.tree_join import TreeJoin
 from tablepuppet.sql.bound import Branch
@@ -164,10 +164,10 @@ def join_branch(branch: Branch, keys: Sequence[ScanKeys], limit: SizeLimit) -> B
     """The joined rows of a branch, if they are not too many."""
     tree = TreeJoin.of(branch, keys, in_any_order=limit.prefers_trees)
     most = limit.rows if tree is not None else min(limit.rows, limit.here)
-    count = (tree or DuckJoin(branch, keys)).count()
+    count = count_joined(branch, keys) if tree is None else tree.count()
     if tree is None and count <= most:
         sizes = tuple(keys[relation.scan].rows for relation in branch.relations)
-        return ListedRows(sizes, branch.label_relation, DuckJoin(branch, keys).rows())
+        return ListedRows(sizes, branch.label_relation, list_joined(branch, keys, count))
     if tree is None and not limit.bounds_trees:
         tree = TreeJoin.of(branch, keys, in_any_order=True)
     if tree is not None and (count <= most or not limit.bounds_trees):

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Walkable
 from tablepuppet.arrays import Array, RowNumbers, floats, pieces
-from tablepuppet.join.row_index import RowIndex, count_rows, distinct, gather, rises
+from tablepuppet.join.row_index import IndexFacts, RowIndex, count_rows, distinct, gather, rises
 from tablepuppet.join.walk import BlockValues, JoinStep, Lane, LaneResult, Pass, Shard, Sums, Work, add_sums, walk_lane
 from tablepuppet.sizes import JOINED_ROWS_PER_SHARD, ROWS_IN_CACHE, VALUES_PER_SORTED_PIECE
 from tablepuppet.threads import one_blas_thread, pool
@@ -44,7 +44,7 @@ class Joined(Walkable, Protocol):
     """
 
     @property
-    def indices(self) -> Sequence[BlockIndex]:
+    def indices(self) -> Sequence[RowIndex | IndexFacts]:
         """For each block, facts about p_i."""
 
     @property
@@ -65,22 +65,6 @@ class Joined(Walkable, Protocol):
 
     def fetch(self) -> JoinedRows:
         """The same joined rows in this process, for work that is not a walk."""
-
-
-class BlockIndex(Protocol):
-    """Facts about p_i, wherever its numbers lie."""
-
-    @property
-    def rows(self) -> int:
-        """n_i."""
-
-    @property
-    def is_identity(self) -> bool:
-        """Joined row j has row j of the block."""
-
-    @property
-    def is_partial(self) -> bool:
-        """Some joined rows have no row of the block."""
 
 
 @dataclass(frozen=True, eq=False)

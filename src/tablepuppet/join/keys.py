@@ -1,8 +1,7 @@
 """Keys, gathered: a table of comparable key columns for every scan.
 
 In: which columns of which scans the query compares. Out: `ScanKeys`, the clients of a table one after the other. Keys
-come as tokens, which can only be compared. Each token is replaced by a small number; equal tokens get equal numbers.
-DuckDB joins those.
+come as tokens, which can only be compared. Each is replaced by a small number; equal keys get equal numbers.
 
 There are two rounds: the number of each client's rows, then their keys, in an order that only the clients know. `dh`
 adds one round for every further owner of compared keys. Each owner blinds its distinct keys; they then pass through all
@@ -12,7 +11,7 @@ blinds the keys of another one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,15 +22,15 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import RowNumbers
 from tablepuppet.errors import MappingError, TransportError
+from tablepuppet.exchanges.history import Cutoffs, HoldCutoffs, SendCutoffs
 from tablepuppet.exchanges.keys import BlindKeys, Keys, RowOrder, SendKeys
 from tablepuppet.exchanges.schema import CountRows
-from tablepuppet.join.cutoffs import send_cutoffs
 from tablepuppet.join.groups import MergedGroups, merge_groups
 from tablepuppet.owner.blinding import POINT_SIZE, Points, to_array, to_points
 from tablepuppet.owner.tokens import SIZE
 from tablepuppet.privacy.options import KeyMode, Privacy
 from tablepuppet.protocol.base import Message
-from tablepuppet.sources.columns import in_one_piece, numpy_of
+from tablepuppet.sources.columns import decode, in_one_piece, numpy_of
 from tablepuppet.sources.cutoffs import name_for_people
 from tablepuppet.sql.bound import CUTOFF_OUTPUTS, BoundQuery, Place
 from tablepuppet.transport.link import Link
@@ -39,12 +38,14 @@ from tablepuppet.transport.link import Link
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScanKeys:
-    """The keys of one scan, a row per row number: column `k<expression number>` for each key expression."""
+    """The keys of one scan, a row per row number: column `k<expression number>` for each key expression.
+
+    Keys are small numbers from 0, equal where the keys that they stand for are.
+    """
 
     rows: int
     table: pa.Table
     place: NDArray[np.int64] | None = None  # of each row, in the order of the whole table; None: rows are in order
-    is_numbered: bool = False  # keys are small numbers from 0, equal where the tokens they stand for are
     merged: MergedGroups | None = None  # where rows are groups of several clients
     cutoffs: int | None = None  # of a history
 
@@ -54,7 +55,7 @@ class ScanKeys:
         return np.arange(self.rows, dtype=np.int32 if self.rows < 2**31 else np.int64)
 
     def column(self, expression: int) -> RowNumbers:
-        """A column of numbered keys; −1 where it is NULL."""
+        """A column of keys; −1 where it is NULL."""
         return numpy_of(self.table.column(f"k{expression}"), missing=-1)
 
 
@@ -65,7 +66,7 @@ def gather_keys(
     privacy = privacy or Privacy()
     tokens, domains = privacy.keys, key_domains(bound)
     wanted = [sorted(column for scan, column in domains if scan == number) for number in range(len(bound.scans))]
-    cutoffs = send_cutoffs(bound, link, job)
+    cutoffs = _send_cutoffs(bound, link, job)
     merged = merge_groups(bound, link, job, tokens)
     offsets = None if seed is None else _offsets(bound, link, job)
     requests: list[tuple[str, Message]] = []
@@ -82,7 +83,7 @@ def gather_keys(
     _check_keys(received)
     if tokens == "dh":
         received = blinded_by_all(received, domains, link, job, privacy.max_keys)
-    tables = _plain(received, wanted) if tokens == "plain" else _number_tokens(received, wanted, domains)
+    tables = _number_keys(received, wanted, domains, tokens)
     _check_groups(bound, received, tables, tokens)
     _check_moments(bound, tables)
     keys = [
@@ -90,13 +91,39 @@ def gather_keys(
             sum(k.rows for k in given.values()),
             table,
             _merge_orders([k.order for k in given.values()]),
-            is_numbered=tokens != "plain",
             merged=merged.get(number),
             cutoffs=cutoffs.get(number),
         )
         for number, (given, table) in enumerate(zip(received, tables, strict=True))
     ]
     return keys, [{client: k.rows for client, k in given.items()} for given in received]
+
+
+def _send_cutoffs(bound: BoundQuery, link: Link, job: str) -> dict[int, int]:
+    """Cutoffs of histories go, sealed, from owners of moments to owners of histories: two rounds, where there are any.
+
+    By scan of a history: how many moments their owners have of it, counted at each.
+    """
+    moments = bound.moments
+    if not moments:
+        return {}
+    uses = [
+        (client, giver, place, (history, (giver, column)))
+        for giver, used in bound.moment_uses.items()
+        for client in bound.scans[giver].clients
+        for place, (history, column) in enumerate(used)
+    ]
+    asked = [(client, SendCutoffs(job=job, scan=giver, place=place)) for client, giver, place, _ in uses]
+    sealed: dict[tuple[int, tuple[int, int]], list[Cutoffs]] = {}
+    for (*_, use), answer in zip(uses, link.ask_each(asked), strict=True):
+        sealed.setdefault(use, []).append(answer)
+    held = []
+    for history, places in moments.items():
+        given = [[answer.sealed for answer in sealed[history, place]] for place in places]
+        hold = HoldCutoffs(job=job, scan=history, sealed=given)
+        held += [(client, hold) for client in bound.scans[history].clients]
+    link.ask_each(held)
+    return {h: sum(a.count for place in places for a in sealed[h, place]) for h, places in moments.items()}
 
 
 def _check_keys(received: Sequence[Mapping[str, Keys]]) -> None:
@@ -211,52 +238,29 @@ def key_domains(bound: BoundQuery) -> dict[Place, int]:
     return {place: numbers[find(place)] for place in sorted(root)}
 
 
-def _number_tokens(
-    received: Sequence[Mapping[str, Keys]], wanted: Sequence[Sequence[int]], domains: dict[Place, int]
+def _number_keys(
+    received: Sequence[Mapping[str, Keys]], wanted: Sequence[Sequence[int]], domains: dict[Place, int], mode: KeyMode
 ) -> list[pa.Table]:
-    """Tokens as numbers that are equal where the tokens are, over all tables of a domain."""
+    """Keys as numbers that are equal where the keys are, over all tables of a domain."""
     places = [(scan, column) for scan, columns in enumerate(wanted) for column in columns]
-    numbered: dict[Place, pa.ChunkedArray] = {}
+    numbered: dict[Place, pa.Array] = {}
     for domain in sorted(set(domains.values())):
         members = [place for place in places if domains[place] == domain]
-        chunks = [chunk for place in members for chunk in _tokens_of(received, wanted, place)]
-        unified = iter(pa.chunked_array(chunks).unify_dictionaries().chunks)
+        given = [keys.columns.column(f"c{column}") for scan, column in members for keys in received[scan].values()]
+        if mode == "plain":
+            tables = [pa.table({"key": decode(column)}) for column in given]
+            encoded = pa.concat_tables(tables, promote_options="permissive")["key"].dictionary_encode()
+        else:
+            tokens = [in_one_piece(column) for column in given]
+            pairs = [(own.indices.cast(pa.int32()), own.dictionary) for own in tokens]
+            encoded = pa.chunked_array([pa.DictionaryArray.from_arrays(*own) for own in pairs]).unify_dictionaries()
+        numbers, start = pa.concat_arrays([chunk.indices for chunk in encoded.chunks]), 0
         for scan, column in members:
-            numbered[scan, column] = pa.chunked_array([next(unified).indices for _ in received[scan]])
+            numbered[scan, column] = numbers.slice(start, sum(keys.rows for keys in received[scan].values()))
+            start += len(numbered[scan, column])
     return [
         pa.table({f"k{column}": numbered[scan, column] for column in columns}) for scan, columns in enumerate(wanted)
     ]
-
-
-def _tokens_of(
-    received: Sequence[Mapping[str, Keys]], wanted: Sequence[Sequence[int]], place: Place
-) -> Iterator[pa.DictionaryArray]:
-    """The tokens of one key column, one array per client."""
-    scan, column = place
-    for keys in received[scan].values():
-        if keys.columns.num_columns != len(wanted[scan]):
-            raise TransportError("a client did not send the key columns that it was asked for")
-        given = in_one_piece(keys.columns.column(list(wanted[scan]).index(column)))
-        if not pa.types.is_dictionary(given.type) or given.type.value_type != pa.binary(16) or len(given) != keys.rows:
-            raise TransportError("a client sent keys that are not tokens; install the same version everywhere")
-        yield pa.DictionaryArray.from_arrays(given.indices.cast(pa.int32()), given.dictionary)
-
-
-def _plain(received: Sequence[Mapping[str, Keys]], wanted: Sequence[Sequence[int]]) -> list[pa.Table]:
-    tables = []
-    for given, columns in zip(received, wanted, strict=True):
-        named = [_decode(k.columns).rename_columns([f"k{c}" for c in columns]) for k in given.values()]
-        tables.append(pa.concat_tables(named, promote_options="permissive") if columns else pa.table({}))
-    return tables
-
-
-def _decode(table: pa.Table) -> pa.Table:
-    """The table without dictionary encoding, so that clients' columns can be put together."""
-    for i, column in enumerate(table.schema):
-        if pa.types.is_dictionary(column.type):
-            decoded = pc.cast(table.column(i), column.type.value_type)
-            table = table.set_column(i, column.name, decoded)
-    return table
 
 
 Owned = tuple[str, int]  # client, domain

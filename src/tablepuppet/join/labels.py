@@ -83,7 +83,15 @@ def read_labels(
             "folds by time need all rows of the label in one place, and several owners hold them; use folds by group, "
             "or test_where for a time of your own"
         )
-    info = _agree(_describe_labels(link, owners, request), request.task, bound.label)
+    # Under noise the values of a number do not leave to help choose a model.
+    wants_classes = request.task not in ("number", "seen") and (request.task != "any" or privacy is None)
+    described: list[LabelSummary] = link.ask_each(
+        [
+            (client, DescribeLabels(job=request.job, scan=p.scan, column=p.label, wants_classes=wants_classes))
+            for p, client in owners
+        ]
+    )
+    info = _agree(described, request.task, bound.label)
     classes = None if info.kind == "number" else [c if isinstance(c, str) else float(c) for c in info.classes]
     if privacy is not None:
         info = replace(info, channel=channel_of(privacy, None if classes is None else len(classes)))
@@ -115,20 +123,6 @@ def read_labels(
         if info.kind == "class" and 0.0 <= values.min(initial=0.0) <= values.max(initial=0.0) <= _BYTE:
             return LabelSpace(info, values.astype(np.int8), is_test, is_validation, weights, offsets, fold_of)
     return LabelSpace(info, values, is_test, is_validation, weights, offsets, fold_of)
-
-
-def _describe_labels(
-    link: Link, owners: Sequence[tuple[LabelPlace, str]], request: MappingRequest
-) -> list[LabelSummary]:
-    """One round: each owner's summary of its labels. Under noise the values of a number do not leave to help choose a
-    model."""
-    task, is_exact = request.task, request.privacy.label is None
-    wants_classes = task not in ("number", "seen") and (task != "any" or is_exact)
-    asked = [
-        (client, DescribeLabels(job=request.job, scan=place.scan, column=place.label, wants_classes=wants_classes))
-        for place, client in owners
-    ]
-    return link.ask_each(asked)
 
 
 def _labels_request(

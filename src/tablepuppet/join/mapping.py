@@ -19,7 +19,8 @@ from tablepuppet.arrays import RowNumbers, freeze
 from tablepuppet.errors import MappingError
 from tablepuppet.job.job import Walk
 from tablepuppet.join.groups import MergedGroups
-from tablepuppet.join.joined_rows import BlockIndex, Joined, JoinedRows
+from tablepuppet.join.joined_rows import Joined, JoinedRows
+from tablepuppet.join.row_index import IndexFacts, RowIndex
 from tablepuppet.privacy.labels import Channel
 from tablepuppet.sql.bound import BoundQuery
 
@@ -238,7 +239,7 @@ def summarise(mapping: TableMapping) -> MappingSummary:
     )
 
 
-def _of_block(mapping: TableMapping, number: int, index: BlockIndex) -> BlockSummary:
+def _of_block(mapping: TableMapping, number: int, index: RowIndex | IndexFacts) -> BlockSummary:
     multiplicity = mapping.multiplicity[number]
     joined, most = int(multiplicity.sum()), int(multiplicity.max(initial=0))
     is_outer = index.is_partial or any(part.has_absent for part in mapping.parts_of(number))

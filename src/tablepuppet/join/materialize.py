@@ -21,7 +21,7 @@ from tablepuppet.arrays import Array, RowNumbers, floats
 from tablepuppet.join.cluster.cluster import Cluster
 from tablepuppet.join.cluster.partitions import partition_specs
 from tablepuppet.join.cluster.rows import ClusterRows
-from tablepuppet.join.cluster.worker import Layout, merge
+from tablepuppet.join.cluster.worker import merge
 from tablepuppet.join.duckdb_join import BranchSide
 from tablepuppet.join.factorised.rows import FactorisedRows
 from tablepuppet.join.factorised.tree import Tree
@@ -84,10 +84,9 @@ def build_on_cluster(
     borders = np.linspace(0, side.rows, parts + 1).astype(np.int64).tolist()
     calls = [(given, a, b) for a, b in itertools.pairwise(borders)]
     seen = list(cluster.ask("collect", calls))
-    facts = [merge(column.rows, [own[i] for own in seen]) for i, column in enumerate(side.columns)]
-    layout = cluster.put(Layout(facts, blocks, side.label))
+    facts = [merge(views) for views in zip(*seen, strict=True)]
     lanes = lanes_of(side.rows, sum(of.rows for of in facts[:blocks] if not of.is_sorted))
     partitions = list(
-        cluster.ask("write", [(given, layout, spec) for spec in partition_specs(lanes, cluster.size, name)])
+        cluster.ask("write", [(given, facts, spec) for spec in partition_specs(lanes, cluster.size, name)])
     )
     return ClusterRows(side.rows, tuple(facts[:blocks]), partitions, cluster, labels, weights, side.label_counts())

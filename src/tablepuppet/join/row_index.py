@@ -29,6 +29,25 @@ class Place(NamedTuple):
     is_sparse: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class IndexFacts:
+    """Facts about p_i of some joined rows, whose numbers lie elsewhere, or are not held at all."""
+
+    rows: int  # n_i
+    is_identity: bool = False  # joined row j has row j of the block
+    is_sorted: bool = False
+    is_partial: bool = False  # some joined rows have no row of the block
+    first: int = 0  # number
+    last: int = 0
+
+    def index(self, numbers: RowNumbers) -> RowIndex:
+        """p_i of some joined rows, from these facts about all."""
+        is_far = is_sparse(self.rows, is_sorted=self.is_sorted)
+        return RowIndex(
+            self.rows, None if self.is_identity else numbers, self.is_sorted, self.is_partial, is_sparse=is_far
+        )
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RowIndex:
     """p_i: the row of a block that each joined row comes from; −1 where an outer join found none."""

@@ -61,7 +61,7 @@ class TreeJoin:
         """The join of a branch; None if DuckDB must do it. `in_any_order`: of its joined rows."""
         own = [keys[relation.scan] for relation in branch.relations]
         tree = _tree(branch, in_any_order)
-        if tree is None or not all(scan.is_numbered for scan in own):
+        if tree is None:
             return None
         edges = tuple(_edge(own, parent, relation, kind, columns) for relation, (parent, kind, columns) in tree.items())
         root = branch.label_relation

@@ -74,10 +74,9 @@ def bind(
         outputs = [branch.outputs[label_position or 0] for branch in resolved]
         relations = [0 if label_position is None else output.relation for output in outputs]
         read = place_beside(zip(placed, relations, strict=True), beside, scans, outputs[0].at, weight)
-        requests = scans.requests(job)
+        opened = _Opened(ucq, placed, scans.open(ucq, link, job))
     except RecursionError:
         raise QueryError(TOO_DEEP) from None
-    opened = _Opened(ucq, placed, scans.add_types(ucq, link.ask(requests)))
     if label_position is not None:
         checks.check_label(ucq, placed, opened.scans, label_position)
     branches = opened.branches(relations, read, label_position)
@@ -180,7 +179,7 @@ def bind_features(ucq: Ucq, wanted: Wanted, *, tables: Tables, link: Link, job: 
         for branch, base, key in zip(placed, bases, keys, strict=True)
     ]
     read = place_beside(zip(placed, bases, strict=True), wanted.beside, scans, exp.to_identifier(wanted.label))
-    opened = _Opened(ucq, placed, scans.add_types(ucq, link.ask(scans.requests(job))))
+    opened = _Opened(ucq, placed, scans.open(ucq, link, job))
     blocks, start = [], 0
     for name, features in wanted.blocks:
         own = range(start, start + len(features))

@@ -140,16 +140,7 @@ class Branch:
     relations: tuple[Relation, ...]
     joins: tuple[Join, ...]
     label_relation: int
-    label_column: int  # index into the label relation's scan's expressions; −1: rows to predict on have none
-    weight_column: int = -1  # likewise: sample weights, and who is a test or a validation row; −1: not asked for
-    test_column: int = -1
-    validation_column: int = -1
-    fold_column: int = -1  # of cross-validation: groups or a time
-
-    @property
-    def label_place(self) -> LabelPlace:
-        beside = (self.weight_column, self.test_column, self.validation_column, self.fold_column)
-        return LabelPlace(self.relations[self.label_relation].scan, self.label_column, *beside)
+    label_place: LabelPlace = LabelPlace(0)  # in the label relation's scan
 
     @property
     def pairs(self) -> list[KeyPair]:

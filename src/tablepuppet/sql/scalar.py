@@ -15,7 +15,7 @@ from typing import Final
 from sqlglot import TokenType, exp
 
 from tablepuppet.errors import QueryError, nearest
-from tablepuppet.sources.guard import FUNCTIONS, NODES, TYPES
+from tablepuppet.sources.guard import FUNCTIONS, NODES, fault_of
 from tablepuppet.sql.grammar import PARAMETER, At, refusal, word_before, words
 
 VOLATILE: Final[frozenset[type[exp.Expr]]] = frozenset(
@@ -77,47 +77,21 @@ def check_nodes(text: str, expression: exp.Expr, allowed: frozenset[type[exp.Exp
                     node,
                 )
             raise _refuse(text, node)
-        elif isinstance(node, exp.Column):
-            if not (exp.Star in allowed and isinstance(node.this, exp.Star)):
-                _check_column(text, node)
-        elif isinstance(node, exp.Cast):
-            _check_cast(text, node)
-        elif isinstance(node, exp.Replace):
-            _check_replace(text, node)
-
-
-def _check_column(text: str, column: exp.Column) -> None:
-    if column.args.get("db"):
-        raise refusal(
-            text,
-            "a column has at most one name before it, the alias of its table: write alias.column. "
-            f"For a field inside a struct, {_VIEW}",
-            column,
-        )
-    if isinstance(column.this, exp.Star):
-        raise refusal(text, _STAR, column)
-
-
-def _check_cast(text: str, cast: exp.Cast) -> None:
-    operand = cast.this
-    if cast.to.this not in TYPES:
-        raise refusal(
-            text,
-            f"a cast to {cast.to.sql('duckdb')} cannot be pushed down; cast to BOOLEAN, INTEGER, BIGINT, DOUBLE, "
-            "DECIMAL(p, s), VARCHAR, DATE, TIMESTAMP or UUID",
-            cast,
-        )
-    if isinstance(operand, exp.Literal) and operand.name.strip().lower() in VOLATILE_STRINGS:
-        raise refusal(text, f"'{operand.name}' means another moment at every reading; write the date itself", cast)
-
-
-def _check_replace(text: str, node: exp.Replace) -> None:
-    """Owners refuse a replacement that could grow without end when nested; refuse it here, with the place."""
-    old, new = node.expression, node.args.get("replacement")
-    if not isinstance(old, exp.Literal) or not isinstance(new, exp.Literal) or not len(new.name) <= len(old.name) > 0:
-        raise refusal(
-            text, f"replace(text, old, new) needs literals with new no longer than old; otherwise {_VIEW}", node
-        )
+        elif isinstance(node, exp.Column) and node.args.get("db"):
+            raise refusal(
+                text,
+                "a column has at most one name before it, the alias of its table: write alias.column. "
+                f"For a field inside a struct, {_VIEW}",
+                node,
+            )
+        elif isinstance(node, exp.Column) and isinstance(node.this, exp.Star) and exp.Star not in allowed:
+            raise refusal(text, _STAR, node)
+        fault = fault_of(node.to if isinstance(node, exp.Cast) else node)
+        if fault is not None:
+            raise refusal(text, fault, node)
+        operand = node.this if isinstance(node, exp.Cast) else None
+        if isinstance(operand, exp.Literal) and operand.name.strip().lower() in VOLATILE_STRINGS:
+            raise refusal(text, f"'{operand.name}' means another moment at every reading; write the date itself", node)
 
 
 def _refuse(text: str, node: exp.Expr) -> QueryError:

@@ -14,9 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from sqlglot import exp
 
-from tablepuppet.errors import TransportError
 from tablepuppet.exchanges.schema import OpenScan, ScanSchema
-from tablepuppet.protocol.base import Message
 from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.sources.cutoffs import FOUND
 from tablepuppet.sql import bound
@@ -26,6 +24,7 @@ from tablepuppet.sql.names import ResolvedBranch
 from tablepuppet.sql.schemas import TableShape
 from tablepuppet.sql.types import common_cast, merged_column, type_name
 from tablepuppet.sql.ucq import Ucq
+from tablepuppet.transport.link import Link
 
 
 @dataclass(slots=True)
@@ -40,10 +39,10 @@ class _Draft:
     is_outer: bool = False  # whether some use of it is by LEFT JOIN
 
     def texts(self, client: str) -> list[str]:
-        return [render(e, self.shape.spelling[client]) for e in self.expressions.values()]
+        return [render(e, self.shape.spelling(client)) for e in self.expressions.values()]
 
     def predicate(self, client: str) -> str | None:
-        texts = [render(f, self.shape.spelling[client]) for f in self.filters]
+        texts = [render(f, self.shape.spelling(client)) for f in self.filters]
         if len(texts) <= 1:
             return texts[0] if texts else None
         return " AND ".join(f"({t})" for t in texts)
@@ -58,7 +57,7 @@ class Scans:
 
     def scan(self, shape: TableShape, filters: Sequence[exp.Expr], *, is_outer: bool) -> int:
         """The number of the scan of a table under a filter; uses with the same filter share it."""
-        own = shape.spelling[shape.clients[0]]
+        own = shape.spelling(shape.clients[0])
         by_text = {render(f, own): f for f in filters}
         key = (shape.name, shape.query, frozenset(by_text))
         if key not in self._numbers:
@@ -71,7 +70,7 @@ class Scans:
     def column(self, scan: int, expression: exp.Expr, at: exp.Expr) -> int:
         """The number of an expression in a scan."""
         draft = self._drafts[scan]
-        text = render(expression, draft.shape.spelling[draft.shape.clients[0]])
+        text = render(expression, draft.shape.spelling(draft.shape.clients[0]))
         if text not in draft.expressions:
             draft.expressions[text] = expression
             draft.places.append(at)
@@ -84,8 +83,8 @@ class Scans:
         row with such a key can be in the join.
         """
         draft = self._drafts[scan]
-        named = {client: {WITNESS: WITNESS} for client in draft.shape.clients}
-        shape = replace(draft.shape, columns=(WITNESS,), spelling=named, query=group.witness, groups=None, cutoffs="")
+        named = {client: {WITNESS: ColumnInfo(WITNESS, "other")} for client in draft.shape.clients}
+        shape = replace(draft.shape, infos=named, query=group.witness, groups=None, cutoffs="")
         key = exp.column(WITNESS, quoted=True)
         filters = [
             condition.transform(lambda node: key.copy() if isinstance(node, exp.Column) else node)
@@ -98,44 +97,36 @@ class Scans:
         self.column(number, key, draft.places[column])
         self._drafts[number].witness_of[scan, column] = None
 
-    def requests(self, job: str) -> dict[str, list[Message]]:
-        """The requests to each client to open every scan of its tables."""
-        requests: dict[str, list[Message]] = {}
-        for number, draft in enumerate(self._drafts):
-            for client in draft.shape.clients:
-                columns = draft.texts(client)
-                request = OpenScan(
+    def open(self, ucq: Ucq, link: Link, job: str) -> tuple[Scan, ...]:
+        """Opens every scan at its clients, in one round: the scans with the types that they answered."""
+        requests = [
+            (
+                client,
+                OpenScan(
                     job=job,
                     scan=number,
                     table=draft.shape.name,
-                    columns=columns,
+                    columns=draft.texts(client),
                     filter=draft.predicate(client),
                     query=draft.shape.query,
                     is_outer=draft.is_outer,
                     cutoffs=draft.shape.cutoffs,
                     missing_is_null=FOUND in draft.shape.columns,
-                )
-                requests.setdefault(client, []).append(request)
-        return requests
+                ),
+            )
+            for number, draft in enumerate(self._drafts)
+            for client in draft.shape.clients
+        ]
+        answers = iter(link.ask_each(requests))
+        return tuple(_add_types(ucq, draft, {c: next(answers) for c in draft.shape.clients}) for draft in self._drafts)
 
-    def add_types(self, ucq: Ucq, answers: Mapping[str, Sequence[Message]]) -> tuple[Scan, ...]:
-        """The scans with the types that their clients answered."""
-        left = {client: iter(given) for client, given in answers.items()}
-        return tuple(_add_types(ucq, draft, {c: next(left[c]) for c in draft.shape.clients}) for draft in self._drafts)
 
-
-def _add_types(ucq: Ucq, draft: _Draft, answers: Mapping[str, Message]) -> Scan:
+def _add_types(ucq: Ucq, draft: _Draft, schemas: Mapping[str, ScanSchema]) -> Scan:
     """The scan with the types that all its clients agree on."""
     shape = draft.shape
-    schemas = {client: answer for client, answer in answers.items() if isinstance(answer, ScanSchema)}
     stability: dict[str, int | None] = {}
-    for client in shape.clients:
-        if client not in schemas or len(schemas[client].columns) != len(draft.expressions):
-            raise TransportError(
-                f"client {client} did not give a type for each expression of table {shape.name}; "
-                "install the same version of tablepuppet everywhere"
-            )
-        for table, rows in schemas[client].stability.items():  # of all clients, the one whose rows reach farthest
+    for schema in schemas.values():
+        for table, rows in schema.stability.items():  # of all clients, the one whose rows reach farthest
             before = stability.get(table, 0)
             stability[table] = None if rows is None or before is None else max(rows, before)
     subject = next((schema.subject for schema in schemas.values() if schema.subject), "")
@@ -205,8 +196,7 @@ class PlacedBranch:
             )
             joins.append(bound.Join(join.kind, number[join.relation], tuple(dict.fromkeys(pairs))))
         relations = tuple(bound.Relation(self.resolved.aliases[r], self.scans[r]) for r in number)
-        beside = (label.weight, label.test, label.validation, label.fold)
-        return Branch(relations, tuple(joins), number[base], label.label, *beside)
+        return Branch(relations, tuple(joins), number[base], label)
 
     def member(self, relation: int, positions: Sequence[int]) -> bound.Member:
         """A block's place in this branch: these outputs of one relation."""

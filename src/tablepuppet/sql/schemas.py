@@ -13,14 +13,13 @@ windows, DISTINCT, LIMIT and joins read several rows at once, and would miss the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, cast, get_args
+from dataclasses import dataclass, field, replace
+from typing import cast, get_args
 
 from sqlglot import exp
 
-from tablepuppet.errors import QueryError, TransportError, did_you_mean
+from tablepuppet.errors import QueryError, did_you_mean
 from tablepuppet.exchanges.schema import DescribeTable, TableSchema
-from tablepuppet.protocol.base import Message
 from tablepuppet.protocol.columns import ColumnInfo, CutoffType, Merges
 from tablepuppet.sources.cutoffs import AT, AT_ONCE, CUTOFF, reads_cutoffs
 from tablepuppet.sources.guard import AGGREGATES
@@ -61,7 +60,7 @@ def find_table(ucq: Ucq, name: exp.Identifier, tables: Tables) -> str:
     return table
 
 
-def owned_query(ucq: Ucq, query: exp.Query, tables: Tables) -> _Read:
+def owned_query(ucq: Ucq, query: exp.Query, tables: Tables) -> TableShape:
     """The first table of a derived query, the query's text with every table as its owner calls it, and its groups."""
     own = query.copy()
     bases = base_tables(own)
@@ -86,7 +85,7 @@ def owned_query(ucq: Ucq, query: exp.Query, tables: Tables) -> _Read:
         if base.args.get("alias") is None:
             base.set("alias", exp.TableAlias(this=base.this.copy()))
         base.set("this", exp.Identifier(this=name, quoted=True))
-    read = _Read(first, own.sql("duckdb", identify=True, comments=False))
+    read = TableShape(first, tables[first], query=own.sql("duckdb", identify=True, comments=False))
     if len(tables[first]) == 1:
         return read
     partitions = {name.lower(): by for name, by in partitions_of(tables).items()}
@@ -96,7 +95,7 @@ def owned_query(ucq: Ucq, query: exp.Query, tables: Tables) -> _Read:
     merging, why_not = mergeable(own, partitions)
     if not groups and not merging:
         raise _over_rows(ucq, query, first, tables)
-    return read._replace(groups=groups, merging=merging, why_not=why_not)
+    return replace(read, groups=groups, merges=merging, unmerged=why_not)
 
 
 def _over_rows(ucq: Ucq, query: exp.Query, table: str, tables: Tables, unmerged: str = "") -> QueryError:
@@ -120,19 +119,25 @@ def _over_rows(ucq: Ucq, query: exp.Query, table: str, tables: Tables, unmerged:
 
 @dataclass(frozen=True, slots=True)
 class TableShape:
-    """A table: its clients, its columns, and each client's spelling of them (column → spelling)."""
+    """A table, or a query over tables that the same clients hold: its columns, as each client describes them."""
 
     name: str
     clients: tuple[str, ...]
-    columns: tuple[str, ...]
-    spelling: Mapping[str, Mapping[str, str]]
-    infos: Mapping[str, Mapping[str, ColumnInfo]]  # as each client describes them
+    infos: Mapping[str, Mapping[str, ColumnInfo]] = field(default_factory=dict, compare=False)  # of each client
     withholding: tuple[str, ...] = ()  # clients that keep the parameters trained on their rows
     query: str | None = None  # over one owner's tables, `name` among them; its rows replace a table's
     groups: tuple[GroupColumn, ...] | None = None  # of such a query: one's values must not span clients
     merges: Merges = ""  # such groups are merged over the clients
     unmerged: str = ""  # why they are not
     cutoffs: CutoffType = ""  # of a history: the type of the moments until which it is read
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(column for own in self.infos.values() for column in own))
+
+    def spelling(self, client: str) -> dict[str, str]:
+        """A client's own name for each column."""
+        return {column: info.name for column, info in self.infos[client].items()}
 
     def differences(self) -> str:
         """A sentence that lists everything in which the clients differ; nothing where it is one thing, which an error
@@ -154,98 +159,65 @@ class TableShape:
 
     def lacking(self, column: str) -> list[str]:
         """The clients that do not have a column that others have."""
-        return [client for client in self.clients if column not in self.spelling[client]]
+        return [client for client in self.clients if column not in self.infos[client]]
 
 
 Origin = tuple[exp.Identifier, exp.Query | None]  # a source of FROM
 
 
-class _Read(NamedTuple):
-    """An origin in the federation: a table, or a query over tables that the same clients hold."""
-
-    table: str
-    query: str | None
-    groups: tuple[GroupColumn, ...] | None = None  # see TableShape
-    merging: Merges = ""  # how groups at several clients are merged; "": they cannot be
-    why_not: str = ""
-    cutoffs: CutoffType = ""
-
-
 def ask_schemas(names: Sequence[str], tables: Tables, link: Link) -> dict[str, TableSchema]:
     """The schema of each of these tables, from its first client: one round."""
-    asked: dict[str, list[str]] = {}
-    for name in names:
-        asked.setdefault(tables[name][0], []).append(name)
-    answers = link.ask({client: [DescribeTable(table=name) for name in own] for client, own in asked.items()})
-    return {
-        name: answer
-        for client, own in asked.items()
-        for name, answer in zip(own, answers[client], strict=True)
-        if isinstance(answer, TableSchema)
-    }
+    asked = [(tables[name][0], DescribeTable(table=name)) for name in names]
+    return dict(zip(names, link.ask_each(asked), strict=True))
 
 
 def describe(ucq: Ucq, tables: Tables, link: Link) -> dict[Origin, TableShape]:
     """The shape of everything that the query's FROM clauses name."""
-    named: dict[Origin, _Read] = {}
+    named: dict[Origin, TableShape] = {}
     cutoffs = _cutoff_types(ucq, tables, link)
-    for branch in ucq.branches:
-        for source in branch.sources:
-            if source.derived is None:
-                named[source.origin] = _Read(find_table(ucq, source.table, tables), None)
-            else:
-                read = owned_query(ucq, source.derived, tables)
-                named[source.origin] = read._replace(cutoffs=cutoffs.get(source.origin, ""))
+    sources = [source for branch in ucq.branches for source in branch.sources]
+    for source in sources:
+        if source.derived is None:
+            table = find_table(ucq, source.table, tables)
+            named[source.origin] = TableShape(table, tables[table])
+        else:
+            read = owned_query(ucq, source.derived, tables)
+            named[source.origin] = replace(read, cutoffs=cutoffs.get(source.origin, ""))
     used = list(dict.fromkeys(named.values()))
-    asked: dict[str, list[_Read]] = {}
-    for read in used:
-        for client in tables[read.table]:
-            asked.setdefault(client, []).append(read)
-    requests: dict[str, list[Message]] = {
-        client: [DescribeTable(table=read.table, query=read.query, cutoffs=read.cutoffs) for read in reads]
-        for client, reads in asked.items()
-    }
-    answers = link.ask(requests)
-    columns: dict[tuple[_Read, str], list[ColumnInfo]] = {}
-    withholding: dict[_Read, list[str]] = {}
-    closed: dict[_Read, list[str]] = {}
-    for client, reads in asked.items():
-        for read, answer in zip(reads, answers[client], strict=True):
-            if not isinstance(answer, TableSchema):
-                raise TransportError(
-                    f"client {client} did not describe its table {read.table}; install the same version everywhere"
-                )
-            columns[read, client] = answer.columns
-            if answer.withholds:
-                withholding.setdefault(read, []).append(client)
-            if read.merging not in ("", answer.merges) and (read.merging, answer.merges) != ("sums", "extremes"):
-                closed.setdefault(read, []).append(client)
-    for branch in ucq.branches:
-        for source in branch.sources:
-            read = named[source.origin]
-            if source.derived is not None and read.groups == () and read in closed:
-                said = _why_unmerged(read, closed[read])
-                raise _over_rows(ucq, source.derived, read.table, tables, f"{said[0].upper()}{said[1:]}. ")
+    asked = [(client, shape) for shape in used for client in shape.clients]
+    answers: list[TableSchema] = link.ask_each(
+        [(client, DescribeTable(table=s.name, query=s.query, cutoffs=s.cutoffs)) for client, s in asked]
+    )
+    columns: dict[TableShape, dict[str, list[ColumnInfo]]] = {shape: {} for shape in used}
+    withholding: dict[TableShape, list[str]] = {shape: [] for shape in used}
+    closed: dict[TableShape, list[str]] = {}
+    for (client, shape), answer in zip(asked, answers, strict=True):
+        columns[shape][client] = answer.columns
+        withholding[shape] += [client] if answer.withholds else []
+        if shape.merges not in ("", answer.merges) and (shape.merges, answer.merges) != ("sums", "extremes"):
+            closed.setdefault(shape, []).append(client)
+    for source in sources:
+        read = named[source.origin]
+        if source.derived is not None and read.groups == () and read in closed:
+            said = _why_unmerged(read, closed[read])
+            raise _over_rows(ucq, source.derived, read.name, tables, f"{said[0].upper()}{said[1:]}. ")
     shapes = {
-        read: TableShape(
-            read.table,
-            tables[read.table],
-            *_match_columns({client: columns[read, client] for client in tables[read.table]}),
-            withholding=tuple(withholding.get(read, ())),
-            query=read.query,
-            groups=read.groups,
-            merges="" if read in closed else read.merging,
-            unmerged=_why_unmerged(read, closed.get(read, ())),
-            cutoffs=read.cutoffs,
+        shape: replace(
+            shape,
+            infos=_match_columns(columns[shape]),
+            withholding=tuple(withholding[shape]),
+            merges="" if shape in closed else shape.merges,
+            unmerged=_why_unmerged(shape, closed.get(shape, ())),
         )
-        for read in used
+        for shape in used
     }
     return {origin: shapes[read] for origin, read in named.items()}
 
 
 def _cutoff_types(ucq: Ucq, tables: Tables, link: Link) -> dict[Origin, CutoffType]:
     """The type of each history's cutoffs, from their owners. One round, where there are any."""
-    asked: dict[str, list[tuple[Origin, exp.Expr, DescribeTable]]] = {}
+    asked: list[tuple[Origin, exp.Expr]] = []
+    requests: list[tuple[str, DescribeTable]] = []
     for branch in ucq.branches:
         for source in branch.sources:
             if source.derived is None or not reads_cutoffs(source.derived):
@@ -253,21 +225,19 @@ def _cutoff_types(ucq: Ucq, tables: Tables, link: Link) -> dict[Origin, CutoffTy
             moment, giver = _moment_of(ucq, branch, source)
             query = exp.select(exp.alias_(moment.copy(), CUTOFF, quoted=True)).from_(as_table(giver))
             read = owned_query(ucq, query, tables)
-            for client in tables[read.table]:
-                request = DescribeTable(table=read.table, query=read.query)
-                asked.setdefault(client, []).append((source.origin, moment, request))
+            requests += [(client, DescribeTable(table=read.name, query=read.query)) for client in read.clients]
+            asked += [(source.origin, moment)] * len(read.clients)
     found: dict[Origin, CutoffType] = {}
-    answers = link.ask({client: [r for _, _, r in own] for client, own in asked.items()}) if asked else {}
-    for client, own in asked.items():
-        for (origin, moment, _), answer in zip(own, answers[client], strict=True):
-            kind = answer.columns[0].detail if isinstance(answer, TableSchema) and answer.columns else ""
-            if kind not in get_args(CutoffType) or found.get(origin, kind) != kind:
-                raise ucq.refuse(
-                    f"a history is read until a date or a time, the same at all owners, and {moment.sql('duckdb')} is "
-                    f"{kind or 'of no type'} at {client}; cast it, as in CAST({moment.sql('duckdb')} AS TIMESTAMP)",
-                    moment,
-                )
-            found[origin] = cast("CutoffType", kind)
+    answers = link.ask_each(requests) if requests else []
+    for (origin, moment), (client, _), answer in zip(asked, requests, answers, strict=True):
+        kind = answer.columns[0].detail if answer.columns else ""
+        if kind not in get_args(CutoffType) or found.get(origin, kind) != kind:
+            raise ucq.refuse(
+                f"a history is read until a date or a time, the same at all owners, and {moment.sql('duckdb')} is "
+                f"{kind or 'of no type'} at {client}; cast it, as in CAST({moment.sql('duckdb')} AS TIMESTAMP)",
+                moment,
+            )
+        found[origin] = cast("CutoffType", kind)
     return found
 
 
@@ -284,23 +254,19 @@ def _moment_of(ucq: Ucq, branch: Conjunctive, source: Source) -> tuple[exp.Expr,
     )
 
 
-def _why_unmerged(read: _Read, closed: Sequence[str]) -> str:
+def _why_unmerged(read: TableShape, closed: Sequence[str]) -> str:
     """Why groups are not merged, and what would help."""
-    if read.why_not:
-        return (
-            f"{read.why_not} cannot be merged over clients (count, sum, avg, stddev, min, max and what is made of them "
-            "can)"
-        )
+    if read.unmerged:
+        can = "(count, sum, avg, stddev, min, max and what is made of them can)"
+        return f"{read.unmerged} cannot be merged over clients {can}"
     if not closed:
         return ""
-    word = 'merge_groups = "extremes"' if read.merging == "extremes" else "merge_groups = true"
+    word = 'merge_groups = "extremes"' if read.merges == "extremes" else "merge_groups = true"
     return f"they are merged where the policy of every client says {word}, and that of {_list_clients(closed)} does not"
 
 
-def _match_columns(
-    columns: Mapping[str, list[ColumnInfo]],
-) -> tuple[tuple[str, ...], dict[str, dict[str, str]], dict[str, dict[str, ColumnInfo]]]:
-    """All columns of a table, and of each client its spelling of those that it has, and their types."""
+def _match_columns(columns: Mapping[str, list[ColumnInfo]]) -> dict[str, dict[str, ColumnInfo]]:
+    """The columns that each client has, by the spelling of the first client that has them."""
     common: list[str] = []
     infos: dict[str, dict[str, ColumnInfo]] = {}
     for client, given in columns.items():
@@ -308,7 +274,6 @@ def _match_columns(
         for info in given:
             same = matches(exp.to_identifier(info.name, quoted=False), common)
             column = common[same[0]] if len(same) == 1 and common[same[0]] not in infos[client] else info.name
-            if column not in common:
-                common.append(column)
+            common += [] if column in common else [column]
             infos[client][column] = info
-    return tuple(common), {c: {n: i.name for n, i in own.items()} for c, own in infos.items()}, infos
+    return infos

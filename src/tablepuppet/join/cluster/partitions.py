@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.join.joined_rows import JoinedRows, Used
-from tablepuppet.join.row_index import RowIndex, is_sparse
+from tablepuppet.join.row_index import RowIndex
 from tablepuppet.join.walk import Lane
 
 
@@ -75,23 +75,6 @@ def _whole(column: pa.ChunkedArray) -> NDArray[Any]:
 
 
 MAX_ROWS_TO_SEND = 1 << 17  # rows of a block that are sooner sent than numbered anew
-
-
-@dataclass(frozen=True, slots=True)
-class IndexFacts:
-    """Facts about p_i where the row numbers themselves lie elsewhere."""
-
-    rows: int  # n_i
-    is_identity: bool
-    is_sorted: bool
-    is_partial: bool
-
-    def index(self, numbers: RowNumbers) -> RowIndex:
-        """p_i of some joined rows."""
-        is_far = is_sparse(self.rows, is_sorted=self.is_sorted)
-        return RowIndex(
-            self.rows, None if self.is_identity else numbers, self.is_sorted, self.is_partial, is_sparse=is_far
-        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

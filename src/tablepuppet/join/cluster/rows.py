@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.join.cluster.cluster import Cluster
-from tablepuppet.join.cluster.partitions import IndexFacts, Partition, write_labels
+from tablepuppet.join.cluster.partitions import Partition, write_labels
 from tablepuppet.join.cluster.worker import Kept, Source, Walk
 from tablepuppet.join.joined_rows import JoinedRows, add_lanes, batch, by_label, collapse_weights
-from tablepuppet.join.row_index import RowIndex
+from tablepuppet.join.row_index import IndexFacts, RowIndex
 from tablepuppet.join.walk import JoinStep, Pass, Work
 from tablepuppet.sizes import VALUES_PER_CLUSTER_SORT
 

@@ -5,9 +5,8 @@ the partition. A worker holds nothing that cannot be made again. A call carries 
 loads a partition from disk at its first use, and writes the state there after every walk that changed it. So any worker
 can answer any call, and the same call always gets the same answer.
 
-`IndexStats`: facts about all joined rows that are needed before any is written. Is p_i sorted, is it the identity,
-which rows appear when? In: p_i of consecutive views, one at a time. Out: the same facts about the whole p_i that
-RowIndex gives for one array.
+`collect` and `merge`: facts about all joined rows that are needed before any is written. Is p_i sorted, is it the
+identity? They are those that RowIndex gives for one array.
 """
 
 from __future__ import annotations
@@ -15,49 +14,27 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, RowNumbers
-from tablepuppet.join.cluster.partitions import IndexFacts, Partition, PartitionSpec, Storage, load, write_partition
+from tablepuppet.join.cluster.partitions import Partition, PartitionSpec, Storage, load, write_partition
 from tablepuppet.join.factorised.tiles import Lane, SeriesWalk, walk_lanes
 from tablepuppet.join.join import JoinedSide
 from tablepuppet.join.joined_rows import JoinedRows, LaneResult, Work
+from tablepuppet.join.row_index import IndexFacts, counts_up, rises
 from tablepuppet.version import __version__
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class IndexStats:
-    """Facts about one view of p_i."""
-
-    first: int
-    last: int
-    is_sorted: bool
-    is_partial: bool
-    is_identity: bool
-
-
-def collect(side: JoinedSide, start: int, stop: int) -> list[IndexStats]:
-    """Facts about joined rows start ≤ j < stop, for each column."""
-    found = []
-    for numbers, column in zip(side.numbers(start, stop), side.columns, strict=True):
-        is_partial = int(numbers.min()) < 0
-        is_sorted = not is_partial and bool((numbers[1:] >= numbers[:-1]).all())
-        is_identity = column.rows == side.rows and bool((numbers == np.arange(start, stop)).all())
-        found.append(IndexStats(int(numbers[0]), int(numbers[-1]), is_sorted, is_partial, is_identity))
-    return found
-
-
-def merge(rows: int, views: Sequence[IndexStats]) -> IndexFacts:
-    """Facts about the whole p_i, of `rows` rows."""
+def merge(views: Sequence[IndexFacts]) -> IndexFacts:
+    """Facts about the whole p_i, from those about consecutive views."""
     is_partial = any(seen.is_partial for seen in views)
     is_identity = all(seen.is_identity for seen in views)
     follows = all(a.last <= b.first for a, b in itertools.pairwise(views))
     is_sorted = not is_partial and follows and all(seen.is_sorted for seen in views)
-    return IndexFacts(rows, is_identity, is_sorted, is_partial)
+    return IndexFacts(views[0].rows, is_identity, is_sorted, is_partial)
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -87,14 +64,6 @@ class Walk(msgspec.Struct, frozen=True):
     state: dict[str, Kept]
 
 
-class Layout(msgspec.Struct, frozen=True):
-    """How the columns of a joined table are written."""
-
-    facts: list[IndexFacts]
-    blocks: int
-    label: int
-
-
 class Worker:
     """Partitions, each with its state at some version."""
 
@@ -109,17 +78,23 @@ class Worker:
         """The version installed on this worker's node, and how Ray there authenticates users."""
         return __version__, os.environ.get("RAY_AUTH_MODE", "").lower()
 
-    def collect(self, side: JoinedSide, start: int, stop: int) -> list[IndexStats]:
-        """Facts about some joined rows."""
-        return collect(side, start, stop)
+    def collect(self, side: JoinedSide, start: int, stop: int) -> list[IndexFacts]:
+        """Facts about joined rows start ≤ j < stop, for each column."""
+        found = []
+        for numbers, column in zip(side.numbers(start, stop), side.columns, strict=True):
+            is_partial = int(numbers.min()) < 0
+            is_sorted = not is_partial and rises(numbers)
+            is_identity = column.rows == side.rows and counts_up(numbers, start)
+            facts = (is_identity, is_sorted, is_partial, int(numbers[0]), int(numbers[-1]))
+            found.append(IndexFacts(column.rows, *facts))
+        return found
 
-    def write(self, side: JoinedSide, layout: Layout, spec: PartitionSpec) -> Partition:
+    def write(self, side: JoinedSide, facts: Sequence[IndexFacts], spec: PartitionSpec) -> Partition:
         """Makes a partition and writes it to disk."""
-        columns = [
-            facts.index(numbers)
-            for numbers, facts in zip(side.numbers(spec.start, spec.stop), layout.facts, strict=True)
-        ]
-        return write_partition(self._storage, spec, columns, layout.label, layout.blocks)
+        given = zip(side.numbers(spec.start, spec.stop), facts, strict=True)
+        return write_partition(
+            self._storage, spec, [of.index(numbers) for numbers, of in given], side.label, side.blocks
+        )
 
     def walk(self, source: Source, walk: Walk, *arrays: Array) -> list[LaneResult]:
         """Walks over a partition; what it wrote is on disk before it answers."""

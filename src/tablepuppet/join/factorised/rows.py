@@ -25,22 +25,13 @@ from tablepuppet.join.factorised.tree import Tree
 from tablepuppet.join.factorised.walk import TreeLoss, differentiate_branches
 from tablepuppet.join.join import JoinedSide
 from tablepuppet.join.joined_rows import JoinedRows, JoinStep, Pass, batch, by_label
-from tablepuppet.join.row_index import RowIndex
+from tablepuppet.join.row_index import IndexFacts, RowIndex
 from tablepuppet.join.tree_join import TreeSide
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.losses.separable import Separable, Square
 
 _NO_WALK = 'this needs each joined row, and walk="factorised" has none; train with walk="drawn"'
 SAMPLE = 1_000_000  # joined rows that are drawn for results that are no sums
-
-
-@dataclass(frozen=True, slots=True)
-class FactorisedIndex:
-    """Facts about p_i, of which no number is held."""
-
-    rows: int
-    is_partial: bool
-    is_identity: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,10 +51,11 @@ class FactorisedRows:
         return self.side.rows
 
     @cached_property
-    def indices(self) -> tuple[FactorisedIndex, ...]:
+    def indices(self) -> tuple[IndexFacts, ...]:
         counts = self.collapse(np.ones(len(self.labels)))
         rows = [column.rows for column in self.side.columns]
-        return tuple(FactorisedIndex(n, float(own.sum()) < self.rows) for n, own in zip(rows, counts, strict=False))
+        pairs = zip(rows, counts, strict=False)
+        return tuple(IndexFacts(n, is_partial=float(own.sum()) < self.rows) for n, own in pairs)
 
     def with_weights(self, weights: Array | None) -> FactorisedRows:
         return replace(self, weights=weights, _losses={})

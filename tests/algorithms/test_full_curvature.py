@@ -11,10 +11,12 @@ import pytest
 
 import tablepuppet as tp
 from tablepuppet.algorithms.newton.full_curvature import (
-    centred_matrix,
+    beside_intercept,
     curvature_matrix,
     curvature_triangles,
+    intercept_share,
     is_full,
+    sampled_matrix,
     solve,
     solve_by_products,
     summands,
@@ -67,6 +69,23 @@ def test_the_triangles_of_several_clients_sum_to_the_matrix_of_all() -> None:
     np.testing.assert_allclose(summed_matrix(total, 5, CLASSES), whole, atol=1e-12)
 
 
+@pytest.mark.parametrize(("rows", "heavy"), [(60, 1.0), (12_000, 1.0), (12_000, 0.004)])
+def test_a_matrix_of_some_rows_gives_nearly_the_direction_of_all(rows: int, heavy: float) -> None:
+    rng = np.random.default_rng(3)
+    features = _features(rng, rows)
+    features.codes[0][:] = np.where(np.arange(rows) % 3_001 == 7, 2, rng.integers(0, 2, rows))  # a name of few rows
+    features.dense[rows // 2] = 500.0  # and a row like no other
+    _, packed = _curvature(rng, rows)
+    packed[rng.random(rows) >= heavy] *= 1e-6  # few rows have nearly all the weight
+    model = LinearModel(features, features, CLASSES)
+    taken = intercept_share(beside_intercept(model, packed), packed.sum(axis=0), CLASSES)
+    whole = curvature_matrix(model, packed, CLASSES) - taken @ taken.T
+    right = features.to_dense().T @ (rng.dirichlet(np.ones(CLASSES), rows) - 1.0 / CLASSES)
+    expected = solve(whole, 0.01, right).ravel()
+    error = solve(sampled_matrix(model, packed, CLASSES), 0.01, right).ravel() - expected
+    assert error @ whole @ error <= (1e-20 if rows == 60 else 0.02) * (expected @ whole @ expected)
+
+
 @pytest.mark.parametrize("l2", [0.0, 1e-9])
 def test_a_column_that_few_rows_have_is_learnt(l2: float) -> None:
     rng = np.random.default_rng(1)
@@ -86,7 +105,8 @@ def test_products_solve_what_the_matrix_solves() -> None:
     _, packed = _curvature(rng, 60)
     model = LinearModel(features, features, CLASSES)
     right = rng.normal(size=(5, CLASSES))
-    by_matrix = solve(centred_matrix(model, packed, CLASSES), 0.5, right)
+    taken = intercept_share(beside_intercept(model, packed), packed.sum(axis=0), CLASSES)
+    by_matrix = solve(curvature_matrix(model, packed, CLASSES) - taken @ taken.T, 0.5, right)
     np.testing.assert_allclose(solve_by_products(model, packed, 0.5, right), by_matrix, rtol=1e-2, atol=1e-3)
 
 
@@ -100,7 +120,8 @@ def test_a_direction_is_the_blocks_part_of_a_step_with_the_intercept() -> None:
     hessian += 0.5 * np.diag(np.repeat([1.0] * 5 + [0.0], CLASSES))
     right = rng.normal(size=(5, CLASSES))
     both = np.linalg.lstsq(hessian, np.append(right.ravel(), np.zeros(CLASSES)), rcond=1e-10)[0]
-    found = solve(centred_matrix(model, packed, CLASSES), 0.5, right)
+    taken = intercept_share(beside_intercept(model, packed), packed.sum(axis=0), CLASSES)
+    found = solve(curvature_matrix(model, packed, CLASSES) - taken @ taken.T, 0.5, right)
     np.testing.assert_allclose(found.ravel(), both[: 5 * CLASSES], atol=1e-8)
 
 

@@ -8,7 +8,7 @@ from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure, Merit
 from tablepuppet.algorithms.base import Problem, Walkable
 from tablepuppet.algorithms.newton import client
 from tablepuppet.algorithms.newton.client import Newton
-from tablepuppet.algorithms.newton.full_curvature import MOST, is_full, pairs, summands
+from tablepuppet.algorithms.newton.full_curvature import MOST, ROWS_PER_COLUMN, is_full, pairs, summands
 from tablepuppet.algorithms.newton.multi_ridge import MultiRidgeServer
 from tablepuppet.algorithms.newton.server import NewtonServer
 from tablepuppet.algorithms.numerics.linear_systems import WIDE
@@ -77,7 +77,8 @@ class NewtonAlgorithm(Algorithm[Newton]):
         seconds = super().cpu(shape, options, epoch, batches)
         for block in shape.blocks:
             if _is_full(shape, block):
-                seconds += moments_seconds(block, pairs(shape.outputs))
+                taken = min(1.0, ROWS_PER_COLUMN * block.width / max(1, block.rows)) if len(block.parts) == 1 else 1.0
+                seconds += taken * moments_seconds(block, pairs(shape.outputs))
             elif shape.curvature_varies and block.width <= WIDE:
                 seconds += moments_seconds(block)
         return seconds

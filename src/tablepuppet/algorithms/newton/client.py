@@ -18,8 +18,8 @@ from tablepuppet.algorithms.base import Answer, Figures, PartSetup
 from tablepuppet.algorithms.newton.full_curvature import (
     MOST,
     beside_intercept,
-    centred_matrix,
     curvature_triangles,
+    sampled_matrix,
     solve,
     solve_by_products,
 )
@@ -174,7 +174,8 @@ def _full_step(
     if setup.clients > 1:
         beside = beside_intercept(setup.model, curvature)
         return state, Partial(values=[gradient, curvature_triangles(setup.model, curvature), beside])
-    return _predict(setup, state, -solve(centred_matrix(setup.model, curvature, setup.outputs), ridge, gradient))
+    matrix = sampled_matrix(setup.model, curvature, setup.outputs, is_whole=not ridge)
+    return _predict(setup, state, -solve(matrix, ridge, gradient))
 
 
 def _wide_step(

@@ -6,15 +6,16 @@
 The share of D that a move of the intercept would remove is subtracted before (`intercept_share`).
 
 For softmax ∂²ℓ/∂a_a∂a_b = P_a(δ_ab − P_b). The constant bound ½ in its place needs nothing but Y, and takes several
-times the rounds where classes are nearly separable. A block of more than MOST parameters is solved by products instead
-of a matrix: the search makes up for an inexact direction. Clients that share a block send a triangle for each pair of
-outputs; the server makes the matrix of their sum. If that is too much to send, as with very many classes, the bound
-replaces it.
+times the rounds where classes are nearly separable. A matrix comes from some of the rows where
+there are many for each column: the search makes up for an inexact direction. A block of more than MOST parameters is
+solved by products instead of a matrix. Clients that share a block send a triangle for each pair of outputs; the server
+makes the matrix of their sum. If that is too much to send, as with very many classes, the bound replaces it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,13 +29,16 @@ from tablepuppet.algorithms.numerics.linear_systems import (
     pack_triangle,
     unpack_triangle,
 )
-from tablepuppet.arrays import Array
+from tablepuppet.arrays import Array, pieces
+from tablepuppet.models.features import Features, add_picked, count_by_code
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.losses import Loss
 
 MOST = 2_000  # parameters of a block whose curvature is a matrix
 SHARED = 3_000_000  # numbers that a client sends in a round where several sum them
 CLASSES = 16  # outputs beyond which the pairs of them are more to send than they save
+ROWS_PER_COLUMN = 200  # that a matrix is made of, about
+_MUCH = 4.0  # times a mean row's share of the columns' curvature: a row with more stands for itself alone
 _CLOSE = 1e-4  # residual of a direction that is found by products
 
 
@@ -75,10 +79,43 @@ def curvature_matrix(model: LinearModel, curvature: Array, outputs: int) -> Arra
     return _of_pairs(model.train.grams(curvature), model.width, outputs)
 
 
-def centred_matrix(model: LinearModel, curvature: Array, outputs: int) -> Array:
-    """D without the intercept's share."""
+def sampled_matrix(model: LinearModel, curvature: Array, outputs: int, *, is_whole: bool = False) -> Array:
+    """D without the intercept's share, from some of the rows if there are many for each column.
+
+    `is_whole`: from all of them, because a pseudo-inverse never moves along a direction that no sampled row has.
+    """
+    step = model.train.rows // (ROWS_PER_COLUMN * max(1, model.width))
+    if step > 1 and not is_whole:
+        diagonal = curvature[:, _places(outputs).diagonal()]
+        rows, weights = _draw_rows(_shares(model.train, diagonal.sum(axis=1)), step)
+        model, curvature = replace(model, train=model.train.take(rows)), weights[:, None] * curvature[rows]
     taken = intercept_share(beside_intercept(model, curvature), curvature.sum(axis=0), outputs)
     return curvature_matrix(model, curvature, outputs) - taken @ taken.T
+
+
+def _shares(features: Features, curvature: Array) -> Array:
+    """What each row adds to the curvature of each column about its mean, as a share of it; summed over columns."""
+    dense, mean = features.dense, curvature @ features.dense / max(float(curvature.sum()), 1e-300)
+    found, squares = np.zeros(len(dense)), np.zeros(len(mean))
+    for piece in pieces(len(dense)):
+        squares += curvature[piece] @ np.square(dense[piece] - mean)
+    inverse = np.divide(1.0, squares, out=np.zeros_like(squares), where=squares > 0)
+    for piece in pieces(len(dense)):
+        found[piece] = np.square(dense[piece] - mean) @ inverse
+    for codes, columns in zip(features.codes, features.code_columns, strict=True):
+        counts = count_by_code(codes, curvature, columns.stop - columns.start)
+        inverse = np.divide(1.0, counts, out=np.zeros_like(counts), where=counts > 0)
+        add_picked(found[:, None], inverse[:, None], codes)
+    return found * curvature
+
+
+def _draw_rows(shares: Array, step: int) -> tuple[NDArray[np.intp], Array]:
+    """Every s-th row, which stands for s, and those with a large share: of rare names, extreme values, much weight."""
+    is_own = shares > _MUCH * shares.mean()
+    own, others = np.flatnonzero(is_own), np.flatnonzero(~is_own)
+    drawn = others[::step]
+    heavy = np.full(len(drawn), len(others) / max(1, len(drawn)))
+    return np.concatenate([own, drawn]), np.concatenate([np.ones(len(own)), heavy])
 
 
 def curvature_triangles(model: LinearModel, curvature: Array) -> Array:

@@ -134,6 +134,21 @@ def test_a_number_that_is_missing_leaves_as_the_middle_of_its_bounds(mechanism: 
     np.testing.assert_array_equal(missing, middle)
 
 
+def test_numbers_at_the_two_ends_of_their_bounds_leave_with_nearly_the_same_chances() -> None:
+    """P(seen | low) is within e^ε of P(seen | high), wherever it is seen, and ε is not given away."""
+    privacy = LabelPrivacy(epsilon=1.0, mechanism="laplace", bounds=(-1.0, 3.0))
+    edges, draws = np.linspace(-6.0, 8.0, 15), uniform()
+    low, high = (np.histogram(privatise(np.full(ROWS, end), privacy, None, draws), edges)[0] for end in (-1.0, 3.0))
+    ratio = np.abs(np.log(low / high))
+    assert 0.9 < ratio.max() < 1.0 + 0.1
+
+
+def test_a_class_that_is_missing_leaves_as_any_class_alike() -> None:
+    privacy = LabelPrivacy(epsilon=3.0)
+    seen = privatise(np.full(ROWS, np.nan), privacy, 4, uniform())
+    assert np.allclose(np.bincount(seen.astype(np.intp), minlength=4) / ROWS, 0.25, atol=4.5 * 0.5 / math.sqrt(ROWS))
+
+
 def test_a_number_without_bounds_is_refused() -> None:
     with pytest.raises(PrivacyError, match="needs public bounds"):
         channel_of(LabelPrivacy(epsilon=1.0), None)

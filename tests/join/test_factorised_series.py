@@ -34,6 +34,19 @@ def test_a_series_keeps_its_promise(low: float, length: float, tolerance: float)
     assert series.frequencies % TILE == 0
 
 
+@pytest.mark.parametrize(("low", "high", "most"), [(900, 960, 160), (-960, -900, 160), (5000, 5001, 16), (30, 2e5, 0)])
+def test_scores_far_from_0_have_a_short_series(low: float, high: float, most: int) -> None:
+    if not most:
+        with pytest.raises(TrainingError, match="frequencies"):
+            fit_series(CORE, low, high)
+        return
+    series, scores = fit_series(CORE, low, high), np.linspace(low, high, 1000)
+    assert series.frequencies <= most
+    expected = CORE.slope(scores), CORE.curvature(scores), CORE.value(scores)
+    for own, other, error in zip(series(scores), expected, series.errors, strict=True):
+        np.testing.assert_allclose(own, other, rtol=1e-13, atol=1.5 * error)
+
+
 @pytest.mark.parametrize(("reach", "most"), [(1, 8), (11, 40), (45, 96), (250, 352), (1500, 1984)])
 def test_a_series_is_short(reach: float, most: int) -> None:
     assert fit_series(CORE, -reach, reach).frequencies <= most

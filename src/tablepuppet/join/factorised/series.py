@@ -7,7 +7,8 @@ periodic on the interval. Even and odd parts are fitted by least squares at Cheb
 
 Least squares take long where scores reach far. There φ″ is a narrow bump. Bumps of alternating sign, over and over, are
 a wave. Its integral is a square wave, equal to φ′ near 0, and the next a triangular wave, equal to φ. One Fourier
-transform gives all coefficients, and those of even frequencies are 0.
+transform gives all coefficients, and those of even frequencies are 0. If all scores lie far from 0, on one side, φ is
+straight there, and the wave is moved towards them.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ def guess_frequencies(core: Analytic, reach: float) -> int:
 def _fit_shortest(core: Analytic, low: float, high: float, tolerance: float) -> Series:
     reach = max((high - low) / 2.0, core.strip / 8.0)
     guess = guess_frequencies(core, reach)
-    far = max(-low, high, 0.0)
+    moved = max(low - _FADE * core.strip, 0.0) + min(high + _FADE * core.strip, 0.0)
+    far = max(moved - low, high - moved, 0.0)
     least = TILE * round((_WAVES_PER_STRIP * far / core.strip + _LEAST_WAVES) / TILE)
     with one_blas_thread:
         for count in range(guess, _MAX_TO_FIT + 1, TILE):
@@ -98,7 +100,7 @@ def _fit_shortest(core: Analytic, low: float, high: float, tolerance: float) -> 
                 found = shorter
             return found
     for count in range(least, MAX_FREQUENCIES + 1, TILE):
-        found = _make_wave(core, far, count)
+        found = _make_wave(core, moved, far, count)
         if _is_within(found, tolerance):
             return found
     raise ScoreRangeError(_why_not(low, high, tolerance))
@@ -124,8 +126,8 @@ def _fit(core: Analytic, centre: float, reach: float, count: int) -> Series:
     return replace(series, errors=(float(errors[0]), float(errors[1]), float(errors[2])))
 
 
-def _make_wave(core: Analytic, far: float, count: int) -> Series:
-    """Of an even φ, for scores within ± far."""
+def _make_wave(core: Analytic, moved: float, far: float, count: int) -> Series:
+    """Of an even φ, for scores within `moved` ± far; a wave that is moved stands for its straight side alone."""
     half = far + _FADE * core.strip
     points = _GRID * 2 * count
     scores = floats(2.0 * half * np.fft.fftfreq(points))
@@ -135,12 +137,14 @@ def _make_wave(core: Analytic, far: float, count: int) -> Series:
     cosines, sines = np.zeros((3, count + 1)), np.zeros((3, count + 1))
     sines[0, 1:], cosines[1, 1:], cosines[2, 1:] = bends / omega, bends, -bends / omega**2
     cosines[2, 0] = core.value(np.zeros(1))[0] - cosines[2, 1:].sum()
+    cosines[2, 0] += core.slope(np.array([moved]))[0] * moved  # 0 where nothing is moved
     spectrum = np.zeros((3, points // 2 + 1), complex)
     spectrum[:, 0], spectrum[:, odd] = cosines[:, 0], (cosines[:, 1:] - 1j * sines[:, 1:]) / 2.0
-    away = np.abs(np.fft.irfft(spectrum, points, norm="forward") - _values(core, scores).T)
-    errors = away[:, np.abs(scores) <= far].max(axis=1)
+    away = np.abs(np.fft.irfft(spectrum, points, norm="forward") - _values(core, moved + scores).T)
+    is_straight = moved * scores >= _FADE * core.strip * abs(moved) * (1.0 - 1e-9)
+    errors = away[:, (np.abs(scores) <= far) & is_straight].max(axis=1)
     found = (float(errors[0]), float(errors[1]), float(errors[2]))
-    return Series(0.0, pi / half, 2.0 * pi / half, cosines, sines, found)
+    return Series(moved, pi / half, 2.0 * pi / half, cosines, sines, found)
 
 
 def _values(core: Analytic, scores: Array) -> Array:

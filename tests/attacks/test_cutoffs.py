@@ -10,10 +10,11 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.sql.test_history import make_tables
+from tests.sql.test_history import PAIRS, make_tables, write_policies
 
 import tablepuppet as tp
 from tablepuppet.exchanges.history import Cutoffs, HoldCutoffs, SendCutoffs
+from tablepuppet.exchanges.proposal import ProposeContract
 from tablepuppet.exchanges.registry import REQUESTS, RESPONSES
 from tablepuppet.owner.policy import Policy
 from tablepuppet.protocol.codec import Frame, decode, encode
@@ -92,6 +93,27 @@ def test_other_cutoffs_than_agreed_are_refused(change: str) -> None:
     with tp.Federation(make_tables()) as federation:
         _Altering(federation, alter)
         with pytest.raises(tp.TablePuppetError, match=r"outside its contract|are refused"):
+            _train(federation)
+
+
+@pytest.mark.parametrize("closed", ["task", "results"])
+def test_keys_go_with_cutoffs_only_where_both_owners_grant_pairs(closed: str, tmp_path: Path) -> None:
+    texts = PAIRS | {closed: PAIRS[closed].replace('pairs = ["k"]\n', "")}
+
+    def add_keys(request: Any) -> Any:
+        if not isinstance(request, ProposeContract) or request.contract.scans[0].table != closed:
+            return request
+        (scan,) = request.contract.scans
+        names = [column.expression for column in scan.columns]
+        key = names.index('"k"' if closed == "task" else '"tablepuppet key 0"')
+        moments = tuple(msgspec.structs.replace(m, keys=(key,)) for m in scan.moments)
+        scan = msgspec.structs.replace(scan, moments=moments)
+        return msgspec.structs.replace(request, contract=msgspec.structs.replace(request.contract, scans=(scan,)))
+
+    with tp.Federation(make_tables(), policies=write_policies(tmp_path, texts)) as federation:
+        assert list(_train(federation).plan.mapping.cutoffs.values()) == [8]
+        _Altering(federation, add_keys)
+        with pytest.raises(tp.TablePuppetError, match=rf"client {closed}: .*rule tables.{closed}.pairs"):
             _train(federation)
 
 

@@ -6,18 +6,28 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import duckdb
+import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import pytest
 from sqlglot import exp
 
 import tablepuppet as tp
+from tablepuppet.owner.policy import Policy
 from tablepuppet.sources.cutoffs import AT, AT_ONCE, CUTOFF, is_cutoffs
 from tablepuppet.sql.history import join_histories
 from tablepuppet.sql.parsing import syntax_tree
 
 OWNERS = {"task": ("a",), "results": ("b",), "visits": ("c",)}
-TYPES = {"date": pa.date32(), "timestamp": pa.timestamp("us"), "zoned": pa.timestamp("us", "UTC")}
+TYPES = {
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us"),
+    "zoned": pa.timestamp("us", "UTC"),
+    "seconds": pa.timestamp("s"),
+    "nanoseconds": pa.timestamp("ns"),
+}
+RULES = {"keys": ["k", "g"], "pairs": ["k", "g"], "filters": ["k", "g", "x", "ts", "day", "v", "place"]}
 AGGREGATES = (
     "count(*)",
     "count(r.v)",
@@ -53,6 +63,7 @@ class Random:
     def tables(self) -> dict[str, pa.Table]:
         """Moments and events with duplicates, ties, NULLs, keys without history and history without keys."""
         rows, events = int(self.random.integers(1, 40)), int(self.random.integers(1, 80))
+        self.has_texts = self.chance(0.2)
         own = {"k": self._keys(rows), "g": self._keys(rows), "ts": self._times(rows, 30), "x": self._numbers(rows)}
         task = pa.table({**own, "y": self.random.normal(size=rows).round(2)})
         return {"task": task, "results": self._events(events), "visits": self._events(events // 2 + 1)}
@@ -63,7 +74,8 @@ class Random:
         return pa.table({**own, "v": self._numbers(rows), "place": places})
 
     def _keys(self, rows: int) -> pa.Array:
-        return pa.array(self.random.integers(0, 6, rows), mask=self.random.random(rows) < 0.05)
+        found = pa.array(self.random.integers(0, 6, rows), mask=self.random.random(rows) < 0.05)
+        return found.cast(pa.string()) if self.has_texts else found
 
     def _numbers(self, rows: int) -> pa.Array:
         return pa.array(self.random.integers(-8, 9, rows) / 4, mask=self.random.random(rows) < 0.1)
@@ -77,6 +89,22 @@ class Random:
         found = pa.array((days + hours).astype("datetime64[us]" if kind != "date" else "datetime64[D]"))
         masked = pa.array(found, mask=self.random.random(rows) < 0.06) if rows else found
         return masked.cast(TYPES[kind])
+
+    def clients(self, table: pa.Table) -> list[pa.Table]:
+        """A table at one or two clients; each key's rows lie with one of them."""
+        if self.chance(0.6):
+            return [table]
+        is_first = pa.compute.is_in(table["k"].cast(pa.string()), pa.array(["0", "1", "2", None]))
+        return [table.filter(is_first), table.filter(pa.compute.invert(is_first))]
+
+    def policies(self) -> dict[str, Policy]:
+        """None, or those of owners that exchange pairs of key and moment."""
+        if self.chance(0.5):
+            return {}
+        task = {"features": ["x", "ts"], "labels": ["y"], "cutoffs": ["ts"]}
+        events = {"features": ["day", "v", "place", "g", "k"]}
+        rules = {"task": task, "results": events, "visits": events}
+        return {table: msgspec.convert({"tables": {table: RULES | own}}, Policy) for table, own in rules.items()}
 
     # -- queries ----------------------------------------------------------------------------
 
@@ -111,6 +139,7 @@ class Random:
             f"r.day < {at} AND r.day >= {at} - INTERVAL {days} DAY",
             f"r.day BETWEEN {at} - INTERVAL {days} DAY AND {at}",
             f"r.day > {at} - INTERVAL {days} DAY AND {at} >= r.day AND r.place <> 'b'",
+            f"r.day <= {at} - INTERVAL {days} HOUR AND r.day + INTERVAL 2 MONTH > {at}",
         ]
         keys = f"r.k = {key}.k" if self.chance(0.8) else f"r.k = {key}.k AND {key}.g = r.g"
         return f"{keys} AND {self.one(written)}"
@@ -231,7 +260,8 @@ def check_trees(seed: int) -> None:
         return
     options: dict[str, Any] = {"label": "y", "model": "boosted", "trees": 5, "test_fraction": 0.0}
     items = ", ".join(f"p.{name}" for name in pooled.column_names)
-    with tp.Federation(tables) as federation:
+    held = {name: [table] if name == "task" else random.clients(table) for name, table in tables.items()}
+    with tp.Federation(held, policies=random.policies()) as federation:
         ours = federation.train(sql, **options)
     with tp.Federation({"pooled": pooled}) as federation:
         theirs = federation.train(f"SELECT {items} FROM pooled p", **options)

@@ -21,8 +21,8 @@ def explain(bounds: str, **options: Any) -> tp.Plan:
 def test_explain_shows_rows_and_cutoffs_and_who_learns_them() -> None:
     plan = explain("r.day < t.ts")
     text = " ".join(str(plan).split())
-    assert 'r: results until 8 cutoffs, the distinct values of task\'s "ts": 168 rows' in text
-    assert 'client results (history of results) · 8 cutoffs: the distinct values of task\'s "ts"' in text
+    assert 'r: results until 8 cutoffs, the distinct values of task\'s "ts" and not whose they are: 168 rows' in text
+    assert 'client results (history of results) · 8 cutoffs, the distinct values of task\'s "ts"' in text
     assert "8 cutoffs" in plan._repr_html_()
     assert plan.to_json().count("8 cutoffs") == 2
 

@@ -229,6 +229,57 @@ def test_what_is_no_history_is_refused_with_what_to_write(sql: str, match: str) 
         federation.train(sql, label="y", model="linear")
 
 
+PAIRS = {
+    "task": '[tables.task]\nfeatures = ["x"]\nlabels = ["y"]\nkeys = ["k"]\ncutoffs = ["ts"]\npairs = ["k"]\n',
+    "results": '[tables.results]\nfeatures = ["points", "day", "place"]\nkeys = ["k"]\npairs = ["k"]\n'
+    'filters = ["day", "place"]\n',
+}
+
+
+def write_policies(folder: Path, texts: Mapping[str, str] = PAIRS) -> dict[str, Any]:
+    for table, text in texts.items():
+        (folder / f"{table}.toml").write_text(text)
+    return {table: folder / f"{table}.toml" for table in texts}
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize(
+    "sql",
+    [
+        *(FORMS[form][0] for form in ("several windows", "lateral with filter", "grouped", "rows", "rounded moment")),
+        "SELECT t.x, s.points, t.y FROM task t ASOF LEFT JOIN results s ON s.k = t.k AND s.day <= t.ts",
+    ],
+)
+def test_a_history_of_pairs_has_the_features_of_all_cutoffs(sql: str, tmp_path: Path) -> None:
+    tables = make_tables(5, kind="zoned")
+    once = "SELECT * FROM results QUALIFY row_number() OVER (PARTITION BY k, day) = 1"
+    with duckdb.connect() as connection:  # ASOF takes any of two at one moment
+        tables["results"] = connection.register("results", tables["results"]).sql(once).to_arrow_table()
+    options: dict[str, Any] = {"label": "y", "model": "linear", "test_fraction": 0.0}
+    with tp.Federation(tables) as federation:
+        expected = federation.train(sql, **options)
+    with tp.Federation(tables, policies=write_policies(tmp_path)) as federation:
+        found = federation.train(sql, **options)
+        predicted = federation.predict(found, key=["k"])
+    assert found.objective == pytest.approx(expected.objective, rel=1e-12)
+    assert 'pairs of a key, "k", and task' in " ".join(str(found.plan).split())
+    assert predicted.num_rows == found.plan.mapping.train_rows
+
+
+def test_a_history_with_too_many_rows_is_refused_and_pairs_make_fewer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tablepuppet.owner.query_guard.MOST_HISTORY_ROWS", 100)
+    options: dict[str, Any] = {"label": "y", "model": "linear", "test_fraction": 0.0}
+    with tp.Federation(make_tables()) as federation:
+        assert federation.train(FORMS["no key"][0], **options).converged
+        for form in ("count", "rows"):
+            with pytest.raises(tp.TablePuppetError, match=r"more than 100 rows.*round the moments.*as pairs"):
+                federation.train(FORMS[form][0], **options)
+    with tp.Federation(make_tables(), policies=write_policies(tmp_path)) as federation:
+        assert federation.train(FORMS["count"][0], **options).converged
+
+
 def test_a_saved_model_predicts_with_new_moments(tmp_path: Path) -> None:
     tables = make_tables(4)
     sql = FORMS["lateral"][0]

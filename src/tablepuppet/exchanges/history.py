@@ -2,16 +2,18 @@
 
 Two exchanges, between the contract and the keys. The server carries cutoffs that it cannot read. They are sealed under
 the clients' key (AES-SIV, RFC 5297) with the terms that both owners agreed to, so that no list can replace
-another. Only distinct moments leave, never whose they are.
+another. Only distinct moments leave, never whose they are. Where both owners grant pairs, each moment comes with the
+tokens of the keys that it is about.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -24,11 +26,13 @@ from tablepuppet.owner import row_rules
 from tablepuppet.owner.enforcement import JobUnderContract, breach
 from tablepuppet.owner.policy import Policy
 from tablepuppet.owner.state import ClientState
-from tablepuppet.owner.tokens import key_of
+from tablepuppet.owner.tokens import job_key, key_of, tokens
 from tablepuppet.protocol.base import Count, Discloses, Done, Message, Place, ScanRequest
 from tablepuppet.protocol.bounds import require
 from tablepuppet.protocol.codec import to_stream
+from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.protocol.contract import Moments, ScanTerms, canonical
+from tablepuppet.sources.cutoffs import is_plain_column
 
 MOST_CUTOFFS = 1_000_000
 Sealed = Annotated[bytes, Meta(max_length=1 << 25)]
@@ -70,20 +74,37 @@ def _enforce_sending(job: JobUnderContract, request: SendCutoffs) -> None:
 def _send_cutoffs(own: ClientState, request: SendCutoffs) -> Cutoffs:
     terms = _terms(own, request).moments[request.place]
     values, _ = own.column(request.job, request.scan, terms.column)
-    moments = pc.drop_null(pc.unique(values))
+    keys = [own.column(request.job, request.scan, key) for key in terms.keys]
+    moments = _list_distinct([values, *_tokens(own, request.job, keys)])
     if len(moments) > MOST_CUTOFFS:
         raise PolicyError(
             f"{terms.expression} has more than {MOST_CUTOFFS:,} distinct moments, and a history is computed for each; "
             f"round them, as in date_trunc('day', {terms.expression})"
         )
-    found = pa.table({"at": moments.take(pc.sort_indices(moments))})
-    return Cutoffs(count=len(moments), sealed=_cipher(own, request.job).encrypt(to_stream(found), _bind(terms)))
+    return Cutoffs(count=len(moments), sealed=_cipher(own, request.job).encrypt(to_stream(moments), _bind(terms)))
+
+
+def _list_distinct(columns: Sequence[pa.ChunkedArray]) -> pa.Table:
+    """The distinct rows without NULL, in their own order: whose they are is not to be seen."""
+    rows = pa.table(list(columns), [str(number) for number in range(len(columns))]).drop_null()
+    names = rows.column_names
+    return rows.group_by(names, use_threads=False).aggregate([]).sort_by([(name, "ascending") for name in names])
+
+
+def _tokens(own: ClientState, job: str, keys: Sequence[tuple[pa.ChunkedArray, ColumnInfo]]) -> list[pa.ChunkedArray]:
+    """Keys that only their owners read: who does not have one learns nothing about it."""
+    key = job_key(own.shared_key, f"pairs {job}")
+    found = [tokens(*column, "hmac", key, f"pair {number}") for number, column in enumerate(keys)]
+    return [pa.chunked_array([own_tokens.dictionary_decode().cast(pa.binary())]) for own_tokens in found]
 
 
 def _enforce_holding(job: JobUnderContract, request: HoldCutoffs) -> None:
     due = [moments for moments in job.scan(request.scan).moments if moments.column < 0]
     if not due or len(due) != len(request.sealed):
         raise breach("its history is not read until such moments")
+    names = {job.scan(request.scan).columns[key].expression for moments in due for key in moments.keys}
+    if len({moments.keys for moments in due}) > 1 or not all(is_plain_column(name) for name in names):
+        raise breach("its history is read until moments of other keys than it has")
     job.count_once("held cutoffs", request.scan)
 
 
@@ -98,10 +119,23 @@ def _hold_cutoffs(own: ClientState, request: HoldCutoffs) -> Done:
                 found.append(pa.ipc.open_stream(cipher.decrypt(sealed, _bind(terms))).read_all())
             except InvalidTag:
                 raise TransportError("the cutoffs are not those that both owners agreed to, and are refused") from None
-    moments = pc.unique(pa.concat_tables(found).column("at"))
+    moments = _list_distinct(pa.concat_tables(found).columns)
     if len(moments) > MOST_CUTOFFS:
         raise TransportError(f"the history would be read until {len(moments):,} moments; at most {MOST_CUTOFFS:,} are")
-    own.scan(request).hold_cutoffs(moments.take(pc.sort_indices(moments)))
+
+    def find_pairs(keys: pa.Table, infos: list[ColumnInfo]) -> pa.Table:
+        """The pairs whose keys this owner has, with its own values."""
+        hashed = _tokens(own, request.job, list(zip(keys.columns, infos, strict=True)))
+        joined = [str(number + 1) for number in range(len(hashed))]
+        rows = pa.table([*hashed, pa.array(np.arange(len(keys)))], [*joined, "row"])
+        order = [("row", "ascending"), ("0", "ascending")]
+        pairs = moments.join(rows, joined, join_type="inner", use_threads=False).sort_by(order)
+        return pa.table([pairs["0"], *keys.take(pairs["row"].combine_chunks()).columns], ["0", *joined])
+
+    if due[0].keys:
+        own.scan(request).hold_pairs(due[0].keys, find_pairs)
+    else:
+        own.scan(request).hold_cutoffs(moments)
     _review(own, request)
     return Done()
 
@@ -129,7 +163,7 @@ def _cipher(own: ClientState, job: str) -> AESSIV:
 
 def _bind(terms: Moments) -> list[bytes]:
     """The terms that both owners agreed to; a sealed list is valid for them only."""
-    return [canonical(msgspec.structs.replace(terms, column=-1))]
+    return [canonical(msgspec.structs.replace(terms, column=-1, keys=tuple(range(len(terms.keys)))))]
 
 
 EXCHANGES = (_send_cutoffs, _hold_cutoffs)

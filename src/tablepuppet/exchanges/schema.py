@@ -58,6 +58,7 @@ class ScanSchema(Message, frozen=True):
     stability: dict[str, int | None] = msgspec.field(default_factory=dict)
     subject: Text = ""  # the column of a row's subject; the bound is then on rows of one subject
     budgeted: list[Text] = msgspec.field(default_factory=list)  # tables behind it that have an analyst budget
+    pairs: list[Count] = msgspec.field(default_factory=list)  # columns that may go with moments of a history
 
 
 class CountRows(ScanRequest, frozen=True):
@@ -135,7 +136,13 @@ def _open_scan(own: ClientState, request: OpenScan) -> ScanSchema:
     own.policy.check_scan(use)
     is_bounded = request.query is not None or read.subject is not None
     reach, budgeted = use.reach if is_bounded else {}, analyst_budget.budgeted_tables(own.policy, use)
-    return ScanSchema(columns=columns, stability=reach, subject=read.subject or "", budgeted=budgeted)
+    return ScanSchema(
+        columns=columns,
+        stability=reach,
+        subject=read.subject or "",
+        budgeted=budgeted,
+        pairs=sorted(own.policy.find_pairs(use)),
+    )
 
 
 def _enforce_count(job: JobUnderContract, request: CountRows) -> None:

@@ -33,6 +33,7 @@
     labels = ["returned"]
     filters = ["quantity"]       # columns that a WHERE may read; by default the keys
     cutoffs = ["ordered_at"]     # times that owners of histories may learn; by default none
+    pairs = ["card_id"]          # keys that may go with these times, or come with another owner's; by default none
     texts = ["comment"]          # features that name nearly every row, and may leave as names of categories
     row_key = "order_id"         # identifies a row in all jobs; by default all its columns
     subject = "patient_id"       # whom a row is about: minimum sizes count them, and noise protects all rows of one
@@ -82,6 +83,7 @@ class TableRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     filters: tuple[str, ...] | None = None
     texts: tuple[str, ...] = ()
     cutoffs: tuple[str, ...] = ()
+    pairs: tuple[str, ...] = ()
     row_key: str | None = None
     subject: str | None = None
     rows_per_subject: AtLeastOne | None = None
@@ -95,7 +97,7 @@ class TableRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     def allowed(self, role: str) -> frozenset[str]:
         """The columns that may play a role, in lower case."""
         named = {"features": self.features, "keys": (*self.keys, *self.cutoffs), "labels": self.labels}
-        names = {**named, "texts": self.texts, "cutoffs": self.cutoffs}.get(role)
+        names = {**named, "texts": self.texts, "cutoffs": self.cutoffs, "pairs": self.pairs}.get(role)
         if names is None:
             names = self.keys if self.filters is None else self.filters
         return frozenset(name.lower() for name in names)
@@ -212,7 +214,14 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     def check_cutoffs(self, use: ScanUse, scan: ScanTerms) -> None:
         """Refuses to disclose moments to another owner, unless this owner grants them."""
+        granted_keys = self.find_pairs(use)
         for moments in scan.moments:
+            self.rule(
+                granted_keys.issuperset(moments.keys),
+                f"tables.{scan.table}.pairs",
+                "cutoffs would go with the keys that they are about; its owner can allow that with pairs, the names of "
+                f"these keys, under [tables.{scan.table}]",
+            )
             for base in use.bases if moments.column >= 0 else ():
                 rules = self.rules_of(base.table)
                 granted = frozenset() if rules is None else rules.allowed("cutoffs")
@@ -223,6 +232,17 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
                         f"the distinct values of {column} would be told to the owner of {moments.history}; its owner "
                         f'can allow that with cutoffs = ["{column}"] under [tables.{base.table}]',
                     )
+
+    def find_pairs(self, use: ScanUse) -> frozenset[int]:
+        """The expressions of a scan that may go with moments: of keys that this owner grants as pairs."""
+
+        def grants(base: ScanUse, number: int) -> bool:
+            rules = self.rules_of(base.table)
+            granted = frozenset[str]() if rules is None else rules.allowed("pairs")
+            return granted.issuperset(column.lower() for column in base.columns[number])
+
+        named = {n for base in use.bases for n, columns in enumerate(base.columns) if columns}
+        return frozenset(number for number in named if all(grants(base, number) for base in use.bases))
 
     def check_label_privacy(self, given: LabelPrivacy | None) -> None:
         self.rule(self.labels.leave, "labels.leave", "labels do not leave this owner")

@@ -27,8 +27,9 @@ from tablepuppet.errors import PolicyError, SourceError, did_you_mean
 from tablepuppet.owner.group_sums import Partials
 from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.sources import duckdb_source, guard
-from tablepuppet.sources.cutoffs import CUTOFF, CUTOFFS
+from tablepuppet.sources.cutoffs import CUTOFF, CUTOFFS, KEY
 from tablepuppet.sources.grouped_queries import GROUPS, UnmergeableError, source_of, split_groups
+from tablepuppet.sources.history_queries import count_keys, count_rows, list_keys, pair_keys
 from tablepuppet.sources.lineage import Lineage, trace
 from tablepuppet.sources.source import Source
 from tablepuppet.sources.total import TotalSource, make_total
@@ -128,9 +129,11 @@ class DerivedSource:
     def __init__(self, name: str, query: CheckedQuery, sources: Mapping[str, Source], cutoffs: str = "") -> None:
         self.name = name
         self.query = query
+        self.text = query.text  # or the same for some pairs of key and cutoff only
         self.sources = {table: sources[table] for table in query.reads}
         self.cutoffs = cutoffs  # their type, where the query is over a history
-        self.moments: pa.Table | None = None  # the cutoffs themselves, once they are known
+        self.moments: pa.Table | None = None  # the cutoffs themselves, once they are known; with keys, if in pairs
+        self._key_types: list[str] = []
 
     def describe(self) -> list[ColumnInfo]:
         with closing(self.open_rows(NO_ROW)) as twin:
@@ -147,13 +150,21 @@ class DerivedSource:
 
     def read(self, expressions: Sequence[str], filter: str | None) -> pa.Table:
         with closing(self.open_rows(None)) as whole:
-            rows = (TotalSource(whole) if self.is_total else whole).read(expressions, filter)
-        if self.cutoffs and rows.num_rows > MOST_HISTORY_ROWS:
-            raise SourceError(
-                f"the history {self.name} would have more than {MOST_HISTORY_ROWS:,} rows, one for each key and cutoff"
-                "; round the moments, as in date_trunc('week', t.ts), or make the window shorter"
-            )
-        return rows
+            return (TotalSource(whole) if self.is_total else whole).read(expressions, filter)
+
+    def read_keys(self, outputs: Sequence[str]) -> tuple[pa.Table, list[ColumnInfo]]:
+        """The different values of a history's keys."""
+        self.moments = pa.table({CUTOFF: pa.array([], pa.date32())})
+        with closing(self.open_rows(None, list_keys(self.text, outputs))) as keys:
+            infos = keys.describe()
+            names = [duckdb_source.quote_name(info.name) for info in infos]
+            self._key_types = keys.types(names, None)
+            return keys.read(names, None), infos
+
+    def hold_pairs(self, outputs: Sequence[str], pairs: pa.Table) -> None:
+        """From now on the rows are those of some pairs: cutoffs, and the keys that were read."""
+        self.text = pair_keys(self.text, outputs)
+        self.moments = pairs.rename_columns([CUTOFF, *(f"{KEY} {k}" for k in range(len(outputs)))])
 
     def stamp(self) -> str | None:
         stamps = [source.stamp() for source in self.sources.values()]
@@ -172,26 +183,46 @@ class DerivedSource:
             if any(pa.types.is_string(kind) for kind in read.schema.types):
                 uuids = {info.name.lower() for info in source.describe() if info.kind == "uuid"}
                 casts[table] = {column: "UUID" for column in columns if column.lower() in uuids}
-        text = self.query.text if text is None else text
-        text = make_total(text) if self.is_total else text
+        is_whole, text = text is None and filter is None, self.text if text is None else text
         if self.cutoffs:
             if self.moments is None and filter is None:
                 raise SourceError(f"the history {self.name} is read until cutoffs, and they were not sent")
-            tables[CUTOFFS] = pa.table({CUTOFF: pa.array([], pa.date32())}) if filter is not None else self.moments
-            casts[CUTOFFS] = {CUTOFF: self.cutoffs}
-            text = f"SELECT * FROM ({text}) LIMIT {MOST_HISTORY_ROWS + 1}"
+            known = pa.table({CUTOFF: pa.array([], pa.date32())}) if self.moments is None else self.moments
+            tables[CUTOFFS] = known if filter is None else known.slice(0, 0)
+            casts[CUTOFFS] = {CUTOFF: self.cutoffs, **dict(zip(known.column_names[1:], self._key_types, strict=False))}
+            if is_whole:
+                self._check_size(tables, casts)
+        text = make_total(text) if self.is_total else text
         return duckdb_source.from_query(self.name, tables, text, casts)
+
+    def _check_size(self, tables: Mapping[str, pa.Table], casts: Mapping[str, Mapping[str, str]]) -> None:
+        """Refuses a history with too many rows before any is made."""
+        cutoffs, most, by_key = tables[CUTOFFS].num_rows, MOST_HISTORY_ROWS, count_keys(self.text)
+        is_one_table = len(tables) == 2 and max(table.num_rows for table in tables.values()) * cutoffs <= most
+        if is_one_table or (self._key_types and by_key is not None):  # a group for each row, or for each pair, at most
+            return
+        for query, times in ((by_key, cutoffs), (count_rows(self.text, most + 1), 1)):
+            if query is not None:
+                text = make_total(query) if self.is_total else query
+                with closing(duckdb_source.from_query(self.name, tables, text, casts)) as counted:
+                    if counted.read(["n"], None).column(0)[0].as_py() * times <= most:
+                        return
+        raise SourceError(
+            f"the history {self.name} would have more than {most:,} rows, one for each key and cutoff; round the "
+            "moments, as in date_trunc('week', t.ts), make the window shorter, or let both owners' policies grant the "
+            "key as pairs"
+        )
 
 
 def partials_of(source: DerivedSource, key: bytes) -> Partials:
     """The groups that one client computes from its own rows; `key`: for the groups' tokens."""
 
     def columns() -> set[str]:
-        with closing(source.open_rows(NO_ROW, source_of(source.query.text))) as below:
+        with closing(source.open_rows(NO_ROW, source_of(source.text))) as below:
             return {info.name.lower() for info in below.describe()}
 
     try:
-        query = split_groups(source.query.text, columns)
+        query = split_groups(source.text, columns)
     except UnmergeableError as error:
         raise SourceError(f"groups of this query cannot be merged over clients: it has {error}") from None
     with closing(source.open_rows(None, query.partial)) as rows:
@@ -205,7 +236,7 @@ class MergedSource(DerivedSource):
 
     def __init__(self, source: DerivedSource, partials: Partials, groups: pa.Table) -> None:
         super().__init__(source.name, source.query, source.sources)
-        with closing(source.open_rows(NO_ROW, source.query.text)) as empty:
+        with closing(source.open_rows(NO_ROW, source.text)) as empty:
             names = [info.name for info in empty.describe()]
             types = empty.types([duckdb_source.quote_name(name) for name in names], None)
         columns = zip(groups.column_names, partials.casts, strict=True)

@@ -186,10 +186,16 @@ class Scan:
             raise TransportError(f"it was not said which groups of {self.table} are shared")
         return self.agreed
 
-    def hold_cutoffs(self, moments: pa.Array) -> None:
+    def hold_cutoffs(self, moments: pa.Table) -> None:
         """From now on the rows of a history are those until these moments."""
         assert isinstance(self.source, DerivedSource)
-        self.source.moments = pa.table({CUTOFF: moments})
+        self.source.moments = moments.rename_columns([CUTOFF])
+
+    def hold_pairs(self, keys: Sequence[int], find: Callable[[pa.Table, list[ColumnInfo]], pa.Table]) -> None:
+        """The same for pairs of key and moment. `find`: the moments, then the keys, of those that the history has."""
+        assert isinstance(self.source, DerivedSource)
+        outputs = [self.expressions[key].strip('"') for key in keys]
+        self.source.hold_pairs(outputs, find(*self.source.read_keys(outputs)))
 
     def merge(self, groups: pa.Table) -> None:
         """From now on the rows are those of merged groups."""

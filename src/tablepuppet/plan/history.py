@@ -26,22 +26,28 @@ def describe_histories(mapping: MappingSummary) -> list[str]:
     aliases = {r.scan: r.alias for branch in mapping.bound.branches for r in branch.relations}
     rows = {fit.alias: fit.rows for fit in mapping.fits}
     return [
-        f"{aliases[scan]}: {mapping.bound.scans[scan].table} until {plural(count, 'cutoff')}, the distinct values of "
-        f"{_moments(mapping, scan)}: {plural(rows[aliases[scan]], 'row')}, at most one for each key and cutoff"
-        for scan, count in mapping.cutoffs.items()
+        f"{aliases[scan]}: {mapping.bound.scans[scan].table} until {_cutoffs(mapping, scan)}: "
+        f"{plural(rows[aliases[scan]], 'row')}"
+        for scan in mapping.cutoffs
     ]
 
 
 def history_insights(mapping: MappingSummary) -> list[Insight]:
     """The insights of the owner of a history."""
     return [
-        Insight(
-            f"client {client} (history of {mapping.bound.scans[scan].table})",
-            (f"{plural(count, 'cutoff')}: the distinct values of {_moments(mapping, scan)}, and not whose they are",),
-        )
-        for scan, count in mapping.cutoffs.items()
+        Insight(f"client {client} (history of {mapping.bound.scans[scan].table})", (_cutoffs(mapping, scan),))
+        for scan in mapping.cutoffs
         for client in mapping.bound.scans[scan].clients
     ]
+
+
+def _cutoffs(mapping: MappingSummary, scan: int) -> str:
+    """The values that a history's owner receives."""
+    count, scans, paired = mapping.cutoffs[scan], mapping.bound.scans, mapping.bound.pairs
+    keys = {scans[s].expressions[key] for (own, (s, _)), by in paired.items() if own == scan for _, key in by}
+    if keys:
+        return f"{plural(count, 'pair')} of a key, {' and '.join(sorted(keys))}, and {_moments(mapping, scan)}"
+    return f"{plural(count, 'cutoff')}, the distinct values of {_moments(mapping, scan)} and not whose they are"
 
 
 def _moments(mapping: MappingSummary, scan: int) -> str:

@@ -55,6 +55,7 @@ class Moments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     history: str  # the table that is read until them
     clients: tuple[str, ...]  # of the history
     column: int = -1  # the expression, at its owner; −1: these are the terms of the history's owner
+    keys: tuple[int, ...] = ()  # columns of the owner's own scan: each moment goes with the keys that it is about
 
 
 class ScanTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -333,11 +334,14 @@ def _scan_lines(scan: ScanTerms) -> Iterator[str]:
         changed = "any number of them" if rows is None else f"at most {rows:,} of them, before and after counted"
         yield f"  one row of {table} changes {changed}"
     for moments in scan.moments:
+        values = f"the distinct values of {moments.expression}"
+        if moments.keys:
+            keys = " and ".join(scan.columns[key].expression for key in moments.keys)
+            values = f"{values}, each with the keys ({keys}) that it is about,"
         yield (
-            f"the distinct values of {moments.expression} are told to {', '.join(moments.clients)}, the owner of "
-            f"{moments.history}"
+            f"{values} are told to {', '.join(moments.clients)}, the owner of {moments.history}"
             if moments.column >= 0
-            else f"{moments.history} is read until the distinct values of {moments.expression} of {moments.table}"
+            else f"{moments.history} is read until {values} of {moments.table}"
         )
     for column in scan.columns:
         yield f"  {column.expression}: {', '.join(_ROLES[role] for role in column.roles) or 'no use'}"

@@ -15,6 +15,7 @@ CUTOFFS: Final = "tablepuppet cutoffs"  # the table
 CUTOFF: Final = "at"  # its column
 BEGINS: Final = "test begins"  # an output: the moment from which on rows are for the test (api/time_split.py)
 KEY: Final = "tablepuppet key"  # an output: the key whose history a row is, before its number
+KEYS: Final = "tablepuppet keys"  # a table inside a query: the different keys of a history
 AT: Final = "tablepuppet at"  # an output: the cutoff that a row is about
 FOUND: Final = "tablepuppet found"  # an output: the query always gives a row, and where it has none here, NULLs
 AT_ONCE: Final = "tablepuppet at, once"  # the same, where no two rows of the cutoffs' table may have one key and cutoff
@@ -28,6 +29,15 @@ def name_for_people(expression: str) -> str:
     """
     bare = expression.strip('"')
     return "moment" if bare in (AT, AT_ONCE) else "key" if bare.startswith(f"{KEY} ") else expression
+
+
+def is_plain_column(expression: str) -> bool:
+    """Whether an expression is a name in quotes, and nothing else.
+
+    >>> is_plain_column('"item"'), is_plain_column('lower("item")')
+    (True, False)
+    """
+    return len(expression) > 2 and expression.count('"') == 2 and expression[0] == expression[-1] == '"'
 
 
 def is_cutoffs(node: exp.Expr) -> bool:

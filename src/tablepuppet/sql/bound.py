@@ -17,7 +17,7 @@ from sqlglot.expressions import SAFE_IDENTIFIER_RE
 
 from tablepuppet.privacy.options import KeyMode
 from tablepuppet.protocol.columns import ColumnInfo, CutoffType, Merges
-from tablepuppet.sources.cutoffs import AT, AT_ONCE
+from tablepuppet.sources.cutoffs import AT, AT_ONCE, is_plain_column
 from tablepuppet.sql.ucq import JoinKind, Tables
 
 
@@ -66,6 +66,7 @@ class Scan:
     stability: dict[str, int | None] = field(default_factory=dict)  # of a query: rows that a row of each table changes
     subject: str = ""  # the column of whom a row is about, where an owner names one: stability is then of their rows
     budgeted: tuple[str, ...] = ()  # tables behind it that have an analyst budget
+    pairs: tuple[int, ...] = ()  # expressions that may go with moments of a history, as all clients grant
 
     @property
     def reached(self) -> list[str]:
@@ -194,10 +195,36 @@ class BoundQuery:
         for branch in self.branches:
             for sides in branch.compared:
                 for (scan, column), other in (sides, sides[::-1]):
-                    is_cutoff = self.scans[scan].expressions[column] in CUTOFF_OUTPUTS
-                    if is_cutoff and self.scans[scan].cutoffs:
+                    if self._is_cutoff(scan, column):
                         found.setdefault(scan, {})[other] = None
         return {scan: tuple(places) for scan, places in found.items()}
+
+    @property
+    def pairs(self) -> dict[tuple[int, Place], tuple[tuple[int, int], ...]]:
+        """For a history's scan and a column of its cutoffs: the keys that go with them, as columns of both scans. Only
+        where all owners grant it, and a history has the same keys everywhere."""
+        found: dict[tuple[int, Place], set[tuple[tuple[int, int], ...]]] = {}
+        for branch in self.branches:
+            sides = [((p.left, p.left_column), (p.right, p.right_column)) for p in branch.pairs]
+            sides += [pair[::-1] for pair in sides]
+            scans = [relation.scan for relation in branch.relations]
+            for (here, column), (there, moment) in sides:
+                if self._is_cutoff(scans[here], column):
+                    own = {(a, b) for (r, a), (s, b) in sides if (r, s) == (here, there) and a != column}
+                    found.setdefault((scans[here], (scans[there], moment)), set()).add(tuple(sorted(own)))
+        agreed = {use: next(iter(keys)) for use, keys in found.items() if len(keys) == 1}
+        granted = {
+            use: keys
+            for use, keys in agreed.items()
+            if all(a in self.scans[use[0]].pairs and b in self.scans[use[1][0]].pairs for a, b in keys)
+            and all(is_plain_column(self.scans[use[0]].expressions[a]) for a, _ in keys)
+        }
+        uses = {scan: [use for use in found if use[0] == scan] for scan, _ in found}
+        same = {scan for scan, own in uses.items() if len({tuple(a for a, _ in granted.get(u, ())) for u in own}) == 1}
+        return {use: keys for use, keys in granted.items() if use[0] in same and keys}
+
+    def _is_cutoff(self, scan: int, column: int) -> bool:
+        return bool(self.scans[scan].cutoffs) and self.scans[scan].expressions[column] in CUTOFF_OUTPUTS
 
     @property
     def moment_uses(self) -> dict[int, tuple[Place, ...]]:

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from sqlglot import exp
 
 from tablepuppet.errors import QueryError
-from tablepuppet.sources.cutoffs import AT, AT_ONCE, KEY
+from tablepuppet.sources.cutoffs import AT, AT_ONCE, KEY, KEYS
 from tablepuppet.sources.grouped_queries import grouped_by, named_items
 from tablepuppet.sources.syntax import conditions_of, conjuncts_of, relations_of, unused_name
 from tablepuppet.sql import correlation
@@ -136,7 +136,7 @@ class _Branch:
             )
         name = exp.to_identifier(source.alias_or_name)
         keys = exp.select(*found.columns()[:-1]).distinct().from_(source.copy())
-        listed = exp.to_identifier("tablepuppet keys", quoted=True)
+        listed = exp.to_identifier(KEYS, quoted=True)
         equal = [own.copy().eq(column_of(f"{KEY} {k}", listed)) for k, (own, _) in enumerate(found.keys)]
         star = exp.Column(this=exp.Star(), table=name.copy())
         derived = exp.select(star, *found.columns())

@@ -162,6 +162,7 @@ def _add_types(ucq: Ucq, draft: _Draft, schemas: Mapping[str, ScanSchema]) -> Sc
         cutoffs=shape.cutoffs,
         stability=stability,
         subject=subject,
+        pairs=tuple(sorted(set.intersection(*(set(schema.pairs) for schema in schemas.values())))),
         budgeted=tuple(dict.fromkeys(table for schema in schemas.values() for table in schema.budgeted)),
     )
 

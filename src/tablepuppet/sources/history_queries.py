@@ -1,0 +1,84 @@
+"""Queries over a history, as its owner writes them anew: for some pairs of key and cutoff, and to count rows first.
+
+In: a query that reads cutoffs (sql/history.py), as the guard wrote it. Out: other queries over the same tables. Keys of
+a query are outputs of it. Each stands in the table of cutoffs too, where a cutoff is about one key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlglot import exp, parse_one
+
+from tablepuppet.sources.cutoffs import CUTOFFS, KEY, KEYS, is_cutoffs
+
+
+def pair_keys(text: str, keys: Sequence[str]) -> str:
+    """The query for the pairs of key and cutoff that are in the table of cutoffs, and for no others."""
+    tree = parse_one(text, dialect="duckdb")
+    select = _reader(tree)
+    join = next(join for join in select.args["joins"] if is_cutoffs(join.this))
+    equal = [_column(f"{KEY} {k}", CUTOFFS).eq(_find_output(select, key)) for k, key in enumerate(keys)]
+    bounds = join.args.get("on")
+    join.set("on", exp.and_(*equal, *([] if bounds is None else [bounds.copy()]), copy=False))
+    join.set("kind", None)
+    return tree.sql("duckdb")
+
+
+def list_keys(text: str, keys: Sequence[str]) -> str:
+    """The different keys of the history, whatever the cutoffs."""
+    select = _reader(parse_one(text, dialect="duckdb"))
+    items = [exp.alias_(_find_output(select, key), f"{KEY} {k}", quoted=True) for k, key in enumerate(keys)]
+    return _rows(select, items, with_cutoffs=False).distinct().sql("duckdb")
+
+
+def count_keys(text: str) -> str | None:
+    """How many keys have a row for each cutoff, at most; None: rows are not grouped by key."""
+    select = _reader(parse_one(text, dialect="duckdb"))
+    window, group = select.find(exp.Window), select.args.get("group")
+    by = group.expressions if group is not None else window.args["partition_by"] if window is not None else None
+    if by is None:
+        return None
+    keys = [key.copy() for key in by if not any(column.table == CUTOFFS for column in key.find_all(exp.Column))]
+    if not keys:
+        return "SELECT 1 AS n"
+    return f"SELECT count(*) AS n FROM ({_rows(select, keys, with_cutoffs=False).distinct().sql('duckdb')})"
+
+
+def count_rows(text: str, most: int) -> str:
+    """How many rows of the history lie before a cutoff, over all cutoffs, before they are grouped; up to `most`."""
+    select = _reader(parse_one(text, dialect="duckdb"))
+    rows = _rows(select, [exp.Literal.number(1)], with_cutoffs=True)
+    return f"SELECT count(*) AS n FROM ({rows.limit(most).sql('duckdb')})"
+
+
+def _reader(tree: exp.Expr) -> exp.Select:
+    """The SELECT that reads cutoffs."""
+    found = next(node for node in tree.find_all(exp.Table) if is_cutoffs(node)).find_ancestor(exp.Select)
+    assert found is not None
+    return found
+
+
+def _rows(select: exp.Select, items: Sequence[exp.Expr], *, with_cutoffs: bool) -> exp.Select:
+    """Some expressions over the rows that a SELECT reads; a latest row stands for each of its key and cutoff."""
+    joins = [j.copy() for j in select.args.get("joins") or () if j.method != "ASOF"]
+    found = exp.Select(expressions=list(items), from_=select.args["from_"].copy())
+    found.set("joins", [j for j in joins if with_cutoffs or not is_cutoffs(j.this)] or None)
+    if select.args.get("where") is not None and len(joins) == len(select.args.get("joins") or ()):
+        found.set("where", select.args["where"].copy())
+    return found
+
+
+def _find_output(select: exp.Select, name: str) -> exp.Expr:
+    """What an output is made of, where it is a column that a * stands for too."""
+    if select.args["from_"].this.alias_or_name == KEYS:
+        return _column(name, KEYS)
+    for item in select.expressions:
+        if item.alias_or_name.lower() == name.lower() and not item.is_star:
+            bare: exp.Expr = item.unalias()
+            return bare.copy()
+    return _column(name, next(item.table for item in select.expressions if item.is_star and item.table))
+
+
+def _column(name: str, table: str) -> exp.Column:
+    return exp.column(exp.to_identifier(name, quoted=True), exp.to_identifier(table, quoted=True))

@@ -222,6 +222,17 @@ def test_facts_that_a_client_can_count_are_refused_where_they_are_wrong(change: 
         train(with_facts(change))
 
 
+def test_a_client_whose_sums_nobody_masks_adds_all_of_the_noise() -> None:
+    """Of a sum over three clients that only its total leaves of, each would add a share."""
+
+    def change(facts: RunFacts) -> RunFacts:
+        own = msgspec.structs.replace(facts.blocks[1], is_masked=True, clients=("items", "b", "c"))
+        return msgspec.structs.replace(facts, blocks=(facts.blocks[0], own))
+
+    (own,) = train(with_facts(change)).noise
+    assert own.summed_over == 1
+
+
 def test_batches_larger_than_their_rate_are_refused() -> None:
     """Ten times the joined rows are a tenth of the rate: rows must then come as rarely."""
 

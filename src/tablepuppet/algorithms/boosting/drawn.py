@@ -139,6 +139,10 @@ class DrawnServer(BoostingServer):
     noise: LeafNoise | None = None  # on all sums, of which nothing else depends on rows
     generator: np.random.Generator = field(default_factory=secure_generator)
 
+    @property
+    def has_exact_sums(self) -> bool:
+        return self.noise is None
+
     def grow(self) -> Rounds:
         """One tree for each output, without asking anybody."""
         number, options = self.first + len(self.trees), self.options

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Problem
 from tablepuppet.algorithms.boosting.drawn import DrawnServer, Draws
-from tablepuppet.algorithms.boosting.fixed_point import Labels
+from tablepuppet.algorithms.boosting.fixed_point import LabelNoise, Labels
 from tablepuppet.algorithms.boosting.kernels import announce_compilation
 from tablepuppet.algorithms.boosting.known import KnownBlock
 from tablepuppet.algorithms.boosting.leaf_privacy import LeafPlan
@@ -94,7 +94,9 @@ def run_boosting(prepared: Prepared, link: Link, job_id: str, on_round: OnRound 
     training.loop()
     found = training.finish()
     verdict = judge(prepared, [r.objective for r in found.history], found.metrics, [()] * len(names), is_settled=True)
-    return replace(found, notes=verdict.notes, baseline=verdict.baseline)
+    noise = server.labels.noise
+    further = () if noise is None else noise.describe(mapping.train.rows)
+    return replace(found, notes=(*verdict.notes, *further), baseline=verdict.baseline)
 
 
 def _server(
@@ -118,10 +120,15 @@ def _server(
         batch_size=None,
         seed=job.seed,
     )
+    values, label = floats(train.labels), job.privacy.label
+    bounds = None if label is None or prepared.mapping.label.classes else label.bounds
+    noise = LabelNoise.of(loss, prepared.mapping.label.channel, values, bounds)
     before = job.warm_start
     start = prepared.start
     if start is None:
         start = best_intercept(problem, problem.zeros()) if before is None else np.array(before.start)
+        if bounds is not None and loss.is_quadratic:
+            start = np.clip(start, *bounds)
     label_index = train.label_index
     held = [
         HeldRows([_index(p) for p in side.indices], np.asfortranarray(np.tile(start, (side.rows, 1))))
@@ -144,7 +151,7 @@ def _server(
         **given,
         options=job.options,
         loss=loss,
-        labels=Labels(floats(train.labels), label_index.index, train.weights),
+        labels=Labels(values, label_index.index, train.weights, noise),
         indices=[_index(p) for p in train.indices],
         blocks=blocks,
         starts=[[p.train.start for p in parts] for parts in union.blocks],

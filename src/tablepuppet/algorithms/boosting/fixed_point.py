@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -24,12 +24,14 @@ from numpy.typing import NDArray
 from tablepuppet.errors import TrainingError
 from tablepuppet.models.losses import Logistic, Loss, Squared, Weighted
 from tablepuppet.privacy.gaussian import noised
+from tablepuppet.privacy.labels import Channel
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.signedinteger[Any]]
 _SHARD = 1 << 15
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _BITS = 14  # of C in units: sums are whole numbers of them
+_FEW = 100.0  # rows without noise, of which a tree learns little
 _SHRINK = 16.0  # λ: a leaf whose Σg is 16 deviations at the most counts for half (docs/decisions/0115)
 
 
@@ -48,16 +50,61 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LabelNoise:
+    """Labels without the bias of their noise average, in a leaf of few rows, to what no labels can, and its score would
+    grow with every tree. So the labels of a leaf sum up to what labels can, and more rows make one."""
+
+    outputs: Array  # of each label, or of each class that is seen: its unbiased value for every output
+    is_class: bool
+    bounds: tuple[float, float]
+    excess: float  # rows that say as much as one without noise
+
+    @classmethod
+    def of(cls, loss: Loss, channel: Channel | None, values: Array, bounds: tuple[float, float] | None) -> Self | None:
+        """`bounds`: public, of a number."""
+        if channel is None:
+            return None
+        targets: Array | None = getattr(loss, "targets", None)
+        if bounds is None:
+            outputs = values[:, None] if targets is None else targets
+            return cls(outputs, targets is not None, (0.0, 1.0), (channel.truth - channel.other) ** -2)
+        spread = (bounds[1] - bounds[0]) / 4
+        return cls(values[:, None], False, bounds, max(1.0, float(np.var(values)) / spread**2))
+
+    def describe(self, rows: int) -> list[str]:
+        """A note on training rows that say little."""
+        worth = rows / self.excess
+        why = f"noise on labels leaves {rows:,} training rows the worth of {worth:,.0f}: the model may be worse than a "
+        return [] if worth >= _FEW else [why + "constant; take more rows, or a larger privacy.label.epsilon"]
+
+    def limit(self, total: float, rows: int) -> float:
+        """The sum of so many labels; of classes, half a row at least is of another one."""
+        low, high = self.bounds
+        margin = min(0.5, rows / 2) if self.bounds == (0.0, 1.0) else 0.0
+        return min(max(total, rows * low + margin), rows * high - margin)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Labels:
     """The label and the weight of every joined row, by the row of the label table that it comes from."""
 
     values: Array
     index: Integers | None
     weights: Array | None = None
+    noise: LabelNoise | None = None  # that owners added
 
     def numbers(self, start: int, stop: int) -> NDArray[np.int64]:
         """Rows of the label table."""
         return np.arange(start, stop) if self.index is None else np.asarray(self.index[start:stop])
+
+    def excess(self, output: int, rows: Integers) -> float:
+        """How far some joined rows' noisy labels sum up to more than labels can."""
+        if self.noise is None:
+            return 0.0
+        own = rows if self.index is None else self.index[rows]
+        places = self.values[own].astype(np.intp) if self.noise.is_class else own
+        total = float(self.noise.outputs[places, output].sum())
+        return total - self.noise.limit(total, len(rows))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

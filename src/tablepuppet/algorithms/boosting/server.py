@@ -70,8 +70,14 @@ class BoostingServer:
         options, is_bound = self.options, any(sign for block in self.blocks for sign in block.signs)
         rules = options.rules
         rules[7] *= 1 if self.loss.task == "number" else 4  # rows of a class say less than those of a number
+        rules[[1, 8]] *= 1.0 if self.labels.noise is None else self.labels.noise.excess
         self._growth = Growth(options.levels, rules, options.leaf_limit, is_bound)
         self._given: list[Derivatives] = []  # of the last tree; all trees of a forest have the same
+
+    @property
+    def has_exact_sums(self) -> bool:
+        """Whether sums of leaves carry no noise, so that more may depend on their rows."""
+        return True
 
     def grow(self) -> Rounds:
         """One tree for each output: yields checks by block and part, takes objections by block."""
@@ -165,6 +171,8 @@ class BoostingServer:
         self, output: int, nodes: Sequence[Node], unit: tuple[float, float], l2: float, order: RowNumbers
     ) -> Tree:
         """The tree; its values are added to all scores."""
+        for node in nodes if self.has_exact_sums else ():
+            node.g += self.labels.excess(output, order[node.start : node.stop]) / unit[0] if node.left < 0 else 0.0
         tree, numbers = as_tree(nodes, unit, l2, self.options.rate)
         leaves = [k for k, left in enumerate(tree.left) if left < 0]
         segments = [(nodes[numbers[k]].start, nodes[numbers[k]].stop) for k in leaves]

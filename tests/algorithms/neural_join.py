@@ -105,8 +105,9 @@ class Joined:
             encoded = _encoded(table, [name.partition(".")[2] for name in block.features], chosen, found)
             self.features.append(torch.tensor(encoded, dtype=dtype))
             self.found.append(torch.tensor(found[:, None], dtype=dtype))
-        labels = rows_here(mapping.train).joined_labels()
-        self.weights = rows_here(mapping.train).joined_weights()
+        self.rows = rows_here(mapping.train)
+        labels = self.rows.joined_labels()
+        self.weights = self.rows.joined_weights()
         self.labels = torch.tensor(labels, dtype=dtype)
         self.loss = LOSSES[label]
 

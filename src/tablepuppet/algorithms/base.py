@@ -180,6 +180,16 @@ class BlockAnswer:
     products: Array
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Fitted:
+    """The result of a baseline: parameters as blocks hold them, and how many steps were taken."""
+
+    thetas: list[Array]
+    intercept: Array
+    steps: int
+    value: float = 0.0  # F there, where it is convex
+
+
 class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Figures of a part that a client's half sends as it starts, to be summed over the block's clients: floats only.
 

@@ -12,20 +12,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.base import Problem
-from tablepuppet.algorithms.numerics.optimizers import noise_edge
-from tablepuppet.algorithms.numerics.search import best_intercept
-from tablepuppet.algorithms.pooled import Fitted, Pooled, PooledBlock
-from tablepuppet.arrays import Array, Codes
+from tablepuppet.algorithms.base import Fitted, PartSetup, Problem
+from tablepuppet.arrays import Array, Codes, floats
 from tablepuppet.exchanges.encoding import RevealedFeatures, RevealFeatures
 from tablepuppet.join.joined_rows import JoinedRows
 from tablepuppet.join.mapping import Part, rows_here
 from tablepuppet.models.features import Features
 from tablepuppet.models.heads.base import apply_head
+from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.losses import Weighted
 from tablepuppet.models.metrics import Moment
-from tablepuppet.models.modules import build_module, one_torch_thread
-from tablepuppet.models.neural import NeuralModel
+from tablepuppet.models.modules import build_module
+from tablepuppet.models.neural import Model, NeuralModel
 from tablepuppet.plan.plan import Plan
 from tablepuppet.plan.prepare import Prepared
 from tablepuppet.prediction.model import BlockModel, mean_contribution
@@ -52,13 +50,15 @@ def run_pooled(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | 
     revealed = union.ask(lambda p: RevealFeatures(job=job_id, part=p.number, as_codes=as_codes), "training")
     has_absent = [any(column.absent is not None for column in block.columns) for block in mapping.bound.blocks]
     tables = [_table(block, encoders[n], revealed, has_absent=has_absent[n]) for n, block in enumerate(union.blocks)]
-    found = (_network if as_codes else _optimum)(prepared, problem, tables)
     rows = rows_here(mapping.train)
+    models = [_model(plan, problem, table, number) for number, table in enumerate(tables)]
+    found = _descend(plan, problem, models) if as_codes else _optimum(prepared, tables)
     given = (found.intercept, Criterion(plan.loss, Moment.FINISHED, mapping.label.channel))
     trained = problem.head
     seen, held = (
-        [_outputs(plan, t, w, n)[side] for n, (t, w) in enumerate(zip(tables, found.thetas, strict=True))]
-        for side in (0, 1)
+        # Blocks without a row answer in float64: walks over joined rows take one type.
+        [floats(predict(theta)) for predict, theta in zip(side, found.thetas, strict=True)]
+        for side in ([model.predict for model in models], [model.predict_test for model in models])
     )
     measured = {"train": measure(apply_head(rows, trained), seen, *given)}
     if mapping.validation.rows:
@@ -133,7 +133,7 @@ def _features(parts: Sequence[tuple[Array, tuple[Codes, ...]]], encoders: Sequen
     return Features(np.ascontiguousarray(dense), codes, dense_columns, columns, int(starts[-1]))
 
 
-def _optimum(prepared: Prepared, problem: Problem, tables: Sequence[_Table]) -> Fitted:
+def _optimum(prepared: Prepared, tables: Sequence[_Table]) -> Fitted:
     """A linear model, solved on the feature matrix of the join."""
     plan, rows = prepared.plan, rows_here(prepared.mapping.train)
     algorithm: Any = plan.algorithm  # a baseline, whose own methods these are
@@ -146,56 +146,39 @@ def _optimum(prepared: Prepared, problem: Problem, tables: Sequence[_Table]) -> 
     return replace(best, thetas=np.split(best.thetas[0], borders))
 
 
-def _network(prepared: Prepared, problem: Problem, tables: Sequence[_Table]) -> Fitted:
-    """A network or a head, trained by torch on the joined rows."""
-    plan, joined = prepared.plan, rows_here(prepared.mapping.train)
-    job = plan.job
+def _descend(plan: Plan, problem: Problem, models: Sequence[Model]) -> Fitted:
+    """A network or a head, by the steps of federated training."""
     algorithm: Any = plan.algorithm
-    blocks = []
-    for bound, table, index in zip(prepared.mapping.bound.blocks, tables, joined.indices, strict=True):
-        rows = index.numbers(joined.rows).astype(np.int64)
-        exists = np.append(~table.missing[0], False)  # at −1, too
-        features = table.train if table.train.rows else table.train.zeros()  # a LEFT JOIN found nobody
-        blocks.append(PooledBlock(bound.name, features, np.where(exists[rows], rows, -1)))
-    begins = job.chooses_steps and (problem.has_intercept or problem.is_centred)
-    pooled = Pooled(
-        blocks=blocks,
-        labels=joined.joined_labels(),
-        weights=joined.joined_weights(),
-        loss=plan.loss,
-        l2=max(problem.ridges),
-        l2_by_output=[problem.by_output(block) for block in range(problem.blocks)],
-        head_l2=problem.head_l2,
-        spec=plan.spec,
-        head=None if problem.head is None else problem.head.head,
-        noise=noise_edge(problem),
-        unit=plan.unit,
-        intercept=best_intercept(problem, problem.zeros()) if begins else np.zeros(plan.loss.outputs),
-        has_intercept=problem.has_intercept,
-        epochs=job.epochs,
-        batch_size=problem.batch_size,
-        seed=job.seed,
-    )
-    with one_torch_thread():
-        found: Fitted = algorithm.train(pooled, job.options)
-    if problem.head is not None:
-        problem.head.own = found.own
-        if pooled.noise is not None:
-            problem.head.penalties = [(weights, np.zeros(len(weights))) for weights in pooled.noise.weights]
+    setups = [
+        PartSetup(
+            model=model,
+            multiplicity=floats(problem.multiplicity[number]),
+            weights=floats(problem.multiplicity[number]),
+            outputs=plan.head.widths[number],
+            blocks=problem.blocks,
+            clients=1,
+            joined_rows=problem.joined.rows,
+            l2=problem.ridges[number],
+            l2_by_output=np.array(problem.by_output(number)) if problem.by_output(number) else None,
+            seed=problem.seed,
+            unit=plan.spec.unit,
+        )
+        for number, model in enumerate(models)
+    ]
+    found: Fitted = algorithm.train(problem, setups, plan.job.options)
     return found
 
 
-def _outputs(plan: Plan, table: _Table, theta: Array, number: int) -> tuple[Array, Array]:
-    """h of a block's train rows and of those that are held out."""
-    if plan.spec.is_linear:
-        return table.train.dot(theta), table.test.dot(theta)
-    outputs = plan.head.widths[number]
+def _model(plan: Plan, problem: Problem, table: _Table, number: int) -> Model:
+    """A block's model over its pooled rows."""
+    spec, outputs, seed = plan.spec, plan.head.widths[number], plan.job.seed
+    if spec.is_linear:
+        start = None if problem.head is None else (seed, number, tuple(problem.head.head.spread(number)))
+        return LinearModel(table.train, table.test, outputs, start=start)
     name = plan.mapping.bound.blocks[number].name
-    module = build_module(plan.spec, table.train.width, outputs, seed=plan.job.seed + number, name=name)
-    given = (module, plan.spec, table.train, table.test, outputs)
-    model = NeuralModel.of(*given, missing=table.missing, stream=0)
-    # Blocks without a row answer in float64: walks over joined rows take one type.
-    return model.predict(theta).astype(np.float64, copy=False), model.predict_test(theta).astype(np.float64, copy=False)
+    module = build_module(spec, table.train.width, outputs, seed=seed + number, name=name)
+    given = (module, spec, table.train, table.test, outputs)
+    return NeuralModel.of(*given, missing=table.missing, stream=seed + number)
 
 
 def _penalty(problem: Problem, joined: JoinedRows, found: Fitted, h: Sequence[Array]) -> float:

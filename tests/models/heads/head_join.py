@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,9 @@ import torch
 from tests.algorithms.neural_join import JOINS, Joined, federation
 
 import tablepuppet as tp
+from tablepuppet.algorithms.base import Problem
+from tablepuppet.algorithms.numerics.search import best_intercept
+from tablepuppet.models.heads.kinds import SUM_BY_ROWS
 from tablepuppet.models.spec import l2_of
 
 SEED = 3
@@ -29,6 +33,7 @@ class Oracle:
         assert result.head is not None
         self.joined, self.job, self.spec = joined, result.plan.job, result.head.spec
         self.head = None if head is None else head.double()
+        self.unit = 1.0  # of the label, in which the model computes
         self.thetas = [self._initial(number, block) for number, block in enumerate(result.blocks)]
         self.intercept = torch.zeros(self.spec.outputs, dtype=torch.float64, requires_grad=self.job.model.has_intercept)
 
@@ -81,10 +86,54 @@ class Oracle:
     def agrees(self, result: tp.Result, tolerance: float = 1e-9) -> None:
         for block, theta in zip(result.blocks, self.thetas, strict=True):
             np.testing.assert_allclose(block.theta, theta.detach().numpy(), rtol=0, atol=tolerance)
-        np.testing.assert_allclose(result.encoded_intercept, self.intercept.detach().numpy(), rtol=0, atol=tolerance)
+        intercept = self.unit * self.intercept.detach().numpy()
+        np.testing.assert_allclose(result.encoded_intercept, intercept, rtol=0, atol=tolerance)
         if self.head is not None:
             assert result.head is not None
             own = torch.cat([p.detach().reshape(-1) for p in self.head.parameters()]).numpy()
             np.testing.assert_allclose(result.head.own, own, rtol=0, atol=tolerance)
-        objective = float(self.objective(slice(None)).detach())
+        objective = self.unit**2 * float(self.objective(slice(None)).detach())
         np.testing.assert_allclose(result.objective, objective, rtol=0, atol=tolerance)
+
+
+class BesideSum(Oracle):
+    """A perceptron beside the sum of tables, at defaults: Adam under a cosine schedule, from the best constant."""
+
+    def __init__(self, result: tp.Result, joined: Joined, head: torch.nn.Module) -> None:
+        super().__init__(result, joined, head)
+        labels, model, self.unit = joined.labels.numpy(), self.job.model, self.spec.unit
+        problem = Problem(result.plan.loss, 0.0, joined.rows, (), (), (), epochs=1, batch_size=None, seed=SEED)
+        start = best_intercept(problem, [])
+        self.intercept = torch.tensor(start / self.unit, requires_grad=model.has_intercept)
+        self.l2 = l2_of(model.l2, "", "")
+        by_rows = [SUM_BY_ROWS] * self.spec.outputs + [model.l2_by_rows] * (self.spec.widths[0] - self.spec.outputs)
+        self.ridge = self.l2 + torch.tensor(by_rows, dtype=torch.float64) / len(labels)
+
+    def _initial(self, number: int, block: Any) -> torch.Tensor:
+        theta = super()._initial(number, block).detach()
+        theta[:, : self.spec.outputs] = 0.0
+        return theta.requires_grad_()
+
+    def scores(self, h: list[torch.Tensor]) -> torch.Tensor:
+        assert self.head is not None
+        c = self.spec.outputs
+        out: torch.Tensor = 0.3 * self.head(torch.cat([v[:, c:] for v in h], dim=1)) + self.intercept
+        return out + self.spec.sum_weight * sum(v[:, :c] for v in h)
+
+    def objective(self, rows: Any) -> torch.Tensor:
+        assert self.head is not None
+        F, a, y = torch.nn.functional, self.unit * self.scores(self.outputs(rows)), self.joined.labels[rows]
+        loss = 0.5 * F.mse_loss(a[:, 0], y) if self.joined.loss == "squared" else F.cross_entropy(a, y.long())
+        squares = self.l2 * sum(p.square().sum() for p in self.head.parameters())
+        return loss / self.unit**2 + 0.5 * (squares + sum((self.ridge * theta.square()).sum() for theta in self.thetas))
+
+    def descend(self, peak: float = 0.02) -> Oracle:
+        assert self.head is not None
+        adam = torch.optim.Adam([*self.thetas, *self.head.parameters(), self.intercept])
+        batches = list(self.joined.batches(self.job.epochs, self.job.batch(len(self.joined.labels)), SEED))
+        for step, rows in enumerate(batches):
+            adam.param_groups[0]["lr"] = 0.5 * peak * (1.0 + math.cos(math.pi * step / len(batches)))
+            adam.zero_grad()
+            torch.autograd.backward(self.objective(rows))
+            adam.step()
+        return self

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.algorithms.neural_join import JOINS, federation
-from tests.models.heads.head_join import SEED, Oracle, trained
+from tests.models.heads.head_join import SEED, BesideSum, Oracle, trained
 
 import tablepuppet as tp
 from tablepuppet.models.heads.base import HeadSpec
@@ -70,19 +71,21 @@ def test_a_network_head_is_the_network_over_the_join(join: str, clients: int) ->
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(("label", "clients"), [("number", 1), ("class", 3)])
 def test_at_defaults_a_network_stands_beside_the_sum_as_torch_has_it_on_the_join(label: str, clients: int) -> None:
-    query = JOINS["many-to-many"].format(y=label)
-    given: dict[str, Any] = {"label": label, "head": "mlp", "dtype": "float64", "seed": SEED, "epochs": 3}
-    with federation(clients) as owner:
-        own, torchs = (owner.train(query, algorithm=name, **given) for name in ("sgd", "centralized"))
-        said = owner.train(query, algorithm="sgd", l2=1e-4, **given)
-    assert own.head is not None
-    assert torchs.head is not None
+    options: dict[str, Any] = {"learning_rate": None, "batch_size": None, "epochs": 3, "dtype": "float64"}
+    result, joined = trained("many-to-many", label, clients, head="mlp", **options)
+    assert result.head is not None
+    spec = result.head.spec
+    with torch.random.fork_rng():
+        torch.manual_seed(SEED + 2**20)
+        sizes = (sum(spec.widths) - len(spec.widths) * spec.outputs, 64, 32, spec.outputs)
+        layers = [torch.nn.Linear(a, b) for a, b in pairwise(sizes)]
+    head = torch.nn.Sequential(layers[0], torch.nn.ReLU(), layers[1], torch.nn.ReLU(), layers[2])
+    BesideSum(result, joined, head).descend().agrees(result)
+    with federation() as owner:
+        query = JOINS["many-to-many"].format(y=label)
+        said = owner.train(query, label=label, head="mlp", algorithm="sgd", l2=1e-4, epochs=1)
     assert said.head is not None
-    assert (own.head.spec.sum_weight > 0, said.head.spec.sum_weight) == (True, 0.0)
-    for left, right in zip(own.blocks, torchs.blocks, strict=True):
-        np.testing.assert_allclose(left.theta, right.theta, rtol=0, atol=1e-9)
-    np.testing.assert_allclose(own.head.own, torchs.head.own, rtol=0, atol=1e-9)
-    np.testing.assert_allclose(own.objective, torchs.objective, rtol=0, atol=1e-9)
+    assert (spec.sum_weight > 0, said.head.spec.sum_weight) == (True, 0.0)
 
 
 @pytest.mark.parametrize("activation", ["relu", "tanh", "sigmoid", "gelu"])

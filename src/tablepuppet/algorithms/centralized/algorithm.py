@@ -2,26 +2,29 @@
 
 In: the joined feature matrix, N × d, which exists nowhere else. Out: θ and the intercept. Newton with Cholesky for one
 output, L-BFGS for softmax; run to convergence, so that other algorithms' gaps can be measured. Networks and heads,
-whose objective is not convex, are trained by torch (by_torch.py).
+whose objective is not convex, take the steps of sgd, with every table in one place.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import scipy
 
-from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure, network_seconds
-from tablepuppet.algorithms.centralized.by_torch import train
+from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure
+from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Fitted, PartSetup, Problem
 from tablepuppet.algorithms.options import AlgorithmOptions
-from tablepuppet.algorithms.pooled import Fitted, Pooled
+from tablepuppet.algorithms.sgd.algorithm import SgdAlgorithm
+from tablepuppet.algorithms.sgd.rounds import Sgd, SgdFigures, SgdServer, SgdUpdate, client_start, client_step
 from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RoundTraffic, RunShape, Shape
-from tablepuppet.arrays import Array
+from tablepuppet.arrays import Array, floats
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.options import FeaturePrivacy
+from tablepuppet.protocol.base import Predictions
 
 
 class Centralized(AlgorithmOptions, frozen=True, tag="centralized"):
@@ -50,7 +53,6 @@ _ITERATIONS = 100
 # and of each of its columns. Of a row in an iteration, for each output; and of an entry of the Hessian.
 _POOLED, _JOINED, _COLUMN, _ITERATED, _SQUARED = 130e-9, 400e-9, 30e-9, 180e-9, 0.3e-9
 _START = 5e-3
-_BATCH_STEPS = 5  # of a network, that torch's own takes as long as
 _NEWTON_STEPS, _LBFGS_STEPS = 5, 30  # looks at F, most often
 
 
@@ -117,6 +119,30 @@ def _lbfgs(features: Array, labels: Array, loss: Loss, l2: float, tolerance: flo
     return Fitted([x[:-1]], x[-1] - x[-1].mean(), int(found.nit), float(found.fun))
 
 
+def descend(problem: Problem, setups: Sequence[PartSetup], learning_rate: float | None) -> Fitted:
+    """A network or a head: Adam under a cosine schedule; a setup for each block, which has one client."""
+    options = Sgd(optimizer="adam", schedule="cosine", learning_rate=learning_rate)
+    server, states = SgdServer(problem, options), [client_start(setup, options)[0] for setup in setups]
+
+    def take_step(updates: Sequence[BlockUpdate]) -> None:
+        answers = []
+        for i, (setup, update) in enumerate(zip(setups, updates, strict=True)):
+            given: dict[str, Any] = {**update.per_row, **update.common, "next_rows": update.next_rows}
+            states[i], answer = client_step(setup, options, states[i], SgdUpdate(job="", part=i, **given))
+            assert isinstance(answer, Predictions)
+            answers.append(BlockAnswer(floats(answer.values), answer.products))
+        server.absorb(answers)
+
+    first = [floats(setup.model.predict(state.theta, None, 0)) for setup, state in zip(setups, states, strict=True)]
+    server.begin(first, [SgdFigures()] * len(setups))
+    opening, steps = server.opening(), problem.epochs * server.rounds_per_epoch()
+    if opening is not None:
+        take_step(opening)
+    for _ in range(steps):
+        take_step(server.join_step())
+    return Fitted([state.theta for state in states], server.intercept, steps)
+
+
 class CentralizedAlgorithm(Algorithm[Centralized]):
     """F minimised on the materialised join, to convergence; training/pooled.py runs it, without halves."""
 
@@ -142,19 +168,17 @@ class CentralizedAlgorithm(Algorithm[Centralized]):
         """The minimum of F on the joined feature matrix, where it is convex."""
         return minimise(features, labels, loss, l2, options.tolerance)
 
-    def train(self, pooled: Pooled, options: Centralized) -> Fitted:
+    def train(self, problem: Problem, setups: Sequence[PartSetup], options: Centralized) -> Fitted:
         """A network or a head on the joined rows."""
-        return train(pooled, options.learning_rate)
+        return descend(problem, setups, options.learning_rate)
 
     def cpu(self, shape: Shape, options: Centralized, epoch: int, batches: int = 1) -> float:
-        """All of it, where F is convex; else an epoch of torch's, and the first pools."""
+        """All of it, where F is convex; else an epoch of sgd's, and the first pools."""
         width = 1 + sum(block.width for block in shape.blocks)
         cells = sum((part.rows + part.test_rows) * block.entries for block, part in shape.parts)
         pooled = _START + _POOLED * cells + shape.joined * _JOINED
         if not shape.is_linear or not shape.is_sum:
-            networks = [block.parameters for block in shape.blocks] + [shape.head_parameters]
-            passed = sum(network_seconds(shape.joined, size, _BATCH_STEPS * batches) for size in networks)
-            return passed + (pooled if epoch == 0 else 0.0)
+            return SgdAlgorithm().cpu(shape, Sgd(), epoch, batches) + (pooled if epoch == 0 else 0.0)
         steps = _LBFGS_STEPS if shape.outputs > 1 else _NEWTON_STEPS if shape.curvature_varies else 1
         iterated = _ITERATED * shape.outputs + (_SQUARED * width**2 if shape.outputs == 1 else 0.0)
         return pooled + shape.joined * (_COLUMN * width + steps * iterated)

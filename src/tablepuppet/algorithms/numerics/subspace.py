@@ -260,6 +260,7 @@ class Tracker:
                 for there, own in zip((here, last), images(weights, beside, list(slots.values())), strict=True):
                     for slot, bent in zip(slots, scale * own, strict=True):
                         hessian[there, a + slot] = hessian[a + slot, there] = bent
+        done: Any
         if isinstance(joined, Summable) and known is not None:
             done = sum_images(joined, columns, known)
         else:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 _SEED = 1 << 20  # added to the job's: blocks take the seeds next to it
-BESIDE = 0.3  # γ: next to a sum the perceptron begins small
+_BESIDE = 0.3  # γ: next to a sum the perceptron begins small
 
 
 class NetworkHead:
@@ -40,7 +40,7 @@ class NetworkHead:
         self._shapes = {name: p.shape for name, p in module.named_parameters() if p.requires_grad}
         self._copies = threading.local()
         self._summed = spec.outputs if spec.sum_weight else 0  # outputs of each block that the perceptron does not see
-        self._share = BESIDE if spec.sum_weight else 1.0  # γ
+        self._share = _BESIDE if spec.sum_weight else 1.0  # γ
 
     def __reduce__(self) -> tuple[Any, ...]:
         return NetworkHead, (self.spec, self.module)

@@ -24,7 +24,7 @@ MODELS: dict[str, dict[str, Any]] = {
 @pytest.mark.one_in(11)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(("join", "label", "clients"), [("left", "number", 1), ("many-to-many", "class", 3)])
-def test_one_word_compares_with_torch_on_the_join(model: str, join: str, label: str, clients: int) -> None:
+def test_one_word_compares_with_the_pooled_join(model: str, join: str, label: str, clients: int) -> None:
     query, given = JOINS[join].format(y=label), MODELS[model] | {"epochs": 2}
     with federation(clients) as owner:
         pooled = owner.train(query, label=label, algorithm="centralized", **given)

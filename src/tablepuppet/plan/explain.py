@@ -1,4 +1,4 @@
-"""A plan for people and machines: as text, like a database's EXPLAIN; as an HTML fragment for notebooks; as JSON.
+"""A plan for people and machines: as text, like a database's EXPLAIN; the same for notebooks; as JSON.
 
 In: a Plan and, after a run, the meter's counts, which are shown next to the estimates. This file only lays numbers out:
 costs.py and knowledge.py compute them.
@@ -12,19 +12,16 @@ from math import ceil
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from tablepuppet import formatting
 from tablepuppet.algorithms.registry import own_model
 from tablepuppet.algorithms.shape import BlockShape
-from tablepuppet.formatting import columns, details, fragment, groups, items, plural, seconds, size
+from tablepuppet.formatting import columns, details, fragment, groups, lines_of, plural, seconds, size
 from tablepuppet.job.job import JobModel, Local
-from tablepuppet.join.mapping import RelationStats
 from tablepuppet.plan.costs import RUN_EPOCHS, Cost, describe_walk
 from tablepuppet.plan.history import describe_histories
-from tablepuppet.plan.knowledge import Exposure
 from tablepuppet.transport.meter import Account
 
 if TYPE_CHECKING:
-    from tablepuppet.plan.plan import AlgorithmCost, Gain, Plan
+    from tablepuppet.plan.plan import Gain, Plan
 
 NETWORKS = ("us-uk", "us-us")
 _CLIENTS_SHOWN = 6
@@ -33,15 +30,28 @@ _LINE = 100
 
 def render(plan: Plan, counted: Account | None = None, epochs: int | None = None) -> str:
     """The plan as text; `counted` is the meter's account of a run of `epochs` epochs."""
-    sections = [_title(plan), _tree(plan), _rows(plan), _costs(plan)]
+    sections = _sections(plan)
     if counted is not None:
-        sections.append(_comparison(plan, counted, epochs or plan.job.epochs))
+        sections.insert(4, _comparison(plan, counted, epochs or plan.job.epochs))
+    return "\n\n".join("\n".join(section) for section in sections)
+
+
+def plan_html(plan: Plan) -> str:
+    """One fragment: the sections of the text, those of sentences on demand."""
+    (title, *notes), tree, rows, costs, *others = _sections(plan)
+    shown = [lines_of(section) for section in (notes, tree, rows, costs)]
+    return fragment(title, *shown, *(details(head, lines_of(rest)) for head, *rest in others))
+
+
+def _sections(plan: Plan) -> list[list[str]]:
+    """The title, the operators, rows, costs, and sentences."""
+    sections = [_title(plan), _tree(plan), _rows(plan), _costs(plan)]
     sections += [_advice(plan), *([_gains(plan.gains)] if plan.gains else []), _knowledge(plan)]
-    if plan.ledger.releases:
-        sections.append(_privacy(plan))
+    if plan.ledger.releases:  # ε with unit, observer, δ and sampling
+        sections.append(["Privacy that the job spends, if every epoch is run", *_wrap(*plan.ledger.lines())])
     if plan.notes:
         sections.append(["For an analyst, with noisy sizes", *_wrap(*plan.notes)])
-    return "\n\n".join("\n".join(section) for section in sections)
+    return sections
 
 
 def _wrap(*texts: str, first: str = "  ", further: str = "    ") -> list[str]:
@@ -161,23 +171,16 @@ def _clients(block: BlockShape) -> Iterator[str]:
         yield ("└─ " if i == len(lines) - 1 else "├─ ") + line
 
 
-_FIT = ("alias", "table", "owners", "rows", "matched", "orphans")
-
-
-def _fit_cells(fit: RelationStats) -> list[str]:
-    counts = (fit.clients, fit.rows, fit.matched, fit.orphans)
-    return [fit.alias, fit.table, *(f"{count:,}" for count in counts)]
-
-
 def _rows(plan: Plan) -> list[str]:
-    table = [[*_FIT, "joined rows per row"]]
+    table = [["alias", "table", "owners", "rows", "matched", "orphans", "joined rows per row"]]
     for fit in plan.mapping.fits:
         fan = f"{fit.mean_fan_out:,.1f} on average, {fit.max_fan_out:,} at most"
         if fit.is_anti:
             fan = "none: rows with a match here are left out"
         if fit.is_semi:
             fan = "none: rows with a match here are kept, once"
-        table.append([*_fit_cells(fit), fan])
+        counts = (fit.clients, fit.rows, fit.matched, fit.orphans)
+        table.append([fit.alias, fit.table, *(f"{count:,}" for count in counts), fan])
     lines = ["Rows and how they match", *columns(table)]
     for block in plan.shape.blocks:
         if block.unmatched:
@@ -200,28 +203,16 @@ def _costs(plan: Plan) -> list[str]:
     memory = [["server", "client"]]
     for row in plan.costs:
         names.append([("▸ " if row.algorithm == plan.job.algorithm else "  ") + row.algorithm])
-        shown = _shown_cost(plan, row)
-        one.append([*_cost_cells(shown), *_times(shown)])
+        shown = row.run if plan.algorithm.own_model else row.epoch
+        cpu = "–" if shown.cpu is None else seconds(shown.cpu)  # of a network that nobody knows
+        one.append([shown.rounds_text, size(shown.bytes), cpu, *_times(shown)])
         run.append(_times(row.run))
-        memory.append(_memory_cells(row))
+        memory.append([size(row.server_memory), size(row.client_memory)])
     unit = plan.algorithm.epoch
     epochs = plural(plan.algorithm.run_epochs(plan.job.options, RUN_EPOCHS), unit)
     titled = [(epochs, one)] if plan.algorithm.own_model else [(f"one {unit}", one), (epochs, run)]
     titles, tables = zip(("", names), *titled, ("memory", memory), strict=True)
     return ["Estimated cost (▸ is this job)", *groups(list(titles), list(tables))]
-
-
-def _shown_cost(plan: Plan, row: AlgorithmCost) -> Cost:
-    return row.run if plan.algorithm.own_model else row.epoch
-
-
-def _cost_cells(of: Cost) -> list[str]:
-    """Rounds, bytes and CPU seconds; a dash where a network that nobody knows is trained."""
-    return [of.rounds_text, size(of.bytes), "–" if of.cpu is None else seconds(of.cpu)]
-
-
-def _memory_cells(row: AlgorithmCost) -> list[str]:
-    return [size(row.server_memory), size(row.client_memory)]
 
 
 def _times(of: Cost | Account) -> list[str]:
@@ -255,25 +246,16 @@ def _knowledge(plan: Plan) -> list[str]:
     return lines
 
 
-def _privacy(plan: Plan) -> list[str]:
-    """ε with unit, observer, δ and sampling, as in the ledger."""
-    return ["Privacy that the job spends, if every epoch is run", *_wrap(*plan.ledger.lines())]
-
-
 def _exposure(plan: Plan) -> Sequence[str]:
     own = own_model(plan.job.model.spec)
     usual = "Exposure: numbers that the server may see of one row, against the row's columns"
     lines = [usual if own is None else own.exposure_title]
     for exposure in plan.exposures:
         bits = "" if own is not None else f" (up to {64 * exposure.numbers:,} bits)"
-        lines.append(f"  {exposure.block}: {exposure.numbers:,}{bits} of {exposure.width:,}, {_verdict(exposure)}")
+        few = "fewer than its features, and yet enough for columns with few values"
+        verdict = "enough to reconstruct it" if exposure.reconstructs else few
+        lines.append(f"  {exposure.block}: {exposure.numbers:,}{bits} of {exposure.width:,}, {verdict}")
     return lines
-
-
-def _verdict(exposure: Exposure) -> str:
-    if exposure.reconstructs:
-        return "enough to reconstruct it"
-    return "fewer than its features, and yet enough for columns with few values"
 
 
 def _gains(gains: Sequence[Gain]) -> list[str]:
@@ -341,47 +323,3 @@ def _cost(cost: Cost) -> dict[str, Any]:
         "cpu": cost.cpu,
         "seconds": {name: cost.seconds(name) for name in NETWORKS},
     }
-
-
-def plan_html(plan: Plan) -> str:
-    """One self-contained fragment of tables and lists."""
-    title, *notes = _title(plan)
-    parts = [formatting.lines(notes)] if notes else []
-    parts += [formatting.lines(_tree(plan)), _rows_html(plan), _costs_html(plan)]
-    parts.append(details(f"Advice: {plan.advice.algorithm}", items([plan.advice.why])))
-    if plan.gains:
-        title_of, *rest = _gains(plan.gains)
-        parts.append(details(title_of, formatting.lines(rest)))
-    known = "".join(fragment(insight.party, items(insight.learns)) for insight in plan.insights)
-    parts.append(details("Who learns what", known, _exposure_html(plan)))
-    if plan.ledger.releases:
-        parts.append(details("Privacy that the job spends, if every epoch is run", items(plan.ledger.lines())))
-    return fragment(title, *parts)
-
-
-def _rows_html(plan: Plan) -> str:
-    rows = [[*_fit_cells(fit), f"{fit.mean_fan_out:,.1f}", f"{fit.max_fan_out:,}"] for fit in plan.mapping.fits]
-    head = [*_FIT, "joined rows per row", "at most"]
-    table = formatting.table(head, rows, text_columns=2, caption="Rows and how they match")
-    return table + items([*describe_histories(plan.mapping), *plan.leaks]) if plan.mapping.cutoffs else table
-
-
-def _costs_html(plan: Plan) -> str:
-    """One line per algorithm; this job's is marked."""
-    algorithm = plan.algorithm
-    run = plural(algorithm.run_epochs(plan.job.options, RUN_EPOCHS), algorithm.epoch)
-    each = f"of {run}" if algorithm.own_model else "an epoch"  # no two trees are alike
-    head = ["", f"rounds {each}", f"bytes {each}", f"CPU {each}", f"US-UK, {run}", f"US-US, {run}"]
-    head += ["memory of the server", "of a client"]
-    rows = [
-        [row.algorithm, *_cost_cells(_shown_cost(plan, row)), *_times(row.run), *_memory_cells(row)]
-        for row in plan.costs
-    ]
-    own = next((i for i, row in enumerate(plan.costs) if row.algorithm == plan.job.algorithm), -1)
-    return formatting.table(head, rows, caption="Estimated cost (bold: this job)", marked=own)
-
-
-def _exposure_html(plan: Plan) -> str:
-    rows = [[e.block, f"{e.numbers:,}", f"{e.width:,}", _verdict(e)] for e in plan.exposures]
-    head = ["block", "numbers that the server may see of one row", "columns of the row", "which is"]
-    return formatting.table(head, rows, caption="Exposure")

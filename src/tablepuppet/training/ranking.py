@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array
-from tablepuppet.threads import pool
 
 Integers = NDArray[np.int64]
 BINS = 100  # of probabilities, which coarser bins are made of
@@ -56,28 +55,22 @@ def rank(chunks: Iterable[Array], rows: int, positives: int, probabilities: Prob
     >>> rank([scores], rows=4, positives=2).area
     0.75
     """
-
-    def one(chunk: _Chunk) -> tuple[int, float, Array, Array]:
-        first, high = _ties(chunk.tied)
-        low = np.diff(first, append=len(chunk.tied)) - high
-        lower = chunk.below + np.cumsum(low)
-        true = positives - chunk.above - np.cumsum(high) + high  # of the rows at each score or above it
-        predicted = rows - chunk.above - chunk.below - first
-        kept = _choose_thresholds(true, predicted, rows, positives)
-        scores = chunk.tied[first]
-        halfway = scores - 0.5 * np.diff(scores, prepend=chunk.last)
-        points = np.stack([halfway[kept], true[kept], predicted[kept]])
-        calibrated = np.zeros((3, BINS)) if probabilities is None else _calibrate(probabilities(scores), low, high)
-        return int(high @ (2 * lower - low)), float(high @ (true / predicted)), points, calibrated
-
+    above, below, last = 0, 0, -math.inf  # positive rows so far, negative ones, and the highest score
     twice, precision = 0, 0.0  # twice the pairs, Σ precision
     points: list[Array] = [np.zeros((3, 0))]
     calibration = np.zeros((3, BINS))
-    for pairs, precise, kept, calibrated in (map if rows <= _CHUNK else pool().map)(one, _count_chunks(chunks)):
-        twice, precision = twice + pairs, precision + precise
-        points.append(kept)
-        calibration += calibrated
-    above, below = positives, rows - positives
+    for scores, (low, high) in _count_ties(chunks):
+        lower, higher = below + np.cumsum(low), above + np.cumsum(high)
+        true = positives - higher + high  # of the rows at each score or above it
+        predicted = rows - lower + low - higher + high
+        twice += int(high @ (2 * lower - low))
+        precision += float(high @ (true / predicted))
+        kept = _choose_thresholds(true, predicted, rows, positives)
+        halfway = scores - 0.5 * np.diff(scores, prepend=last)
+        points.append(np.stack([halfway[kept], true[kept], predicted[kept]]))
+        if probabilities is not None:
+            calibration += _calibrate(probabilities(scores), low, high)
+        above, below, last = int(higher[-1]), int(lower[-1]), float(scores[-1])
     halfway, true_positives, all_predicted = np.concatenate(points, axis=1)
     return Ranking(
         area=twice / (2 * above * below) if above and below else float("nan"),
@@ -96,41 +89,36 @@ def rank_tie(rows: int, positives: int) -> Ranking:
     return Ranking(0.5 if 0 < positives < rows else float("nan"), share, share, none, none, none)
 
 
-class _Chunk(NamedTuple):
-    """Some scores in order, whose borders split no tie, and the counts below them."""
-
-    tied: Array
-    above: int  # positive rows
-    below: int  # negative ones
-    last: float  # the highest score
-
-
-def _count_chunks(chunks: Iterable[Array]) -> Iterator[_Chunk]:
-    above, below, last = 0, 0, -math.inf
-    for tied in _whole_ties(chunks):
-        yield _Chunk(tied, above, below, last)
-        positive = int(_ties(tied)[1].sum()) if _is_one(tied) else int(np.count_nonzero(tied.view(np.int64) & 1))
-        above, below = above + positive, below + len(tied) - positive
-        last = float(tied[np.searchsorted(tied, _tie(tied[-1]).min())])
-
-
-def _ties(tied: Array) -> tuple[Integers, Integers]:
-    """Where each distinct score begins, and how many of its rows are positive."""
-    if _is_one(tied):  # of any length: nothing as long as it is made
-        above = _tie(tied[-1]).max()
-        border = int(np.searchsorted(tied, above))
-        positive = len(tied) - border if above.view(np.int64) & 1 else border
-        return np.zeros(1, np.int64), np.array([positive])
-    bits = tied.view(np.uint64)
-    first = np.append(0, 1 + np.flatnonzero((bits[1:] ^ bits[:-1]) > 1))
-    so_far = np.cumsum(tied.view(np.int64) & 1)
-    return first, np.diff(so_far[np.append(first[1:], len(tied)) - 1], prepend=0)
+def _count_ties(pieces: Iterable[Array]) -> Iterator[tuple[Array, Integers]]:
+    """Distinct scores, and how many rows of either class have each; a tie is never parted."""
+    before: tuple[Array, Integers] | None = None
+    for chunk in _cut_evenly(pieces):
+        bits = chunk.view(np.uint64)
+        first = np.append(0, 1 + np.flatnonzero((bits[1:] ^ bits[:-1]) > 1))
+        high = np.add.reduceat(chunk.view(np.int64) & 1, first)
+        scores, counts = chunk[first], np.stack([np.diff(first, append=len(chunk)) - high, high])
+        if before is not None:
+            if (before[0][-1:].view(np.uint64) ^ bits[0])[0] <= 1:  # the last tie goes on
+                before[1][:, -1] += counts[:, 0]
+                scores, counts = scores[1:], counts[:, 1:]
+            if not len(scores):
+                continue
+            yield before
+        before = scores, counts
+    if before is not None:
+        yield before
 
 
-def _is_one(tied: Array) -> bool:
-    """Whether all scores are the same."""
-    first, last = tied[[0, -1]].view(np.int64) >> 1
-    return bool(first == last)
+def _cut_evenly(pieces: Iterable[Array]) -> Iterator[Array]:
+    """The same scores, so many at a time, however they come."""
+    held = np.empty(0)
+    for values in pieces:
+        held = np.concatenate([held, values]) if len(held) else values
+        while len(held) > _CHUNK:
+            yield held[:_CHUNK]
+            held = held[_CHUNK:]
+    if len(held):
+        yield held
 
 
 def _calibrate(probabilities: Array, low: Integers, high: Integers) -> Array:
@@ -152,28 +140,3 @@ def _choose_thresholds(true: Integers, predicted: Integers, rows: int, positives
     )
     found = np.sort(np.concatenate([even, [int(np.argmax(gain)) for gain in gains]]))
     return found[np.diff(found, prepend=-1) > 0]  # `np.unique` loads masked arrays, which takes longer than all this
-
-
-def _whole_ties(pieces: Iterable[Array]) -> Iterator[Array]:
-    """The same scores in chunks whose borders part no tie, and do not depend on how the scores come."""
-    held = np.empty(0)  # from the last border on
-    for values in pieces:
-        held = np.concatenate([held, values]) if len(held) else values
-        while len(held) > _CHUNK:
-            tie = _tie(held[_CHUNK - 1])
-            begin, stop = int(np.searchsorted(held, tie.min())), int(np.searchsorted(held, tie.max(), side="right"))
-            if stop == len(held):  # the tie may continue
-                break
-            if stop - begin > _CHUNK:  # a long tie is a chunk of its own
-                stop = begin or stop
-            yield held[:stop]
-            held = held[stop:]
-    if len(held):
-        begin = int(np.searchsorted(held, _tie(held[-1]).min()))
-        yield from (part for part in np.split(held, [begin if len(held) - begin > _CHUNK else 0]) if len(part))
-
-
-def _tie(labelled_score: np.float64) -> Array:
-    """A score with either class."""
-    bits = np.array(labelled_score).view(np.int64)
-    return np.array([bits | 1, bits & ~np.int64(1)]).view(np.float64)

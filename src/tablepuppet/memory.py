@@ -41,11 +41,14 @@ def free_memory() -> int:
 
 
 def _available() -> int:
-    if _MEMINFO.exists():
-        for line in _MEMINFO.read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    found = _kernel_bytes(_MEMINFO, "MemAvailable:")
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if found is None else found
+
+
+def _kernel_bytes(path: Path, name: str) -> int | None:
+    """The bytes in a line of one of the kernel's tables; None: there is no such line."""
+    lines = path.read_text(encoding="ascii", errors="replace").splitlines() if path.exists() else []
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), None)
 
 
 def _limits() -> Iterator[tuple[int, int]]:
@@ -62,13 +65,10 @@ def _limits() -> Iterator[tuple[int, int]]:
 
 def _own_limits() -> Iterator[tuple[int, int]]:
     """The limits that were set for this process alone (`ulimit -d`, `-v`), and how much of each is used."""
-    for kind, used in ((resource.RLIMIT_DATA, "VmData:"), (resource.RLIMIT_AS, "VmSize:")):
-        limit = resource.getrlimit(kind)[0]
-        if limit == resource.RLIM_INFINITY or not _STATUS.exists():
-            continue
-        for line in _STATUS.read_text(encoding="ascii", errors="replace").splitlines():
-            if line.startswith(used):
-                yield limit, int(line.split()[1]) * 1024
+    for kind, name in ((resource.RLIMIT_DATA, "VmData:"), (resource.RLIMIT_AS, "VmSize:")):
+        limit, used = resource.getrlimit(kind)[0], _kernel_bytes(_STATUS, name)
+        if limit != resource.RLIM_INFINITY and used is not None:
+            yield limit, used
 
 
 def _folders() -> Iterator[Path]:

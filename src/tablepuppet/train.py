@@ -5,9 +5,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import pyarrow as pa
 
@@ -32,9 +32,10 @@ from tablepuppet.plan.prepare import Prepared, has_sums, may_draw, prepare, task
 from tablepuppet.prediction.cache import PredictionCache
 from tablepuppet.prediction.missing_owners import reachable
 from tablepuppet.prediction.model import Model
-from tablepuppet.prediction.predict import block_fingerprints, predict_rows
+from tablepuppet.prediction.predict import predict_rows
 from tablepuppet.prediction.split import RowSelection
 from tablepuppet.privacy.options import Rounding, privacy_of
+from tablepuppet.protocol.columns import Encoder
 from tablepuppet.protocol.contract import Purpose
 from tablepuppet.sql import LabelColumns, bind
 from tablepuppet.sql.across_owners import read_query
@@ -61,8 +62,7 @@ from tablepuppet.transport.link import Link
 Question = Literal["profile", "schemas", "evaluate", "compare", "importance", "partial_dependence", "drift"]
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
+class Session(NamedTuple):
     """A job among the clients: which of them hold each table, the link to them, and the job's name there."""
 
     tables: Tables
@@ -76,9 +76,7 @@ def train(job: Job, tables: Tables, link: Link, on_round: OnRound | None = None,
         raise JobError("probe belongs to explain: it says which model would gain; leave it out of train")
     with _session(tables, link, job_id) as session, at_work(job.engine) as cluster:
         prepared = prepare_job(job, session, "train", cluster)
-        shown = None
-        if prepared.noise is None:
-            shown = RoundedResults.of(prepared.rounding, prepared.mapping, prepared.plan.loss)
+        shown = RoundedResults.of(prepared, prepared.plan.loss)
         follow = on_round if shown is None else shown.following(on_round)
         with _hide_rows(prepared.noise):
             found = _run(prepared, link, session.job_id, follow if prepared.noise is None else None)
@@ -192,7 +190,7 @@ def predict(
 
 def evaluate(model: Model, job: Job, tables: Tables, link: Link, *, rows: str = "test") -> Evaluation:
     """A model's metrics on labelled rows of a job's query."""
-    measured = Measurement((model,), RowSelection.of(rows, (model,)))
+    measured = RowSelection.of(rows, model)
     with _session(tables, link) as session:
         prepared = prepare_job(job, session, "evaluate", measured=measured)
         noisy = None if prepared.noise is None else NoisyMetrics(prepared.noise)
@@ -202,25 +200,25 @@ def evaluate(model: Model, job: Job, tables: Tables, link: Link, *, rows: str = 
             if noisy is not None:
                 if found.on is None:
                     raise JobError("too few rows are left for the noise on them")
-                return Evaluation(found.metrics, replace(measured.rows.count(prepared.mapping), joined=found.on.rows))
-        shown = RoundedResults.of(prepared.rounding, prepared.mapping, model.loss)
+                return Evaluation(found.metrics, replace(measured.count(prepared.mapping), joined=found.on.rows))
+        shown = RoundedResults.of(prepared, model.loss)
         metrics = found.metrics if shown is None else shown.train.measured(found).metrics
         alone = scored.measure_constant()
         baseline = alone if shown is None else shown.train.metrics(alone)
-        return Evaluation(metrics, measured.rows.count(prepared.mapping), baseline)
+        return Evaluation(metrics, measured.count(prepared.mapping), baseline)
 
 
 def compare(model: Model, other: Model, job: Job, tables: Tables, link: Link, *, rows: str = "test") -> Comparison:
     """Two models on the same labelled rows, each asked for as an evaluation is."""
-    measured = Measurement((model, other), RowSelection.of(rows, (model, other)))
+    measured = RowSelection.of(rows, model, other)
     with _session(tables, link) as session, one_blas_thread:
         prepared = prepare_job(job, session, "evaluate", measured=measured)
         with _hide_rows(prepared.noise):
             first, second = (score_labelled(one, prepared, link, session.job_id) for one in (model, other))
             if prepared.noise is not None:
-                return NoisyMetrics(prepared.noise).compare(first, second, measured.rows.count(prepared.mapping))
-        found = compare_models(first, second, measured.rows.count(prepared.mapping))
-        shown = RoundedResults.of(prepared.rounding, prepared.mapping, model.loss)
+                return NoisyMetrics(prepared.noise).compare(first, second, measured.count(prepared.mapping))
+        found = compare_models(first, second, measured.count(prepared.mapping))
+        shown = RoundedResults.of(prepared, model.loss)
         return found if shown is None else shown.comparison(found, first.measure(), second.measure())
 
 
@@ -233,14 +231,14 @@ def importance(
     if job.privacy.analyst is not None:
         raise PrivacyError("importance has no noisy form; train a model without the feature, and compare the two")
     shuffles = repeats if by == "feature" and own_model(model.spec) is None else 0
-    measured = Measurement((model,), RowSelection.of(rows, (model,)), shuffles=shuffles)
+    measured = RowSelection.of(rows, model, shuffles=shuffles)
     with _session(tables, link) as session, one_blas_thread:
         prepared = prepare_job(job, session, "evaluate", measured=measured)
         scored = score_labelled(model, prepared, link, session.job_id)
         found = inspection.permutation_importance(scored, by=by, repeats=repeats, seed=seed)
-        shown = RoundedResults.of(prepared.rounding, prepared.mapping, model.loss)
+        shown = RoundedResults.of(prepared, model.loss)
         found = found if shown is None else shown.rises(found, scored.measure().loss)
-        return inspection.Inspection(found, measured.rows.count(prepared.mapping))
+        return inspection.Inspection(found, measured.count(prepared.mapping))
 
 
 def partial_dependence(
@@ -257,34 +255,31 @@ def partial_dependence(
     """A model's mean prediction where one feature has the same value in every row; no label is read."""
     given = inspection.vary_feature(model, feature, values, points)
     if values is None and len(given.values) == points and isinstance(given.values[0], str):
-        given = replace(given, values=_most_frequent(model, job, tables, link, given))
+        encoders, _ = _gather_encoders(model, job.replace(max_categories=points), tables, link)
+        frequent = tuple(getattr(encoders[given.block][given.feature], "categories", ()))
+        given = replace(given, values=frequent or given.values)  # those that most rows have
     name = model.blocks[given.block].name
     fixed = (name, given.feature, len(given.values)) if own_model(model.spec) is None else None
-    measured = Measurement((model,), RowSelection.of(rows, (model,)), fixed=fixed)
+    measured = RowSelection.of(rows, model, fixed=fixed)
     with _session(tables, link) as session, one_blas_thread:
         mapping = map_features(job, session, "evaluate", measured)
         union = UnionOperator(link, session.job_id, mapping, model.widths)
         found = inspection.partial_dependence(score_rows(model, mapping.train, union), given)
-        return inspection.Inspection(found, measured.rows.count(mapping))
-
-
-def _most_frequent(model: Model, job: Job, tables: Tables, link: Link, given: inspection.Varied) -> tuple[Any, ...]:
-    """The categories of a feature that most rows have, by statistics: as many as were chosen by name."""
-    asked = job.replace(max_categories=len(given.values))
-    with _session(tables, link) as session:
-        mapping = map_features(asked, session, "explain", Measurement((model,), RowSelection.of("all", (model,))))
-        union = UnionOperator(link, session.job_id, mapping, 1, asked.privacy)
-        found = gather_statistics(union, mapping, asked)[given.block][given.feature]
-    return tuple(getattr(found, "categories", ())) or given.values
+        return inspection.Inspection(found, measured.count(mapping))
 
 
 def drift(model: Model, job: Job, tables: Tables, link: Link) -> inspection.Drift:
     """How a query's rows differ from those that a model was trained on; no label is read."""
-    measured = Measurement((model,), RowSelection.of("all", (model,)))
+    encoders, mapping = _gather_encoders(model, job, tables, link)
+    return inspection.measure_drift(model, encoders, summarise(mapping))
+
+
+def _gather_encoders(model: Model, job: Job, tables: Tables, link: Link) -> tuple[list[list[Encoder]], TableMapping]:
+    """The encoders that training on a query's rows would agree on, and the rows."""
     with _session(tables, link) as session:
-        mapping = map_features(job, session, "explain", measured)
+        mapping = map_features(job, session, "explain", RowSelection.of("all", model))
         union = UnionOperator(link, session.job_id, mapping, 1, job.privacy)
-        return inspection.measure_drift(model, gather_statistics(union, mapping, job), summarise(mapping))
+        return gather_statistics(union, mapping, job), mapping
 
 
 def ask(question: str, given: Mapping[str, Any], tables: Tables, link: Link) -> Any:
@@ -299,31 +294,17 @@ _QUESTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """Models, the rows that they are measured on, and the shuffled or fixed features."""
-
-    models: tuple[Model, ...]
-    rows: RowSelection
-    shuffles: int = 0  # of every feature, at its owner
-    fixed: tuple[str, int, int] | None = None  # a block, the place of a feature in it, and how many values it is set to
-
-    def use(self, bound: BoundQuery) -> ModelUse:
-        prints = tuple(block_fingerprints(model) for model in self.models)
-        return ModelUse(prints, self.rows.terms(bound), self.shuffles, self.fixed)
-
-
 def prepare_job(
     job: Job,
     session: Session,
     purpose: Purpose = "train",
     cluster: Cluster | None = None,
-    measured: Measurement | None = None,
+    measured: RowSelection | None = None,
 ) -> Prepared:
     """Text → Ucq → BoundQuery → Contracts → TableMapping → Prepared; joined rows lie on the cluster, if any."""
-    tables, link, job_id = session.tables, session.link, session.job_id
+    tables, link, job_id = session
     ucq = read_query(job.data.query, tables, link)
-    where = job.split.test_where if measured is None else measured.rows.condition
+    where = job.split.test_where if measured is None else measured.condition
     folds = None if job.search is None else job.search.folds
     beside = LabelColumns(job.data.weight, where, job.split.validation_where, None if folds is None else folds.column)
     bound = bind(ucq, label=job.data.label, tables=tables, link=link, job=job_id, beside=beside)
@@ -346,7 +327,7 @@ def prepare_job(
         may_draw=may_draw(job),
         has_sums=partial(has_sums, job) if measured is None else None,
     )
-    choice = None if measured is None else measured.rows.choice(bound, link, job_id)
+    choice = None if measured is None else measured.choice(bound, link, job_id)
     if noise is not None:
         with _hide_rows(noise):
             capped = replace(request, walk="materialised", may_draw=False, has_sums=None, analyst_cap=noise.terms.cap)
@@ -385,16 +366,16 @@ def _hide_rows(noise: AnalystNoise | None) -> Iterator[None]:
         ) from None
 
 
-def map_features(job: Job, session: Session, purpose: Purpose, measured: Measurement) -> TableMapping:
+def map_features(job: Job, session: Session, purpose: Purpose, measured: RowSelection) -> TableMapping:
     """The rows of a query with the features of a model, whether or not they have labels."""
-    tables, link, job_id = session.tables, session.link, session.job_id
-    model, selection = measured.models[0], measured.rows
+    tables, link, job_id = session
+    model = measured.models[0]
     wanted = Wanted(
         blocks=tuple((block.name, block.features) for block in model.blocks),
         label=model.label,
         bases=model.label_aliases,
         key=(),
-        beside=LabelColumns(None, selection.condition),
+        beside=LabelColumns(None, measured.condition),
     )
     bound = bind_features(read_query(job.data.query, tables, link), wanted, tables=tables, link=link, job=job_id).bound
     if any(scan.budgeted for scan in bound.scans):
@@ -411,7 +392,7 @@ def map_features(job: Job, session: Session, purpose: Purpose, measured: Measure
         privacy=job.privacy,
         may_draw=may_draw(job),
     )
-    return map_tables(bound, link, request, choice=selection.choice(bound, link, job_id))
+    return map_tables(bound, link, request, choice=measured.choice(bound, link, job_id))
 
 
 def new_job_id() -> str:
@@ -422,17 +403,13 @@ def new_job_id() -> str:
 @contextmanager
 def _session(tables: Tables, link: Link, given: str | None = None) -> Iterator[Session]:
     """A job's name among the clients; they forget it afterwards, unless it is to be resumed."""
-    job_id = given or new_job_id()
+    job_id, is_over = given or new_job_id(), True
     try:
         yield Session(tables, link, job_id)
     except RunInterruptedError:
+        is_over = False
         raise
-    except BaseException:
-        _close(tables, link, job_id)
-        raise
-    _close(tables, link, job_id)
-
-
-def _close(tables: Tables, link: Link, job_id: str) -> None:
-    clients = sorted({client for owners in tables.values() for client in owners})
-    link.tell({client: [CloseJob(job=job_id)] for client in clients})
+    finally:
+        if is_over:
+            clients = sorted({client for owners in tables.values() for client in owners})
+            link.tell({client: [CloseJob(job=job_id)] for client in clients})

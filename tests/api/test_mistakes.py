@@ -73,7 +73,7 @@ MISTAKES: dict[str, tuple[Call, str]] = {
     "layers that are text": (_train(model="mlp", hidden="64"), "expected list, got str"),
     "privacy that is a word": (_train(privacy="dp"), "expected dict, got str"),
     "epochs that are text": (_train(epochs="10"), "expected int, got str"),
-    "a test fraction in percent": (_train(test_fraction=15), "test_fraction must lie in"),
+    "a test fraction in percent": (_train(test_fraction=15), "test_fraction must be below 1, not 15"),
     "a seed that is None": (_train(seed=None), "expected int, got None"),
     "privacy that is a number": (_train(privacy=1.0), "privacy"),
     "noise of no size": (

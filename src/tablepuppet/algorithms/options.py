@@ -83,6 +83,9 @@ def read_options(kind: Any, given: dict[str, Any], name: str) -> Any:
         raise JobError(f"{name}: {explain_error(error, kind, plain)}") from None
 
 
+_SIDES = {">=": "at least", "<=": "at most", "<": "below", ">": "above"}
+
+
 def explain_error(error: msgspec.ValidationError, kind: Any, given: dict[str, Any]) -> str:
     """Names the wrong option and its problem, in the user's words.
 
@@ -95,10 +98,13 @@ def explain_error(error: msgspec.ValidationError, kind: Any, given: dict[str, An
     order must be one of up, down, not 'left'
     """
     what, _, where = str(error).replace("`", "").partition(" - at $.")
+    limit = re.fullmatch(r"Expected (?:int|float) ([<>]=?) (\S+)", what)
+    if limit is not None:
+        name = where.partition("[")[0]
+        return f"{name} must be {_SIDES[limit[1]]} {float(limit[2]):,g}, not {given.get(name)!r}"
     choices = _choices(get_type_hints(kind).get(where)) if where else []
     if choices:
-        found = given.get(where)
-        return f"{where} must be one of {', '.join(choices)}, not {found!r}"
+        return f"{where} must be one of {', '.join(choices)}, not {given.get(where)!r}"
     for json_name, name in (("object", "dict"), ("array", "list"), ("null", "None")):
         what = re.sub(rf"\b{json_name}\b", name, what)
     return f"{where or 'the job'}: {what[0].lower()}{what[1:]}"

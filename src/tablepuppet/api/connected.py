@@ -18,10 +18,9 @@ import pyarrow as pa
 
 from tablepuppet import train as story
 from tablepuppet.api.federation import Federation
-from tablepuppet.api.model_verbs import with_start
 from tablepuppet.errors import DisconnectedError, JobError, TablePuppetError, TransportError, error_class
 from tablepuppet.formatting import printable
-from tablepuppet.job import Job, make_job
+from tablepuppet.job import Job
 from tablepuppet.models.modules import Builder, Named
 from tablepuppet.network import control as c
 from tablepuppet.network.control import from_frame, to_frame
@@ -66,7 +65,8 @@ class ConnectedFederation(Federation):
         `share`: other users who may wait for the result too.
         """
         model, algorithm = options.pop("model", "auto"), options.pop("algorithm", None)
-        asked = to_frame(make_job(query, label=label, model=model, algorithm=algorithm, given=with_start(options)))
+        with self._make_job(query, label, model, algorithm, options) as job:
+            asked = to_frame(job)
         signatures = self._sign("train", asked, share)
         given = c.Submit(kind="train", resume=resume, follows=False, readers=tuple(share), signatures=signatures)
         answer, _ = self._ask_server(given, [asked])

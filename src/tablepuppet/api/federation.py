@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn, cast
@@ -124,9 +124,15 @@ class Federation(ModelVerbs):
         >>> print(str(plan).splitlines()[0])
         Train returned (2 classes) by newton: model logistic, l2 0.0099 (1 / joined rows), at most 30 epochs
         """
+        with show_progress("explaining", progress), self._make_job(query, label, model, algorithm, options) as job:
+            return self._explain(job)
+
+    @contextmanager
+    def _make_job(self, query: str, label: str, model: Any, algorithm: Any, options: dict[str, Any]) -> Iterator[Job]:
+        """A job from a user's arguments, while owners here know its torch modules."""
         query, options = self._split_rows(query, label, with_start(options))
-        with show_progress("explaining", progress), self._name_modules(model, options) as (named, given):
-            return self._explain(make_job(query, label=label, model=named, algorithm=algorithm, given=given))
+        with self._name_modules(model, options) as (named, given):
+            yield make_job(query, label=label, model=named, algorithm=algorithm, given=given)
 
     def _link(self, wire: Wire = "float64") -> Link:
         link, key = Link(self._transport, wire, asker=self._asker), self._asker_key
@@ -210,9 +216,7 @@ class Federation(ModelVerbs):
             raise JobError(
                 f"on_round is a function of one event, and not {type(on_round).__name__}; see docs/report.md"
             )
-        query, options = self._split_rows(query, label, with_start(options))
-        with self._name_modules(model, options) as (named, given):
-            job = make_job(query, label=label, model=named, algorithm=algorithm, given=given)
+        with self._make_job(query, label, model, algorithm, options) as job:
             getattr(on_round, "start", lambda job: None)(job)  # a logger knows the job before its first round
             with show_progress("training", progress) as bar:
                 result = self._train(job, bar.chain_callback(on_round), resume)

@@ -47,9 +47,11 @@ class ModelVerbs:
         name = "" if model.head is None else model.head.spec.module
         return offer((model.spec.module, builder or model.builder), (name, own_head))
 
-    def _ask_about(self, question: story.Question, model: Model, query: str | None, **options: Any) -> Any:
+    def _ask_about(
+        self, question: story.Question, model: Model, query: str | None, privacy: Any = None, **options: Any
+    ) -> Any:
         """A question about labelled rows of a query, by default of the model's own."""
-        return self._ask(question, model=model, job=labelled_job(model, query), options=options)
+        return self._ask(question, model=model, job=labelled_job(model, query, privacy), options=options)
 
     def predict(
         self,
@@ -175,8 +177,7 @@ class ModelVerbs:
         """
         chosen = model_of(model)
         with self._offer_modules(chosen, module, head):
-            given = {"model": chosen, "job": labelled_job(chosen, query, privacy), "options": {"rows": rows}}
-            return cast(Evaluation, self._ask("evaluate", **given))
+            return cast(Evaluation, self._ask_about("evaluate", chosen, query, privacy, rows=rows))
 
     def compare(
         self,
@@ -258,8 +259,7 @@ class ModelVerbs:
         >>> federation.drift(model).found()
         []
         """
-        chosen = model_of(model)
-        return cast("Drift", self._ask("drift", model=chosen, job=labelled_job(chosen, query)))
+        return cast("Drift", self._ask_about("drift", model_of(model), query))
 
 
 def labelled_job(model: Model, query: str | None, privacy: Any = None) -> Job:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 
@@ -18,11 +18,14 @@ from tablepuppet.models.heads.kinds import traits_of
 from tablepuppet.models.losses import LOSSES, Loss, loss_named, loss_of_model
 from tablepuppet.models.spec import L2, Activation, Dtype, ModelSpec
 from tablepuppet.privacy.options import Privacy
+from tablepuppet.protocol.base import Amount, Seed
 from tablepuppet.protocol.codec import Wire
 from tablepuppet.protocol.contract import Folds, automatic_batch
 
 OPEN_LOSSES = ("cross_entropy",)  # names that leave the loss to the label: here to the number of its classes
-BatchSize = int | Literal["auto"] | None
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Share = Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)]
+BatchSize = Positive | Literal["auto"] | None
 # Joined rows are written down, or summed over as the trees that make them, or some are drawn (docs/factorised.md).
 Walk = Literal["materialised", "factorised", "drawn"]
 
@@ -92,12 +95,14 @@ class JobData(_Part, frozen=True):
     label: str
     weight: str | None = None  # of rows: a column of the label's table, or an expression over it
     exposure: str | None = None  # how long, or of how many, a count is: its rate is modelled, weighted by it
-    negatives: int = 0  # so many pairs that did not meet for each joined row, which is then an observed pair
-    class_weight: Literal["balanced"] | dict[str, float] | None = None
+    negatives: Annotated[int, msgspec.Meta(ge=0, le=1000)] = (
+        0  # so many pairs that did not meet for each joined row, which is then an observed pair
+    )
+    class_weight: Literal["balanced"] | dict[str, Amount] | None = None
     standardize: bool = True
-    max_categories: int | None = None
+    max_categories: Positive | None = None
     ids: tuple[str, ...] | None = None  # texts that stay with their owner; None: under a head, those that owners find
-    max_joined_rows: int | None = None
+    max_joined_rows: Positive | None = None
     walk: Walk | None = None  # None: as it costs least
 
     @property
@@ -112,9 +117,9 @@ class JobModel(_Part, frozen=True):
     loss: str | None = None  # None: by the model's name or the label
     loss_options: dict[str, float] = {}  # as the loss declares: delta of huber, quantile
     # For all tables, or by table (or alias); others have the usual one; factor heads: 1e-8; sums: 1 / joined rows.
-    l2: float | dict[str, float] = L2
+    l2: Amount | dict[str, Amount] = L2
     l2_by_rows: float = 0.0  # where l2 is left open: so much more, divided by the joined rows
-    l1: float = 0.0
+    l1: Amount = 0.0
     signs: dict[str, int] = {}  # of features: 1, a weight that is not negative; −1, none that is positive
     intercept: bool | None = None  # None: for linear models; neural ones have biases of their own
     hidden: tuple[int, ...] = (16,)
@@ -172,9 +177,9 @@ class JobModel(_Part, frozen=True):
 class JobSplit(_Part, frozen=True):
     """The rows of the label's table that are held out."""
 
-    test_fraction: float = 0.15
+    test_fraction: Share = 0.15
     test_where: str | None = None  # a condition on the label table's rows, instead of a fraction
-    validation_fraction: float = 0.0
+    validation_fraction: Share = 0.0
     validation_where: str | None = None
 
 
@@ -190,13 +195,13 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     privacy: Privacy = Privacy()
     algorithm: str = DEFAULT
     options: Options = msgspec.field(default_factory=BY_NAME[DEFAULT].options)
-    epochs: int = 20
+    epochs: Positive = 20
     epochs_by_rows: bool = False  # whether the user left them open: fewer are enough where each has many batches
     batch_size: BatchSize = "auto"  # joined rows, of algorithms with batches; auto: from how many there are, None: all
-    patience: int | None = None  # epochs without a better validation loss; None: train to the end
-    min_delta: float = 0.0  # the least improvement that counts
+    patience: Positive | None = None  # epochs without a better validation loss; None: train to the end
+    min_delta: Amount = 0.0  # the least improvement that counts
     monitor: str = "loss"  # the validation metric that patience watches
-    seed: int = 0
+    seed: Seed = 0
     wire: Wire = "float64"
     engine: Engine = Local()  # where joined rows lie and are walked over
     release: bool = True  # False: every owner keeps the trained parameters of its own block

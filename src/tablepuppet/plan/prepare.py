@@ -337,10 +337,18 @@ def check_penalties(job: Job, blocks: Sequence[Any]) -> None:
     for name in job.model.l2 if isinstance(job.model.l2, dict) else ():
         if name not in known:
             raise JobError(f"l2 names {name!r}, and the query has no such table; {_choice(name, known)}")
+    _check_features("signs", job.model.signs, blocks)
+
+
+def _check_features(option: str, given: Mapping[str, int], blocks: Sequence[Any]) -> None:
     features = [feature for block in blocks for feature in block.features]
-    for name in job.model.signs:
+    for name in given:
         if not any(name in _spellings(feature) for feature in features):
-            raise JobError(f"signs names {name!r}, which is not a feature of the query; {_choice(name, features)}")
+            raise JobError(f"{option} names {name!r}, which is not a feature of the query; {_choice(name, features)}")
+
+
+def _sign_of(feature: str, given: Mapping[str, int]) -> int:
+    return next((given[name] for name in _spellings(feature) if name in given), 0)
 
 
 def column_signs(job: Job, blocks: Sequence[Any], encoders: Sequence[Sequence[Encoder]]) -> tuple[tuple[int, ...], ...]:
@@ -351,7 +359,7 @@ def column_signs(job: Job, blocks: Sequence[Any], encoders: Sequence[Sequence[En
     for block, own in zip(blocks, encoders, strict=True):
         signs: list[int] = []
         for feature, encoder in zip(block.features, own, strict=True):
-            sign = next((job.model.signs[name] for name in _spellings(feature) if name in job.model.signs), 0)
+            sign = _sign_of(feature, job.model.signs)
             if sign and not isinstance(encoder, NumberEncoder):
                 raise JobError(f"signs names {feature!r}, which is text: only a number can be bound to a sign")
             width = encoded_width(encoder)
@@ -363,15 +371,12 @@ def column_signs(job: Job, blocks: Sequence[Any], encoders: Sequence[Sequence[En
 
 def monotone_signs(given: Mapping[str, int], blocks: Sequence[Any]) -> list[list[int]]:
     """The user's sign for each block's columns, a vector's one by one; nothing where there is none."""
-    features = [feature for block in blocks for feature in block.features]
-    for name in given:
-        if not any(name in _spellings(feature) for feature in features):
-            raise JobError(f"monotone names {name!r}, which is no feature of the query; {_choice(name, features)}")
+    _check_features("monotone", given, blocks)
     found = []
     for block in blocks:
         signs: list[int] = []
         for feature, info in zip(block.features, block.columns, strict=True):
-            sign = next((given[name] for name in _spellings(feature) if name in given), 0)
+            sign = _sign_of(feature, given)
             if sign and (info.kind == "vector" or info.kind not in NUMBER_KINDS):
                 raise JobError(f"monotone names {feature!r}, which is no number")
             signs += [sign] * (info.size if info.kind == "vector" else 1)

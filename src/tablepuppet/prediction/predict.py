@@ -43,10 +43,10 @@ from tablepuppet.output_files import as_path, write_whole
 from tablepuppet.owner.part_store import check_types
 from tablepuppet.prediction.missing_owners import Reachable
 from tablepuppet.prediction.model import Model
+from tablepuppet.prediction.saved import block_fingerprints
 from tablepuppet.prediction.split import AskedSides, split_record
 from tablepuppet.privacy.options import privacy_of
 from tablepuppet.protocol.base import Message
-from tablepuppet.protocol.contract import fingerprint
 from tablepuppet.sql.across_owners import read_query
 from tablepuppet.sql.binding import Key, Servable, Wanted, bind_features
 from tablepuppet.sql.checks import NOTHING, LabelColumns
@@ -115,17 +115,6 @@ def predict_rows(
     assumed = {b.table: a for b, a in zip(model.blocks, rows.assumed, strict=True) if a is not None}
     table = answer(model, keys, scores, assumed, sides)
     return table.replace_schema_metadata({"tablepuppet.missing": ", ".join(there.missing)})
-
-
-def block_fingerprints(model: Model) -> dict[str, str]:
-    """The fingerprint of each block's parameters, by name; empty where its owners hold their part."""
-    own = own_model(model.spec)
-    if own is not None:
-        return own.fingerprints(model)
-    return {
-        block.name: "" if block.is_held else fingerprint(block.encoders, block.theta, model.spec, width)
-        for block, width in zip(model.blocks, model.widths, strict=True)
-    }
 
 
 def _check_base(servable: Servable, there: Reachable) -> None:
@@ -210,25 +199,21 @@ def _keep_scores(shard: Any, *, intercept: Array) -> tuple[Sequence[Array], dict
 def _identifiers(servable: Servable, rows: NewRows, link: Link, job: str) -> pa.Table:
     """The key of each joined row's base row, and which client holds it where there are several."""
     bound = servable.bound
-    wanted: dict[tuple[str, int, tuple[int, ...]], pa.Table] = {}  # branches may share a scan, which is asked once
-    for branch, columns in zip(bound.branches, servable.key_columns, strict=True):
-        scan = branch.relations[branch.label_relation].scan
-        wanted |= {(client, scan, tuple(columns)): pa.table({}) for client in bound.scans[scan].clients}
-    asked = [place for place in wanted if place[2]]
+    scans = [branch.relations[branch.label_relation].scan for branch in bound.branches]
+    places = list(zip(scans, map(tuple, servable.key_columns), strict=True))
+    # Branches may share a scan, which is asked once.
+    asked = list(dict.fromkeys((c, scan, own) for scan, own in places if own for c in bound.scans[scan].clients))
     requests = [(client, SendIdentifiers(job=job, scan=scan, columns=list(own))) for client, scan, own in asked]
-    answers: list[Identifiers] = link.ask_each(requests, "evaluation")
-    wanted |= {place: answer.columns for place, answer in zip(asked, answers, strict=True)}
-    several = any(len(bound.scans[b.relations[b.label_relation].scan].clients) > 1 for b in bound.branches)
+    answers: dict[Any, Identifiers] = dict(zip(asked, link.ask_each(requests, "evaluation"), strict=True))
+    several = any(len(bound.scans[scan].clients) > 1 for scan in scans)
     tables = []
-    for branch, columns, base_rows in zip(bound.branches, servable.key_columns, rows.base_rows, strict=True):
+    for (scan, own), base_rows in zip(places, rows.base_rows, strict=True):
         parts = []
-        scan = branch.relations[branch.label_relation].scan
         for client in bound.scans[scan].clients:
-            count = rows.client_rows[scan][client]
-            part = wanted[client, scan, tuple(columns)].rename_columns(list(servable.key))
+            part = answers[client, scan, own].columns.rename_columns(list(servable.key)) if own else pa.table({})
             if several:
-                held = pa.array([client], pa.string()).take(pa.array(np.zeros(count, int)))
-                part = part.add_column(0, "client", held) if columns else pa.table({"client": held})
+                held = pa.repeat(client, rows.client_rows[scan][client])
+                part = part.add_column(0, "client", held) if own else pa.table({"client": held})
             parts.append(part)
         whole = pa.concat_tables(parts, promote_options="permissive")
         tables.append(whole.take(pa.array(base_rows)) if whole.num_columns else whole)

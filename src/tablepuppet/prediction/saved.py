@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from tablepuppet.algorithms.boosting.model import Tree
+from tablepuppet.algorithms.registry import own_model
 from tablepuppet.errors import ModelError
 from tablepuppet.join.mapping import in_label_type
 from tablepuppet.models.heads.base import HeadModel, HeadSpec
@@ -27,15 +28,8 @@ from tablepuppet.models.spec import ModelSpec
 from tablepuppet.output_files import as_path, reason
 from tablepuppet.owner import part_store
 from tablepuppet.prediction.model import BlockModel, Model, TableUse
-from tablepuppet.protocol.columns import Absent, ColumnInfo
-
-
-class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    table: str
-    expressions: tuple[str, ...]
-    columns: tuple[ColumnInfo, ...]
-    names: tuple[str, ...]
-    fingerprint: str
+from tablepuppet.protocol.columns import Absent
+from tablepuppet.protocol.contract import fingerprint
 
 
 class _BlockEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,7 +53,7 @@ class _ModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     classes: tuple[str | int | float | bool, ...]
     intercept: list[float]
     blocks: list[_BlockEntry]
-    tables: list[_Table]
+    tables: tuple[TableUse, ...]
     metadata: dict[str, Any]
     spec: ModelSpec = ModelSpec()
     head: HeadSpec | None = None  # None: a sum
@@ -69,7 +63,7 @@ class _ModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trees: tuple[tuple[Tree, ...], ...] = ()
 
 
-_SAME = ("kind", "query", "label", "label_aliases", "metadata", "spec", "loss_options", "trees")  # fields of both
+_SAME = ("kind", "query", "label", "label_aliases", "tables", "metadata", "spec", "loss_options", "trees")  # of both
 
 
 def save(model: Model, path: str | Path) -> None:
@@ -107,17 +101,10 @@ def load(path: str | Path) -> Model:
         classes=in_label_type(file.classes),  # older files have 0.0 for 0
         encoded_intercept=np.array(file.intercept, np.float64),
         blocks=tuple(_load_block(folder, entry, file.id) for entry in file.blocks),
-        tables=tuple(TableUse(t.table, t.expressions, t.columns, t.names) for t in file.tables),
         id=file.id,
         head=None if file.head is None else HeadModel(file.head, np.array(file.head_parameters, np.float64)),
         loss_name=file.loss,
     )
-
-
-def fingerprint(table: TableUse) -> str:
-    """A name for the shape of a table's use: it changes when an expression or its type does."""
-    shape = [table.table, *((e, c.kind, c.size) for e, c in zip(table.expressions, table.columns, strict=True))]
-    return hashlib.sha256(msgspec.json.encode(shape)).hexdigest()[:16]
 
 
 def _write(model: Model, folder: Path) -> None:
@@ -148,7 +135,6 @@ def _write(model: Model, folder: Path) -> None:
         classes=model.classes,
         intercept=model.encoded_intercept.tolist(),
         blocks=entries,
-        tables=[_Table(t.table, t.expressions, t.columns, t.names, fingerprint(t)) for t in model.tables],
         head=None if model.head is None else model.head.spec,
         head_parameters=[] if model.head is None else model.head.own.tolist(),
         loss=model.loss_name,
@@ -165,6 +151,17 @@ def identity_of(model: Model) -> str:
     if model.trees:
         identity.update(msgspec.msgpack.encode([model.trees, [block.splits for block in model.blocks]]))
     return identity.hexdigest()[:16]
+
+
+def block_fingerprints(model: Model) -> dict[str, str]:
+    """The fingerprint of each block's parameters, by name; empty where its owners hold their part."""
+    own = own_model(model.spec)
+    if own is not None:
+        return own.fingerprints(model)
+    return {
+        block.name: "" if block.is_held else fingerprint(block.encoders, block.theta, model.spec, width)
+        for block, width in zip(model.blocks, model.widths, strict=True)
+    }
 
 
 def _load_block(folder: Path, entry: _BlockEntry, model: str) -> BlockModel:

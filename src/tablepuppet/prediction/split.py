@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tablepuppet.contract import ModelUse
 from tablepuppet.errors import JobError, ModelError
 from tablepuppet.exchanges.labels import SendSides, Sides
 from tablepuppet.formatting import format_count
@@ -31,6 +32,7 @@ from tablepuppet.join.labels import LabelSpace
 from tablepuppet.join.mapping import MappingSummary, TableMapping
 from tablepuppet.join.new_rows import NewRows
 from tablepuppet.prediction.model import Model
+from tablepuppet.prediction.saved import block_fingerprints
 from tablepuppet.protocol.contract import SideTerms
 from tablepuppet.sql.bound import BoundQuery, LabelPlace
 from tablepuppet.transport.link import Link
@@ -100,7 +102,9 @@ class AskedSides:
     """The request for sides to the owners of the predicted rows."""
 
     record: SplitRecord
-    places: tuple[tuple[int, int, int, int], ...]  # of each branch: scan, first row's number, and the two conditions
+    places: tuple[
+        tuple[SideTerms, int, int, int], ...
+    ]  # of each branch: the first row's number, and the two conditions
 
     @classmethod
     def of(cls, record: SplitRecord, bound: BoundQuery) -> AskedSides:
@@ -115,14 +119,14 @@ class AskedSides:
                     + _OTHER_ROWS
                 )
             offsets = [own.offset for own in record.branches]
+        drawn = (record.test_fraction, record.validation_fraction, record.seed, record.is_keyed)
         places = zip(found, offsets, strict=True)
-        return cls(record, tuple((place.scan, at, place.test, place.validation) for place, at in places))
+        return cls(record, tuple((SideTerms(p.scan, *drawn), at, p.test, p.validation) for p, at in places))
 
     @property
     def terms(self) -> tuple[SideTerms, ...]:
         """A contract's terms for each request; nothing where every row was for training."""
-        drawn = (self.record.test_fraction, self.record.validation_fraction, self.record.seed, self.record.is_keyed)
-        return tuple(SideTerms(scan, *drawn) for scan, *_ in dict.fromkeys(self.places)) if self._is_split else ()
+        return tuple(terms for terms, *_ in dict.fromkeys(self.places)) if self._is_split else ()
 
     @property
     def _is_split(self) -> bool:
@@ -144,28 +148,24 @@ class AskedSides:
         ]
         return pa.array(_NAMES).take(pa.array(np.concatenate([nothing, *found])[1:]))
 
-    def _requests(self, place: tuple[int, int, int, int], rows: NewRows, job: str) -> dict[str, SendSides]:
-        scan, offset, test, validation = place
-        counts, record = rows.client_rows[scan], self.record
+    def _requests(self, place: tuple[SideTerms, int, int, int], rows: NewRows, job: str) -> dict[str, SendSides]:
+        terms, offset, *conditions = place
+        counts = rows.client_rows[terms.scan]
         recorded = [own.rows for own, at in zip(self.record.branches, self.places, strict=False) if at == place]
         if self.record.goes_by_number and list(counts.items()) != list(recorded[0].items()):
             raise ModelError(
-                f"table {rows.bound.scans[scan].table} does not have as many rows, at the same owners, as it had in "
-                f"training, so that nobody can tell which is which; {_OTHER_ROWS}"
+                f"table {rows.bound.scans[terms.scan].table} does not have as many rows, at the same owners, as it had "
+                f"in training, so that nobody can tell which is which; {_OTHER_ROWS}"
             )
-        asked = SendSides(
-            job=job,
-            scan=scan,
-            offset=offset,
-            seed=record.seed,
-            test_fraction=record.test_fraction,
-            validation_fraction=record.validation_fraction,
-            test_column=test if test >= 0 else None,
-            validation_column=validation if validation >= 0 else None,
-            is_keyed=record.is_keyed,
-        )
-        starts = _starts(counts, offset)
-        return {client: msgspec.structs.replace(asked, offset=starts[client]) for client in counts}
+        test, validation = (column if column >= 0 else None for column in conditions)
+        return {
+            client: _request(terms, job, start, test_column=test, validation_column=validation)
+            for client, start in _starts(counts, offset).items()
+        }
+
+
+def _request(terms: SideTerms, job: str, offset: int, **others: Any) -> SendSides:
+    return SendSides(job=job, offset=offset, **msgspec.structs.asdict(terms), **others)
 
 
 def _starts(rows: Mapping[str, int], first: int) -> dict[str, int]:
@@ -227,26 +227,26 @@ class _Draw:
     """Rows of a label's place whose side follows from their numbers."""
 
     place: LabelPlace
-    seed: int
-    fraction: float
-    is_keyed: bool
+    terms: SideTerms
     known: SplitRows  # the rows that sides were drawn for
 
 
 @dataclass(frozen=True, slots=True)
 class RowSelection:
-    """The rows that are asked for, and how the rows of each model were split."""
+    """The rows that models are measured on, how the rows of each model were split, and what becomes of features."""
 
     wanted: RowsWanted
     records: tuple[SplitRecord, ...]
-    models: int = 1
+    models: tuple[Model, ...]
+    shuffles: int = 0  # of every feature, at its owner
+    fixed: tuple[str, int, int] | None = None  # a block, the place of a feature in it, and how many values it is set to
 
     @classmethod
-    def of(cls, wanted: Any, models: Sequence[Model]) -> RowSelection:
+    def of(cls, wanted: Any, *models: Model, **features: Any) -> RowSelection:
         if wanted not in ("test", "train", "all"):
             raise JobError(f'rows must be "test" (not trained on), "train" or "all", not {str(wanted)[:64]!r}')
         records = () if wanted == "all" else tuple(split_record(model, _ALL) for model in models)
-        return cls(wanted, records, len(models))
+        return cls(wanted, records, models, **features)
 
     @property
     def condition(self) -> str | None:
@@ -260,10 +260,10 @@ class RowSelection:
                 found |= dict.fromkeys(f"(NOT COALESCE(({where}), FALSE))" for where in held)
         return " AND ".join(found) or None
 
-    def terms(self, bound: BoundQuery) -> tuple[SideTerms, ...]:
+    def use(self, bound: BoundQuery) -> ModelUse:
         """A contract's terms for the owners' answers."""
-        draws = self._draws(bound)
-        return tuple(SideTerms(draw.place.scan, draw.fraction, 0.0, draw.seed, draw.is_keyed) for draw in draws)
+        sides = tuple(draw.terms for draw in self._draws(bound))
+        return ModelUse(tuple(map(block_fingerprints, self.models)), sides, self.shuffles, self.fixed)
 
     def choice(self, bound: BoundQuery, link: Link, job: str) -> RowChoice:
         """The marks of the requested rows, once owners have given their sides."""
@@ -279,7 +279,7 @@ class RowSelection:
 
     def count(self, mapping: TableMapping) -> MeasuredRows:
         whole = None if mapping.whole is None else mapping.whole.train
-        return MeasuredRows(self.wanted, mapping.train.rows, self.models, whole)
+        return MeasuredRows(self.wanted, mapping.train.rows, len(self.models), whole)
 
     def _draws(self, bound: BoundQuery) -> list[_Draw]:
         found: list[_Draw] = []
@@ -291,7 +291,8 @@ class RowSelection:
                 fraction = min(1.0, fraction + record.validation_fraction)
             for number, branch in enumerate(bound.branches):
                 known = _known_rows(record, bound, number)
-                draw = _Draw(branch.label_place, record.seed, fraction, record.is_keyed, known)
+                terms = SideTerms(branch.label_place.scan, fraction, 0.0, record.seed, record.is_keyed)
+                draw = _Draw(branch.label_place, terms, known)
                 if draw not in found and (known.rows or self.wanted == "train"):
                     found.append(draw)
         return found
@@ -308,16 +309,7 @@ class RowSelection:
             starts = _starts(known, draw.known.offset)
             requests.append(
                 {
-                    client: SendSides(
-                        job=job,
-                        scan=scan,
-                        offset=starts.get(client, 0),
-                        seed=draw.seed,
-                        test_fraction=draw.fraction,
-                        validation_fraction=0.0,
-                        known_rows=known.get(client, 0),
-                        is_keyed=draw.is_keyed,
-                    )
+                    client: _request(draw.terms, job, starts.get(client, 0), known_rows=known.get(client, 0))
                     for client in bound.scans[scan].clients
                 }
             )
@@ -329,7 +321,7 @@ class RowSelection:
     def _nothing_left(self) -> str:
         if self.wanted == "train":
             return f"the query reads no row that the model was trained on; {_ALL}"
-        whom = "the model was not" if self.models == 1 else "neither model was"
+        whom = "the model was not" if len(self.models) == 1 else "neither model was"
         return (
             f"the query has no row that {whom} trained on. Measure on new rows, train with test_fraction or "
             f"test_where, or say so: {_ALL}"

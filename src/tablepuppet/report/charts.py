@@ -38,14 +38,6 @@ def title_of(name: str) -> str:
     return name.upper() if name in NETWORKS else name
 
 
-def _asset(name: str) -> Markup:
-    return Markup(_LOADER.get_source(_ENVIRONMENT, name)[0])
-
-
-def _in_script(text: str) -> Markup:
-    return Markup(text.replace("<", "\\u003c"))  # no tag can end the element early
-
-
 _LOADER = PackageLoader("tablepuppet.report")
 _ENVIRONMENT = Environment(
     loader=_LOADER,
@@ -54,8 +46,10 @@ _ENVIRONMENT = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_ENVIRONMENT.filters |= {"number": number, "size": size, "seconds": seconds, "plural": plural, "in_script": _in_script}
-_ENVIRONMENT.globals |= {"asset": _asset, "colours": COLOURS, "dashes": DASHES, "title_of": title_of}
+_ENVIRONMENT.filters |= {"number": number, "size": size, "seconds": seconds, "plural": plural}
+_ENVIRONMENT.filters["in_script"] = lambda text: Markup(text.replace("<", "\\u003c"))  # no tag ends the element early
+_ENVIRONMENT.globals["asset"] = lambda name: Markup(_LOADER.get_source(_ENVIRONMENT, name)[0])
+_ENVIRONMENT.globals |= {"colours": COLOURS, "dashes": DASHES, "title_of": title_of}
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,45 +198,36 @@ TITLES = {name: metric.title for name, metric in metrics_by_name().items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
-    """The horizontal axis of a convergence chart."""
+class Quantity:
+    """An axis of a convergence chart."""
 
     key: str
     label: str
-    value: Callable[[Epoch], float]
+    value: Callable[[Epoch], Any]  # a number, or None
     text: Callable[[float], str] = tick_text
     unit: str = ""  # after a value in words
+    is_log: bool = False
 
 
-def scales(networks: Mapping[str, Network]) -> list[Scale]:
-    """Epochs, rounds, bytes, and communication time on each network."""
+def scales(networks: Mapping[str, Network]) -> list[Quantity]:
+    """Horizontal axes: epochs, rounds, bytes, and communication time on each network."""
 
     def on(net: Network) -> Callable[[Epoch], float]:
         return lambda e: net.seconds(e.slowest_bytes, e.rounds)
 
     return [
-        Scale("epochs", "epochs", lambda e: e.epoch, unit=" epochs"),
-        Scale("rounds", "communication rounds", lambda e: e.rounds, unit=" rounds"),
-        Scale("bytes", "bytes, up and down", lambda e: e.bytes, size),
+        Quantity("epochs", "epochs", lambda e: e.epoch, unit=" epochs"),
+        Quantity("rounds", "communication rounds", lambda e: e.rounds, unit=" rounds"),
+        Quantity("bytes", "bytes, up and down", lambda e: e.bytes, size),
         *(
-            Scale(f"network-{name}", f"communication time on {title_of(name)}", on(net), seconds)
+            Quantity(f"network-{name}", f"communication time on {title_of(name)}", on(net), seconds)
             for name, net in networks.items()
         ),
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class Merit:
-    """The vertical axis of a convergence chart."""
-
-    key: str
-    label: str
-    value: Callable[[Epoch], float | None]
-    is_log: bool = False
-
-
-def merits(runs: Sequence[RunRecord]) -> list[Merit]:
-    """The test metrics of the runs (training metrics where nothing was kept for testing), and the objective."""
+def merits(runs: Sequence[RunRecord]) -> list[Quantity]:
+    """Vertical axes: the test metrics of the runs (training metrics without any test rows), and the objective."""
     side = "test" if any(run.metrics.get("test") for run in runs) else "train"
     known = metrics_by_name()
     names = dict.fromkeys(name for run in runs for name in run.metrics.get(side, {}))
@@ -251,25 +236,24 @@ def merits(runs: Sequence[RunRecord]) -> list[Merit]:
     def metric(name: str) -> Callable[[Epoch], float | None]:
         return lambda e: e.metrics.get(side, {}).get(name)
 
-    first = [Merit(name, f"{side} {TITLES.get(name, name)}", metric(name)) for name in found]
-    return [*first, _objective(runs)]
+    return [*(Quantity(name, f"{side} {TITLES.get(name, name)}", metric(name)) for name in found), _objective(runs)]
 
 
-def _objective(runs: Sequence[RunRecord]) -> Merit:
+def _objective(runs: Sequence[RunRecord]) -> Quantity:
     """The objective; its gap to the lowest reached, on a log scale, where all runs minimise the same function."""
     reached = [e.objective for run in runs for e in run.history if e.objective is not None]
     problems = {repr([run.job.get(name) for name in _PROBLEM]) + str(run.data.train_rows) for run in runs}
     if len(runs) < 2 or not reached or len(problems) > 1:
-        return Merit("objective", "objective", lambda e: e.objective)
+        return Quantity("objective", "objective", lambda e: e.objective)
     best = min(reached)
 
     def gap(epoch: Epoch) -> float | None:
         return None if epoch.objective is None else max(epoch.objective - best, 1e-15)
 
-    return Merit("gap", "objective gap", gap, is_log=True)
+    return Quantity("gap", "objective gap", gap, is_log=True)
 
 
-def convergence(runs: Sequence[RunRecord], names: Sequence[str], merit: Merit, scale: Scale) -> Chart:
+def convergence(runs: Sequence[RunRecord], names: Sequence[str], merit: Quantity, scale: Quantity) -> Chart:
     """One metric of all runs on one horizontal axis."""
     lines = []
     for style, (run, name) in enumerate(zip(runs, names, strict=True)):

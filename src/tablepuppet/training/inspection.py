@@ -16,7 +16,7 @@ keeps. It compares the tables' matches with the model's profile. Nothing is trai
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -154,23 +154,16 @@ def permutation_importance(scored: Scored, *, by: str, repeats: int, seed: int) 
     base = scored.measure().loss
     rng = np.random.default_rng(seed)
     found: list[dict[str, Any]] = []
-    for block, feature, name in _units(scored, by):
-        losses = []
-        for _ in range(repeats):
-            changed = list(scored.blocks)
-            changed[block] = _shuffle(scored, block, feature, rng)
-            losses.append(scored.measure(changed).loss - base)
-        own = {"table": scored.model.blocks[block].table, **({} if name is None else {"feature": name})}
-        found.append(own | {"importance": float(np.mean(losses)), "std": float(np.std(losses))})
-    return sorted(found, key=lambda row: -row["importance"])
-
-
-def _units(scored: Scored, by: str) -> Iterator[tuple[int, int | None, str | None]]:
     for number, block in enumerate(scored.model.blocks):
-        if by == "table":
-            yield number, None, None
-        else:
-            yield from ((number, place, name) for place, name in enumerate(block.features))
+        for place in range(len(block.features)) if by == "feature" else (None,):
+            losses = []
+            for _ in range(repeats):
+                changed = list(scored.blocks)
+                changed[number] = _shuffle(scored, number, place, rng)
+                losses.append(scored.measure(changed).loss - base)
+            own = {"table": block.table, **({} if place is None else {"feature": block.features[place]})}
+            found.append(own | {"importance": float(np.mean(losses)), "std": float(np.std(losses))})
+    return sorted(found, key=lambda row: -row["importance"])
 
 
 def _shuffle(scored: Scored, block: int, feature: int | None, rng: np.random.Generator) -> Array:

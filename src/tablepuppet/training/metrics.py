@@ -28,7 +28,7 @@ from tablepuppet.models.losses import Loss, Weighted
 from tablepuppet.models.metrics import R2, RMSE, Moment, Spread, Sums
 from tablepuppet.privacy.labels import Channel
 from tablepuppet.training.curves import Curves, Grid, NumberCounts, count_numbers, curves_of
-from tablepuppet.training.ranking import Probabilities, Ranking, pack_labels, rank, rank_tie
+from tablepuppet.training.ranking import Probabilities, Ranking, pack_labels, rank
 
 Metrics = dict[str, float]
 _BATCHES = 20
@@ -151,18 +151,10 @@ def measure(
 
 
 def measure_constant(joined: Walkable, constant: Array, criterion: Criterion) -> Metrics:
-    """The metrics of a constant, the majority class or the mean, on some joined rows; its scores are all one tie."""
-    rows, loss = joined.sample if isinstance(joined, Summable) else joined, criterion.loss
-    if rows.rows == 0:
-        return {}
-    nothing = [np.zeros((index.rows, loss.outputs)) for index in rows.indices]
-    given: dict[str, Any] = {"loss": loss, "channel": criterion.channel, "moment": criterion.moment}
-    sums: Sums = rows.run(measure_step, nothing, intercept=constant, **given).sums
-    ranked: list[Ranking] = []
-    if criterion.is_ranked and loss.outputs <= _CLASSES:
-        held = [sums["positives"]] if loss.outputs == 1 else sums["confusion"].sum(axis=1).tolist()
-        ranked = [rank_tie(rows.rows, positives) for positives in held]
-    return _summarise(sums, criterion, ranked).metrics
+    """The metrics of a constant, the majority class or the mean, on some joined rows."""
+    rows = joined.sample if isinstance(joined, Summable) else joined
+    nothing = [np.zeros((index.rows, criterion.loss.outputs)) for index in rows.indices]
+    return measure(rows, nothing, constant, criterion).metrics
 
 
 def sum_metrics(joined: Walkable, per_row: Sequence[Array], intercept: Array, criterion: Criterion) -> Sums:

@@ -83,12 +83,6 @@ def rank(chunks: Iterable[Array], rows: int, positives: int, probabilities: Prob
     )
 
 
-def rank_tie(rows: int, positives: int) -> Ranking:
-    """The ranking of rows that all have one score."""
-    share, none = positives / rows, np.empty(0)
-    return Ranking(0.5 if 0 < positives < rows else float("nan"), share, share, none, none, none)
-
-
 def _count_ties(pieces: Iterable[Array]) -> Iterator[tuple[Array, Integers]]:
     """Distinct scores, and how many rows of either class have each; a tie is never parted."""
     before: tuple[Array, Integers] | None = None

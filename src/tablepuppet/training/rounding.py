@@ -25,6 +25,7 @@ from tablepuppet.join.joined_rows import Joined
 from tablepuppet.join.mapping import TableMapping
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.metrics import binary_sums, class_sums
+from tablepuppet.plan.prepare import Prepared
 from tablepuppet.privacy.options import Rounding
 from tablepuppet.training.curves import Curves
 from tablepuppet.training.evaluate import Comparison, likely_error
@@ -221,9 +222,10 @@ class RoundedResults:
     test: SideRounding
 
     @classmethod
-    def of(cls, rounding: Rounding, mapping: TableMapping, loss: Loss) -> RoundedResults | None:
+    def of(cls, prepared: Prepared, loss: Loss) -> RoundedResults | None:
         """None: metrics are shown as they are. Under label noise they are those of the noisy labels."""
-        if not rounding.is_on or mapping.label.channel is not None:
+        rounding, mapping = prepared.rounding, prepared.mapping
+        if not rounding.is_on or mapping.label.channel is not None or prepared.noise is not None:
             return None
         given = {"has_classes": loss.task != "number", "has_negatives": mapping.label.negatives > 0}
         sides = (SupportCounts.of(side, **given) for side in (mapping.train, mapping.validation, mapping.test))

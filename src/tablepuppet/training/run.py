@@ -18,6 +18,7 @@ from tablepuppet.algorithms.base import Problem, Server
 from tablepuppet.arrays import Array
 from tablepuppet.errors import TrainingError
 from tablepuppet.exchanges.evaluation import Evaluate, Evaluation, HoldPart, Keep, Parameters, Release, Restore
+from tablepuppet.exchanges.start import Started, StartPart
 from tablepuppet.join.joined_rows import Joined, JoinedRows
 from tablepuppet.join.mapping import Part
 from tablepuppet.memory import trim_heap
@@ -37,7 +38,7 @@ from tablepuppet.training.interactions import Interaction, advise_head, compare_
 from tablepuppet.training.metrics import Criterion, MeasuredOn, Metrics, SideRows, by_side
 from tablepuppet.training.result import EpochRecord, Result, RoundEvent
 from tablepuppet.training.server import UnionOperator, run_round
-from tablepuppet.training.start import agree_on_encoders, figures_of, ids_of, make_problem, start_parts, widths_of
+from tablepuppet.training.start import agree_on_encoders, figures_of, ids_of, make_problem, widths_of
 from tablepuppet.transport.link import Link
 
 OnRound = Callable[[RoundEvent], None]
@@ -113,15 +114,8 @@ class Run:
 
     def start(self) -> None:
         weights = self.mapping.train.collapsed_weights()
-        given = (self.plan, self.union, self.problem)
-        started = start_parts(
-            *given,
-            weights,
-            models=self.models,
-            is_fold=self.is_fold,
-            continues=self.continues,
-            moves=self.last_moves,
-        )
+        answers = self.union.ask(lambda part: self._start_messages(part, weights), "setup")
+        started: dict[int, Started] = {number: answer[-1] for number, answer in answers.items()}
         predictions = self.problem.zeros()
         for part in self.union.parts:
             values = started[part.number].values
@@ -129,10 +123,44 @@ class Run:
                 predictions[part.block][part.train] = values
         if self.problem.is_private:
             self.server.sample_from([started[part.number].entropy for part in self.union.parts])
-        self.server.begin(predictions, figures_of(*given, started))
+        self.server.begin(predictions, figures_of(self.plan, self.union, self.problem, started))
         opening = self.server.opening()
         if opening is not None:
             self.server.absorb(self.union.run(opening, self.server.union_step))
+
+    def _start_messages(self, part: Part, weights: Sequence[Array] | None) -> list[Message]:
+        """Starts a part, after the last step of the model before."""
+        plan, union, problem, job = self.plan, self.union, self.problem, self.plan.job
+        move = self.last_moves[part.block] if self.last_moves else None
+        own, every = problem.multiplicity[part.block][part.train], problem.multiplicity[part.block]
+        is_all = 0 < len(own) == len(every)
+        first: list[Message] = [] if move is None else [Move(job=union.job, part=part.number, **move)]
+        start = StartPart(
+            job=union.job,
+            part=part.number,
+            algorithm=job.options,
+            model=plan.spec,
+            block=part.block,
+            name=plan.mapping.bound.blocks[part.block].name,
+            outputs=self.models * plan.head.widths[part.block],
+            blocks=problem.blocks,
+            clients=problem.clients[part.block],
+            joined_rows=problem.joined.rows,
+            share=1.0 if is_all else float(own.sum() / max(1, every.sum())),  # of joined rows with a row of the block
+            l2=problem.ridges[part.block],
+            l1=job.model.l1,
+            l2_by_output=problem.by_output(part.block),
+            signs=list(problem.signs[part.block]) if problem.signs else [],
+            seed=job.seed,
+            facts=plan.private.facts,
+            weights=None if weights is None else weights[part.block][part.train],
+            peers=union.peers(part),
+            spread=[] if problem.head is None else problem.head.head.spread(part.block),
+            multiplicity=own if self.is_fold else None,
+            starts=bool(job.start) and plan.algorithm.can_continue(problem),
+            continues=self.continues,
+        )
+        return [*first, start]
 
     def loop(self) -> None:
         total = self.server.rounds_per_epoch() * self.plan.job.epochs

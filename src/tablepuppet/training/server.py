@@ -63,9 +63,8 @@ def sum_parts(answers: Sequence[Any]) -> list[Array]:
         return _unmask(answers)
     if any(isinstance(a, Masked) for a in answers):  # the others have no finite number to mask, nor has the sum
         return next([np.full_like(v, np.nan) for v in a.values] for a in answers if isinstance(a, Partial))
-    if not all(isinstance(a, Partial) and len(a.values) == len(answers[0].values) for a in answers):
-        raise TransportError("the clients of one table do not answer alike")
-    if any([v.shape for v in a.values] != [v.shape for v in answers[0].values] for a in answers):
+    shapes = [[v.shape for v in a.values] if isinstance(a, Partial) else None for a in answers]
+    if any(own is None or own != shapes[0] for own in shapes):
         raise TransportError("the clients of one table do not answer alike")
     total = [v.copy() for v in answers[0].values]
     for other in answers[1:]:

@@ -19,7 +19,7 @@ from tablepuppet.arrays import Array
 from tablepuppet.contract import id_features
 from tablepuppet.errors import PrivacyError, TransportError
 from tablepuppet.exchanges import encoding, features
-from tablepuppet.exchanges.start import SendFigures, Started, StartPart
+from tablepuppet.exchanges.start import SendFigures, Started
 from tablepuppet.job import Job
 from tablepuppet.join.mapping import Part, TableMapping
 from tablepuppet.models.heads.base import TrainedHead, apply_head
@@ -28,7 +28,7 @@ from tablepuppet.models.spec import l2_of
 from tablepuppet.plan.disclosure import Ids
 from tablepuppet.plan.plan import Plan
 from tablepuppet.plan.prepare import Prepared, column_signs
-from tablepuppet.protocol.base import Message, Move
+from tablepuppet.protocol.base import Message
 from tablepuppet.protocol.columns import Encoder, IdEncoder, NumberEncoder, NumberStatistics, Statistics
 from tablepuppet.sources.columns import STRING_KINDS
 from tablepuppet.sources.encoding import encoded_width, encoder, entries_of
@@ -219,57 +219,6 @@ def make_problem(
         channel=mapping.label.channel,
         head=head,
     )
-
-
-def start_parts(
-    plan: Plan,
-    union: UnionOperator,
-    problem: Problem,
-    weights: Sequence[Array] | None,
-    *,
-    models: int = 1,
-    is_fold: bool = False,
-    continues: bool = False,
-    moves: Sequence[dict[str, Any] | None] = (),
-) -> dict[int, Started]:
-    """Starts every part; `moves`: the last steps of the model before, not sent yet."""
-    job = plan.job
-    starts = bool(job.start) and plan.algorithm.can_continue(problem)
-
-    def start_part(part: Part) -> list[Message]:
-        move = moves[part.block] if moves else None
-        own, every = problem.multiplicity[part.block][part.train], problem.multiplicity[part.block]
-        is_all = 0 < len(own) == len(every)
-        first: list[Message] = [] if move is None else [Move(job=union.job, part=part.number, **move)]
-        start = StartPart(
-            job=union.job,
-            part=part.number,
-            algorithm=job.options,
-            model=plan.spec,
-            block=part.block,
-            name=plan.mapping.bound.blocks[part.block].name,
-            outputs=models * plan.head.widths[part.block],
-            blocks=problem.blocks,
-            clients=problem.clients[part.block],
-            joined_rows=problem.joined.rows,
-            share=1.0 if is_all else float(own.sum() / max(1, every.sum())),  # of joined rows with a row of the block
-            l2=problem.ridges[part.block],
-            l1=job.model.l1,
-            l2_by_output=problem.by_output(part.block),
-            signs=list(problem.signs[part.block]) if problem.signs else [],
-            seed=job.seed,
-            facts=plan.private.facts,
-            weights=None if weights is None else weights[part.block][part.train],
-            peers=union.peers(part),
-            spread=[] if problem.head is None else problem.head.head.spread(part.block),
-            multiplicity=own if is_fold else None,
-            starts=starts,
-            continues=continues,
-        )
-        return [*first, start]
-
-    answers = union.ask(start_part, "setup")
-    return {number: answer[-1] for number, answer in answers.items()}
 
 
 def figures_of(plan: Plan, union: UnionOperator, problem: Problem, started: Mapping[int, Started]) -> list[Figures]:

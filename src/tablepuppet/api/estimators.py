@@ -43,6 +43,7 @@ class _RelationalEstimator:
 
     _estimator_type: ClassVar[str]
     _loss: ClassVar[str]
+    _metric: ClassVar[str]
 
     def __init__(
         self,
@@ -116,6 +117,19 @@ class _RelationalEstimator:
         """
         return np.asarray(self._predict_table(federation, query)["prediction"].to_numpy())
 
+    def score(self, federation: Federation, query: str | None = None, *, rows: RowsWanted = "test") -> float:
+        """The accuracy of a classifier, R² of a regressor; `federation`, `query` and `rows`: as in
+        `Federation.evaluate`.
+
+        >>> estimator = tp.RelationalClassifier().fit(federation, query, label="returned")
+        >>> estimator.score(federation, rows="train") > 0.5
+        True
+        >>> estimator = tp.RelationalRegressor().fit(federation, query, label="quantity")
+        >>> estimator.score(federation, rows="all") < 1.0
+        True
+        """
+        return federation.evaluate(self._require_result(), query, rows=rows)[self._metric]
+
     def save(self, path: str | Path) -> None:
         """Writes the trained model to the folder `path`, which `tp.load` reads: JSON and Arrow, no pickle."""
         self._require_result().save(path)
@@ -170,6 +184,7 @@ class RelationalClassifier(_RelationalEstimator):
 
     _estimator_type = "classifier"
     _loss = "cross_entropy"
+    _metric = "accuracy"
 
     def predict_proba(self, federation: Federation, query: str | None = None) -> NDArray[np.float64]:
         """The probability of each class, in the order of `classes_`, for the rows of `query` in `federation`.
@@ -188,15 +203,6 @@ class RelationalClassifier(_RelationalEstimator):
             )
         return np.column_stack([table[name].to_numpy() for name in named])
 
-    def score(self, federation: Federation, query: str | None = None, *, rows: RowsWanted = "test") -> float:
-        """The accuracy on joined rows; `federation`, `query` and `rows` as in `Federation.evaluate`.
-
-        >>> estimator = tp.RelationalClassifier().fit(federation, query, label="returned")
-        >>> estimator.score(federation, rows="train") > 0.5
-        True
-        """
-        return federation.evaluate(self._require_result(), query, rows=rows)["accuracy"]
-
 
 class RelationalRegressor(_RelationalEstimator):
     """A regressor over a query's result: squared loss, linear or neural.
@@ -209,12 +215,4 @@ class RelationalRegressor(_RelationalEstimator):
 
     _estimator_type = "regressor"
     _loss = "squared"
-
-    def score(self, federation: Federation, query: str | None = None, *, rows: RowsWanted = "test") -> float:
-        """R², as scikit-learn defines it; `federation`, `query` and `rows` as in `Federation.evaluate`.
-
-        >>> estimator = tp.RelationalRegressor().fit(federation, query, label="quantity")
-        >>> estimator.score(federation, rows="all") < 1.0
-        True
-        """
-        return federation.evaluate(self._require_result(), query, rows=rows)["r2"]
+    _metric = "r2"

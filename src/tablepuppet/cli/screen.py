@@ -6,8 +6,6 @@ With --json a command writes one JSON document and nothing else to standard outp
 from __future__ import annotations
 
 import inspect
-import json
-import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +13,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Annotated, Any, get_type_hints
 
+import msgspec
 import typer
 from rich.console import Console, RenderableType
 from rich.table import Table
@@ -84,9 +83,9 @@ class Screen:
     def show_json(self, document: Any) -> None:
         """A result for machines; nothing without --json. Numbers that JSON does not have become null."""
         if self.wants_json:
-            text = json.dumps(_finite(document), ensure_ascii=False, indent=2, allow_nan=False)
+            text = msgspec.json.format(msgspec.json.encode(document, enc_hook=lambda value: value.item()), indent=2)
             with _refuse_full_disk():
-                typer.echo(text)
+                typer.echo(text.decode())
 
     def error(self, kind: str, message: str) -> None:
         """One clear message on standard error, and with --json as a document on standard output."""
@@ -128,13 +127,3 @@ def table(*columns: str, title: str | None = None, rows: Iterable[Iterable[objec
     for row in rows:
         made.add_row(*(f"{cell:.6g}" if isinstance(cell, float) else str(cell) for cell in row))
     return made
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(v) for key, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
-    return value

@@ -29,8 +29,7 @@ from tablepuppet.models.spec import ModelSpec
 from tablepuppet.output_files import as_path, write_whole
 from tablepuppet.protocol.columns import Absent, ColumnInfo, Encoder, NumberEncoder
 from tablepuppet.sources.encoding import encoded_names, encoded_width, start_weights
-from tablepuppet.sources.guard import columns_of
-from tablepuppet.sql.bound import Block, BoundQuery, Scan
+from tablepuppet.sql.bound import Block
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,8 +83,90 @@ class TableUse:
     names: tuple[str, ...]  # the table's own columns in them and in the filter
 
 
+class ModelContent:
+    """What a model and the result that has it are asked for alike."""
+
+    @property
+    def model(self) -> Model:
+        """The model, to be saved, or given to `federation.predict`."""
+        raise NotImplementedError
+
+    @property
+    def intercept(self) -> float | Array:
+        """The intercept on the original scale: one number, or one per class for softmax.
+
+        Features of a block whose weights are withheld count from their means, not from zero.
+        """
+        model = self.model
+        _need_linear(model, "intercept on the original scale")
+        total = model.encoded_intercept.copy()
+        for block in model.blocks:
+            if not block.is_held:
+                total -= (_original_scale(block.encoders)[1] * _is_everywhere(block)) @ block.theta
+        return float(total[0]) if len(total) == 1 else total
+
+    def coefficients(self) -> pd.DataFrame:
+        """Weights on the original scale: a data frame of table, feature, class_ and weight.
+
+        A block of a LEFT JOIN has one more row, `alias IS NOT NULL`: the effect of a partner. Weights that stay
+        with their owner are NaN (`model.parts` lists where they are).
+
+        >>> result.coefficients()["feature"].tolist()
+        ['o.quantity', 'i.price', 'i.kind=book', 'i.kind=shoe']
+        """
+        import pandas as pd  # here, not above: most runs never need it, and it takes 40 MB and a third of a second
+
+        model, frames = self.model, []
+        _need_linear(model, "coefficients on the original scale")
+        for block in model.blocks:
+            labels, weights = _weights(block, model.outputs)
+            frames += [
+                pd.DataFrame({"table": block.table, "feature": labels, "class_": name, "weight": weights[:, k]})
+                for k, name in enumerate(_outputs(model.classes, model.outputs))
+            ]
+        return pd.concat(frames, ignore_index=True)
+
+    def importance(self) -> pd.DataFrame:
+        """How far each feature moves the score, the farthest first: a data frame of table, feature and importance.
+
+        Linear models: the standard deviation of the feature's contribution, with all categories counted alike (with
+        standardize=False: the effect of one unit of a number). NaN if the weights stay with their owner. Boosted trees:
+        the gain of all splits of the feature, and in one more column their number.
+
+        >>> len(result.importance())
+        3
+        """
+        model = self.model
+        own = own_model(model.spec)
+        if own is not None:
+            return own.importance(model)
+        import pandas as pd
+
+        _need_linear(model, "importance that follows from its parameters")
+        rows = [
+            (block.table, feature, spread)
+            for block in model.blocks
+            for feature, spread in zip(block.features, _spreads(block), strict=True)
+        ]
+        frame = pd.DataFrame(rows, columns=["table", "feature", "importance"])
+        return frame.sort_values("importance", ascending=False, kind="stable", ignore_index=True)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the model to the folder `path`: JSON and Arrow, a folder for each block (docs/prediction.md).
+
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> result.save(folder)
+        >>> tp.load(folder).label
+        'returned'
+        """
+        from tablepuppet.prediction.saved import save
+
+        save(self.model, path)
+
+
 @dataclass(frozen=True, eq=False)
-class Model:
+class Model(ModelContent):
     """A trained model over a query's result: `result.model`, or what `tp.load` returns.
 
     >>> model.kind, model.label, model.parts
@@ -112,6 +193,10 @@ class Model:
     trees: tuple[tuple[Tree, ...], ...] = ()  # of a boosted model: one for each output, again and again
 
     @property
+    def model(self) -> Model:
+        return self
+
+    @property
     def loss(self) -> Loss:
         """The loss: it defines the scores' meaning and the model's metrics."""
         kind = loss_named(self.loss_name) if self.loss_name else usual_loss(self.outputs * len(self.classes))
@@ -132,40 +217,6 @@ class Model:
         """Where each block's parameters are: "here", or with the owners of which table."""
         return {b.name: f"with the owners of {b.table}" if b.is_held else "here" for b in self.blocks}
 
-    @property
-    def intercept(self) -> float | Array:
-        """The intercept on the original scale: one number, or one per class for softmax.
-
-        Features of a block whose weights are withheld count from their means, not from zero.
-        """
-        _need_linear(self, "intercept on the original scale")
-        total = self.encoded_intercept.copy()
-        for block in self.blocks:
-            if not block.is_held:
-                total -= (_original_scale(block.encoders)[1] * _is_everywhere(block)) @ block.theta
-        return float(total[0]) if len(total) == 1 else total
-
-    def coefficients(self) -> pd.DataFrame:
-        """Weights on the original scale: a data frame of table, feature, class_ and weight.
-
-        A block of a LEFT JOIN has one more row, `alias IS NOT NULL`: the effect of a partner. Weights that stay
-        with their owner are NaN (`parts` lists where they are).
-
-        >>> model.coefficients()["feature"].tolist()
-        ['o.quantity', 'i.price', 'i.kind=book', 'i.kind=shoe']
-        """
-        import pandas as pd  # here, not above: most runs never need it, and it takes 40 MB and a third of a second
-
-        _need_linear(self, "coefficients on the original scale")
-        frames = []
-        for block in self.blocks:
-            labels, weights = _weights(block, self.outputs)
-            frames += [
-                pd.DataFrame({"table": block.table, "feature": labels, "class_": name, "weight": weights[:, k]})
-                for k, name in enumerate(_outputs(self.classes, self.outputs))
-            ]
-        return pd.concat(frames, ignore_index=True)
-
     def weights(self) -> dict[str, dict[str, list[float]]]:
         """Weights for `warm_start`, on the original scale, by feature and its unit: "" a number, "=toys" a category, "
         IS NULL" …
@@ -181,40 +232,6 @@ class Model:
             )
         pairs = ((block.features, start_weights(block.encoders, block.theta)) for block in self.blocks)
         return {name: units for features, own in pairs for name, units in zip(features, own, strict=True)}
-
-    def importance(self) -> pd.DataFrame:
-        """How far each feature moves the score, the farthest first: a data frame of table, feature and importance.
-
-        Linear models: the standard deviation of the feature's contribution, with all categories counted alike (with
-        standardize=False: the effect of one unit of a number). NaN if the weights stay with their owner. Boosted trees:
-        the gain of all splits of the feature, and in one more column their number.
-
-        >>> len(model.importance())
-        3
-        """
-        own = own_model(self.spec)
-        if own is not None:
-            return own.importance(self)
-        import pandas as pd
-
-        _need_linear(self, "importance that follows from its parameters")
-        rows = [
-            (block.table, feature, spread)
-            for block in self.blocks
-            for feature, spread in zip(block.features, _spreads(block), strict=True)
-        ]
-        frame = pd.DataFrame(rows, columns=["table", "feature", "importance"])
-        return frame.sort_values("importance", ascending=False, kind="stable", ignore_index=True)
-
-    def save(self, path: str | Path) -> None:
-        """Writes the model to the folder `path`: JSON and Arrow, a folder for each block.
-
-        >>> import tempfile
-        >>> model.save(tempfile.mkdtemp())
-        """
-        from tablepuppet.prediction.saved import save
-
-        save(self, path)
 
     def to_sql(
         self,
@@ -303,28 +320,6 @@ class Model:
         held = [block.name for block in self.blocks if block.is_held]
         where = f"; with their owners: {', '.join(held)}" if held else ""
         return f"Model({self.kind} for {self.label!r}: {features} features of {tables}{where})"
-
-
-def describe_use(bound: BoundQuery) -> tuple[tuple[str, ...], tuple[TableUse, ...]]:
-    """The alias of the label in each branch, and the query's use of each table."""
-    aliases = tuple(branch.relations[branch.label_relation].alias for branch in bound.branches)
-    return aliases, tuple(TableUse(s.table, s.expressions, s.columns, _names(s)) for s in bound.scans)
-
-
-def block_uses(bound: BoundQuery, block: int) -> tuple[tuple[str, ...], ...]:
-    """The features of a block as SQL over its table's columns, in each branch."""
-    members = zip(bound.branches, bound.blocks[block].members, strict=True)
-    scans = [(bound.scans[branch.relations[m.relation].scan], m.columns) for branch, m in members]
-    found = [
-        (*(scan.expressions[c] for c in columns), *(() if scan.query is None else (f"FROM {scan.query}",)))
-        for scan, columns in scans
-    ]
-    return tuple(dict.fromkeys(found))
-
-
-def _names(scan: Scan) -> tuple[str, ...]:
-    texts = [*scan.expressions, *([] if scan.filter is None else [scan.filter])]
-    return tuple(sorted(frozenset[str]().union(*map(columns_of, texts))))
 
 
 def mean_contribution(per_row: Array, multiplicity: NDArray[np.int64], joined_rows: int) -> Array:

@@ -12,27 +12,13 @@ from typing import Any, Literal
 import msgspec
 
 from tablepuppet.errors import ModelError, unreadable
+from tablepuppet.join.mapping import RelationStats
 from tablepuppet.plan.knowledge import Exposure, Insight
 from tablepuppet.protocol.merkle import TreeHead
 
 
 class _Plain(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Data only; numbers that are not finite are None."""
-
-
-class RelationRecord(_Plain, frozen=True):
-    """One alias of the FROM clause, and how its rows met the others."""
-
-    alias: str
-    table: str
-    clients: int
-    rows: int
-    matched: int
-    max_fan_out: int
-    mean_fan_out: float | None
-    is_outer: bool
-    is_anti: bool = False
-    is_semi: bool = False
 
 
 class PartRecord(_Plain, frozen=True):
@@ -69,7 +55,7 @@ class ReleaseRecord(_Plain, frozen=True):
 class DataRecord(_Plain, frozen=True):
     """The training data."""
 
-    relations: list[RelationRecord]
+    relations: list[RelationStats]
     blocks: list[BlockRecord]
     train_rows: int
     test_rows: int

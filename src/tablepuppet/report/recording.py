@@ -119,7 +119,6 @@ def _copy_fields(kind: type[_Record], source: object, **others: Any) -> _Record:
 
 def _data(result: Result) -> r.DataRecord:
     mapping = result.plan.mapping
-    relations = [_copy_fields(r.RelationRecord, fit) for fit in mapping.fits]
     blocks = [
         r.BlockRecord(
             name=model.name,
@@ -133,7 +132,7 @@ def _data(result: Result) -> r.DataRecord:
         for number, model in enumerate(result.blocks)
     ]
     return r.DataRecord(
-        relations=relations,
+        relations=list(mapping.fits),
         blocks=blocks,
         train_rows=mapping.train_rows,
         test_rows=mapping.test_rows,

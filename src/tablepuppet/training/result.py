@@ -22,10 +22,12 @@ from tablepuppet.models.heads.base import HeadModel
 from tablepuppet.models.modules import Builder, build_module
 from tablepuppet.models.neural import trained_module
 from tablepuppet.plan.plan import Plan
-from tablepuppet.prediction.model import BlockModel, Model, block_uses, describe_use
+from tablepuppet.prediction.model import BlockModel, Model, ModelContent, TableUse
 from tablepuppet.prediction.split import split_of
 from tablepuppet.privacy.ledger import Ledger
 from tablepuppet.protocol.merkle import TreeHead
+from tablepuppet.sources.guard import columns_of
+from tablepuppet.sql.bound import BoundQuery, Scan
 from tablepuppet.training.curves import Curves
 from tablepuppet.training.metrics import MeasuredOn, Metrics, describe_walk
 from tablepuppet.transport.meter import Network, Traffic
@@ -96,7 +98,7 @@ class RoundEvent:
 
 
 @dataclass(frozen=True, eq=False)
-class Result:
+class Result(ModelContent):
     """A trained model, its quality, and its cost. `federation.train` returns it.
 
     - `metrics`, `baseline`, `curves`: by side of the split ("train", "validation", "test"); of the best constant.
@@ -250,38 +252,11 @@ class Result:
             )
         return self.curves[chosen].threshold(best, **wanted)
 
-    def coefficients(self) -> pd.DataFrame:
-        """Weights on the original scale: a data frame of table, feature, class_ and weight.
-
-        A block of a LEFT JOIN has one more row, `alias IS NOT NULL`: the effect of a partner. Weights that stay
-        with their owner are NaN (`withheld` names the blocks).
-
-        >>> result.coefficients()["feature"].tolist()
-        ['o.quantity', 'i.price', 'i.kind=book', 'i.kind=shoe']
-        """
-        return self.model.coefficients()
-
-    def importance(self) -> pd.DataFrame:
-        """How far each feature moves the score, the farthest first: see `Model.importance`.
-
-        >>> list(result.importance().columns)
-        ['table', 'feature', 'importance']
-        """
-        return self.model.importance()
-
-    @property
-    def intercept(self) -> float | Array:
-        """The intercept on the original scale: one number, or one per class for softmax.
-
-        Features of a block whose weights are withheld count from their means, not from zero.
-        """
-        return self.model.intercept
-
     @cached_property
     def model(self) -> Model:
         """The model, to be saved, or given to `federation.predict`."""
         job = self.plan.job
-        aliases, tables = describe_use(self.plan.mapping.bound)
+        aliases, tables = _describe_use(self.plan.mapping.bound)
         return Model(
             kind=job.model.name,
             query=job.data.query,
@@ -290,7 +265,7 @@ class Result:
             classes=self.classes,
             encoded_intercept=self.encoded_intercept,
             blocks=tuple(
-                replace(block, uses=block_uses(self.plan.mapping.bound, number))
+                replace(block, uses=_block_uses(self.plan.mapping.bound, number))
                 for number, block in enumerate(self.blocks)
             ),
             tables=tables,
@@ -318,17 +293,6 @@ class Result:
             loss_options=job.model.loss_options,
             trees=self.trees,
         )
-
-    def save(self, path: str | Path) -> None:
-        """Writes the model to the folder `path`: JSON and Arrow, a folder for each block (docs/prediction.md).
-
-        >>> import tempfile
-        >>> folder = tempfile.mkdtemp()
-        >>> result.save(folder)
-        >>> tp.load(folder).label
-        'returned'
-        """
-        self.model.save(path)
 
     def predict(self, federation: Any, query: str | None = None, **options: Any) -> pa.Table:
         """Predicts the rows of `query` (the trained one) in `federation`; `options` are those of `Federation.predict`.
@@ -398,3 +362,25 @@ class Result:
         from tablepuppet.report.recording import write_history
 
         write_history(self.history, path)
+
+
+def _describe_use(bound: BoundQuery) -> tuple[tuple[str, ...], tuple[TableUse, ...]]:
+    """The alias of the label in each branch, and the query's use of each table."""
+    aliases = tuple(branch.relations[branch.label_relation].alias for branch in bound.branches)
+    return aliases, tuple(TableUse(s.table, s.expressions, s.columns, _names(s)) for s in bound.scans)
+
+
+def _block_uses(bound: BoundQuery, block: int) -> tuple[tuple[str, ...], ...]:
+    """The features of a block as SQL over its table's columns, in each branch."""
+    members = zip(bound.branches, bound.blocks[block].members, strict=True)
+    scans = [(bound.scans[branch.relations[m.relation].scan], m.columns) for branch, m in members]
+    found = [
+        (*(scan.expressions[c] for c in columns), *(() if scan.query is None else (f"FROM {scan.query}",)))
+        for scan, columns in scans
+    ]
+    return tuple(dict.fromkeys(found))
+
+
+def _names(scan: Scan) -> tuple[str, ...]:
+    texts = [*scan.expressions, *([] if scan.filter is None else [scan.filter])]
+    return tuple(sorted(frozenset[str]().union(*map(columns_of, texts))))

@@ -157,12 +157,9 @@ def _next_layer(
 
 def _literal(value: float) -> str:
     """A DOUBLE that reads back to the same bits."""
-    return f"({float(value)!r})" if value < 0 else _plain(float(value))
-
-
-def _plain(value: float) -> str:
-    text = repr(value)
-    return text if "e" in text else f"{text}e0"
+    text = repr(float(value))
+    text = text if "e" in text else f"{text}e0"
+    return f"({text})" if value < 0 else text
 
 
 def _quote_name(name: str) -> str:

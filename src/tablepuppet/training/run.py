@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -31,7 +30,6 @@ from tablepuppet.prediction.model import BlockModel, mean_contribution
 from tablepuppet.protocol.base import Message, Move
 from tablepuppet.protocol.columns import Encoder
 from tablepuppet.sources.encoding import encoded_width
-from tablepuppet.threads import submit
 from tablepuppet.training.convergence import Patience, judge
 from tablepuppet.training.curves import Curves
 from tablepuppet.training.interactions import Interaction, advise_head, compare_with_sum, explain_pairs, probe
@@ -101,7 +99,6 @@ class Run:
         self.curves: dict[str, Curves] = {}  # of the finished model
         self.measured: dict[str, MeasuredOn] = {}  # drawn rows that it was measured on
         self.best_head: TrainedHead | None = None  # the head at the best epoch
-        self._probed: Future[Interaction | None] | None = None
         self.is_restored = False
         self.is_settled = False  # whether training ended by itself
         self.began = time.perf_counter()
@@ -247,11 +244,6 @@ class Run:
                 ridged += self.problem.ridges[number] * told.norm if told.ridged is None else told.ridged
                 penalty += 0.5 * self.problem.ridges[number] * told.norm + self.problem.l1 * (told.absolute or 0.0)
         self.contributions, self.held_out = train, test
-        job = self.plan.job
-        is_disclosed = not job.is_private and job.privacy.label is None  # the residual of each joined row
-        if is_last and job.model.is_convex and is_disclosed and isinstance(mapping.train, JoinedRows):
-            given = (train, self.intercept, self.problem.loss, self.plan.job.seed)
-            self._probed = submit(lambda joined: probe(joined, *given), mapping.train)  # while rows are measured
         known = None if wants_train else server.tally
         moments = (Moment.FINISHED,) * 2 if is_last else (Moment.EPOCH, Moment.HELD_OUT)
         first, others = (Criterion(self.problem.loss, moment, mapping.label.channel) for moment in moments)
@@ -298,7 +290,10 @@ class Run:
             sides = {"validation": mapping.validation, "test": mapping.test}
             judged = {side: (rows, self.losses[side]) for side, rows in sides.items() if side in self.losses}
             return compare_with_sum(self.problem, judged, self.held_out, self.contributions)
-        found = None if self._probed is None else self._probed.result()
+        is_disclosed = not job.is_private and job.privacy.label is None  # the residual of each joined row
+        if not (job.model.is_convex and is_disclosed and isinstance(mapping.train, JoinedRows)):
+            return []
+        found = probe(mapping.train, self.contributions, self.intercept, self.problem.loss, job.seed)
         return [] if found is None else [advise_head(replace(self.plan, widths=widths_of(encoders)), found)]
 
     def finish(self, encoders: list[list[Encoder]]) -> Result:

@@ -59,6 +59,27 @@ def test_two_jobs_that_differ_by_all_visits_of_one_patient_are_compared_by_patie
                 federation.train(few, **JOB)
 
 
+def test_a_condition_that_separates_few_patients_is_refused_however_many_visits_they_have() -> None:
+    few = f"{QUERY} WHERE v.patient >= 2"
+    with tp.Federation(visits(40, 30), policies={"visits": Policy(minimum_rows=5)}) as federation:
+        federation.train(few, **JOB)
+    with (
+        with_policy(visits(40, 30), minimum_rows=5) as federation,
+        pytest.raises(PolicyError, match="its conditions on visits tell fewer than 5 rows apart"),
+    ):
+        federation.train(few, **JOB)
+
+
+@pytest.mark.parametrize("side", ["test", "validation"])
+def test_rows_that_are_held_out_are_not_few(side: str) -> None:
+    """Some 12 of 1,200, without any condition."""
+    with (
+        tp.Federation(visits(40, 30), policies={"visits": Policy(minimum_rows=20)}) as federation,
+        pytest.raises(PolicyError, match=f"would be {side} rows"),
+    ):
+        federation.train(QUERY, **(JOB | {f"{side}_fraction": 0.01}))
+
+
 def test_labels_of_a_patient_with_four_visits_cost_four_times() -> None:
     private: dict[str, Any] = {"model": "logistic", "privacy": {"label": {"epsilon": 1.0}}}
     for limit, is_refused in ((3.0, True), (4.0, False)):

@@ -25,7 +25,7 @@ TYPES = {
     "timestamp": pa.timestamp("us"),
     "zoned": pa.timestamp("us", "UTC"),
     "seconds": pa.timestamp("s"),
-    "nanoseconds": pa.timestamp("ns"),
+    "milliseconds": pa.timestamp("ms"),
 }
 RULES = {"keys": ["k", "g"], "pairs": ["k", "g"], "filters": ["k", "g", "x", "ts", "day", "v", "place"]}
 AGGREGATES = (

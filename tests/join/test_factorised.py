@@ -19,7 +19,7 @@ from tablepuppet.join.factorised.walk import TreeLoss
 from tablepuppet.join.keys import ScanKeys
 from tablepuppet.join.tree_join import TreeJoin
 from tablepuppet.models.losses import Logistic, Loss, Squared
-from tablepuppet.models.losses.numbers import Poisson
+from tablepuppet.models.losses.numbers import Gamma, Poisson
 from tablepuppet.models.losses.separable import Analytic, Exponential, Separable
 from tablepuppet.sql.bound import Branch, Join, KeyPair, Relation
 from tablepuppet.sql.ucq import JoinKind
@@ -101,8 +101,9 @@ def assert_equal_sums(case: Case, found: TreeLoss, loss: Array, slope: Array, cu
             np.testing.assert_allclose(own, other, rtol=0.0, atol=2e-10 * size.max(initial=0.0))
 
 
-@given(cases(), st.sampled_from([Squared(), Logistic(), Poisson()]))
+@given(cases(), st.sampled_from([Squared(), Logistic(), Poisson(), Gamma()]))
 def test_sums_of_losses_are_those_of_the_joined_rows(case: Case, loss: Loss) -> None:
+    case = replace(case, labels=case.labels + isinstance(loss, Gamma))
     separable = loss.separate(case.labels)
     assert separable is not None
     found = TreeLoss(Tree.of(case.join), separable, case.weights)

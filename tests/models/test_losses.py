@@ -11,10 +11,11 @@ from hypothesis.extra.numpy import arrays
 from tablepuppet.models.losses import LOSSES as ALL
 from tablepuppet.models.losses import Logistic, Loss, Squared
 from tablepuppet.models.losses.base import newton_proximal
-from tablepuppet.models.losses.numbers import Huber, Poisson, Quantile
+from tablepuppet.models.losses.numbers import Gamma, Huber, Poisson, Quantile
 from tablepuppet.models.losses.softmax import Softmax
 
-LOSSES: list[Loss] = [Squared(), Logistic(), Softmax(4), Poisson(30.0, 2.0), Huber(0.7), Quantile(0.3)]
+NUMBERS: list[Loss] = [Squared(), Poisson(30.0, 2.0), Gamma(30.0, 2.0), Huber(0.7), Quantile(0.3)]
+LOSSES: list[Loss] = [*NUMBERS, Logistic(), Softmax(4)]
 NAMES = [loss.name for loss in LOSSES]
 SMOOTH = [loss for loss in LOSSES if loss.is_smooth]
 WITH_HESSIAN = [loss for loss in SMOOTH if not isinstance(loss, Huber)]
@@ -28,6 +29,8 @@ def labels_for(loss: Loss, rows: int) -> np.ndarray[tuple[int], np.dtype[np.floa
     rng = np.random.default_rng(1)
     if isinstance(loss, Poisson):
         return rng.poisson(2.0, rows).astype(np.float64)
+    if isinstance(loss, Gamma):
+        return rng.gamma(2.0, size=rows)
     if loss.task == "number":
         return rng.normal(size=rows)
     return rng.integers(0, 2 if loss.outputs == 1 else loss.outputs, rows).astype(np.float64)
@@ -50,7 +53,7 @@ def test_gradient_and_curvature_agree_with_finite_differences(loss: Loss) -> Non
             np.testing.assert_allclose(found, bend, rtol=1e-6, atol=1e-7)
         elif loss.is_smooth:
             assert (found >= bend - 1e-7).all()
-    if not isinstance(loss, Poisson):
+    if not isinstance(loss, Poisson | Gamma):
         assert float(loss.curvature(scores, labels).max()) <= loss.bound + 1e-12
 
 
@@ -109,7 +112,7 @@ def test_newton_finds_the_proximal_map_of_any_convex_loss_of_one_output(
     start: np.ndarray[tuple[int, int], np.dtype[np.float64]],
     rho: float,
 ) -> None:
-    for loss in (Squared(), Logistic(), Poisson(), Huber(0.7)):
+    for loss in (Squared(), Logistic(), Poisson(), Gamma(), Huber(0.7)):
         labels = labels_for(loss, 6)
         found = newton_proximal(loss, centre, rho, labels, start)
         slope = loss.gradient(found, labels) + rho * (found - centre)
@@ -130,8 +133,8 @@ def test_no_constant_is_better_than_the_best_one(loss: Loss) -> None:
 @pytest.mark.parametrize("size", [1e-9, 3.0, 800.0])
 def test_the_total_is_the_sum_over_rows(loss: Loss, rows: int, size: float) -> None:
     scores = np.random.default_rng(rows).normal(size=(rows, loss.outputs)) * size
-    if isinstance(loss, Poisson):
-        scores = np.minimum(scores, 600.0)
+    if isinstance(loss, Poisson | Gamma):
+        scores = np.clip(scores, -600.0, 600.0)
     labels = labels_for(loss, rows)
     assert loss.total(scores, labels) == pytest.approx(loss.value(scores, labels).sum(), rel=1e-13, abs=1e-300)
 

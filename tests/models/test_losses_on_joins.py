@@ -1,4 +1,4 @@
-"""Poisson, Huber and quantile models over a join: those of scikit-learn and scipy on the materialised join.
+"""Poisson, gamma, Huber and quantile models over a join: those of scikit-learn and scipy on the materialised join.
 
 And losses that the package does not know: one class, and one line in the list.
 """
@@ -34,6 +34,7 @@ X = np.concatenate([A, B[K]], axis=1)
 ETA = X @ [0.4, -0.3, 0.5] + 0.2
 LABELS = {
     "count": RNG.poisson(np.exp(ETA)).astype(float),
+    "amount": RNG.gamma(2.0, np.exp(ETA) / 2.0),
     "heavy": ETA + 2.0 * RNG.standard_t(1.5, ROWS),
     "flag": (ETA + RNG.logistic(size=ROWS) > 0.3).astype(np.int64),
     "heft": RNG.uniform(0.5, 2.0, ROWS),
@@ -65,12 +66,17 @@ def huber(theta: Array, delta: float = 1.5) -> float:
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("algorithm", ["newton", "admm", "centralized"])
 @pytest.mark.parametrize("weight", [None, "a.heft"])
-def test_poisson_is_that_of_scikit_learn(algorithm: str, weight: str | None) -> None:
-    result = trained("count", model="poisson", algorithm=algorithm, weight=weight, **NONE)
-    central = linear.PoissonRegressor(alpha=0.0, tol=1e-12, max_iter=1000)
-    central.fit(X, LABELS["count"], None if weight is None else LABELS["heft"])
+@pytest.mark.parametrize(("model", "label"), [("poisson", "count"), ("gamma", "amount")])
+def test_models_of_deviance_are_those_of_scikit_learn(
+    model: str, label: str, algorithm: str, weight: str | None
+) -> None:
+    result = trained(label, model=model, algorithm=algorithm, weight=weight, **NONE)
+    regressor = linear.PoissonRegressor if model == "poisson" else linear.GammaRegressor
+    central = regressor(alpha=0.0, tol=1e-12, max_iter=1000)
+    central.fit(X, LABELS[label], None if weight is None else LABELS["heft"])
     np.testing.assert_allclose(coefficients(result), [*central.coef_, central.intercept_], atol=2e-5)
-    deviance = scores.mean_poisson_deviance(LABELS["count"], np.exp(X @ coefficients(result)[:-1] + result.intercept))
+    measure = scores.mean_poisson_deviance if model == "poisson" else scores.mean_gamma_deviance
+    deviance = measure(LABELS[label], np.exp(X @ coefficients(result)[:-1] + result.intercept))
     assert result.metrics["train"]["deviance"] == pytest.approx(deviance, abs=1e-9)
 
 
@@ -163,6 +169,7 @@ def test_estimators_and_job_files_take_the_options_of_a_loss(tmp_path: Path) -> 
     ("y", "options", "message"),
     [
         ("heavy", {"model": "poisson"}, 'are below 0, and model="poisson" takes counts'),
+        ("count", {"model": "gamma"}, 'are not above 0, and model="gamma" takes amounts'),
         ("heavy", {"model": "quantile", "algorithm": "newton"}, "the quantile loss has kinks; train it with"),
         ("heavy", {"model": "quantile", "quantile": 1.5, "algorithm": "admm"}, "quantile must lie between 0 and 1"),
         ("heavy", {"model": "huber", "delta": 0}, "delta must be above 0"),

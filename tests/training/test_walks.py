@@ -27,7 +27,11 @@ def tables(rows: int = 80, keys: int = 9) -> dict[str, Any]:
 
     x = rng.normal(size=rows)
     a = keyed(rows) | {"x": x, "y": x + rng.normal(size=rows), "p": (x + rng.normal(size=rows) > 0).astype(int)}
-    a |= {"c": rng.poisson(np.exp(0.3 * x)), "weight": rng.integers(0, 3, rows).astype(float)}
+    a |= {
+        "c": rng.poisson(np.exp(0.3 * x)),
+        "g": rng.gamma(2.0, np.exp(0.3 * x)),
+        "weight": rng.integers(0, 3, rows).astype(float),
+    }
     a |= {"side": rng.integers(0, 4, rows)}
     c = keyed(rows) | {"w": rng.normal(size=rows), "kind": [f"kind {i % 3}" for i in range(rows)]}
     b = pa.table(keyed(rows) | {"z": rng.normal(size=rows)})
@@ -48,7 +52,7 @@ def assert_close(found: Result, expected: Result) -> None:
 
 
 @pytest.mark.one_in(5)
-@pytest.mark.parametrize(("model", "label"), [("linear", "y"), ("logistic", "p"), ("poisson", "c")])
+@pytest.mark.parametrize(("model", "label"), [("linear", "y"), ("logistic", "p"), ("poisson", "c"), ("gamma", "g")])
 @pytest.mark.parametrize("given", [{}, {"weight": "a.weight", "validation_fraction": 0.1}], ids=["plain", "weighted"])
 @pytest.mark.parametrize("is_union", [False, True], ids=["LEFT JOIN", "UNION ALL"])
 def test_both_walks_give_the_same_model(
@@ -122,6 +126,15 @@ def test_a_model_is_evaluated_on_drawn_rows_of_a_join_that_is_too_large(
     found = federation.evaluate(result)
     assert f"300 drawn rows of {result.plan.mapping.test_rows:,} rows that the model was not trained on" in str(found)
     assert found.metrics["accuracy"] == pytest.approx(whole.metrics["accuracy"], abs=0.15)
+
+
+def test_predictions_of_a_join_that_is_too_large_are_made_for_some_keys_at_a_time(federation: tp.Federation) -> None:
+    result = federation.train(QUERY.format("p"), label="p", walk="factorised")
+    with pytest.raises(MappingError, match=r"more than the limit of 1,000; predict some keys at a time, as in keys="):
+        federation.predict(result, key="k", max_joined_rows=1000)
+    parts = [federation.predict(result, key="k", keys=[key], max_joined_rows=1000) for key in range(9)]
+    found, whole = pa.concat_tables(parts), federation.predict(result, key="k")
+    np.testing.assert_array_equal(np.sort(found["probability"]), np.sort(whole["probability"]))
 
 
 def test_a_limit_that_the_user_gives_still_refuses(federation: tp.Federation) -> None:

@@ -180,8 +180,8 @@ class Federation(ModelVerbs):
         Common options; docs/options.md lists all of them:
 
         - `query`, `label`: the SQL text, and the item of its SELECT list to predict.
-        - `model`: "linear", "logistic", "softmax", "poisson", "huber", "quantile", "mlp", "boosted", a function that
-          builds a torch module for a block, or "auto".
+        - `model`: "linear", "logistic", "softmax", "poisson", "gamma", "huber", "quantile", "mlp", "boosted", a
+          function that builds a torch module for a block, or "auto".
         - `algorithm`: a name, or an options object such as `tp.Admm(rho=0.5)`; None: the one that suits the model.
         - `l2`: the weight of the penalty; None: 1/N for linear models.
         - `test_fraction`: the share of test rows; `validation_fraction`: of rows measured after every epoch.

@@ -158,6 +158,7 @@ class SizeLimit:
     here: int  # that this machine may make; it alone makes joins that are no tree
     bounds_trees: bool = True  # False: a tree may have any number, for nobody writes them down
     prefers_trees: bool = False  # whether joined rows may come in any order, for the sake of a tree
+    advice: str = "add a WHERE, join on more keys, or raise max_joined_rows"
 
 
 def join_branch(branch: Branch, keys: Sequence[ScanKeys], limit: SizeLimit) -> BranchJoin:
@@ -173,7 +174,4 @@ def join_branch(branch: Branch, keys: Sequence[ScanKeys], limit: SizeLimit) -> B
     if tree is not None and (count <= most or not limit.bounds_trees):
         return tree
     cyclic = "" if limit.bounds_trees else ", and forms no tree from which rows could be drawn"
-    raise MappingError(
-        f"the query joins to {count:,} rows, more than the limit of {most:,}{cyclic}; "
-        "add a WHERE, join on more keys, or raise max_joined_rows"
-    )
+    raise MappingError(f"the query joins to {count:,} rows, more than the limit of {most:,}{cyclic}; {limit.advice}")

@@ -24,6 +24,8 @@ from tablepuppet.privacy.options import Privacy
 from tablepuppet.sql.bound import Block, BoundQuery, Branch
 from tablepuppet.transport.link import Link
 
+_ADVICE = "predict some keys at a time, as in keys=[17, 18], add a WHERE, or raise max_joined_rows"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NewRows:
@@ -55,7 +57,7 @@ def map_new_rows(
         relations = _out_of_reach(bound, branch, incomplete)
         lenient.append(relations)
         joins = (replace(j, kind="left") if j.relation in relations and not j.is_lookup else j for j in branch.joins)
-        join = join_branch(replace(branch, joins=tuple(joins)), keys, SizeLimit(limit, limit))
+        join = join_branch(replace(branch, joins=tuple(joins)), keys, SizeLimit(limit, limit, advice=_ADVICE))
         branches.append(ListedRows.of(join.side(None), join.sizes))
         limit -= branches[-1].rows
     total = sum(side.rows for side in branches)

@@ -132,6 +132,6 @@ def _why_not_factorised(*, are_trees: bool) -> str:
             "optional side of a LEFT JOIN; leave walk out"
         )
     return (
-        'walk="factorised" has sums for second-order steps on exact labels with a squared, logistic (two classes) or '
-        'poisson loss; leave walk out, or train on drawn rows with walk="drawn"'
+        'walk="factorised" has sums for second-order steps on exact labels with a squared, logistic (two classes), '
+        'poisson or gamma loss; leave walk out, or train on drawn rows with walk="drawn"'
     )

@@ -44,7 +44,7 @@ def metric_rows(sides: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
     return [["", *names], *rows]
 
 
-_CONSTANTS = {"squared": "mean", "poisson": "mean"}
+_CONSTANTS = {"squared": "mean", "poisson": "mean", "gamma": "mean"}
 _NO_FIGURES = (
     "metrics and the objective of a private job come from exact predictions, and stay with the server; measure the "
     "model on rows of your own"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tablepuppet.errors import JobError
 from tablepuppet.models.losses.base import LabelFacts, Loss, Weighted
 from tablepuppet.models.losses.logistic import Logistic
-from tablepuppet.models.losses.numbers import Huber, Poisson, Quantile, Squared
+from tablepuppet.models.losses.numbers import Gamma, Huber, Poisson, Quantile, Squared
 from tablepuppet.models.losses.softmax import Softmax
 from tablepuppet.models.metrics import Metric
 
@@ -14,6 +14,7 @@ LOSSES: list[type[Loss]] = [
     Logistic,
     Softmax,
     Poisson,
+    Gamma,
     Huber,
     Quantile,
 ]

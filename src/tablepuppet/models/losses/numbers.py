@@ -1,11 +1,11 @@
-"""Losses of a label that is a number: squared, Huber, pinball and Poisson."""
+"""Losses of a label that is a number: squared, Huber, pinball, Poisson and gamma."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import exp, inf
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from tablepuppet.models.losses.base import LabelFacts, LabelNoise, Loss
 from tablepuppet.models.losses.separable import Exponential, Separable, Square
 from tablepuppet.models.metrics import COVERAGE, DEVIANCE, MAE, NUMBER, PINBALL, R2, RMSE, Metric
 
-_TINY = 1e-10  # lower bound of a mean of counts
+_TINY = 1e-10  # lower bound of a mean of counts or amounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,28 +167,44 @@ def _weighted_quantile(ascending: Array, weights: Array, quantile: float) -> flo
 
 
 @dataclass(frozen=True, slots=True)
-class Poisson(Loss):
-    """Half the deviance of counts and rates, eᵃ − y·a + y log y − y with y ≥ 0. The prediction is eᵃ.
+class _LogLink(Loss):
+    """Half the deviance of labels that are not negative; the prediction is eᵃ, and the curvature has no bound."""
 
-    The curvature eᵃ has no bound; it reaches `largest`, the largest label, if predictions equal the labels.
-    """
-
-    name: ClassVar[str] = "poisson"
-    model: ClassVar[str] = "poisson"
     metrics: ClassVar[tuple[Metric, ...]] = (DEVIANCE, RMSE, MAE, R2)  # counts are often 0: no MAPE
-    curvature_needs_labels: ClassVar[bool] = False
     is_in_label_units: ClassVar[bool] = False
-    label_noise: ClassVar[LabelNoise] = "unbiased labels"
 
     largest: float = 1.0
     mean_label: float = 1.0
 
     @classmethod
-    def of(cls, label: LabelFacts, **options: float) -> Poisson:
+    def of(cls, label: LabelFacts, **options: float) -> Self:
         if label.values is None or label.shares is None or not len(label.values):
             return cls()
         mean = float(label.shares @ label.values)
         return cls(max(float(label.values[-1]), _TINY), max(mean, _TINY))
+
+    def slope_change(self, move: float) -> float:
+        return inf
+
+    def best_constant(self, labels: Array, weights: Array) -> Array:
+        mean = float(weights @ labels) / max(float(weights.sum()), 1e-300)
+        return np.array([np.log(max(mean, _TINY))])
+
+    def predict(self, scores: Array) -> Array:
+        return _exp(scores[:, 0])
+
+
+@dataclass(frozen=True, slots=True)
+class Poisson(_LogLink):
+    """Counts and rates, eᵃ − y·a + y log y − y with y ≥ 0.
+
+    The curvature eᵃ reaches `largest`, the largest label, if predictions equal the labels.
+    """
+
+    name: ClassVar[str] = "poisson"
+    model: ClassVar[str] = "poisson"
+    curvature_needs_labels: ClassVar[bool] = False
+    label_noise: ClassVar[LabelNoise] = "unbiased labels"
 
     @property
     def caution(self) -> float:
@@ -197,9 +213,6 @@ class Poisson(Loss):
     @property
     def bound(self) -> float:
         return self.largest
-
-    def slope_change(self, move: float) -> float:
-        return inf
 
     @property
     def typical_curvature(self) -> float:
@@ -212,10 +225,6 @@ class Poisson(Loss):
         if len(labels) and not labels.any():
             return "all of them are 0; there is nothing to learn"
         return None
-
-    def best_constant(self, labels: Array, weights: Array) -> Array:
-        mean = float(weights @ labels) / max(float(weights.sum()), 1e-300)
-        return np.array([np.log(max(mean, _TINY))])
 
     def value(self, scores: Array, labels: Array) -> Array:
         a, counted = scores[:, 0], np.maximum(labels, 0.0)  # labels that carry noise may be below 0
@@ -230,8 +239,43 @@ class Poisson(Loss):
     def separate(self, labels: Array) -> Separable:
         return Separable(Exponential(), linear=-labels, constant=self.value(np.zeros((len(labels), 1)), labels) - 1.0)
 
-    def predict(self, scores: Array) -> Array:
-        return _exp(scores[:, 0])
+
+@dataclass(frozen=True, slots=True)
+class Gamma(_LogLink):
+    """Amounts whose spread grows with their mean, y·e⁻ᵃ + a − log y − 1 with y > 0.
+
+    The curvature y·e⁻ᵃ is 1 if predictions equal the labels, and `largest` over the mean at the best constant.
+    """
+
+    name: ClassVar[str] = "gamma"
+    model: ClassVar[str] = "gamma"
+
+    @property
+    def bound(self) -> float:
+        return self.largest / self.mean_label
+
+    @property
+    def typical_curvature(self) -> float:
+        return 1.0
+
+    def wrong_labels(self, labels: Array) -> str | None:
+        below = int(np.count_nonzero(labels <= 0))
+        if not below:
+            return None
+        return f'{below:,} of them are not above 0, and model="gamma" takes amounts; use model="poisson" or "linear"'
+
+    def value(self, scores: Array, labels: Array) -> Array:
+        return np.asarray(labels * _exp(-scores[:, 0]) + scores[:, 0] - np.log(labels) - 1.0)
+
+    def gradient(self, scores: Array, labels: Array) -> Array:
+        return np.asarray(1.0 - labels[:, None] * _exp(-scores))
+
+    def curvature(self, scores: Array, labels: Array) -> Array:
+        return np.asarray(labels[:, None] * _exp(-scores))
+
+    def separate(self, labels: Array) -> Separable:
+        ones = np.ones_like(labels)
+        return Separable(Exponential(-1.0), scale=labels, linear=ones, constant=-np.log(labels) - 1.0)
 
 
 def _exp(a: Array) -> Array:

@@ -22,6 +22,7 @@ _OBJECTIVES = {
     "logistic": "binary sigmoid:1",
     "softmax": "multiclass num_class:{outputs}",
     "poisson": "poisson",
+    "gamma": "gamma",
     "huber": "huber",
     "quantile": "quantile",
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,14 @@ from tablepuppet.exchanges.start import StartPart
 from tablepuppet.models.features import Features
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.privacy.gaussian import GradientPrivacy, secure_generator
-from tablepuppet.privacy.masks import honest_parts, to_integers
+from tablepuppet.privacy.masks import MaskKey, honest_parts, to_integers
 from tablepuppet.protocol.base import Combined
 from tablepuppet.protocol.codec import Frame, decode
 
 WIDTH = 16
 QUERY = f"SELECT {', '.join(f'u.x{i}' for i in range(WIDTH))}, o.y FROM orders o JOIN users u ON o.user = u.user"
 NOISE, CLIP, ROUNDS = 2.0, 0.5, 60
+Peers = list[MaskKey]
 
 
 def held(owners: int) -> dict[str, Any]:
@@ -117,14 +118,14 @@ def test_masks_keep_the_grid_of_the_noise_so_that_a_sum_tells_no_more_than_its_v
         assert np.array_equal(total / grid, np.rint(total / grid))
 
 
-def lying(federation: tp.Federation, kept: int) -> None:
-    """A server that tells the first client of users of fewer peers."""
+def lying(federation: tp.Federation, change: Callable[[Peers], Peers]) -> None:
+    """A server that tells the first client of users of other peers."""
     client = next(c for name, c in federation._clients.items() if name.startswith("users"))
     inner = client.answer
 
     def answer(message: Any) -> Any:
         if isinstance(message, StartPart):
-            message = msgspec.structs.replace(message, peers=message.peers[:kept])
+            message = msgspec.structs.replace(message, peers=change(message.peers))
         return inner(message)
 
     client.answer = answer  # type: ignore[method-assign]
@@ -133,7 +134,17 @@ def lying(federation: tp.Federation, kept: int) -> None:
 @pytest.mark.parametrize("kept", [0, 1, 2])
 def test_a_server_cannot_mask_over_fewer_clients_than_were_agreed_on(kept: int) -> None:
     with tp.Federation(held(3)) as federation:
-        lying(federation, kept)
+        lying(federation, lambda peers: peers[:kept])
+        with pytest.raises(PolicyError, match="masked over 3 clients, and these would be over"):
+            federation.train(QUERY, **job())
+
+
+def test_a_server_cannot_mask_over_a_client_that_the_contract_does_not_name() -> None:
+    def change(peers: Peers) -> Peers:
+        return [*peers[:-1], msgspec.structs.replace(peers[-1], client="nobody")]
+
+    with tp.Federation(held(3)) as federation:
+        lying(federation, change)
         with pytest.raises(PolicyError, match="masked over 3 clients, and these would be over"):
             federation.train(QUERY, **job())
 

@@ -25,6 +25,7 @@ from tablepuppet.join.mapping import TableMapping, summarise
 from tablepuppet.join.negatives import with_negatives
 from tablepuppet.join.profile import Profile, check_meetings, profile_keys
 from tablepuppet.join.walk_choice import default_limit
+from tablepuppet.models.losses import Logistic, Squared
 from tablepuppet.plan.analyst import AnalystNoise, analyst_job, analyst_terms, label_bounds
 from tablepuppet.plan.knowledge import check_exposure
 from tablepuppet.plan.plan import Gain, Plan
@@ -269,9 +270,18 @@ def partial_dependence(
 
 
 def drift(model: Model, job: Job, tables: Tables, link: Link) -> inspection.Drift:
-    """How a query's rows differ from those that a model was trained on; no label is read."""
-    encoders, mapping = _gather_encoders(model, job, tables, link)
-    return inspection.measure_drift(model, encoders, summarise(mapping))
+    """How a query's rows differ from those that a model was trained on; no label is read, but for an analyst, as one
+    decides which rows count."""
+    if job.privacy.analyst is None:
+        encoders, mapping = _gather_encoders(model, job, tables, link)
+        return inspection.measure_drift(model, encoders, summarise(mapping))
+    if own_model(model.spec) is None or not isinstance(model.loss, Logistic | Squared):
+        raise PrivacyError("under an analyst budget, drift compares trees of logistic or squared loss; use evaluate")
+    with _session(tables, link) as session:
+        prepared = prepare_job(job, session, "evaluate", measured=RowSelection.of("all", model))
+        assert prepared.noise is not None
+        with _hide_rows(prepared.noise):
+            return NoisyMetrics(prepared.noise).drift(score_labelled(model, prepared, link, session.job_id))
 
 
 def _gather_encoders(model: Model, job: Job, tables: Tables, link: Link) -> tuple[list[list[Encoder]], TableMapping]:
@@ -380,8 +390,8 @@ def map_features(job: Job, session: Session, purpose: Purpose, measured: RowSele
     bound = bind_features(read_query(job.data.query, tables, link), wanted, tables=tables, link=link, job=job_id).bound
     if any(scan.budgeted for scan in bound.scans):
         raise PrivacyError(
-            "drift and partial dependence have no noisy form, and a table has an analyst budget; use evaluate, whose "
-            "metrics on new rows are noisy, or model.importance(), which follows from noisy trees"
+            "a table has an analyst budget: partial dependence has no noisy form, and drift and evaluate take "
+            'privacy={"analyst": {"epsilon": …}}; model.importance() follows from noisy trees, and costs nothing'
         )
     agree(job_contracts(bound, job, purpose, link.asker, measured.use(bound)), link, job_id)
     request = MappingRequest(

@@ -177,8 +177,8 @@ def test_what_has_no_noise_is_refused_and_leads_on() -> None:
             lambda: owners.train(QUERY, label="y", **TREES, loss="squared", privacy=asks()): "its loss is logistic",
             lambda: owners.evaluate(result): "explain, train, evaluate and compare take privacy",
             lambda: owners.importance(result): "explain, train, evaluate and compare take privacy",
-            lambda: owners.drift(result): "use evaluate",
-            lambda: owners.partial_dependence(result, feature="q"): "use evaluate",
+            lambda: owners.drift(result): "drift and evaluate take privacy",
+            lambda: owners.partial_dependence(result, feature="q"): "drift and evaluate take privacy",
             lambda: owners.predict(result): "scores are of single rows",
             lambda: owners.profile(QUERY): "explain shows noisy sizes",
         }
@@ -405,6 +405,7 @@ def test_with_pure_noise_for_every_noisy_sum_nothing_depends_on_rows(monkeypatch
             result = owners.train(QUERY, label="y", **TREES, privacy=asks())
             measured = owners.evaluate(result, privacy=asks())
             compared = owners.compare(result, result, privacy=asks())
+            drift = owners.drift(result, privacy=asks())
         assert result.blocks[0].encoders == ()  # no mean, of which low digits would be a row's
         shown = [str(plan), plan.to_json(), str(result), result.metrics, result.trees, result.notes, result.traffic]
         shown += [
@@ -414,7 +415,7 @@ def test_with_pure_noise_for_every_noisy_sum_nothing_depends_on_rows(monkeypatch
             result.model.metadata,
             result.encoded_intercept,
         ]
-        seen.append([str(one) for one in (*shown, measured.to_dict(), compared.to_dict())])
+        seen.append([str(one) for one in (*shown, measured.to_dict(), compared.to_dict(), drift.to_dict())])
     assert seen[0] == seen[1]
 
 

@@ -29,6 +29,16 @@ class OwnNoise:
 
 
 @dataclass(frozen=True, slots=True)
+class Root:
+    """The first split of a tree."""
+
+    block: int
+    feature: int
+    now: tuple[float, float]  # the weight of joined rows on its left and right
+    then: tuple[float, float]  # the same of training rows, as the model has it
+
+
+@dataclass(frozen=True, slots=True)
 class OwnModel:
     """Types of later rooms are not named here: each function has those of the one whose place it takes."""
 
@@ -52,6 +62,7 @@ class OwnModel:
     check_columns: Callable[[Any, Sequence[Any]], None]  # refuses other types than those a block was trained on
     scores: Callable[[Any, Sequence[Any], Sequence[Any], int], Array]  # of joined rows, from the owners' answers
     importance: Callable[[Any], Any]  # how far each feature moves the score, as a data frame
+    root_sums: Callable[[Any, Sequence[Any], Sequence[Any], int], list[Root]]  # of the same rows as their scores
 
     # training/inspection.py: answers of a block's owners once a feature is changed
     set_feature: Callable[[Any, int, Any, int, Any], Any]  # one value in all rows

@@ -251,15 +251,16 @@ class ModelVerbs:
         options = {"feature": feature, "values": named, "points": points, "rows": rows}
         return cast(Inspection, self._ask_about("partial_dependence", model_of(model), query, **options)).frame()
 
-    def drift(self, model: Model | Result, query: str | None = None) -> Drift:
+    def drift(self, model: Model | Result, query: str | None = None, *, privacy: Any = None) -> Drift:
         """Compares a query's rows with the training rows: means, spreads, categories, matched rows.
 
-        `.found()` lists what exceeds its limits. `model`: a result or a model; `query`: None for its own.
+        `.found()` lists what exceeds its limits. `model`: a result or a model; `query`: None for its own; `privacy`: as
+        in `evaluate`.
 
         >>> federation.drift(model).found()
         []
         """
-        return cast("Drift", self._ask_about("drift", model_of(model), query))
+        return cast("Drift", self._ask_about("drift", model_of(model), query, privacy))
 
 
 def labelled_job(model: Model, query: str | None, privacy: Any = None) -> Job:

@@ -246,7 +246,7 @@ def drift(
     [bold]Example:[/bold] tablepuppet drift model/ returns.toml || tablepuppet train returns.toml --warm-start model/
     """
     with _open(screen, "comparing the rows", model, job, federation) as (loaded, asked, tables):
-        found = tables.drift(loaded, asked.query)
+        found = tables.drift(loaded, asked.query, privacy=asked.analyst)
     said = found.found(shift=shift, spread=spread, matched=matched)
     screen.show(*(said or ["The rows are like those that the model was trained on."]))
     screen.show_json({"drifted": bool(said), "found": said, **found.to_dict()})

@@ -187,6 +187,7 @@ class FeatureDrift:
     new_categories: int = 0
     lost_categories: int = 0
     is_newly_missing: bool = False  # there are NULLs, and in training there were none
+    moved: float = 0.0  # of noisy trees: the share of rows that went up beyond a border, more than noise may be
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,13 +210,18 @@ class Drift:
     joins: tuple[JoinDrift, ...]
 
     def found(self, *, shift: float = 0.25, spread: float = 2.0, matched: float = 0.05) -> list[str]:
-        """All drift: a mean by so many standard deviations, a spread by a factor, matches by a share of rows."""
+        """All drift: a mean by so many standard deviations, a spread by a factor, matches and sides of borders by a
+        share of rows."""
         said = []
         for f in self.features:
             if abs(f.shift) > shift:
                 said.append(f"{f.feature}: its mean moved by {f.shift:+.2g} standard deviations")
             if not 1 / spread <= f.spread <= spread:
                 said.append(f"{f.feature}: its spread is {f.spread:.2g} times what it was")
+            if abs(f.moved) > matched:
+                said.append(
+                    f"{f.feature}: {abs(f.moved):.1%} of rows went {'up' if f.moved > 0 else 'down'} past a border"
+                )
             if f.new_categories:
                 said.append(f"{f.feature}: {f.new_categories:,} categories are new")
             if f.is_newly_missing:

@@ -4,6 +4,7 @@
     more classes   rows, right ones, how many of each class are predicted to be of each; the loss, cut at 6
     a number       rows, |error|, error², label and label², with label and prediction cut to public bounds
     two models     both of these, and the difference of their losses, cut at 6, and its square
+    drift          rows, and the curvature of the loss on each side of every tree's first split
 
 A joined row contributes a vector of bounded length, whatever its prediction. Accuracy, AUC, RMSE and the others
 follow from the noisy sums, as the same metrics of exact sums do (models/metrics.py).
@@ -16,6 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tablepuppet.algorithms.registry import own_model
 from tablepuppet.arrays import Array
 from tablepuppet.errors import JobError
 from tablepuppet.join.mapping import rows_here
@@ -24,6 +26,7 @@ from tablepuppet.models.metrics import Moment, Spread, Sums
 from tablepuppet.plan.analyst import AnalystNoise
 from tablepuppet.prediction.split import MeasuredRows
 from tablepuppet.training.evaluate import Comparison, Scored, likely_error
+from tablepuppet.training.inspection import Drift, FeatureDrift
 from tablepuppet.training.metrics import Criterion, Measured, MeasuredOn, Metrics
 from tablepuppet.training.result import EpochRecord, Result
 from tablepuppet.transport.meter import Traffic
@@ -34,6 +37,7 @@ _CHUNK = 1 << 18
 _CLASS_NORM = 2.0  # a cell, the loss, the row itself, and whether it is predicted rightly
 _NUMBER_NORM = math.sqrt(1 + 1 + 1 + 1 / 4 + 1 / 16)
 _PAIR_NORM = math.sqrt(2.0)  # of a difference of losses and its square, each at most 1
+_SURE = 4.0  # deviations, beyond which a change of a share is no noise
 _SHARES = ("accuracy", "precision", "recall", "f1", "auc")
 
 
@@ -73,6 +77,28 @@ class NoisyMetrics:
         margin = likely_error(error, rows)
         shown = replace(wanted, joined=before.on.rows)
         return Comparison(before.metrics, after.metrics, shown, difference, error, margin)
+
+    def drift(self, scored: Scored) -> Drift:
+        """Of each feature, the largest change of a share beyond a border that a tree begins with."""
+        model, rows, own = scored.model, rows_here(scored.rows), own_model(scored.model.spec)
+        assert own is not None
+        roots = own.root_sums(model, scored.blocks, [p.numbers(rows.rows) for p in rows.indices], rows.rows)
+        norm = math.hypot(1.0, model.loss.bound * math.sqrt(len(roots)))
+        found = self.noise.add("metrics", np.array([rows.rows, *(side for root in roots for side in root.now)]), norm)
+        self.noise.check_rows(float(found[0]), "metrics", norm)
+        now, then = np.maximum(found[1:].reshape(-1, 2), 1e-9), np.array([root.then for root in roots]).reshape(-1, 2)
+        totals = [own.sum(axis=1) for own in (now, np.maximum(then, 1e-9))]
+        jumps = np.abs(np.diff(totals[1]))  # from tree to tree: twice the noise of two sides, and little else
+        deviations = (self.noise.terms.deviation("metrics", norm), float(np.median(jumps)) if len(jumps) else 0.0)
+        margins = _SURE * sum(own / total for own, total in zip(deviations, totals, strict=True))
+        changes = now[:, 1] / totals[0] - then[:, 1] / totals[1]
+        moved = np.sign(changes) * np.maximum(np.abs(changes) - margins, 0.0)
+        most: dict[tuple[int, int], float] = {}
+        for root, change in zip(roots, moved.tolist(), strict=True):
+            most[root.block, root.feature] = max(most.get((root.block, root.feature), 0.0), change, key=abs)
+        blocks = model.blocks
+        known = [FeatureDrift(blocks[b].table, blocks[b].features[f], moved=m) for (b, f), m in sorted(most.items())]
+        return Drift(tuple(known), ())
 
     def result(self, found: Result) -> Result:
         """A run's result without all that was counted exactly."""

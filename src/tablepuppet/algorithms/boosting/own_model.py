@@ -38,6 +38,7 @@ OWN_MODEL = OwnModel(
     check_columns=prediction.check_columns,
     scores=prediction.tree_scores,
     importance=prediction.tree_importance,
+    root_sums=prediction.root_sums,
     set_feature=prediction.set_feature,
     shuffle_feature=prediction.shuffle_feature,
     usual_values=prediction.usual_values,

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting.messages import AskOwnRows, AskRows, GrownBlock, GrownTrees, RowBits, SplitRule
 from tablepuppet.algorithms.boosting.model import Tree
+from tablepuppet.algorithms.own_model import Root
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import JobError, ModelError
 from tablepuppet.join.mapping import Part
@@ -129,14 +130,33 @@ def _values(tree: Tree, bits: Sequence[Bits], numbers: Sequence[RowNumbers], cou
         if left < 0:
             values[rows] = tree.value[node]
             continue
-        block = tree.block[node]
-        own = numbers[block][rows]  # −1 finds the row that does not exist
-        right = bits[block][tree.key[node]][own].astype(np.bool_)
-        if tree.missing[node] >= 0:
-            is_missing = bits[block][tree.missing[node]][own].astype(np.bool_)
-            right = np.where(is_missing, not tree.to_left[node], right)
+        right = _right_side(tree, node, bits, numbers[tree.block[node]][rows])
         inside[left], inside[left + 1] = rows[~right], rows[right]
     return values
+
+
+def _right_side(tree: Tree, node: int, bits: Sequence[Bits], own: RowNumbers) -> NDArray[np.bool_]:
+    """Which joined rows, by their rows of the split's block, go right; −1 finds the row that does not exist."""
+    block = bits[tree.block[node]]
+    right: NDArray[np.bool_] = block[tree.key[node]][own].astype(np.bool_)
+    if tree.missing[node] >= 0:
+        right = np.where(block[tree.missing[node]][own].astype(np.bool_), not tree.to_left[node], right)
+    return right
+
+
+def root_sums(model: Model, bits: Sequence[Bits], numbers: Sequence[RowNumbers], rows: int) -> list[Root]:
+    """The first split of each tree of one output: Σh on its two sides, of these joined rows and of training."""
+    scores, found = np.tile(model.encoded_intercept, (rows, 1)).astype(np.float64), []
+    for group in model.trees:
+        (tree,) = group
+        if tree.left[0] >= 0 and not model.blocks[tree.block[0]].is_held:
+            right = _right_side(tree, 0, bits, numbers[tree.block[0]])
+            weights = np.clip(np.nan_to_num(model.loss.curvature(scores, np.zeros(rows))[:, 0]), 0, model.loss.bound)
+            sides = (float(weights[~right].sum()), float(weights[right].sum()))
+            feature, left = model.blocks[tree.block[0]].splits[tree.key[0]].feature, tree.left[0]
+            found.append(Root(tree.block[0], feature, sides, (tree.cover[left], tree.cover[left + 1])))
+        add_trees([group], bits, numbers, scores)
+    return found
 
 
 def tree_text(model: Model, number: int, output: int = 0) -> str:

@@ -35,13 +35,12 @@ from tablepuppet.prediction.missing_owners import reachable
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.predict import predict_rows
 from tablepuppet.prediction.split import RowSelection
-from tablepuppet.privacy.options import Rounding, privacy_of
+from tablepuppet.privacy.options import privacy_of
 from tablepuppet.protocol.columns import Encoder
 from tablepuppet.protocol.contract import Purpose
 from tablepuppet.sql import LabelColumns, bind
 from tablepuppet.sql.across_owners import read_query
 from tablepuppet.sql.binding import Key, Wanted, bind_features
-from tablepuppet.sql.bound import BoundQuery
 from tablepuppet.sql.schemas import ask_schemas
 from tablepuppet.sql.ucq import Tables
 from tablepuppet.threads import one_blas_thread
@@ -53,7 +52,7 @@ from tablepuppet.training.interactions import gains_of
 from tablepuppet.training.noisy import NoisyMetrics
 from tablepuppet.training.pooled import run_pooled
 from tablepuppet.training.result import Result
-from tablepuppet.training.rounding import RoundedResults, check_label_rows
+from tablepuppet.training.rounding import RoundedResults, check_label_rows, partner_rules
 from tablepuppet.training.run import OnRound, find_interactions, run
 from tablepuppet.training.search import SearchResult, run_search
 from tablepuppet.training.server import UnionOperator
@@ -324,41 +323,22 @@ def prepare_job(
         job = analyst_job(job, terms)
     rounding = agree(job_contracts(bound, job, purpose, link.asker, replace(use, analyst=terms)), link, job_id)
     noise = None if terms is None else AnalystNoise(terms, rounding.least, rounding.analyst_left, label_bounds(job))
-    request = MappingRequest(
-        job=job_id,
-        task=task_of(job),
-        seed=job.seed,
-        test_fraction=job.split.test_fraction,
-        validation_fraction=job.split.validation_fraction,
-        max_joined_rows=job.data.max_joined_rows,
-        privacy=job.privacy,
-        folds=folds,
-        walk=job.data.walk if measured is None else None,
-        may_draw=may_draw(job),
-        has_sums=partial(has_sums, job) if measured is None else None,
-    )
+    request = _map_request(job, job_id)
+    if measured is None:
+        request = replace(request, folds=folds, walk=job.data.walk, has_sums=partial(has_sums, job))
     choice = None if measured is None else measured.choice(bound, link, job_id)
     if noise is not None:
         with _hide_rows(noise):
             capped = replace(request, walk="materialised", may_draw=False, has_sums=None, analyst_cap=noise.terms.cap)
             mapping = map_tables(bound, link, capped, choice=choice)
             is_split = measured is None and bool(job.split.test_where or job.split.test_fraction)
-            noise.check_partners((mapping.train, *[mapping.test] * is_split), _partner_rules(bound, rounding))
+            noise.check_partners((mapping.train, *[mapping.test] * is_split), partner_rules(bound, rounding))
             return replace(prepare(mapping, job, noise), rounding=rounding)
     mapping = map_tables(bound, link, request, cluster=cluster, choice=choice)
     if job.data.negatives:
         mapping = with_negatives(mapping, job.data.negatives, job.seed, job.data.max_joined_rows or default_limit())
     check_label_rows(mapping, job, rounding)
     return replace(prepare(mapping, job), rounding=rounding)
-
-
-def _partner_rules(bound: BoundQuery, rounding: Rounding) -> list[int]:
-    """The rows that owners of each block ask for, then those of a label's table without features; 1: any."""
-    asked, branch = dict(rounding.by_client), bound.branches[0]
-    scans = [branch.relations[block.members[0].relation].scan for block in bound.blocks]
-    scans += [] if branch.label_place.scan in scans else [branch.label_place.scan]
-    own = [bound.scans[scan] for scan in scans]
-    return [1 if scan.budgeted else max(asked.get(client, 1) for client in scan.clients) for scan in own]
 
 
 @contextmanager
@@ -394,15 +374,20 @@ def map_features(job: Job, session: Session, purpose: Purpose, measured: RowSele
             'privacy={"analyst": {"epsilon": …}}; model.importance() follows from noisy trees, and costs nothing'
         )
     agree(job_contracts(bound, job, purpose, link.asker, measured.use(bound)), link, job_id)
-    request = MappingRequest(
+    return map_tables(bound, link, _map_request(job, job_id), choice=measured.choice(bound, link, job_id))
+
+
+def _map_request(job: Job, job_id: str) -> MappingRequest:
+    return MappingRequest(
         job=job_id,
         task=task_of(job),
-        test_fraction=0.0,
+        seed=job.seed,
+        test_fraction=job.split.test_fraction,
+        validation_fraction=job.split.validation_fraction,
         max_joined_rows=job.data.max_joined_rows,
         privacy=job.privacy,
         may_draw=may_draw(job),
     )
-    return map_tables(bound, link, request, choice=measured.choice(bound, link, job_id))
 
 
 def new_job_id() -> str:

@@ -65,6 +65,8 @@ def test_killed_clients_and_a_killed_server_read_the_same_history(tmp_path: Path
         parties.await_clients()
         predicted = parties.connect().predict(found, QUERY, key=["item"])
         text = parties.connect().suggest_history("SELECT o.x, o.y FROM orders o JOIN items i USING (item)", label="y")
+        with pytest.raises(tp.TablePuppetError, match="several owners hold them"):
+            parties.connect().submit("SELECT o.x, o.y FROM orders o JOIN items i USING (item)", "y", split="o.ts")
     assert "items_by_item.price_mean" in text
     given = {"orders": [held["store-eu"], held["store-us"]], "items": held["supplier"]}
     (tmp_path / "policy.toml").write_text(RULES + 'cutoffs = ["ts"]\n')

@@ -133,14 +133,14 @@ class ModelVerbs:
         if n < 1:
             raise JobError("n must be at least 1")
         chosen = model_of(model)
-        asked = candidates(chosen, user, by)
-        found = self.predict(chosen, asked.query, key=asked.key, head=head, progress=False)
+        (query, key), (met_query, met_key) = candidates(chosen, user, by)
+        found = self.predict(chosen, query, key=key, head=head, progress=False)
         if not found.num_rows:
             raise JobError(
                 "no row of the user's table has this key, or there is no item; see `by` for which table it is"
             )
-        known = None if met else self.predict(chosen, asked.met, key=asked.met_key, head=head, progress=False)
-        return best(found, asked.key, known, asked.met_key, n)
+        known = None if met else self.predict(chosen, met_query, key=met_key, head=head, progress=False)
+        return best(found, key, known, met_key, n)
 
     def predictor(
         self, model: Model | Result, query: str | None = None, *, key: str | Sequence[str], **options: Any

@@ -58,11 +58,7 @@ def name_owners(
         if not count:
             raise JobError(f"table {table!r} has no source; give at least one")
         owners[table] = (table,) if count == 1 else tuple(f"{table}[{i}]" for i in range(count))
-    return add_partitions(owners | _together(owners, together or {}), partitioned_by or {})
-
-
-def add_partitions(owners: Owners, by: Mapping[str, Sequence[str]]) -> Owners:
-    """The clients of each table, with the columns whose values lie with one of them each."""
+    owners, by = owners | _together(owners, together or {}), partitioned_by or {}
     for table, columns in by.items():
         if table not in owners:
             raise JobError(f"partitioned_by names {table!r}, which is not a table; {did_you_mean(table, list(owners))}")
@@ -73,28 +69,23 @@ def add_partitions(owners: Owners, by: Mapping[str, Sequence[str]]) -> Owners:
 
 def _together(owners: Owners, together: Mapping[str, Sequence[str]]) -> Owners:
     """Each owner's tables; of a table with several sources, each owner has one, in their order."""
-    found: Owners = {}
-    for table, clients in owners.items():
-        holders = tuple(owner for owner, held in together.items() if table in held)
-        if len(holders) == len(clients) > 1:
-            found[table] = holders
-    shared = dict(found)
-    taken = {client for clients in owners.values() for client in clients}
     for owner, held in together.items():
         for table in held:
             if table not in owners:
                 hint = did_you_mean(table, list(owners))
                 raise JobError(f"owner {owner!r} holds {table!r}, which is not a table; {hint}")
-            if table in shared:
-                continue
-            if len(owners[table]) > 1 or table in found:
-                raise JobError(
-                    f"table {table!r} has {len(owners[table])} sources, and owners name another number of holders; "
-                    "give each source one owner, in their order"
-                )
-            if owner in taken and owners[table] != (owner,):
-                raise JobError(f"owner {owner!r} has the name of a table; give it another")
-            found[table] = (owner,)
+    found: Owners = {}
+    taken = {client for clients in owners.values() for client in clients}
+    for table, clients in owners.items():
+        holders = tuple(owner for owner, held in together.items() if table in held)
+        if holders and len(holders) != len(clients):
+            raise JobError(
+                f"table {table!r} has {len(clients)} sources, and owners name another number of holders; give each "
+                "source one owner, in their order"
+            )
+        if len(holders) == 1 and holders != clients and holders[0] in taken:
+            raise JobError(f"owner {holders[0]!r} has the name of a table; give it another")
+        found |= {table: holders} if holders else {}
     return found
 
 

@@ -8,7 +8,6 @@ under the owners' rules for it; owners are asked for nothing else. Also here: th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,18 +24,14 @@ from tablepuppet.sources.syntax import conditions_of, conjuncts_of, relations_of
 _INSTEAD = "; ask predict with a query of your own, in which the rows are that you want scores of"
 
 
-@dataclass(frozen=True, slots=True)
-class Candidates:
-    """The queries that a recommendation is made of."""
-
-    query: str  # the user with every item
-    key: str  # of the item's table
-    met: str  # the joined rows of the user
-    met_key: str  # of the label's table: the item of each
+Asked = tuple[str, str]  # a query, and the key of the item in it
 
 
-def candidates(model: Model, user: Any, by: str | None = None) -> Candidates:
-    """The queries to predict for a user; `by`: the alias of the user's table, by default the first but the label's."""
+def candidates(model: Model, user: Any, by: str | None = None) -> tuple[Asked, Asked]:
+    """A query in which the user meets every item, and one of those that they have met.
+
+    `by`: the alias of the user's table, by default the first but the label's.
+    """
     if len(model.classes) > 2:
         raise JobError(
             f"items are ranked by a number or by a probability, and a label of several classes is neither{_INSTEAD}"
@@ -84,7 +79,7 @@ class _Join:
         left, right = pairs[0]
         return (left, right) if left.table == alias else (right, left)
 
-    def candidates(self, user: Any) -> Candidates:
+    def candidates(self, user: Any) -> tuple[Asked, Asked]:
         keys = {alias: self._key(alias) for alias in (self._user, self._item)}
         (own, met_user), (item, met_item) = (k for k in keys.values() if k is not None)
         value = exp.convert(user.item() if isinstance(user, np.generic) else user)
@@ -102,8 +97,7 @@ class _Join:
                 query = query.where(term.copy())
         query = query.where(own.copy().eq(value.copy()))
         met = self._tree.copy().where(met_user.copy().eq(value))
-        texts = [q.sql(dialect="duckdb") for q in (query, met)]
-        return Candidates(texts[0], item.name, texts[1], met_item.name)
+        return (query.sql(dialect="duckdb"), item.name), (met.sql(dialect="duckdb"), met_item.name)
 
     def _join_reachable(self, query: exp.Select, placed: list[str]) -> tuple[exp.Select, list[str]]:
         """Joins the tables that are reached from those that are there, but for the label's."""

@@ -31,13 +31,6 @@ def check_given(job: Job, given: dict[str, Any]) -> None:
     _check(job)
     _check_stopping(job)
     _check_model(job, given)
-    _check_head(job, given)
-    _check_label_privacy(job)
-    _check_negatives(job)
-    _check_walk(job)
-
-
-def _check_head(job: Job, given: dict[str, Any]) -> None:
     algorithm = algorithm_of(job.options)
     check_head(
         job,
@@ -46,6 +39,8 @@ def _check_head(job: Job, given: dict[str, Any]) -> None:
         trained_by=name_algorithms(a for a in FEDERATED if job.model.head in a.heads),
         needs_bound=algorithm.figures_by(job.options, is_linear=True) == "power iteration",
     )
+    _check_negatives(job)
+    _check_walk(job)
 
 
 def _check(job: Job) -> None:
@@ -117,6 +112,11 @@ def _check_model(job: Job, given: dict[str, Any]) -> None:
     """Refuses options that do not fit the model, and models that the algorithm cannot train."""
     algorithm, loss = algorithm_of(job.options), job.model.loss_class
     _check_penalties(job)
+    if loss is not None and job.privacy.label is not None and loss.label_noise == "refused":
+        raise PrivacyError(
+            f"the {loss.name} loss has no private form for labels: noise on them would bias what it fits; use "
+            'model="linear" with privacy.label, or train without it'
+        )
     if job.warm_start is not None and not algorithm.can_go_on(job.options):
         raise JobError(
             "warm_start adds boosted trees to those of a model; leave it out of other models, and of forests"
@@ -236,15 +236,6 @@ def _check_stopping(job: Job) -> None:
         raise JobError(
             "patience would choose an epoch by exact predictions of validation rows, outside the promise of "
             "privacy.features; leave it out and set epochs"
-        )
-
-
-def _check_label_privacy(job: Job) -> None:
-    loss = job.model.loss_class
-    if loss is not None and job.privacy.label is not None and loss.label_noise == "refused":
-        raise PrivacyError(
-            f"the {loss.name} loss has no private form for labels: noise on them would bias what it fits; use "
-            'model="linear" with privacy.label, or train without it'
         )
 
 

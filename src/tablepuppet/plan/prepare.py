@@ -265,70 +265,51 @@ def _of_label_rows(side: Joined, factors: Array | None) -> Array:
 def expand_blocks(mapping: TableMapping) -> TableMapping:
     """The mapping whose blocks are X_i instead of T_i; a joined row lies with the client of its base row."""
     parts: list[Part] = []
-    sides: dict[str, list[RowIndex]] = {"train": [], "test": []}
-    whole, tested, validated = (rows_here(side) for side in (mapping.train, mapping.test, mapping.validation))
-    held = _both(tested, validated)
+    sides = [rows_here(side) for side in (mapping.train, mapping.test, mapping.validation)]
+    indices: list[list[RowIndex]] = [[] for _ in sides]
     for number in range(len(mapping.bound.blocks)):
         own = mapping.parts_of(number)
-        train_rows, train = _expand(whole, number, own, "train")
-        test_rows, test = _expand(held, number, own, "test")
-        sides["train"].append(train)
-        sides["test"].append(test)
+        train_rows, trained = _expand(sides[:1], number, own, "train")
+        test_rows, held = _expand(sides[1:], number, own, "test")
+        for every, index in zip(indices, (*trained, *held), strict=True):
+            every.append(index)
         starts = [0, 0]
         for part, a, b in zip(own, train_rows, test_rows, strict=True):
             stops = [starts[0] + len(a), starts[1] + len(b)]
             inside = [slice(x, y) for x, y in zip(starts, stops, strict=True)]
             parts.append(replace(part, only=a, test_rows=b, train=inside[0], test=inside[1]))
             starts = stops
+    train, test, validation = (
+        replace(side, indices=tuple(own), state={}) for side, own in zip(sides, indices, strict=True)
+    )
+    multiplicity = tuple(np.ones(index.rows, np.int64) for index in train.indices)
     return replace(
-        mapping,
-        parts=tuple(parts),
-        multiplicity=tuple(np.ones(index.rows, np.int64) for index in sides["train"]),
-        train=replace(whole, indices=tuple(sides["train"]), state={}),
-        test=replace(tested, indices=_cut(sides["test"], 0, tested.rows), state={}),
-        validation=replace(validated, indices=_cut(sides["test"], tested.rows, held.rows), state={}),
+        mapping, parts=tuple(parts), multiplicity=multiplicity, train=train, test=test, validation=validation
     )
 
 
-def _both(test: JoinedRows, validation: JoinedRows) -> JoinedRows:
-    """All rows that are held out, those of the test first."""
-    if not validation.rows:
-        return test
-    places = [
-        np.concatenate([p.numbers(side.rows) for side, p in pair])
-        for pair in (((test, a), (validation, b)) for a, b in zip(test.indices, validation.indices, strict=True))
-    ]
-    indices = tuple(RowIndex.of(place, p.rows) for place, p in zip(places, test.indices, strict=True))
-    return replace(test, rows=test.rows + validation.rows, indices=indices, state={})
-
-
-def _cut(indices: list[RowIndex], start: int, stop: int) -> tuple[RowIndex, ...]:
-    """Joined rows start ≤ j < stop."""
-    return tuple(
-        RowIndex.of(np.arange(start, stop) if p.index is None else p.index[start:stop], p.rows) for p in indices
-    )
-
-
-def _expand(joined: JoinedRows, block: int, parts: tuple[Part, ...], side: str) -> tuple[list[RowNumbers], RowIndex]:
-    """Each part's joined rows as its own row numbers, and where each joined row now lies.
+def _expand(
+    sides: Sequence[JoinedRows], block: int, parts: tuple[Part, ...], side: str
+) -> tuple[list[RowNumbers], list[RowIndex]]:
+    """Each part's joined rows as its own row numbers, and where each joined row of the sides now lies.
 
     A joined row without a row in this block (−1) goes to the first part, as a row of zeros.
     """
-    index = joined.indices[block]
-    rows = index.numbers(joined.rows)
+    rows = np.concatenate([own.indices[block].numbers(own.rows) for own in sides])
+    borders = np.cumsum([own.rows for own in sides])[:-1]
     if not parts:
-        return [], RowIndex.of(rows, 0)
+        return [], [RowIndex.of(own, 0) for own in np.split(rows, borders)]
     starts = [getattr(part, side).start for part in parts]
     holder = np.maximum(np.searchsorted(starts, rows, side="right") - 1, 0)
     order = np.argsort(holder, kind="stable")
-    place = np.empty(joined.rows, np.int64)
-    place[order] = np.arange(joined.rows)
+    place = np.empty(len(rows), np.int64)
+    place[order] = np.arange(len(rows))
     numbers = []
     for k, part in enumerate(parts):
         mine = rows[order[holder[order] == k]]
         own = getattr(part, f"{side}_rows")
         numbers.append(np.where(mine < 0, -1, np.append(own, -1)[mine - starts[k]]).astype(own.dtype))
-    return numbers, RowIndex.of(place, joined.rows)
+    return numbers, [RowIndex.of(own, len(rows)) for own in np.split(place, borders)]
 
 
 def check_penalties(job: Job, blocks: Sequence[Any]) -> None:

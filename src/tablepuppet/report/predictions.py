@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tablepuppet.formatting import number, tick_text
+from tablepuppet.formatting import number
 from tablepuppet.output_files import as_path, write_whole
 from tablepuppet.report.charts import Cell, Chart, Point, Series, render_template
 from tablepuppet.report.record import CurvesRecord, NumbersRecord, RunRecord
@@ -176,20 +176,13 @@ def _title(mean: str) -> str:
 
 
 def _dependence_chart(feature: str, lines: Sequence[_Line]) -> Chart:
-    series = tuple(
-        Series(
-            name,
-            style,
-            tuple(
-                Point(float(x), y, f"{feature} = {tick_text(float(x))}\n{name} {number(y, 5)}")
-                for x, y in zip(values, means, strict=True)
-                if x is not None
-            ),
-        )
-        for style, (name, values, means) in enumerate(lines)
-    )
     what = lines[0][0] if len(lines) == 1 else "mean"
-    return Chart(f"{feature}: {what}", feature, what, series, x_from_zero=False)
+    drawn: list[tuple[int, str, Columns]] = []
+    for style, (name, values, means) in enumerate(lines):
+        known = [(float(x), y) for x, y in zip(values, means, strict=True) if x is not None]
+        columns = {feature: [x for x, _ in known], what: [y for _, y in known]}
+        drawn.append((style, "" if len(lines) == 1 else name, columns))
+    return _draw_lines(f"{feature}: {what}", drawn, x_from_zero=False)
 
 
 _Cell = tuple[float | None, float | None]  # the weight, and that of the encoded column

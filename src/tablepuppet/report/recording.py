@@ -45,7 +45,7 @@ def records_of(first: Result, beside: object) -> list[r.RunRecord]:
     return [record_of(result) for result in (first, *others)]
 
 
-def record_of(result: Result, name: str | None = None) -> r.RunRecord:
+def record_of(result: Result) -> r.RunRecord:
     """A result as plain data."""
     job = result.plan.job
     is_linear = job.model.is_convex
@@ -57,7 +57,7 @@ def record_of(result: Result, name: str | None = None) -> r.RunRecord:
     )
     pairs = [(number, output) for number, group in enumerate(result.trees) for output in range(len(group))]
     record = r.RunRecord(
-        name=name or job.algorithm,
+        name=job.algorithm,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         job=job.arguments(),
         data=_data(result),
@@ -93,7 +93,12 @@ def record_of(result: Result, name: str | None = None) -> r.RunRecord:
             for release in result.privacy.releases
         ],
         heads=result.heads,
-        environment=_environment(),
+        environment={
+            "tablepuppet": str(import_module("tablepuppet").__version__),  # by name: the package imports this module
+            "python": f"{platform.python_implementation()} {platform.python_version()}",
+            "system": f"{platform.system()} {platform.machine()}",
+            **{name: version(name) for name in LIBRARIES},
+        },
     )
     return msgspec.json.decode(msgspec.json.encode(record), type=r.RunRecord)  # which writes null for NaN and infinity
 
@@ -131,14 +136,8 @@ def _data(result: Result) -> r.DataRecord:
         )
         for number, model in enumerate(result.blocks)
     ]
-    return r.DataRecord(
-        relations=list(mapping.fits),
-        blocks=blocks,
-        train_rows=mapping.train_rows,
-        test_rows=mapping.test_rows,
-        validation_rows=mapping.validation_rows,
-        outputs=result.plan.loss.outputs,
-    )
+    outputs = result.plan.loss.outputs
+    return _copy_fields(r.DataRecord, mapping, relations=list(mapping.fits), blocks=blocks, outputs=outputs)
 
 
 def _history(result: Result) -> list[r.Epoch]:
@@ -153,13 +152,7 @@ def _coefficients(result: Result) -> r.Coefficients:
         for k in range(block.theta.shape[1]):
             scaled += block.theta[:, k].tolist()
             scaled += [None] * block.is_lacking
-    return r.Coefficients(
-        table=frame["table"].tolist(),
-        feature=frame["feature"].tolist(),
-        class_=frame["class_"].tolist(),
-        weight=frame["weight"].tolist(),
-        scaled=scaled,
-    )
+    return r.Coefficients(scaled=scaled, **frame.to_dict("list"))
 
 
 def curves_record(curves: Curves) -> r.CurvesRecord:
@@ -186,15 +179,6 @@ def curves_record(curves: Curves) -> r.CurvesRecord:
 
 def _account(account: Account) -> r.AccountRecord:
     return _copy_fields(r.AccountRecord, account, slowest_bytes=sum(one.slowest for one in account.each_round))
-
-
-def _environment() -> dict[str, str]:
-    return {
-        "tablepuppet": str(import_module("tablepuppet").__version__),  # by name: the package imports this module
-        "python": f"{platform.python_implementation()} {platform.python_version()}",
-        "system": f"{platform.system()} {platform.machine()}",
-        **{name: version(name) for name in LIBRARIES},
-    }
 
 
 def figures(record: EpochRecord) -> dict[str, float]:

@@ -27,6 +27,7 @@ from tablepuppet.models.losses import Loss
 from tablepuppet.models.metrics import binary_sums, class_sums
 from tablepuppet.plan.prepare import Prepared
 from tablepuppet.privacy.options import Rounding
+from tablepuppet.sql.bound import BoundQuery
 from tablepuppet.training.curves import Curves
 from tablepuppet.training.evaluate import Comparison, likely_error
 from tablepuppet.training.metrics import Measured, Metrics
@@ -85,6 +86,15 @@ def check_label_rows(mapping: TableMapping, job: Job, rounding: Rounding) -> Non
             f"labels' rows are joined up to {rows.most:,} times, and leaves of trees may have fewer than {least:,} of "
             f"them; train with min_child_weight={due:g} (an owner's rule minimum_rows)"
         )
+
+
+def partner_rules(bound: BoundQuery, rounding: Rounding) -> list[int]:
+    """The rows that owners of each block ask for, then those of a label's table without features; 1: any."""
+    asked, branch = dict(rounding.by_client), bound.branches[0]
+    scans = [branch.relations[block.members[0].relation].scan for block in bound.blocks]
+    scans += [] if branch.label_place.scan in scans else [branch.label_place.scan]
+    own = [bound.scans[scan] for scan in scans]
+    return [1 if scan.budgeted else max(asked.get(client, 1) for client in scan.clients) for scan in own]
 
 
 @dataclass(frozen=True, slots=True)

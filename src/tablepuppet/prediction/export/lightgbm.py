@@ -8,7 +8,6 @@ category. The model's constant is in the leaves of the first trees.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -30,15 +29,11 @@ _CATEGORY, _DEFAULT_LEFT, _NAN = 1, 2, 8  # bits of a decision
 _EVERY = 1.7976931348623157e308  # a border that every number is below
 
 
-@dataclass(frozen=True, slots=True)
-class _Feature:
-    """A column of the joined table: a number, or a string with its numbered categories."""
-
-    name: str
-    codes: dict[str, int] | None
+# The columns of the joined table: a number's codes are None, a string's the numbers of its categories.
+_Features = dict[str, dict[str, int] | None]
 
 
-def to_lightgbm(model: Model) -> tuple[str, dict[str, dict[str, int] | None]]:
+def to_lightgbm(model: Model) -> tuple[str, _Features]:
     """The text, and by feature in the order of the model: None for numbers, for strings the number of each category.
 
     A missing string is 0, and any other than those named is one more than the last.
@@ -51,7 +46,8 @@ def to_lightgbm(model: Model) -> tuple[str, dict[str, dict[str, int] | None]]:
     if held:
         raise ModelError(f"the splits of {', '.join(held)} stay with their owners; train with release=True to export")
     features, places = _features(model)
-    infos = ["[-1e308:1e308]" if f.codes is None else ":".join(map(str, range(len(f.codes) + 2))) for f in features]
+    every = features.values()
+    infos = ["[-1e308:1e308]" if codes is None else ":".join(map(str, range(len(codes) + 2))) for codes in every]
     objective = _OBJECTIVES[model.loss.name].format(outputs=model.outputs)
     lines = [
         "tree",
@@ -61,7 +57,7 @@ def to_lightgbm(model: Model) -> tuple[str, dict[str, dict[str, int] | None]]:
         "label_index=0",
         f"max_feature_idx={len(features) - 1}",
         f"objective={objective}",
-        f"feature_names={' '.join(f.name.replace(' ', '_') for f in features)}",
+        f"feature_names={' '.join(name.replace(' ', '_') for name in features)}",
         f"feature_infos={' '.join(infos)}",
         "",
     ]
@@ -69,16 +65,16 @@ def to_lightgbm(model: Model) -> tuple[str, dict[str, dict[str, int] | None]]:
     for number, group in enumerate(model.trees):
         for output, tree in enumerate(group):
             constant = float(model.encoded_intercept[output]) if number == 0 else 0.0
-            lines += [f"Tree={count}", *_tree(model, tree, features, places, constant), "", ""]
+            lines += [f"Tree={count}", *_tree(model, tree, list(every), places, constant), "", ""]
             count += 1
     lines += ["end of trees", "", "feature_importances:", "", "parameters:", "end of parameters", ""]
     lines += ["pandas_categorical:null", ""]
-    return "\n".join(lines), {f.name: f.codes for f in features}
+    return "\n".join(lines), features
 
 
-def _features(model: Model) -> tuple[list[_Feature], dict[tuple[int, int, int], int]]:
+def _features(model: Model) -> tuple[_Features, dict[tuple[int, int, int], int]]:
     """All columns, and their places by block, feature and entry."""
-    found: list[_Feature] = []
+    found: _Features = {}
     places: dict[tuple[int, int, int], int] = {}
     for number, block in enumerate(model.blocks):
         for feature, name in enumerate(block.features):
@@ -89,12 +85,16 @@ def _features(model: Model) -> tuple[list[_Feature], dict[tuple[int, int, int], 
                 strings = sorted({text for rule in rules for text in (*rule.left, *rule.known)})
                 codes = None if all(r.is_number for r in rules) else {s: k for k, s in enumerate(strings, 1)}
                 places[number, feature, entry] = len(found)
-                found.append(_Feature(name if entries == [0] else f"{name}[{entry}]", codes))
+                found[name if entries == [0] else f"{name}[{entry}]"] = codes
     return found, places
 
 
 def _tree(
-    model: Model, tree: Tree, features: Sequence[_Feature], places: dict[tuple[int, int, int], int], constant: float
+    model: Model,
+    tree: Tree,
+    every: Sequence[dict[str, int] | None],
+    places: dict[tuple[int, int, int], int],
+    constant: float,
 ) -> list[str]:
     inner = tree.splits
     leaves = [n for n, left in enumerate(tree.left) if left < 0]
@@ -105,7 +105,7 @@ def _tree(
         rule = model.blocks[tree.block[n]].splits[tree.key[n]]
         place = places[tree.block[n], rule.feature, rule.entry]
         feature.append(place)
-        codes = features[place].codes
+        codes = every[place]
         if codes is None:
             threshold.append(_EVERY if rule.border is None else rule.border)
             goes_left = tree.missing[n] >= 0 and tree.to_left[n]

@@ -7,12 +7,18 @@ Every algorithm's folder has its own subclass; options travel to clients as they
 from __future__ import annotations
 
 import re
-from typing import Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from tablepuppet.errors import JobError, hint
+
+Positive = Annotated[float, Meta(gt=0.0, lt=1e300)]
+Tolerance = Annotated[float, Meta(ge=0.0, lt=1e300)]
+Count = Annotated[int, Meta(ge=1)]
+Memory = Annotated[int, Meta(ge=0, le=16)]  # earlier directions
 
 
 class Checked(msgspec.StructMeta):

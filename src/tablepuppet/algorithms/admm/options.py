@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from math import inf
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
+from msgspec import Meta
 
 from tablepuppet.algorithms.base import Figures
-from tablepuppet.algorithms.options import AlgorithmOptions
+from tablepuppet.algorithms.options import AlgorithmOptions, Count, Memory, Positive, Tolerance
 from tablepuppet.arrays import Array
 from tablepuppet.protocol.base import Discloses, Update
 from tablepuppet.protocol.bounds import require
@@ -30,33 +30,18 @@ class Admm(AlgorithmOptions, frozen=True, tag="admm"):
     """
 
     name: ClassVar[str] = "admm"
-    rho: float | None = None
+    rho: Positive | None = None
     adapt: bool = True
-    relax: float = 1.6
+    relax: Annotated[float, Meta(gt=0.0, lt=2.0)] = 1.6
     variant: Literal["sharing", "published"] = "sharing"
     union: Literal["consensus", "exact"] = "consensus"
-    inner_rounds: int = 10
-    memory: int = 8  # fewer stall where tables correlate: docs/decisions/0006
-    tolerance: float = 1e-8
-    local_epochs: int | None = None
-    local_batch_size: int | None = None
+    inner_rounds: Count = 10
+    memory: Memory = 8  # fewer stall where tables correlate: docs/decisions/0006
+    tolerance: Tolerance = 1e-8
+    local_epochs: Count | None = None
+    local_batch_size: Count | None = None
     local_optimizer: Literal["sgd", "adam", "adamw"] = "adam"
-    local_learning_rate: float | None = None
-
-    def __post_init__(self) -> None:
-        self._check(self.rho is None or 0 < self.rho < inf, "rho must be above 0 and finite, or None")
-        self._check(self.local_epochs is None or self.local_epochs >= 1, "local_epochs must be at least 1, or None")
-        self._check(
-            self.local_batch_size is None or self.local_batch_size >= 1, "local_batch_size must be at least 1, or None"
-        )
-        self._check(
-            self.local_learning_rate is None or 0 < self.local_learning_rate < inf,
-            "local_learning_rate must be above 0 and finite, or None",
-        )
-        self._check(0 < self.relax < 2, "relax must lie in (0, 2)")
-        self._check(0 <= self.memory <= 16, "memory must lie in 0..16")
-        self._check(self.inner_rounds >= 1, "inner_rounds must be at least 1")
-        self._check(0 <= self.tolerance < inf, "tolerance must not be negative or infinite")
+    local_learning_rate: Positive | None = None
 
     def start_rho(self, is_linear: bool = True) -> float:
         """ρ to begin with, in units of the loss curvature."""

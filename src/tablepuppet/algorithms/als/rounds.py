@@ -16,17 +16,18 @@ blocks, then of products P d. These are summed; the server runs the conjugate gr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf, isfinite
+from math import isfinite
 from typing import Annotated, Any, ClassVar
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from tablepuppet.algorithms import base
 from tablepuppet.algorithms.als.normal import Conjugate, diagonal, diagonal_blocks, products, solved_blocks
 from tablepuppet.algorithms.als.shrinkage import FixedShrinkage, LearnedShrinkage
 from tablepuppet.algorithms.base import Answer, BlockAnswer, BlockUpdate, Figures, PartSetup, Problem, Server
-from tablepuppet.algorithms.options import AlgorithmOptions
+from tablepuppet.algorithms.options import AlgorithmOptions, Count, Tolerance
 from tablepuppet.arrays import Array, Triangles
 from tablepuppet.errors import JobError
 from tablepuppet.models.features import Features
@@ -48,14 +49,9 @@ class Als(AlgorithmOptions, frozen=True, tag="als"):
     """
 
     name: ClassVar[str] = "als"
-    tolerance: float = 1e-6
-    solver_steps: int = 50
-    solver_tolerance: float = 1e-2
-
-    def __post_init__(self) -> None:
-        self._check(0 <= self.tolerance < inf, "tolerance must not be negative or infinite")
-        self._check(self.solver_steps >= 1, "solver_steps must be at least 1")
-        self._check(0 <= self.solver_tolerance < 1, "solver_tolerance must lie in [0, 1)")
+    tolerance: Tolerance = 1e-6
+    solver_steps: Count = 50
+    solver_tolerance: Annotated[float, Meta(ge=0.0, lt=1.0)] = 1e-2
 
     @property
     def sends_second_moments(self) -> bool:

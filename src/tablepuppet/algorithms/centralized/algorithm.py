@@ -8,7 +8,6 @@ whose objective is not convex, take the steps of sgd, with every table in one pl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,7 +15,7 @@ import scipy
 
 from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure
 from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Fitted, PartSetup, Problem
-from tablepuppet.algorithms.options import AlgorithmOptions
+from tablepuppet.algorithms.options import AlgorithmOptions, Positive, Tolerance
 from tablepuppet.algorithms.sgd.algorithm import SgdAlgorithm
 from tablepuppet.algorithms.sgd.rounds import Sgd, SgdFigures, SgdServer, SgdUpdate, client_start, client_step
 from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RoundTraffic, RunShape, Shape
@@ -37,14 +36,8 @@ class Centralized(AlgorithmOptions, frozen=True, tag="centralized"):
     """
 
     name: ClassVar[str] = "centralized"
-    tolerance: float = 1e-10
-    learning_rate: float | None = None  # of networks and heads; None: what federated training takes
-
-    def __post_init__(self) -> None:
-        self._check(
-            self.learning_rate is None or 0 < self.learning_rate < inf, "learning_rate must be above 0 and finite"
-        )
-        self._check(0 <= self.tolerance < inf, "tolerance must not be negative or infinite")
+    tolerance: Tolerance = 1e-10
+    learning_rate: Positive | None = None  # of networks and heads; None: what federated training takes
 
 
 _ITERATIONS = 100

@@ -11,7 +11,6 @@ that would change its sign.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -19,7 +18,7 @@ import numpy as np
 
 from tablepuppet.algorithms.base import Answer, Figures, PartSetup
 from tablepuppet.algorithms.numerics.linear_systems import WIDE
-from tablepuppet.algorithms.options import AlgorithmOptions
+from tablepuppet.algorithms.options import AlgorithmOptions, Tolerance
 from tablepuppet.arrays import Array
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.spec import Penalty
@@ -36,10 +35,7 @@ class Elastic(AlgorithmOptions, frozen=True, tag="elastic"):
     """
 
     name: ClassVar[str] = "elastic"
-    tolerance: float = 1e-12
-
-    def __post_init__(self) -> None:
-        self._check(0 <= self.tolerance < inf, "tolerance must not be negative or infinite")
+    tolerance: Tolerance = 1e-12
 
     @property
     def sends_second_moments(self) -> bool:

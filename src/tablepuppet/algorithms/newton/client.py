@@ -8,7 +8,6 @@ g = T_iᵀY_i/N + βθ,  D = T_iᵀdiag(W_i)T_i/N + βI,  d_i = −D⁻¹g;  sen
 from __future__ import annotations
 
 from functools import partial
-from math import inf
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -25,7 +24,7 @@ from tablepuppet.algorithms.newton.full_curvature import (
 )
 from tablepuppet.algorithms.numerics.linear_systems import WIDE, Products, Spectrum, pack_triangle
 from tablepuppet.algorithms.numerics.subspace import Trail, kept_directions
-from tablepuppet.algorithms.options import AlgorithmOptions
+from tablepuppet.algorithms.options import AlgorithmOptions, Memory, Tolerance
 from tablepuppet.arrays import Array, Following, freeze
 from tablepuppet.errors import TransportError
 from tablepuppet.models.linear import LinearModel
@@ -45,12 +44,8 @@ class Newton(AlgorithmOptions, frozen=True, tag="newton"):
     """
 
     name: ClassVar[str] = "newton"
-    memory: int = 8  # fewer stall where tables correlate: docs/decisions/0006
-    tolerance: float | None = None
-
-    def __post_init__(self) -> None:
-        self._check(0 <= self.memory <= 16, "memory must lie in 0..16")
-        self._check(self.tolerance is None or 0 <= self.tolerance < inf, "tolerance must not be negative or infinite")
+    memory: Memory = 8  # fewer stall where tables correlate: docs/decisions/0006
+    tolerance: Tolerance | None = None
 
     def tolerance_of(self, outputs: int) -> float:
         if self.tolerance is not None:

@@ -14,18 +14,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from tablepuppet.algorithms import base
 from tablepuppet.algorithms.base import Answer, BlockAnswer, BlockUpdate, Figures, PartSetup, Problem, Server
 from tablepuppet.algorithms.numerics import optimizers
 from tablepuppet.algorithms.numerics.optimizers import Moments, Rule, clip_gradient, descend
 from tablepuppet.algorithms.numerics.search import best_intercept
-from tablepuppet.algorithms.options import AlgorithmOptions
+from tablepuppet.algorithms.options import AlgorithmOptions, Positive, Tolerance
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.losses import Loss
@@ -49,26 +49,15 @@ class Sgd(AlgorithmOptions, frozen=True, tag="sgd"):
     """
 
     name: ClassVar[str] = "sgd"
-    learning_rate: float | None = None
+    learning_rate: Positive | None = None
     optimizer: Literal["sgd", "adam", "adamw"] | None = None
-    momentum: float = 0.0
-    weight_decay: float = 0.0
+    momentum: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
+    weight_decay: Annotated[float, Meta(ge=0.0)] = 0.0
     schedule: Literal["constant", "linear", "cosine", "exponential"] | None = None
-    decay: float = 0.9  # factor of an exponential schedule, each epoch
-    warmup_epochs: float = 0.0
-    clip_norm: float | None = None
-    tolerance: float = 0.0
-
-    def __post_init__(self) -> None:
-        self._check(
-            self.learning_rate is None or 0 < self.learning_rate < inf, "learning_rate must be above 0 and finite"
-        )
-        self._check(0 <= self.momentum < 1, "momentum must lie in [0, 1)")
-        self._check(self.weight_decay >= 0, "weight_decay must not be negative")
-        self._check(0 < self.decay <= 1, "decay must lie in (0, 1]")
-        self._check(self.warmup_epochs >= 0, "warmup_epochs must not be negative")
-        self._check(self.clip_norm is None or self.clip_norm > 0, "clip_norm must be above 0, or None")
-        self._check(0 <= self.tolerance < inf, "tolerance must not be negative or infinite")
+    decay: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.9  # factor of an exponential schedule, each epoch
+    warmup_epochs: Annotated[float, Meta(ge=0.0)] = 0.0
+    clip_norm: Annotated[float, Meta(gt=0.0)] | None = None
+    tolerance: Tolerance = 0.0
 
     def resolve_defaults(self, *, is_linear: bool, is_private: bool) -> Sgd:
         """The same, with an optimiser and a schedule where the user left them open; noise wants steps that fade out."""

@@ -111,11 +111,6 @@ def read_grown_trees(given: Any) -> GrownTrees:
     return GrownTrees(model.id, model.encoded_intercept.tolist(), [list(g) for g in model.trees], blocks)
 
 
-def name_splits(model: Model) -> dict[str, str]:
-    """The name of each table's splits in contracts; empty where its owners hold them."""
-    return read_grown_trees(model).names
-
-
 def check_columns(block: BlockModel, columns: Sequence[ColumnInfo]) -> None:
     """Refuses columns of other types than those a block's splits ask."""
     check_splits(block.features, columns, block.splits)

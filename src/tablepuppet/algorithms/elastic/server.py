@@ -20,11 +20,9 @@ import numpy as np
 
 from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Problem, Server
 from tablepuppet.algorithms.elastic.client import Elastic, ElasticUpdate, centre_moments, propose
-from tablepuppet.algorithms.numerics.search import best_intercept
+from tablepuppet.algorithms.numerics.search import Derivatives, best_intercept, derivatives
 from tablepuppet.arrays import Array
-from tablepuppet.models.losses import Loss
 from tablepuppet.models.metrics import Sums
-from tablepuppet.privacy.labels import Channel
 
 _STEPS = 20  # of Newton for the intercept
 _FLAT = 1e-13  # of the mean slope in it, relative to the curvature
@@ -36,11 +34,12 @@ class Point:
 
     predictions: list[Array]
     intercept: Array
-    loss: float
-    signals: list[Array]
-    curvatures: list[Array] | None
+    at: Derivatives
     bend: Array  # Σ ∂²ℓ/∂a² over joined rows
-    tally: Sums
+
+    @property
+    def curvatures(self) -> list[Array] | None:
+        return None if self.at.curvatures is None else [np.asarray(own) for own in self.at.curvatures]
 
 
 @dataclass
@@ -52,18 +51,6 @@ class _Union:
     proposed: Array
     matrix: Array | None = None
     length: float = 0.0
-
-
-def slope_step(
-    shard: Any, *, loss: Loss, intercept: Array, channel: Channel | None, wants_curvature: bool
-) -> tuple[Sequence[Any], dict[str, Any]]:
-    """∂ℓ/∂a, and ∂²ℓ/∂a² where it is asked for, and their sums."""
-    scores = np.add(shard.scores, intercept, out=shard.scores)
-    total, gradient, curvature = loss.derivatives(scores, shard.labels, wants_curvature=wants_curvature)
-    sums = loss.tally(scores, shard.labels, channel, total) | {"residual": gradient.sum(axis=0)}
-    if curvature is None:
-        return (gradient,), sums
-    return ((gradient, curvature),), sums | {"bend": curvature.sum(axis=0)}
 
 
 @dataclass
@@ -96,7 +83,7 @@ class ElasticServer(Server):
 
     @property
     def tally(self) -> Sums | None:
-        return self._known.tally
+        return self._known.at.tally
 
     @property
     def _known(self) -> Point:
@@ -108,42 +95,31 @@ class ElasticServer(Server):
         start = best_intercept(problem, predictions)
         if not self._varies:
             # One look at the curvature, which does not change; of several outputs, the bound of every joined row's.
-            sums = self._walk(predictions, start, wants_curvature=True, signals=0).sums
-            self._bend = sums["bend"]
+            first = derivatives(problem, predictions, start, wants_curvature=True)
+            self._bend = first.bend
             if problem.loss.outputs > 1:
-                total = problem.loss.bound * float(sums.get("weight", problem.joined.rows))
+                total = problem.loss.bound * float(first.tally.get("weight", problem.joined.rows))
                 self._bend = np.full(problem.loss.outputs, total)
         self._model = self._last = self._at = self._evaluate(predictions, start)
-
-    def _walk(self, predictions: list[Array], intercept: Array, *, wants_curvature: bool, signals: int = 1) -> Any:
-        given: dict[str, Any] = {"channel": self.problem.channel, "wants_curvature": wants_curvature}
-        loss, joined = self.problem.loss, self.problem.joined
-        return joined.run(slope_step, predictions, signals=signals, loss=loss, intercept=intercept, **given)
 
     def _evaluate(self, predictions: list[Array], intercept: Array) -> Point:
         """f there: the intercept goes to its best value first, from a guess."""
         for step in range(_STEPS):
-            done = self._walk(predictions, intercept, wants_curvature=self._varies)
-            sums = done.sums
-            residual = sums.pop("residual")
-            bend: Array = sums.pop("bend") if self._varies else np.asarray(self._bend)
-            move = residual / np.maximum(bend, 1e-300)
+            at = derivatives(self.problem, predictions, intercept, wants_curvature=self._varies)
+            bend = at.bend if self._bend is None else self._bend
+            move = at.residual / np.maximum(bend, 1e-300)
             if step == _STEPS - 1 or float(np.abs(move).max()) <= _FLAT * (1.0 + float(np.abs(intercept).max())):
                 break
             intercept = intercept - move
-        signals, curvatures = done.signals[0], None
-        if self._varies:
-            curvatures = [np.ascontiguousarray(both[:, 1:]) for both in signals]
-            signals = [np.ascontiguousarray(both[:, :1]) for both in signals]
-        total = sums["weighted"] if "weighted" in sums else sums["loss"]
-        return Point(predictions, intercept, total / self.problem.joined.rows, signals, curvatures, bend, sums)
+        return Point(predictions, intercept, at, bend)
 
     def join_step(self) -> list[BlockUpdate]:
         at = self._at
         assert at is not None
         updates = []
-        for i, signal in enumerate(at.signals):
-            per_row = {"signal": signal, "curvature": None if at.curvatures is None else at.curvatures[i]}
+        curvatures: Sequence[Array | None] = at.curvatures or [None] * self.problem.blocks
+        for signal, curvature in zip(at.at.signals, curvatures, strict=True):
+            per_row = {"signal": signal, "curvature": curvature}
             common = {
                 "bound": self.problem.loss.bound,
                 "total": float(at.bend.max()),
@@ -177,16 +153,16 @@ class ElasticServer(Server):
         length = sum(lengths)
         there = self._evaluate([answer.values for answer in answers], at.intercept)
         moves = [new - old for new, old in zip(there.predictions, at.predictions, strict=True)]
-        linear = sum(float(np.vdot(y, move)) for y, move in zip(at.signals, moves, strict=True)) / rows
-        above = there.loss - at.loss - linear
-        if above > 0.5 * self._scale * length + 1e-13 * abs(at.loss):
+        linear = sum(float(np.vdot(y, move)) for y, move in zip(at.at.signals, moves, strict=True)) / rows
+        above = there.at.loss - at.at.loss - linear
+        if above > 0.5 * self._scale * length + 1e-13 * abs(at.at.loss):
             self._pending = np.zeros(1)
             needed = 2.0 * above / max(length, 1e-300)
             self._scale = min(max(1.05 * needed, 1.2 * self._scale), 1e6)
             return
         model = self._known
-        rises = there.loss + penalty > model.loss + self._penalty
-        curvatures: Sequence[Any] = [1.0] * len(moves) if at.curvatures is None else at.curvatures
+        rises = there.at.loss + penalty > model.at.loss + self._penalty
+        curvatures: Sequence[Any] = at.curvatures or [1.0] * len(moves)
         steps = zip(moves, curvatures, there.predictions, model.predictions, strict=True)
         turns = sum(float(np.vdot(move * bend, new - old)) for move, bend, new, old in steps)
         self._length, self._previous = 0.5 * self._scale * length, self._length
@@ -217,7 +193,7 @@ class ElasticServer(Server):
 
     def is_converged(self) -> bool:
         """Two steps in a row that are next to nothing."""
-        value = self._known.loss + self._penalty
+        value = self._known.at.loss + self._penalty
         return max(self._length, self._previous) <= self.options.tolerance * abs(value)
 
     def residuals(self) -> dict[str, float]:

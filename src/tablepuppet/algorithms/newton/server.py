@@ -93,7 +93,8 @@ class NewtonServer(Server):
             taken = intercept_share(total[2], self._curvatures[block].sum(axis=0), self.problem.loss.outputs)
             return [-solve(summed_matrix(total[1], *total[0].shape) - taken @ taken.T, ridge, total[0])]
         if len(total) > 1 and total[1].shape[1] == 1 < len(total[1]):  # a wide block's diagonal
-            return [-_divide_by_diagonal(total[1] + ridge, total[0])]
+            diagonal = total[1] + ridge
+            return [-np.divide(total[0], diagonal, out=np.zeros_like(total[0]), where=diagonal > 0)]
         if len(total) > 1:
             self._unions[block] = Spectrum.of(unpack_triangle(total[1][0], len(total[0])))
         spectrum = self._unions[block]
@@ -121,8 +122,3 @@ class NewtonServer(Server):
 
     def residuals(self) -> dict[str, float]:
         return {"decrement": self._decrement}
-
-
-def _divide_by_diagonal(diagonal: Array, right: Array) -> Array:
-    """diag⁻¹ right; 0 where the diagonal is."""
-    return np.divide(right, diagonal, out=np.zeros_like(right), where=diagonal > 0)

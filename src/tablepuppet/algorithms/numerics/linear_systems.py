@@ -3,9 +3,9 @@
 `Spectrum`: for any c and ridge at O(d²) each. Directions without curvature are left out when there is no ridge, which
 gives the solution of minimum norm.
 
-Conjugate gradients: S is never formed. In: products with S = Tᵀ diag(w) T, its diagonal (the preconditioner), the
-right-hand side, one column per output. Out: the solution to a relative residual. One product costs O(n · k), however
-many categories there are, where a matrix would take d² numbers and its factors d³ operations.
+Conjugate gradients (SciPy's): S is never formed. In: products with S = Tᵀ diag(w) T, its diagonal (the preconditioner),
+the right-hand side, one column per output. Out: the solution to a relative residual of all columns. One product costs
+O(n · k), however many categories there are, where a matrix would take d² numbers and its factors d³ operations.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.sparse.linalg import LinearOperator, cg
 
 from tablepuppet.arrays import Array
 from tablepuppet.errors import TrainingError
@@ -31,31 +32,20 @@ class Products:
 
     def solve(self, scale: float, ridge: float, right: Array, start: Array | None = None, *, to: float) -> Array:
         """(scale·S + ridge·I)⁻¹ right, until the residual is `to` times the right-hand side."""
-        curved = scale * self.diagonal + ridge
+        curved, shape = scale * self.diagonal + ridge, right.shape
         inverse = np.divide(1.0, curved, out=np.zeros_like(curved), where=curved > 0)[:, None]
-        x = np.zeros_like(right) if start is None else start.copy()
-        residual = right if start is None else right - self._apply(scale, ridge, x)
-        enough = (to * np.linalg.norm(right, axis=0)) ** 2
-        preconditioned = inverse * residual
-        along = preconditioned.copy()
-        before = (residual * preconditioned).sum(axis=0)
-        for _ in range(_ITERATIONS):
-            is_open = (residual * residual).sum(axis=0) > enough
-            if not is_open.any():
-                break
-            image = self._apply(scale, ridge, along)
-            curvature = (along * image).sum(axis=0)
-            size = np.divide(before, curvature, out=np.zeros_like(before), where=is_open & (curvature > 0))
-            x = x + size * along
-            residual = residual - size * image
-            preconditioned = inverse * residual
-            now = (residual * preconditioned).sum(axis=0)
-            along = preconditioned + np.divide(now, before, out=np.zeros_like(now), where=before > 0) * along
-            before = now
-        return x
 
-    def _apply(self, scale: float, ridge: float, x: Array) -> Array:
-        return scale * self.multiply(x) + ridge * x
+        def apply(flat: Array) -> Array:
+            x = flat.reshape(shape)
+            return np.asarray(scale * self.multiply(x) + ridge * x).ravel()
+
+        def precondition(flat: Array) -> Array:
+            return np.asarray(inverse * flat.reshape(shape)).ravel()
+
+        operators = [LinearOperator((right.size, right.size), f, dtype=np.float64) for f in (apply, precondition)]
+        first = None if start is None else start.ravel()
+        found, _ = cg(operators[0], right.ravel(), first, rtol=to, maxiter=_ITERATIONS, M=operators[1])
+        return np.asarray(found.reshape(shape))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

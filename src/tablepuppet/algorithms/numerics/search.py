@@ -48,6 +48,7 @@ class Derivatives:
     signals: list[Array]  # collapse_i(∂ℓ/∂a); none, once they were given up for the slopes along directions
     curvatures: list[Array | Following] | None  # collapse_i(∂²ℓ/∂a²), where it was asked for
     residual: Array  # Σ ∂ℓ/∂a over joined rows
+    bend: Array  # Σ ∂²ℓ/∂a², where curvatures were asked for
     tally: Sums  # the sums for metrics
 
 
@@ -95,6 +96,7 @@ def derivative_step(
     sums = loss.tally(scores, shard.labels, channel, total) | {"residual": gradient.sum(axis=0)}
     if curvature is None:
         return (gradient,), sums
+    sums["bend"] = curvature.sum(axis=0)
     both, second = (gradient, curvature), () if follows else curvature
     return [[gradient if alone else both for alone in apart], [second if alone else () for alone in apart]], sums
 
@@ -107,8 +109,8 @@ def derivatives(
     if isinstance(joined, Summable):
         sums = joined.differentiate(loss, predictions, float(intercept[0]))
         curved: list[Array | Following] | None = [*map(freeze, sums.curvatures)] if wants_curvature else None
-        residual = np.array([sums.residual])
-        return Derivatives(sums.loss / joined.rows, sums.slopes, curved, residual, {"exact": sums.loss})
+        residual, bend = np.array([[sums.residual], [sums.bend]])
+        return Derivatives(sums.loss / joined.rows, sums.slopes, curved, residual, bend, {"exact": sums.loss})
     given: dict[str, Any] = {"loss": loss, "channel": problem.channel, "wants_curvature": wants_curvature}
     apart = [index.is_identity for index in joined.indices]  # as large as the joined table: nothing is to be copied
     follows = problem.slopes_tell_curvature
@@ -126,7 +128,8 @@ def derivatives(
             signals[i], curvatures[i] = both.reshape(2, -1, loss.outputs)
     sums = done.sums
     total = sums["weighted"] if "weighted" in sums else sums["loss"]
-    return Derivatives(total / joined.rows, signals, curvatures, sums.pop("residual"), sums)
+    residual, bend = sums.pop("residual"), sums.pop("bend", np.zeros(0))
+    return Derivatives(total / joined.rows, signals, curvatures, residual, bend, sums)
 
 
 def hessian_step(shard: Any, *, loss: Loss, intercept: Array, is_known: bool) -> tuple[Sequence[Any], dict[str, Any]]:
@@ -232,7 +235,9 @@ def minimise(objective: Objective, space: Subspace, start: Callable[[], tuple[De
     del here
     first = value
     newest = [a for a, size in zip(borders[:-1], sizes, strict=True) if size]
-    decrement = 0.5 * (-float(slope[newest].sum()) + _intercept_gap(slope, hessian, borders[-1]))
+    free = slice(borders[-1], None)  # the intercept
+    gap = float(slope[free] @ pseudo_solve(hessian[free, free], slope[free]))
+    decrement = 0.5 * (-float(slope[newest].sum()) + gap)
     for _ in range(_ITERATIONS):
         step = np.zeros(len(point))
         step[alive] = -pseudo_solve(hessian[np.ix_(alive, alive)], slope[alive])
@@ -300,11 +305,6 @@ def _alive(gram: Array) -> NDArray[np.bool_]:
     """Which directions are more than rounding: scaling that up would part server and client."""
     lengths = np.diag(gram)
     return np.asarray(lengths[1:] > 1e-18 * lengths.max(initial=0.0))
-
-
-def _intercept_gap(slope: Array, hessian: Array, first: int) -> float:
-    """slopeᵀ H⁻¹ slope of the intercept alone."""
-    return float(slope[first:] @ pseudo_solve(hessian[first:, first:], slope[first:]))
 
 
 def pseudo_solve(matrix: Array, right: Array, flat: float = 1e-8) -> Array:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import sqrt
-from types import ModuleType
 from typing import ClassVar
 
 import numpy as np
@@ -109,10 +108,12 @@ class Softmax(Loss):
         return np.asarray((steps.T * weighted.sum(axis=0)) @ steps - (weighted @ steps).T @ along)
 
     def proximal(self, centre: Array, rho: float | Array, labels: Array, start: Array) -> Array:
+        from tablepuppet.models.losses import softmax_kernels  # here: it loads the compiler
+
         out = np.array(start, np.float64, order="C")
         targets = np.eye(self.classes) if self.targets is None else np.ascontiguousarray(self.targets)
         each = np.ascontiguousarray(np.broadcast_to(np.reshape(rho, -1), len(out)), np.float64)
-        _kernels().proximal(np.ascontiguousarray(centre), each, labels, targets, out)
+        softmax_kernels.proximal(np.ascontiguousarray(centre), each, labels, targets, out)
         return out
 
     def _along_target(self, scores: Array, labels: Array) -> Array:
@@ -148,9 +149,3 @@ def _normalise(a: Array) -> tuple[Array, Array]:
     total = x.sum(axis=0)
     x /= total
     return np.ascontiguousarray(x.T), np.log(total) + top
-
-
-def _kernels() -> ModuleType:
-    from tablepuppet.models.losses import softmax_kernels  # here: it loads the compiler
-
-    return softmax_kernels

@@ -13,7 +13,7 @@ from tablepuppet.formatting import plural
 from tablepuppet.job import Job
 from tablepuppet.join.mapping import MappingSummary
 from tablepuppet.plan.knowledge import Insight
-from tablepuppet.sources.cutoffs import BEGINS, CUTOFFS
+from tablepuppet.sources.cutoffs import BEGINS
 from tablepuppet.sources.syntax import conjuncts_of
 from tablepuppet.sql.correlation import has_cutoff
 
@@ -99,8 +99,10 @@ def find_leaks(mapping: MappingSummary, job: Job) -> Iterator[str]:
 def _tests_later(mapping: MappingSummary, job: Job) -> bool:
     """Whether there is no test, or its rows are those from some moment on."""
     condition = job.split.test_where
-    if condition is None or BEGINS in condition:
-        return condition is not None or job.split.test_fraction == 0
+    if condition is None:
+        return job.split.test_fraction == 0
+    if BEGINS in condition and any(b.label_place.scan in mapping.cutoffs for b in mapping.bound.branches):
+        return True  # rows of a history that carry the label have a time of their own
     scans = mapping.bound.scans
     moments = {n for p in mapping.bound.moments.values() for s, c in p for n in _names_in(scans[s].expressions[c])}
     for part in conjuncts_of(parse_one(condition, dialect="duckdb")):
@@ -119,25 +121,20 @@ def _names_in(text: str) -> set[str]:
 def _upper_bounds(query: exp.Expr) -> Iterator[tuple[type[exp.Expr], bool]]:
     """How times of a history are kept below the cutoff: < or <=; and whether below an earlier time than that."""
     for condition in query.find_all(*_EARLIER, *_LATER, exp.Between):
-        if condition.find_ancestor(exp.Filter) is not None:
-            continue
-        if isinstance(condition, exp.Between):
-            if _is_cutoff(condition.args["high"]):
-                yield exp.LTE, condition.args["high"].find(exp.Sub) is not None
+        if condition.find_ancestor(exp.Filter, exp.Or, exp.Not, exp.Case, exp.If) is not None:  # not for all rows
             continue
         is_turned = isinstance(condition, _LATER)
-        late = condition.this if is_turned else condition.expression
-        early = condition.expression if is_turned else condition.this
-        if _is_cutoff(late) and not has_cutoff(early):
-            kind = exp.LTE if isinstance(condition, exp.LTE | exp.GTE) else exp.LT
+        early, late = (condition.this, condition.args.get("high") or condition.expression)[:: -1 if is_turned else 1]
+        if _is_time(early, is_latest=True) and not has_cutoff(early) and _is_time(late) and has_cutoff(late):
+            kind = exp.LT if isinstance(condition, exp.LT | exp.GT) else exp.LTE
             yield kind, late.find(exp.Sub) is not None
 
 
-def _is_cutoff(node: exp.Expr) -> bool:
-    """Whether an expression is the cutoff, or before it."""
+def _is_time(node: exp.Expr, *, is_latest: bool = False) -> bool:
+    """Whether an expression is a column or earlier than it; `is_latest`: or later."""
     bare = node.unnest()
-    if isinstance(bare, exp.Sub):
+    if isinstance(bare, exp.Add if is_latest else exp.Sub):
         bare = bare.this.unnest()
-    while isinstance(bare, exp.Cast):
+    while isinstance(bare, exp.Cast) and not (is_latest and bare.is_type("date")):
         bare = bare.this
-    return isinstance(bare, exp.Column) and bare.table == CUTOFFS
+    return isinstance(bare, exp.Column)

@@ -40,6 +40,22 @@ def test_rows_in_the_gap_are_left_out() -> None:
     assert train == count_expected("ts < {begins} - INTERVAL 40 DAY")
 
 
+@pytest.mark.parametrize("moments", ["task", "(SELECT DISTINCT k, ts FROM task)"])
+def test_a_history_in_groups_of_the_task_is_split_too(moments: str) -> None:
+    tables = make_tables(kind="timestamp")
+    once = "SELECT * FROM task QUALIFY row_number() OVER (PARTITION BY k, ts) = 1"
+    tables["task"] = rows_of(once, tables)
+    inner = f"SELECT t2.k, t2.ts, count(*) AS n FROM {moments} t2 JOIN results r ON r.k = t2.k AND r.day < t2.ts"
+    on = "h.k = t.k AND h.ts = t.ts"
+    query = f"SELECT t.x, coalesce(h.n, 0) AS n, t.y FROM task t LEFT JOIN ({inner} GROUP BY 1, 2) h ON {on}"
+    with tp.Federation(tables) as federation:
+        found, expected = (
+            federation.train(text, label="y", model="boosted", trees=5, split="time") for text in (query, QUERY)
+        )
+    assert found.objective == pytest.approx(expected.objective, rel=1e-12)
+    assert found.metrics["test"] == pytest.approx(expected.metrics["test"])
+
+
 def test_a_saved_model_is_measured_on_its_later_rows(tmp_path: Path) -> None:
     with tp.Federation(make_tables()) as federation:
         result = federation.train(QUERY, label="y", model="linear", split="t.ts", test_fraction=0.2)

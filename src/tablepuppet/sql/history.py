@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from sqlglot import exp
 
 from tablepuppet.errors import QueryError
-from tablepuppet.sources.cutoffs import AT, AT_ONCE, KEY, KEYS
+from tablepuppet.sources.cutoffs import AT, AT_ONCE, BEGINS, KEY, KEYS
 from tablepuppet.sources.grouped_queries import grouped_by, named_items
 from tablepuppet.sources.syntax import conditions_of, conjuncts_of, relations_of, unused_name
 from tablepuppet.sql import correlation
@@ -220,7 +220,7 @@ class _Branch:
     def _is_named_outside(self, node: exp.Expr) -> bool:
         """Whether the outer FROM names the same table, or the same query of WITH."""
         if isinstance(node, exp.Table):
-            return node.name.lower() in {own.name.lower() for own in self._sources().values() if type(own) is exp.Table}
+            return any(_whole_table(own) == node.name.lower() for own in self._sources().values())
         return any(type(own) is exp.Subquery and own.this == node.this for own in self._sources().values())
 
     def _join_rows(self, join: exp.Join) -> None:
@@ -364,9 +364,18 @@ class _Branch:
             query.set("order", None)
 
 
+def _whole_table(node: exp.Expr) -> str:
+    """The table of which a source of FROM has all rows, in lower case; split="time" reads it in a subquery."""
+    if isinstance(node, exp.Table):
+        return node.name.lower()
+    is_split = isinstance(node, exp.Subquery) and BEGINS in node.this.named_selects
+    return _plain_table(node.this) if is_split and node.this.args.get("where") is None else ""
+
+
 def _plain_table(query: exp.Expr) -> str:
     """The table of a SELECT of plain columns, in lower case; "": it is another query."""
     source = query.args["from_"].this if query.args.get("from_") is not None else None
     clauses = {key for key, value in query.args.items() if value} - {"expressions", "distinct", "from_", "where"}
-    is_plain = all(isinstance(item, exp.Column | exp.Star) for item in query.expressions) and not clauses
+    items = [item for item in query.expressions if item.alias_or_name != BEGINS]
+    is_plain = all(isinstance(item, exp.Column | exp.Star) for item in items) and not clauses
     return source.name.lower() if is_plain and isinstance(source, exp.Table) else ""

@@ -171,3 +171,15 @@ def test_an_unknown_class_is_named_as_the_user_wrote_it() -> None:
     scenario = with_labels(STAR, "logistic")
     with split(scenario, 1) as federation, pytest.raises(tp.TablePuppetError, match="names '7', which is none"):
         federation.train(scenario.query, model="logistic", class_weight={7: 2.0}, **GIVEN)
+
+
+def test_an_item_that_was_the_weight_is_the_weight_of_a_query_that_is_evaluated() -> None:
+    """And no feature that the model was not trained on."""
+    random = np.random.default_rng(0)
+    table = pa.table({"x": random.normal(size=200), "y": random.normal(size=200), "w": random.uniform(1, 2, 200)})
+    query = "SELECT t.x, t.y, t.w FROM t"
+    with tp.Federation({"t": table}) as federation:
+        model = federation.train(query, label="y", weight="w").model
+        own = federation.evaluate(model).metrics
+        assert federation.evaluate(model, query).metrics == own
+        assert federation.evaluate(model, "SELECT t.x, t.y FROM t").metrics == own  # of rows alike

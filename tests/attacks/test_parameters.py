@@ -158,6 +158,8 @@ def test_no_fact_of_a_run_carries_noise_or_what_is_counted() -> None:
         (SendKeys, {"order": RowOrder(0, 0, is_shared=True)}, "no order that others share"),
         (SendLabels, {"offset": 3}, "numbered from 0"),
         (SendLabels, {"seed": 1}, "split by the seed"),
+        (SendLabels, {"test_fraction": 0.01}, "in the agreed shares"),
+        (SendLabels, {"test_fraction": 0.0, "validation_fraction": 0.01}, "in the agreed shares"),
     ],
 )
 def test_rows_are_numbered_as_was_agreed_on(kind: type[Message], change: dict[str, Any], why: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import pyarrow as pa
+from sqlglot import exp
 
 from tablepuppet import train as story
 from tablepuppet.algorithms.registry import DEFAULT, own_model
@@ -27,6 +28,7 @@ from tablepuppet.prediction.saved import load
 from tablepuppet.prediction.split import RowsWanted
 from tablepuppet.progress import show_progress
 from tablepuppet.protocol.columns import NumberEncoder
+from tablepuppet.sql.parsing import syntax_tree
 from tablepuppet.training.evaluate import Comparison, Evaluation
 from tablepuppet.training.inspection import Drift, Inspection
 from tablepuppet.training.result import Result
@@ -276,11 +278,19 @@ def labelled_job(model: Model, query: str | None, privacy: Any = None) -> Job:
         given["privacy"] = model.metadata["keys"]
     if privacy is not None:
         given["privacy"] = {**given.get("privacy", {}), **dict(privacy)}
-    if query is None and model.metadata.get("weight") is not None:
-        given["weight"] = model.metadata["weight"]  # an item of the query may be that, and no feature
+    weight = model.metadata.get("weight")
+    if weight is not None and (query is None or _selects(query, weight)):
+        given["weight"] = weight  # an item of the query may be that, and no feature
     given["exposure"] = model.metadata.get("exposure")
     text = model.query if query is None else query
     return make_job(text, label=model.label, model="linear", algorithm=DEFAULT, given=given)
+
+
+def _selects(query: str, name: str) -> bool:
+    """Whether an item of a query has this name."""
+    found = syntax_tree(query)
+    assert isinstance(found, exp.Query)
+    return name.rpartition(".")[2].lower() in {item.alias_or_name.lower() for item in found.selects}
 
 
 def model_of(model: Model | Result) -> Model:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.sources.expressions import ACCEPTED, COLUMNS, HOSTILE, RUNNABLE
 
 from tablepuppet.errors import PolicyError
-from tablepuppet.sources.guard import MAX_LENGTH, check_expression, check_predicate
+from tablepuppet.sources.guard import MAX_LENGTH, check_expression
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def test_what_is_not_a_scalar_expression_over_own_columns_is_refused(sql: str) -
     with pytest.raises(PolicyError, match="is refused by this client: "):
         check_expression(sql, COLUMNS)
     with pytest.raises(PolicyError, match="the filter is refused"):
-        check_predicate(sql, COLUMNS)
+        check_expression(sql, COLUMNS, "filter")
 
 
 @pytest.mark.parametrize("sql", [sql for sql in HOSTILE if sql.strip() and sql != "a, b"])  # () and (a, b) are tuples
@@ -105,8 +105,8 @@ def test_what_is_written_stays_in_proportion_to_the_text(function: str) -> None:
 
 
 def test_long_lists_and_wide_expressions_are_fine() -> None:
-    check_predicate(f"a IN ({', '.join(map(str, range(5000)))})", COLUMNS)
-    check_predicate(" AND ".join(["a > 1"] * 150), COLUMNS)
+    check_expression(f"a IN ({', '.join(map(str, range(5000)))})", COLUMNS)
+    check_expression(" AND ".join(["a > 1"] * 150), COLUMNS)
 
 
 MARKS = [*"()[]{},;:.*+-/%<>=|&^~!?$#@'\"\\ \n", "--", "/*", "*/", "::", "->", "$$", "1", "0.5", "'x'"]

@@ -12,7 +12,7 @@ import pytest
 from tests.mysql import MySQLDatabase
 
 from tablepuppet.errors import SourceError
-from tablepuppet.sources.guard import check_predicate
+from tablepuppet.sources.guard import check_expression
 from tablepuppet.sources.mysql import MySQL
 from tablepuppet.sources.pushdown import OwnerColumn, push_down
 from tablepuppet.sources.source import Source, open_source, source
@@ -111,7 +111,7 @@ def test_texts_differ_by_case_and_accent_whatever_the_collation_says(mysql: Call
     database = mysql()
     database.execute("CREATE TABLE t (s VARCHAR(9)) COLLATE utf8mb4_general_ci", "INSERT INTO t VALUES ('a'), ('A')")
     table = opened(database, "t")
-    assert table.read(['"s"'], check_predicate("s = 'A'", ["s"]))["c0"].to_pylist() == ["A"]
+    assert table.read(['"s"'], check_expression("s = 'A'", ["s"]))["c0"].to_pylist() == ["A"]
     table.close()
 
 

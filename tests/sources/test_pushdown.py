@@ -13,7 +13,7 @@ from tests.mysql import MySQLDatabase
 from tests.postgres import Database
 from tests.sources.expressions import RUNNABLE
 
-from tablepuppet.sources.guard import check_expression, check_predicate
+from tablepuppet.sources.guard import check_expression
 from tablepuppet.sources.postgresql import PostgreSQL
 from tablepuppet.sources.pushdown import OwnerColumn, push_down
 from tablepuppet.sources.source import Source, open_source, source
@@ -123,11 +123,11 @@ def test_an_expression_gives_what_duckdb_gives(things: Source, oracle: Source, e
 @pytest.mark.one_in(7)
 @pytest.mark.parametrize("expression", [e for e in EXPRESSIONS if e != "'x'"])
 def test_a_filter_keeps_what_duckdb_keeps(things: Source, oracle: Source, expression: str) -> None:
-    predicate = check_predicate(f"({expression}) IS NOT NULL AND b < 4", TABLE.column_names)
+    predicate = check_expression(f"({expression}) IS NOT NULL AND b < 4", TABLE.column_names)
     assert things.read(['"order"', "b"], predicate).to_pydict() == oracle.read(['"order"', "b"], predicate).to_pydict()
     [info] = oracle.describe_scan([check_expression(expression, TABLE.column_names)], None)
     if info.kind == "boolean":
-        predicate = check_predicate(f"{expression} AND NOT (b > 100)", TABLE.column_names)
+        predicate = check_expression(f"{expression} AND NOT (b > 100)", TABLE.column_names)
         assert things.read(['"order"'], predicate).to_pydict() == oracle.read(['"order"'], predicate).to_pydict()
 
 
@@ -136,7 +136,7 @@ def test_a_filter_keeps_what_duckdb_keeps(things: Source, oracle: Source, expres
 def test_whatever_the_guard_lets_through_is_computed(things: Source, oracle: Source, expression: str) -> None:
     names = ["a", "b", "name", "t", "d"]
     guarded = check_expression(expression, names)
-    predicate = check_predicate("a > 0 AND b > 0", names)
+    predicate = check_expression("a > 0 AND b > 0", names)
     assert str(things.read([guarded], predicate).to_pydict()) == str(oracle.read([guarded], predicate).to_pydict())
 
 
@@ -182,7 +182,7 @@ def test_quotes_in_names_stay_inside_them() -> None:
     ],
 )
 def test_what_databases_disagree_about_is_left_to_the_client(predicate: str) -> None:
-    guarded = check_predicate(predicate, [column.name for column in COLUMNS])
+    guarded = check_expression(predicate, [column.name for column in COLUMNS])
     scan = push_down('"t"', [], guarded, COLUMNS, PostgreSQL.dialect)
     assert "WHERE" not in scan.select
     assert scan.filter == f"({guarded})"

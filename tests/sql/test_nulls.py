@@ -9,7 +9,7 @@ import pytest
 from sqlglot import exp, parse_one
 from tests.sql.expressions import LENIENT, STRICT, TABLE, lines
 
-from tablepuppet.sql.conditions import UNKNOWN, keeps_null, rejects_null, value_of_missing
+from tablepuppet.sql.joins import UNKNOWN, keeps_null, rejects_null, value_of_missing
 
 
 @pytest.fixture(scope="module")

@@ -21,13 +21,12 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import RowNumbers
 from tablepuppet.errors import MappingError, PrivacyError
 from tablepuppet.job.job import Walk
-from tablepuppet.join.blocks import block_span, parts_of_block
 from tablepuppet.join.cluster.cluster import Cluster
 from tablepuppet.join.cluster.rows import ClusterRows
 from tablepuppet.join.duckdb_join import BranchSide, Counts, ListedRows, Marks
 from tablepuppet.join.factorised.tree import Tree
 from tablepuppet.join.groups import MergedGroups
-from tablepuppet.join.join import BranchJoin, Span
+from tablepuppet.join.join import BranchJoin, Span, block_span, parts_of_block
 from tablepuppet.join.keys import ScanKeys, gather_keys
 from tablepuppet.join.labels import LabelSpace, MappingRequest, read_labels
 from tablepuppet.join.mapping import LabelRows, Part, Placement, RelationStats, SideSizes, TableMapping

@@ -102,8 +102,14 @@ def merge_groups(bound: BoundQuery, link: Link, job: str, keys: KeyMode) -> dict
     asked = {number: [SendGroups(job=job, scan=number)] * len(scan.clients) for number, scan in scans.items()}
     shared = {}
     for number, given in _ask(link, scans, asked).items():
-        groups = cast("list[Groups]", given)
-        _check_kinds(scans[number], groups)
+        groups, scan = cast("list[Groups]", given), scans[number]
+        for client, theirs in zip(scan.clients, groups, strict=True):
+            if theirs.kinds != groups[0].kinds:
+                raise MappingError(
+                    f"the clients of {scan.table} have different types for the groups that are merged: "
+                    f"{', '.join(groups[0].kinds)} at {scan.clients[0]}, {', '.join(theirs.kinds)} at {client}; write "
+                    "a cast in the subquery, such as CAST(x AS DOUBLE)"
+                )
         shared[number] = _Shared.among(groups)
     merging = {number: found for number, found in shared.items() if len(found.holders)}
     if merging:
@@ -125,16 +131,3 @@ def _ask(link: Link, scans: dict[int, Scan], asked: Mapping[int, Sequence[Messag
     requests = [pair for number, given in asked.items() for pair in zip(scans[number].clients, given, strict=True)]
     answers = iter(link.ask_each(requests))
     return {number: [next(answers) for _ in given] for number, given in asked.items()}
-
-
-def _check_kinds(scan: Scan, given: Sequence[Groups]) -> None:
-    """Figures add up only if all clients mean the same by them."""
-    for client, groups in zip(scan.clients, given, strict=True):
-        for own, first in zip(groups.kinds, given[0].kinds, strict=False):
-            if own != first:
-                raise MappingError(
-                    f"the clients of {scan.table} have different types for the groups that are merged: {first} at "
-                    f"{scan.clients[0]}, {own} at {client}; write a cast in the subquery, such as CAST(x AS DOUBLE)"
-                )
-        if len(groups.kinds) != len(given[0].kinds):
-            raise MappingError(f"the clients of {scan.table} do not merge the same figures; install the same version")

@@ -149,11 +149,14 @@ def _check_groups(
     columns: dict[int, list[int]] = {}
     is_whole: set[int] = set()
     for scan, given, table in zip(bound.scans, received, tables, strict=True):
+        if not scan.witness_of:
+            continue
         holder = np.repeat(np.arange(len(given)), [keys.rows for keys in given.values()])
-        lies_apart = bool(scan.witness_of) and _lies_apart(table.column(0), holder)
+        pairs = pa.table({"key": table.column(0), "holder": holder})
+        holders = pairs.group_by("key").aggregate([("holder", "min"), ("holder", "max")])
         for number, column in scan.witness_of:
             columns.setdefault(number, []).append(column)
-            is_whole |= {number} if lies_apart else set()
+            is_whole |= {number} if holders["holder_min"].equals(holders["holder_max"]) else set()
     for number, scan in enumerate(bound.scans):
         if scan.groups is None or bound.merges(number, mode):
             continue
@@ -185,13 +188,6 @@ def _check_moments(bound: BoundQuery, tables: Sequence[pa.Table]) -> None:
                     f"several rows may have the same; group by SELECT DISTINCT of them: FROM (SELECT DISTINCT key, "
                     f"moment FROM {table}) t2 JOIN {bound.scans[history].table} …"
                 )
-
-
-def _lies_apart(keys: pa.ChunkedArray, holder: NDArray[np.int64]) -> bool:
-    """Whether no key lies with two holders, nor NULL."""
-    pairs = pa.table({"key": keys, "holder": holder})
-    holders = pairs.group_by("key").aggregate([("holder", "min"), ("holder", "max")])
-    return bool(pc.all(pc.equal(holders["holder_min"], holders["holder_max"])).as_py() in (True, None))
 
 
 def _offsets(bound: BoundQuery, link: Link, job: str) -> list[dict[str, int]]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,11 +27,7 @@ _TRIES = 16  # to draw an item that the user has not met
 _HOW = "negatives draw items for users"
 
 
-class _Pairs(NamedTuple):
-    """Pairs that did not meet, as joined rows of one side: one that has the user, and one that has the item."""
-
-    users: Integers
-    items: Integers
+_Pairs = tuple[Integers, Integers]  # that did not meet: a joined row of the side that has the user, and one the item
 
 
 def with_negatives(mapping: TableMapping, count: int, seed: int, limit: int) -> TableMapping:
@@ -64,7 +59,7 @@ def with_negatives(mapping: TableMapping, count: int, seed: int, limit: int) -> 
         drawn = _draw_pairs(
             who[number], what[number], known, total, count, np.random.default_rng((seed, _STREAM, number))
         )
-        if number == 0 and not len(drawn.users):
+        if number == 0 and not len(drawn[0]):
             raise MappingError(f"{_HOW}, and every user has met every item; train without negatives")
         made.append(_beside(side, drawn, users))
     train, validation, test = made
@@ -148,7 +143,7 @@ def _draw_pairs(
 ) -> _Pairs:
     """Pairs for the joined rows of a side; a user's that met is drawn again, and left out in the end."""
     if not len(users):
-        return _Pairs(users, users)
+        return users, users
     known, first = np.unique(items, return_index=True)
     whose = np.repeat(np.arange(len(users)), count)
     pick, again, met = np.empty(len(whose), np.int64), np.arange(len(whose)), np.sort(met)
@@ -160,25 +155,25 @@ def _draw_pairs(
             break
     stays = np.ones(len(whose), np.bool_)
     stays[again] = False
-    return _Pairs(whose[stays], first[pick[stays]])
+    return whose[stays], first[pick[stays]]
 
 
 def _beside(side: JoinedRows, drawn: _Pairs, users: Sequence[int]) -> JoinedRows:
     """Joined rows of label 1, and after them the pairs, of label 0; a pair's label row stands for its joined row's."""
 
+    with_user, with_item = drawn
+
     def longer(own: RowIndex, rows: Integers, size: int, shift: int = 0) -> RowIndex:
         numbers: RowNumbers = own.numbers(side.rows)
         return RowIndex.of(np.concatenate([numbers, numbers[rows] + shift]), size)
 
-    indices = [
-        longer(p, drawn.users if number in users else drawn.items, p.rows) for number, p in enumerate(side.indices)
-    ]
+    indices = [longer(p, with_user if number in users else with_item, p.rows) for number, p in enumerate(side.indices)]
     label_rows = len(side.labels)
     return replace(
         side,
-        rows=side.rows + len(drawn.users),
+        rows=side.rows + len(with_user),
         indices=tuple(indices),
-        label_index=longer(side.label_index, drawn.users, 2 * label_rows, label_rows),
+        label_index=longer(side.label_index, with_user, 2 * label_rows, label_rows),
         labels=np.repeat([1.0, 0.0], label_rows),
         weights=None if side.weights is None else np.tile(side.weights, 2),
         counts=None,

@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import RowNumbers
-from tablepuppet.join.blocks import block_span, parts_of_block
 from tablepuppet.join.duckdb_join import ListedRows
-from tablepuppet.join.join import Column, JoinedSide, SizeLimit, join_branch
+from tablepuppet.join.join import Column, JoinedSide, SizeLimit, block_span, join_branch, parts_of_block
 from tablepuppet.join.joined_rows import JoinedRows, RowIndex
 from tablepuppet.join.keys import gather_keys
 from tablepuppet.join.mapping import Part

@@ -74,10 +74,7 @@ class TreeJoin:
 
     def side(self, marks: Marks | None) -> TreeSide:
         roots = self.order if marks is None else self.order[marks[self.order]]
-        below = self.below[self.root]
-        if bool((below[:-1] == 1.0).all()):  # most often
-            return TreeSide(self, roots, np.arange(1, len(roots) + 1, dtype=roots.dtype))
-        found = below[roots]
+        found = self.below[self.root][roots]
         return TreeSide(self, roots, np.cumsum(found, dtype=np.int32 if found.sum() < 2**31 else np.int64))
 
     def expand(self, rows: RowNumbers) -> dict[int, RowNumbers]:

@@ -95,11 +95,17 @@ def walk_lane(rows: JoinedRows, lane: Lane, work: Work, given: BlockValues) -> L
     for start, stop in lane:
         places = [p.place(start, stop) for p in rows.indices]
         shard = _shard(rows, given, places, (start, stop), work)
-        outcome, of_shard = work.step(shard, **_with_weights(shard, work.given))
+        options = dict(work.given)
+        if shard.weights is not None and "loss" in options:
+            options["loss"] = Weighted(options["loss"], shard.weights)
+        outcome, of_shard = work.step(shard, **options)
         sums.append(of_shard)
         signals = [_by_block(signal, work.own, given, places) for signal in outcome[: work.signals]]
         collapsed = collapsed or [
-            [(low, np.zeros((high - low, _width(own)))) for (low, high), own in zip(spans, signal, strict=True)]
+            [
+                (low, np.zeros((high - low, sum(c.shape[1] for c in own))))
+                for (low, high), own in zip(spans, signal, strict=True)
+            ]
             for signal in signals
         ]
         for signal, targets in zip(signals, collapsed, strict=True):
@@ -127,12 +133,6 @@ def _shard(rows: JoinedRows, given: BlockValues, places: Places, borders: tuple[
     return Shard(scores, columns, state, partial(of_label_rows, rows.labels), weights)
 
 
-def _with_weights(shard: Shard, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    if shard.weights is None or "loss" not in given:
-        return given
-    return {**given, "loss": Weighted(given["loss"], shard.weights)}
-
-
 def _by_block(signal: Signal, own: float, given: BlockValues, places: Places) -> list[tuple[Column, ...]]:
     """Each block's signal: less `own` times its own values, if that is asked for."""
     if own:
@@ -140,10 +140,6 @@ def _by_block(signal: Signal, own: float, given: BlockValues, places: Places) ->
         signal = [signal - own * gather(v, place) for v, place in zip(given.values, places, strict=True)]
     each = signal if isinstance(signal, list) else [signal] * len(places)
     return [columns if isinstance(columns, tuple) else (columns,) for columns in each]
-
-
-def _width(columns: tuple[Column, ...]) -> int:
-    return sum(column.shape[1] for column in columns)
 
 
 def _collapse(out: Array, base: int, columns: tuple[Column, ...], place: Place | slice) -> None:

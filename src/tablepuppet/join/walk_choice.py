@@ -52,8 +52,16 @@ class BranchJoins:
     def choose(self, request: MappingRequest, label: LabelInfo) -> Walk:
         """The way that the user wants, or the cheapest."""
         has_sums = self.are_trees and request.has_sums is not None and request.has_sums(label)
+        if request.walk == "factorised" and not self.are_trees:
+            raise MappingError(
+                'walk="factorised" sums over a join tree, and this join is none: it has a cycle, or the label lies on '
+                "the optional side of a LEFT JOIN; leave walk out"
+            )
         if request.walk == "factorised" and not has_sums:
-            raise MappingError(_why_not_factorised(are_trees=self.are_trees))
+            raise MappingError(
+                'walk="factorised" has sums for second-order steps on exact labels with a squared, logistic (two '
+                'classes), poisson or gamma loss; leave walk out, or train on drawn rows with walk="drawn"'
+            )
         if request.walk is not None:
             return request.walk
         if not request.may_draw:
@@ -123,15 +131,3 @@ def _only(branch: BranchSide, sizes: tuple[int, ...], numbers: NDArray[np.int64]
     for relation, size in enumerate(sizes):
         rows.append(found[relation].astype(np.int32 if size < 2**31 else np.int64))
     return ListedRows(sizes, branch.join.root, rows)
-
-
-def _why_not_factorised(*, are_trees: bool) -> str:
-    if not are_trees:
-        return (
-            'walk="factorised" sums over a join tree, and this join is none: it has a cycle, or the label lies on the '
-            "optional side of a LEFT JOIN; leave walk out"
-        )
-    return (
-        'walk="factorised" has sums for second-order steps on exact labels with a squared, logistic (two classes), '
-        'poisson or gamma loss; leave walk out, or train on drawn rows with walk="drawn"'
-    )

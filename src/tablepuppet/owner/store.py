@@ -21,7 +21,7 @@ from tablepuppet.owner.scans import Scan, ScanUse
 from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.sources.columns import absent_value
 from tablepuppet.sources.duckdb_source import absent_row, quote_name
-from tablepuppet.sources.guard import check_expression, check_predicate
+from tablepuppet.sources.guard import check_expression
 from tablepuppet.sources.source import Source
 from tablepuppet.sources.total import TotalSource
 
@@ -63,7 +63,7 @@ class ClientTables:
             source = self._source(request.table, request.query, request.cutoffs)
             names = [column.name for column in source.describe()]
             expressions = tuple(check_expression(expression, names) for expression in request.columns)
-            filter = None if request.filter is None else check_predicate(request.filter, names)
+            filter = None if request.filter is None else check_expression(request.filter, names, "filter")
             described = source.describe_scan(expressions, filter)
             columns = [replace(c, name=text) for c, text in zip(described, request.columns, strict=True)]
             if request.is_outer:

@@ -11,7 +11,7 @@ error, never a silent zero. The file is opened for reading only.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -67,6 +67,8 @@ class Session:
     """A table behind a session of an ADBC driver; each database opens it, and explains its errors, in its own way."""
 
     relation: str
+    title = "the database"
+    reasons: Mapping[str, str] = {}  # what words in its errors mean
 
     def __init__(self, package: str, name: str, install: str) -> None:
         try:
@@ -93,9 +95,9 @@ class Session:
 
     def _error(self, error: Any) -> SourceError:
         """An error without the database's own words, which may quote a row or a credential."""
-        return SourceError(
-            f"table {self._name}: the database reports {type(error).__name__}; check address, rights and table name"
-        )
+        known = (why for words, why in self.reasons.items() if re.search(words, str(error)))
+        default = f"{self.title} reports {type(error).__name__}; check address, rights and table name"
+        return SourceError(f"table {self._name}: {next(known, default)}")
 
     @contextmanager
     def _execute(self, select: str, given: tuple[str, ...] | None = None) -> Iterator[Any]:
@@ -174,13 +176,9 @@ _DECLARED: Final = (
 _FAMILIES: Final[dict[str, Family]] = {"BIGINT": "number", "DOUBLE": "number", "BOOLEAN": "boolean"}
 # How a column of each type may be stored, and a sample value. ADBC learns the types of the answer from the first row.
 _STORED: Final[dict[str, tuple[tuple[str, ...], str]]] = {
-    "BIGINT": (("integer",), "0"),
-    "BOOLEAN": (("integer",), "0"),
+    **dict.fromkeys(("BIGINT", "BOOLEAN"), (("integer",), "0")),
     "DOUBLE": (("integer", "real"), "0.5"),
-    "VARCHAR": (("text",), "''"),
-    "DATE": (("text",), "''"),
-    "TIMESTAMP": (("text",), "''"),
-    "TIMESTAMPTZ": (("text",), "''"),
+    **dict.fromkeys(("VARCHAR", "DATE", "TIMESTAMP", "TIMESTAMPTZ"), (("text",), "''")),
     "BLOB": (("blob",), "x''"),
 }
 
@@ -189,6 +187,14 @@ class SQLite(Session):
     """A table of a SQLite file."""
 
     dialect = _SQLITE
+    title = "SQLite"
+    reasons: Mapping[str, str] = {
+        "not a database": "the file is not a SQLite database; check the path",
+        "no such table": "there is no such table in the SQLite file (any more); check its name",
+        "no such column": "a column is gone from the table; open the federation again",
+        "locked|busy": "the SQLite file is locked by a writer; try again",
+        "malformed": "the SQLite file is damaged; restore it",
+    }
 
     def __init__(self, file: Path, table: str, name: str) -> None:
         self._table = table
@@ -225,16 +231,12 @@ class SQLite(Session):
 
     def _column(self, name: str, declared: str) -> OwnerColumn:
         kind = next(kind for word, kind in _DECLARED if re.search(word, declared.upper()))
-        if not declared:  # an expression of a view
-            kind = self._found_type(name)
+        if not declared:  # an expression of a view: the narrowest type that holds all that is there
+            stored = {own for (own,) in self._rows(f"SELECT DISTINCT typeof({quote_name(name)}) FROM {self.relation}")}
+            order = ("BIGINT", "DOUBLE", "VARCHAR")
+            kind = next((own for own in order if stored - {"null"} <= set(_STORED[own][0])), "BLOB")
         fetch = "CAST({} AS REAL)" if kind == "DOUBLE" else None
         return OwnerColumn(name, kind, _FAMILIES.get(kind), fetch)
-
-    def _found_type(self, name: str) -> str:
-        """The type of a column without a declared one: the narrowest that holds all that is there."""
-        stored = {kind for (kind,) in self._rows(f"SELECT DISTINCT typeof({quote_name(name)}) FROM {self.relation}")}
-        order = ("BIGINT", "DOUBLE", "VARCHAR")
-        return next((kind for kind in order if stored - {"null"} <= set(_STORED[kind][0])), "BLOB")
 
     def _check_storage(self, used: Sequence[OwnerColumn]) -> None:
         """No row of these columns holds a value of another kind than its column's type."""
@@ -247,20 +249,3 @@ class SQLite(Session):
                         f"table {self._name}: column {column.name} is meant to be {column.type}, and some row holds a "
                         "value of another type, which SQLite allows; mend such rows, or make a view with a CAST"
                     )
-
-    def _error(self, error: Any) -> SourceError:
-        """An error without SQLite's own words, which may quote a row."""
-        text = str(error)
-        if "not a database" in text:
-            reason = "the file is not a SQLite database; check the path"
-        elif "no such table" in text:
-            reason = "there is no such table in the SQLite file (any more); check its name"
-        elif "no such column" in text:
-            reason = "a column is gone from the table; open the federation again"
-        elif "locked" in text or "busy" in text:
-            reason = "the SQLite file is locked by a writer; try again"
-        elif "malformed" in text:
-            reason = "the SQLite file is damaged; restore it"
-        else:
-            reason = f"SQLite reports {type(error).__name__}; check the file and its rights"
-        return SourceError(f"table {self._name}: {reason}")

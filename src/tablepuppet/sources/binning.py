@@ -6,8 +6,10 @@ A vector counts as one column per entry.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,18 +23,14 @@ from tablepuppet.algorithms.boosting.tree_checks import Bins, CategoryBins, Code
 from tablepuppet.arrays import Array, RowNumbers, effective_by_code, effective_rows
 from tablepuppet.errors import ModelError, SourceError, TransportError
 from tablepuppet.protocol.columns import ColumnInfo
-from tablepuppet.sources.columns import (
-    NUMBER_KINDS,
-    STRING_KINDS,
-    arrow_of,
-    arrow_texts,
-    numbers_and_absent,
-    numpy_of,
-    strings_and_absent,
-)
+from tablepuppet.sources import columns as raw
 
 _ROUNDING = 1e-6  # of effective rows: n rows that count alike are n
 _UNSEEN = 255  # the code of a category that nobody knows
+
+
+Counted = tuple[list[str], Array, bool]  # categories in order, their weights, and whether there are others
+Bounds = tuple[float, float] | None  # of a number
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,42 +39,44 @@ class RawColumn:
 
     feature: int
     entry: int
-    values: Array | None
-    names: pa.Array | None = None
-    codes: NDArray[np.int32] | None = None
+    is_number: bool
+    values: NDArray[Any]
+    names: pa.Array = field(default_factory=lambda: raw.arrow_texts([]))  # the distinct strings
     absent: float = np.nan  # the number or code of a row that a LEFT JOIN did not find
 
-    @property
-    def is_number(self) -> bool:
-        return self.values is not None
-
     def __len__(self) -> int:
-        rows: Array | NDArray[np.int32] | None = self.codes if self.values is None else self.values
-        return 0 if rows is None else len(rows)
+        return len(self.values)
 
     def take(self, rows: RowNumbers) -> RawColumn:
         """These rows; −1 is one that was not found."""
-        if self.values is not None:
-            return replace(self, values=np.append(self.values, self.absent)[rows])  # −1 finds the last
-        assert self.codes is not None
-        return replace(self, codes=np.append(self.codes, np.int32(self.absent))[rows])
+        return replace(self, values=np.append(self.values, self.values.dtype.type(self.absent))[rows])
+
+    def find(self, names: Sequence[str]) -> NDArray[Any]:
+        """The place of each of the distinct strings among some names; −1: none."""
+        return raw.numpy_of(pc.index_in(self.names, value_set=raw.arrow_texts(names)), missing=-1)
+
+    def is_frequent(self, weights: Array, least: int) -> NDArray[np.bool_]:
+        """Which of the distinct strings `least` or more rows hold; that of rows that are not there is the query's."""
+        held = effective_by_code(self.values, weights, len(self.names))
+        return np.asarray((held >= least - _ROUNDING) | (np.arange(len(held)) == self.absent))
 
 
 def raw_columns(columns: Sequence[pa.ChunkedArray], infos: Sequence[ColumnInfo]) -> list[RawColumn]:
     """All columns of a scan that are features, a vector's entries one by one."""
     found = []
     for feature, (column, info) in enumerate(zip(columns, infos, strict=True)):
-        if info.kind in NUMBER_KINDS:
-            values = numbers_and_absent(column, info)
+        if info.kind in raw.NUMBER_KINDS:
+            values = raw.numbers_and_absent(column, info)
             if np.isinf(values).any():
                 raise SourceError(f"column {info.name} contains infinity; filter such rows out, or use NULL")
             for k in range(values.shape[1]):
                 own = np.ascontiguousarray(values[: len(column), k])
-                found.append(RawColumn(feature, k, own, absent=np.nan if info.absent is None else values[-1, k]))
-        elif info.kind in STRING_KINDS:
-            names, codes = strings_and_absent(column, info)
+                absent = np.nan if info.absent is None else values[-1, k]
+                found.append(RawColumn(feature, k, True, own, absent=absent))
+        elif info.kind in raw.STRING_KINDS:
+            names, codes = raw.strings_and_absent(column, info)
             absent = -1 if info.absent is None else codes[-1]
-            found.append(RawColumn(feature, 0, None, names, codes[: len(column)], absent))
+            found.append(RawColumn(feature, 0, False, codes[: len(column)], names, absent))
         else:
             raise SourceError(
                 f"column {info.name} has type {info.detail or info.kind}, which cannot be a feature; "
@@ -90,7 +90,7 @@ def sketch(column: RawColumn, weights: Array, most: int, least: int = 1) -> Sket
 
     No name that fewer than `least` rows hold is among them, nor a value for every fewer rows.
     """
-    if column.values is None:
+    if not column.is_number:
         names, counts, is_cut = _categories(column, weights, least)
         return CategorySketch(categories=names, weights=counts, is_cut=is_cut)
     rows = len(weights) if least <= 1 else int(effective_rows(weights))
@@ -109,19 +109,32 @@ def sketch(column: RawColumn, weights: Array, most: int, least: int = 1) -> Sket
 
 def merged_bins(columns: Sequence[Sequence[Sketch]], rules: BinRules) -> list[Bins]:
     """The bins of columns that several clients hold, from a sketch of each; further ones of categories at the end."""
+
+    def merge(sketches: Sequence[Sketch]) -> NumberBins | Counted:
+        numbers = [s for s in sketches if isinstance(s, NumberSketch)]
+        if len(numbers) < len(sketches):
+            return _total(sketches)
+        values, weights = (np.concatenate([getattr(s, n) for s in numbers]) for n in ("values", "weights"))
+        return number_bins(values, weights, rules.bins, rules.least)
+
+    return _with_further(map(merge, columns), rules)
+
+
+def _with_further(columns: Iterable[NumberBins | Counted], rules: BinRules) -> list[Bins]:
     first: list[Bins] = []
     further: list[Bins] = []
-    for place, sketches in enumerate(columns):
-        numbers_ = [s for s in sketches if isinstance(s, NumberSketch)]
-        if len(numbers_) == len(sketches):
-            values, weights = (np.concatenate([getattr(s, n) for s in numbers_]) for n in ("values", "weights"))
-            first.append(number_bins(values, weights, rules.bins, rules.least))
+    most = min(rules.bins, rules.categories)
+    for place, own in enumerate(columns):
+        if isinstance(own, NumberBins):
+            first.append(own)
         else:
-            _add_categories(place, _total(sketches), rules, first, further)
+            names, weights, is_cut = own
+            first.append(category_bins(names, weights, most, is_cut))
+            further += further_bins(place, names, weights, most, rules.categories, is_cut)
     return [*first, *further]
 
 
-def _total(sketches: Sequence[Sketch]) -> tuple[list[str], Array, bool]:
+def _total(sketches: Sequence[Sketch]) -> Counted:
     """The categories of some sketches, in order, their weights, and whether there are others."""
     total: dict[str, float] = {}
     for one in sketches:
@@ -136,16 +149,14 @@ def _total(sketches: Sequence[Sketch]) -> tuple[list[str], Array, bool]:
 
 def own_bins(columns: Sequence[RawColumn], weights: Array, rules: BinRules, least: int = 1) -> list[Bins]:
     """The bins of columns that one client holds alone; further ones of categories at the end."""
-    first: list[Bins] = []
-    further: list[Bins] = []
-    for place, column in enumerate(columns):
-        if column.values is not None:
-            most = max(2, min(rules.bins, len(weights) // least))
-            found = number_bins(column.values, weights, most, rules.least)
-            first.append(found if least <= 1 else _without_light(found, column.values, weights, least))
-        else:
-            _add_categories(place, _categories(column, weights, least), rules, first, further)
-    return [*first, *further]
+
+    def bin_column(column: RawColumn) -> NumberBins | Counted:
+        if not column.is_number:
+            return _categories(column, weights, least)
+        found = number_bins(column.values, weights, max(2, min(rules.bins, len(weights) // least)), rules.least)
+        return found if least <= 1 else _without_light(found, column.values, weights, least)
+
+    return _with_further(map(bin_column, columns), rules)
 
 
 def _without_light(bins: NumberBins, values: Array, weights: Array, least: int) -> NumberBins:
@@ -164,9 +175,7 @@ def _without_light(bins: NumberBins, values: Array, weights: Array, least: int) 
     return NumberBins(bins.borders[kept])
 
 
-def public_bins(
-    columns: Sequence[RawColumn], bounds: Sequence[tuple[float, float] | None], bins: int, least: int = 1
-) -> list[Bins]:
+def public_bins(columns: Sequence[RawColumn], bounds: Sequence[Bounds], bins: int, least: int = 1) -> list[Bins]:
     """Bins that depend on no number: equal widths between public bounds. For strings: all public names, or the first
     of them in order."""
     found: list[Bins] = []
@@ -174,48 +183,23 @@ def public_bins(
         between = bounds[column.feature] if column.feature < len(bounds) else None
         if (between is None) == column.is_number:
             raise TransportError("public bounds do not fit the columns: numbers have them, and strings have none")
-        if between is not None:
-            found.append(even_bins(between, bins))
-        else:
-            names, _, is_cut = _categories(column, np.ones(len(_codes(column))), least)
-            found.append(category_bins(names, np.ones(len(names)), bins, is_cut))
+        found.append(_public_bins(between, partial(_categories, column, np.ones(len(column)), least), bins))
     return found
 
 
-def merged_public_bins(
-    columns: Sequence[Sequence[Sketch]], bounds: Sequence[tuple[float, float] | None], bins: int
-) -> list[Bins]:
+def merged_public_bins(columns: Sequence[Sequence[Sketch]], bounds: Sequence[Bounds], bins: int) -> list[Bins]:
     """The same of columns that several clients hold: only names are looked at."""
     if len(columns) != len(bounds):
         raise TransportError("a vector that several owners hold has no public borders; make it columns of numbers")
-    found: list[Bins] = []
-    for sketches, between in zip(columns, bounds, strict=True):
-        if between is not None:
-            found.append(even_bins(between, bins))
-        else:
-            names, _, is_cut = _total(sketches)
-            found.append(category_bins(names, np.ones(len(names)), bins, is_cut))
-    return found
+    return [_public_bins(between, partial(_total, own), bins) for own, between in zip(columns, bounds, strict=True)]
 
 
-def even_bins(between: tuple[float, float], bins: int) -> NumberBins:
-    """Borders at even steps between two numbers."""
-    low, high = between
-    return NumberBins(np.unique(low + (high - low) * np.arange(1, bins) / bins))
-
-
-def _codes(column: RawColumn) -> NDArray[np.int32]:
-    assert column.codes is not None
-    return column.codes
-
-
-def _add_categories(
-    place: int, counted: tuple[list[str], Array, bool], rules: BinRules, first: list[Bins], further: list[Bins]
-) -> None:
-    names, weights, is_cut = counted
-    most = min(rules.bins, rules.categories)
-    first.append(category_bins(names, weights, most, is_cut))
-    further += further_bins(place, names, weights, most, rules.categories, is_cut)
+def _public_bins(between: Bounds, count: Callable[[], Counted], bins: int) -> Bins:
+    if between is not None:  # borders at even steps
+        low, high = between
+        return NumberBins(np.unique(low + (high - low) * np.arange(1, bins) / bins))
+    names, _, is_cut = count()
+    return category_bins(names, np.ones(len(names)), bins, is_cut)
 
 
 def columns_of(bins: Sequence[Bins], columns: Sequence[RawColumn]) -> list[RawColumn]:
@@ -230,23 +214,21 @@ def columns_of(bins: Sequence[Bins], columns: Sequence[RawColumn]) -> list[RawCo
 
 
 def codes_of(column: RawColumn, bins: Bins) -> Codes:
+    if isinstance(bins, NumberBins) != column.is_number:
+        raise TransportError("bins of numbers do not fit a column of text, nor categories a column of numbers")
     if isinstance(bins, NumberBins):
-        if column.values is None:
-            raise TransportError("bins of numbers do not fit a column of text")
         return bins.codes(column.values)
-    if column.names is None or column.codes is None:
-        raise TransportError("categories do not fit a column of numbers")
     unseen = len(bins.categories) + 1 if bins.has_other else _UNSEEN
-    known = numpy_of(pc.index_in(column.names, value_set=arrow_texts(bins.categories)), missing=-1)
+    known = column.find(bins.categories)
     becomes = np.append(np.where(known < 0, unseen, known + 1), 0).astype(np.uint8)  # position −1: missing
-    return becomes[column.codes]
+    return np.asarray(becomes[column.values])
 
 
 def without_rare(bins: Sequence[Bins], columns: Sequence[RawColumn], weights: Array, least: int) -> list[Bins]:
     """Bins in which names that fewer than `least` rows hold match no row: such rows are others."""
     found: list[Bins] = list(bins)
     for place, (own, column) in enumerate(zip(bins, columns, strict=True)):
-        if least > 1 and isinstance(own, CategoryBins) and column.codes is not None:
+        if least > 1 and isinstance(own, CategoryBins) and not column.is_number:
             rare = _rare(own.categories, column, weights, least)
             named = [f"\0{n}" if name in rare else name for n, name in enumerate(own.categories)]
             found[place] = CategoryBins(named, own.has_other)
@@ -259,8 +241,8 @@ def rules_without_rare(rules: Sequence[SplitRule], columns: Sequence[RawColumn],
     found = []
     for rule in rules:
         column = by_place.get((rule.feature, rule.entry))
-        if not rule.is_number and column is not None and column.codes is not None:
-            rare = _rare([*rule.left, *rule.known], column, np.ones(len(column.codes)), least)
+        if not rule.is_number and column is not None and not column.is_number:
+            rare = _rare([*rule.left, *rule.known], column, np.ones(len(column)), least)
             left, known = ([name for name in names if name not in rare] for names in (rule.left, rule.known))
             rule = msgspec.structs.replace(rule, left=left, known=known)
         found.append(rule)
@@ -269,12 +251,8 @@ def rules_without_rare(rules: Sequence[SplitRule], columns: Sequence[RawColumn],
 
 def _rare(names: Sequence[str], column: RawColumn, weights: Array, least: int) -> set[str]:
     """Those of some names that there are, in fewer than `least` rows."""
-    assert column.names is not None
-    assert column.codes is not None
-    held = effective_by_code(column.codes, weights, len(column.names))
-    places = numpy_of(pc.index_in(arrow_texts(names), value_set=column.names), missing=-1)
-    is_rare = np.append(held < least - _ROUNDING, False)
-    is_rare[:-1][np.arange(len(held)) == column.absent] = False  # the query's own
+    places = raw.numpy_of(pc.index_in(raw.arrow_texts(names), value_set=column.names), missing=-1)
+    is_rare = np.append(~column.is_frequent(weights, least), False)
     return {name for name, place in zip(names, places.tolist(), strict=True) if is_rare[place]}
 
 
@@ -301,28 +279,22 @@ def _goes_right(columns: dict[tuple[int, int], RawColumn], rule: SplitRule) -> N
     column = columns.get((rule.feature, rule.entry))
     if column is None or column.is_number != rule.is_number:
         raise ModelError("the model does not fit this table: a split is of a column of another type; retrain")
-    if column.values is not None:
+    if column.is_number:
         missing = np.isnan(column.values)
         return missing if rule.border is None else np.asarray(missing | (column.values > rule.border))
-    assert column.names is not None
-    assert column.codes is not None
-    is_left = numpy_of(pc.index_in(column.names, value_set=arrow_texts(rule.left)), missing=-1) >= 0
+    is_left = column.find(rule.left) >= 0
     if rule.other_left:
-        is_left |= numpy_of(pc.index_in(column.names, value_set=arrow_texts(rule.known)), missing=-1) < 0
-    return ~np.append(is_left, rule.null_left)[column.codes]
+        is_left |= column.find(rule.known) < 0
+    return np.asarray(~np.append(is_left, rule.null_left)[column.values])
 
 
-def _categories(column: RawColumn, weights: Array, least: int) -> tuple[list[str], Array, bool]:
+def _categories(column: RawColumn, weights: Array, least: int) -> Counted:
     """The categories of `least` or more rows that take part, in order, their weights, and whether there are others."""
-    assert column.names is not None
-    assert column.codes is not None
-    place = column.codes.astype(np.intp) + 1
+    place = column.values.astype(np.intp) + 1
     counts = np.asarray(np.bincount(place, weights, len(column.names) + 1)[1:], np.float64)
-    held = effective_by_code(column.codes, weights, len(column.names))
-    is_often = held >= least - _ROUNDING
-    is_often[np.arange(len(held)) == column.absent] = True  # the query's own
-    seen = np.flatnonzero((counts > 0) & is_often)
-    is_cut = bool(((counts > 0) & ~is_often).any())
-    names = column.names.take(arrow_of(seen)).to_pylist()
+    is_frequent = column.is_frequent(weights, least)
+    seen = np.flatnonzero((counts > 0) & is_frequent)
+    is_cut = bool(((counts > 0) & ~is_frequent).any())
+    names = column.names.take(raw.arrow_of(seen)).to_pylist()
     order = sorted(range(len(names)), key=names.__getitem__)
     return [names[i] for i in order], counts[seen][order].astype(np.float64), is_cut

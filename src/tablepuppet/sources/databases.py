@@ -33,7 +33,7 @@ from tablepuppet.errors import SourceError
 from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.sources import duckdb_source
 from tablepuppet.sources.adbc import DRIVERS, Adbc, SQLite
-from tablepuppet.sources.files import STORES, WEB, open_remote
+from tablepuppet.sources.files import STORES, WEB
 from tablepuppet.sources.memory import check_names, open_memory
 from tablepuppet.sources.mysql import MySQL
 from tablepuppet.sources.postgresql import PostgreSQL
@@ -162,11 +162,6 @@ def is_remote_url(url: str) -> bool:
     return url.partition("://")[0].lower() in (*WEB, *STORES) and "://" in url
 
 
-def open_remote_url(url: str, name: str) -> Source:
-    """Opens such a file, with the credentials that its URL names."""
-    return open_remote(fill_placeholders(url, name), url, name)
-
-
 def open_database(spec: SourceSpec, name: str) -> Source:
     scheme = spec.url.partition("://")[0].lower()
     if scheme not in (*_DRIVERS, "duckdb"):
@@ -202,14 +197,24 @@ def _file(spec: SourceSpec, name: str, kind: str) -> Path:
 def _open_duckdb(spec: SourceSpec, name: str) -> Source:
     file = _file(spec, name, "DuckDB")
     if spec.query is not None:
-        return open_memory(run_in_database(name, str(file), spec.query), name)
+        try:
+            with duckdb.connect(str(file), read_only=True) as connection:
+                return open_memory(connection.sql(spec.query).to_arrow_table(), name)
+        except duckdb.Error as error:
+            raise SourceError(f"table {name}: {duckdb_source.reason(error)}") from None
+    qualified = ".".join(duckdb_source.quote_name(part) for part in (spec.table or "").split("."))
+    view = f"CREATE VIEW {duckdb_source.RELATION} AS SELECT * FROM owner.{qualified}"
+    create = f"ATTACH {duckdb_source.literal(str(file))} AS owner (READ_ONLY); {view}"
 
     def find() -> list[str]:
         if not file.is_file():
             raise SourceError(f"table {name}: its DuckDB file is gone; put it back")
         return [str(file)]
 
-    return FileSource(name, find, lambda files: from_database(name, files[0], spec.table or ""))
+    def open_file() -> duckdb_source.DuckSource:
+        return duckdb_source.create_source(name, create, files=[str(file)], allowed=[str(file)])
+
+    return FileSource(name, find, lambda files: DuckFile(name, open_file))
 
 
 def _by_url(driver: Callable[[str, str, str], Driver]) -> Callable[[SourceSpec, str, str], Driver]:
@@ -259,20 +264,3 @@ class DuckFile:
             raise SourceError(f"table {self._name}: {why}") from None
         with closing(opened):
             yield opened
-
-
-def from_database(name: str, file: str, table: str) -> DuckFile:
-    """A source over a table (`table` or `schema.table`) of a DuckDB file, which is opened for reading only."""
-    qualified = ".".join(duckdb_source.quote_name(part) for part in table.split("."))
-    view = f"CREATE VIEW {duckdb_source.RELATION} AS SELECT * FROM owner.{qualified}"
-    create = f"ATTACH {duckdb_source.literal(file)} AS owner (READ_ONLY); {view}"
-    return DuckFile(name, lambda: duckdb_source.create_source(name, create, [file], [file]))
-
-
-def run_in_database(name: str, file: str, query: str) -> pa.Table:
-    """The answer of a DuckDB file, opened for reading only, to its owner's own query."""
-    try:
-        with duckdb.connect(file, read_only=True) as connection:
-            return connection.sql(query).to_arrow_table()
-    except duckdb.Error as error:
-        raise SourceError(f"table {name}: {duckdb_source.reason(error)}") from None

@@ -16,7 +16,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 import duckdb
@@ -177,40 +177,24 @@ def from_query(
 
     `casts`: columns of tables that Arrow has in another type than their owner.
     """
-    connection = _connect()
-    try:
-        connection.execute("SET threads = 1")
-        for table, rows in tables.items():
-            cast = ", ".join(
-                f"CAST({quote_name(c)} AS {t}) AS {quote_name(c)}" for c, t in (casts or {}).get(table, {}).items()
-            )
-            connection.register(f"{table} as read" if cast else table, rows)
-            if cast:
-                source = quote_name(f"{table} as read")
-                connection.execute(f"CREATE TEMP VIEW {quote_name(table)} AS SELECT * REPLACE ({cast}) FROM {source}")
-        connection.execute(f"CREATE TEMP VIEW {RELATION} AS {query}")
-    except duckdb.Error as error:
-        connection.close()
-        raise SourceError(f"table {name}: {reason(error)}") from None
-    return _lock_source(name, connection, ())
+    statements = "SET threads = 1;"
+    found = {}
+    for table, rows in tables.items():
+        cast = ", ".join(
+            f"CAST({quote_name(c)} AS {t}) AS {quote_name(c)}" for c, t in (casts or {}).get(table, {}).items()
+        )
+        found[f"{table} as read" if cast else table] = rows
+        if cast:
+            source = quote_name(f"{table} as read")
+            statements += f"CREATE TEMP VIEW {quote_name(table)} AS SELECT * REPLACE ({cast}) FROM {source};"
+    return create_source(name, f"{statements} CREATE TEMP VIEW {RELATION} AS {query}", tables=found)
 
 
-def from_parquet(name: str, files: Sequence[str]) -> DuckSource:
-    """A source over Parquet files, which are read where they lie."""
-    return create_source(name, f"CREATE VIEW {RELATION} AS SELECT * FROM read_parquet({_list(files)})", files, files)
-
-
-def from_csv(name: str, files: Sequence[str]) -> DuckSource:
-    """A source over CSV files with a line of column names: read now, in full, and never again."""
-    # skip=0: without it DuckDB drops leading lines until the rest looks like a table.
-    reader = f"read_csv({_list(files)}, header=true, skip=0, sample_size=-1)"
-    return create_source(name, f"CREATE TABLE {RELATION} AS SELECT * FROM {reader}", files, ())
-
-
-def from_json(name: str, files: Sequence[str]) -> DuckSource:
-    """A source over files with one JSON object a line: read now, in full, and never again."""
-    reader = f"read_json({_list(files)}, format='newline_delimited', sample_size=-1)"
-    return create_source(name, f"CREATE TABLE {RELATION} AS SELECT * FROM {reader}", files, ())
+def from_files(name: str, reader: str, files: Sequence[str], options: str = "", *, stays: bool = False) -> DuckSource:
+    """A source over files, which are read where they lie (`stays`), or now, in full, and never again."""
+    kind = "VIEW" if stays else "TABLE"
+    select = f"SELECT * FROM {reader}({', '.join([_list(files), *([options] if options else [])])})"
+    return create_source(name, f"CREATE {kind} {RELATION} AS {select}", files=files, allowed=files if stays else ())
 
 
 def csv_header(name: str, file: str) -> list[str]:
@@ -223,18 +207,15 @@ def csv_header(name: str, file: str) -> list[str]:
 def from_types(name: str, columns: Sequence[tuple[str, str]]) -> DuckSource:
     """An empty table with these columns and types, to learn the type of an expression over them."""
     listed = ", ".join(f"{quote_name(column)} {kind}" for column, kind in columns)
-    return create_source(name, f"CREATE TABLE {RELATION} ({listed})", [name], ())
+    return create_source(name, f"CREATE TABLE {RELATION} ({listed})")
 
 
 def absent_row(name: str, columns: Sequence[ColumnInfo], expressions: Sequence[str]) -> pa.Table:
     """The values of expressions, c0, c1, …, for a row that a LEFT JOIN does not find: all its columns are NULL."""
     types = {"ENUM": "VARCHAR", '"NULL"': "INTEGER"}  # an enum's values stay with the owner, and NULL has no type
     nulls = ", ".join(f"CAST(NULL AS {types.get(c.detail, c.detail)}) AS {quote_name(c.name)}" for c in columns)
-    source = create_source(name, f"CREATE TABLE {RELATION} AS SELECT {nulls}", [name], ())
-    try:
+    with closing(create_source(name, f"CREATE TABLE {RELATION} AS SELECT {nulls}")) as source:
         return source.read(expressions, None)
-    finally:
-        source.close()
 
 
 def project(
@@ -279,13 +260,24 @@ def project(
         connection.close()
 
 
-def create_source(name: str, statements: str, files: Sequence[str], allowed: Collection[str]) -> DuckSource:
+def create_source(
+    name: str,
+    statements: str,
+    *,
+    tables: Mapping[str, pa.Table] | None = None,
+    files: Sequence[str] = (),
+    allowed: Collection[str] = (),
+) -> DuckSource:
+    """A source that some statements make, over these tables in memory, or from files; `allowed`: may be read later."""
     connection = _connect()
     try:
+        for table, rows in (tables or {}).items():
+            connection.register(table, rows)
         connection.execute(statements)
     except duckdb.Error as error:
         connection.close()
-        raise SourceError(f"table {name}: {files[0]} cannot be read: {reason(error)}") from None
+        where = f"{files[0]} cannot be read: " if files else ""
+        raise SourceError(f"table {name}: {where}{reason(error)}") from None
     return _lock_source(name, connection, allowed)
 
 

@@ -34,19 +34,7 @@ from tablepuppet.protocol.columns import (
     NumberStatistics,
     Statistics,
 )
-from tablepuppet.sources.columns import (
-    NUMBER_KINDS,
-    STRING_KINDS,
-    all_in_order,
-    arrow_of,
-    arrow_texts,
-    missing_rows,
-    numbers,
-    numbers_and_absent,
-    numpy_of,
-    strings,
-    strings_and_absent,
-)
+from tablepuppet.sources import columns as raw
 from tablepuppet.sources.statistics import RowWeights
 from tablepuppet.threads import parallel_for
 
@@ -99,7 +87,7 @@ def encode(
     """The encoded features of `rows` (None: all, in order; −1: one that was not found)."""
     size = len(columns[0]) if columns else 0
     given = size if rows is None else len(rows)
-    rows = None if all_in_order(rows, size) else rows
+    rows = None if raw.all_in_order(rows, size) else rows
     for info, feature in zip(infos, encoders, strict=True):
         _check_kind(info, feature)
     starts = np.cumsum([0, *(encoded_width(feature) for feature in encoders)])
@@ -155,16 +143,16 @@ def _encode_numbers(
         info = msgspec.structs.replace(info, size=size)
     if not len(out):
         return
-    raw = None if rows is None else numbers_and_absent(column, info)
+    given = None if rows is None else raw.numbers_and_absent(column, info)
 
     def write(some: slice) -> None:
-        if rows is None or raw is None:  # read where they are encoded, so that intermediate arrays stay in the cache
-            _write(numbers(column[some], info), info, feature, out[some])
+        if rows is None or given is None:  # read where they are encoded, so that intermediate arrays stay in the cache
+            _write(raw.numbers(column[some], info), info, feature, out[some])
             return
         numbered = rows[some]
         exists = _have_values(numbered, info)
         found = np.empty((np.count_nonzero(exists), out.shape[1]))
-        _write(raw[numbered[exists]], info, feature, found)
+        _write(given[numbered[exists]], info, feature, found)
         out[some][exists] = found
 
     parallel_for(write, len(out), max(_LEAST, _CHUNK // max(1, size)))
@@ -175,17 +163,17 @@ def _have_values(rows: RowNumbers, info: ColumnInfo) -> NDArray[np.bool_]:
     return np.asarray((rows >= 0) | (info.absent is not None))
 
 
-def _write(raw: Array, info: ColumnInfo, feature: NumberEncoder, out: Array) -> None:
+def _write(given: Array, info: ColumnInfo, feature: NumberEncoder, out: Array) -> None:
     """Some rows of a number or vector, encoded."""
-    if np.isinf(raw).any():
+    if np.isinf(given).any():
         raise SourceError(f"column {info.name} contains infinity; filter such rows out, or use NULL")
-    is_missing, varies = missing_rows(raw), feature.scale > 0
-    values = raw - feature.mean  # in the cache: rows of `out` are apart
+    is_missing, varies = raw.missing_rows(given), feature.scale > 0
+    values = given - feature.mean  # in the cache: rows of `out` are apart
     values[np.flatnonzero(is_missing)] = feature.fill - feature.mean
     values /= np.where(varies, feature.scale, 1.0)
     if not varies.all():
         values[:, ~varies] = 0.0
-    out[:, : raw.shape[1]] = values
+    out[:, : given.shape[1]] = values
     if feature.has_missing:
         out[:, -1] = is_missing.astype(np.float64)
 
@@ -199,12 +187,12 @@ def _categories(feature: Encoder | KnownNames) -> KnownNames:
     unseen = size + feature.has_missing if feature.has_other else -1
     codes = np.arange(size, dtype=np.int32)
     null = size if feature.has_missing else -1
-    return KnownNames(arrow_texts(feature.categories), codes, null, unseen, encoded_width(feature))
+    return KnownNames(raw.arrow_texts(feature.categories), codes, null, unseen, encoded_width(feature))
 
 
 def _encode_strings(column: pa.ChunkedArray, info: ColumnInfo, rows: RowNumbers | None, feature: KnownNames) -> Codes:
-    distinct, codes = strings(column) if rows is None else strings_and_absent(column, info)
-    place = numpy_of(pc.index_in(distinct, value_set=feature.names), missing=-1)
+    distinct, codes = raw.strings(column) if rows is None else raw.strings_and_absent(column, info)
+    place = raw.numpy_of(pc.index_in(distinct, value_set=feature.names), missing=-1)
     # What each distinct string becomes, and behind them, where position −1 finds it, NULL.
     found = np.append(feature.codes, np.int32(feature.unseen))[place]
     becomes = np.append(found, feature.null).astype(np.int32)
@@ -221,11 +209,11 @@ def without_rare(
 ) -> Encoder | KnownNames:
     """The encoder, in which names that fewer than `least` of these rows hold mean no row, whoever named them: they are
     other names. Where all of these, or rows without a name, are fewer, they count as the most frequent one."""
-    if least <= 1 or not isinstance(feature, CategoryEncoder) or info.kind not in STRING_KINDS:
+    if least <= 1 or not isinstance(feature, CategoryEncoder) or info.kind not in raw.STRING_KINDS:
         return feature
-    distinct, codes = strings(column)
+    distinct, codes = raw.strings(column)
     held = rows.effective(codes, len(distinct))
-    places = numpy_of(pc.index_in(arrow_texts(feature.categories), value_set=distinct), missing=-1)
+    places = raw.numpy_of(pc.index_in(raw.arrow_texts(feature.categories), value_set=distinct), missing=-1)
     counts = np.append(held, 0.0)[places]
     is_rare = (places >= 0) & (counts < least)
     is_rare &= np.array([name != info.absent for name in feature.categories], np.bool_)  # the query's own
@@ -238,14 +226,14 @@ def without_rare(
     )
     null = usual if nameless < least else known.null
     unseen = usual if others < least and usual >= 0 else known.unseen
-    return KnownNames(known.names.take(arrow_of(kept)), known.codes[kept], null, unseen, encoded_width(feature))
+    return KnownNames(known.names.take(raw.arrow_of(kept)), known.codes[kept], null, unseen, encoded_width(feature))
 
 
 def _check_kind(info: ColumnInfo, feature: Encoder | KnownNames) -> None:
     if isinstance(feature, NumberEncoder):
-        fits = info.kind in NUMBER_KINDS and (info.kind == "vector" or feature.mean.size == 1)
+        fits = info.kind in raw.NUMBER_KINDS and (info.kind == "vector" or feature.mean.size == 1)
     else:
-        fits = info.kind in STRING_KINDS
+        fits = info.kind in raw.STRING_KINDS
     if not fits:
         raise TransportError(
             f"column {info.name} is of kind {info.kind}, which the federation's encoder ({type(feature).__name__}) "

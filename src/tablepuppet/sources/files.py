@@ -61,7 +61,8 @@ def open_files(path: str, files: list[str], name: str) -> Source:
     if all(file.lower().endswith(_CSV) for file in files):
         return _open_csv(files, name)
     if all(file.lower().endswith(_JSON) for file in files):
-        opened = duckdb_source.from_json(name, files)
+        options = "format='newline_delimited', sample_size=-1"
+        opened = duckdb_source.from_files(name, "read_json", files, options)
         check_names([column.name for column in opened.describe()], name)
         return opened
     if len(files) == 1 and files[0].lower().endswith(_IPC):
@@ -103,7 +104,7 @@ def _open_parquet(files: list[str], name: str) -> Source:
         raise SourceError(
             f"table {name}: {files[0]} is not a readable Parquet file ({type(error).__name__}); write it again"
         ) from None
-    return duckdb_source.from_parquet(name, files)
+    return duckdb_source.from_files(name, "read_parquet", files, stays=True)
 
 
 def _open_csv(files: list[str], name: str) -> Source:
@@ -111,7 +112,8 @@ def _open_csv(files: list[str], name: str) -> Source:
         raise SourceError(f"table {name}: {files[0]} is empty; a CSV file needs a line of column names")
     header = duckdb_source.csv_header(name, files[0])
     check_names(header, name)
-    opened = duckdb_source.from_csv(name, files)
+    # skip=0: without it DuckDB drops leading lines until the rest looks like a table.
+    opened = duckdb_source.from_files(name, "read_csv", files, "header=true, skip=0, sample_size=-1")
     # Where lines differ in length, DuckDB may take each for one long field.
     if len(opened.describe()) != len(header) or (len(header) == 1 and any(mark in header[0] for mark in _SEPARATORS)):
         opened.close()

@@ -141,15 +141,21 @@ def split_groups(query: str | exp.Expr, columns: Callable[[], Collection[str]] =
     if any(item.find(exp.Star) and not item.find(*_KINDS) for item in select.expressions):
         raise UnmergeableError("a * beside groups")
     items = named_items(select)
-    by = [_resolve_group(e, items, columns) for e in grouped_by(select, group)]
+    by = []
+    for e in grouped_by(select, group):  # which may name an item of the SELECT list; a column of that name goes first
+        is_name = isinstance(e, exp.Column) and not e.table and e.name.lower() in items
+        by.append(items[e.name.lower()] if is_name and e.name.lower() not in columns() else e)
     merging = _Merging(by, items)
-    final = exp.select(*(_alias_as(item, merging.final(item.unalias())) for item in select.expressions))
-    final = final.from_(exp.to_identifier(GROUPS, quoted=True))
+    shown = []
+    for item in select.expressions:
+        value, quoted = merging.final(item.unalias()), item.args["alias"].quoted if item.args.get("alias") else None
+        shown.append(exp.alias_(value, item.alias_or_name, quoted=quoted) if item.alias_or_name else value)
+    final = exp.select(*shown).from_(exp.to_identifier(GROUPS, quoted=True))
     having = select.args.get("having")
     if having is not None:
         final = final.where(merging.final(having.this))
-    shown = [(item.alias_or_name.lower(), item.unalias()) for item in select.expressions]
-    names = {name: number for name, value in shown for number, g in enumerate(by) if _is_same(value, g)}
+    named = [(item.alias_or_name.lower(), item.unalias()) for item in select.expressions]
+    names = {name: number for name, value in named for number, g in enumerate(by) if _is_same(value, g)}
     for layer in reversed(around):
         names = _passed_on(layer, names)
         if layer.args.get("distinct") is not None and len(set(names.values())) < len(by):
@@ -159,9 +165,9 @@ def split_groups(query: str | exp.Expr, columns: Callable[[], Collection[str]] =
         outer.set("from_", exp.From(this=inner))
         final = _without(outer, "order", "distinct")
     partial = _without(select.copy(), "order", "having")
-    named = [exp.alias_(g.copy(), f"g{i}") for i, g in enumerate(by)]
-    named += [exp.alias_(parse_one(s.text, dialect="duckdb"), f"s{i}") for i, s in enumerate(merging.states)]
-    partial.set("expressions", named)
+    own = [exp.alias_(g.copy(), f"g{i}") for i, g in enumerate(by)]
+    own += [exp.alias_(parse_one(s.text, dialect="duckdb"), f"s{i}") for i, s in enumerate(merging.states)]
+    partial.set("expressions", own)
     partial.set("group", exp.Group(expressions=[g.copy() for g in by]))
     return GroupedQuery(partial.sql("duckdb"), final.sql("duckdb"), len(by), tuple(merging.states))
 
@@ -266,19 +272,6 @@ def _has_aggregate(node: exp.Expr, items: Mapping[str, exp.Expr]) -> bool:
     named = {column.name.lower() for column in node.find_all(exp.Column) if not column.table} & items.keys()
     others = {name: item for name, item in items.items() if name not in named}
     return any(_has_aggregate(items[name], others) for name in named if items[name] is not node)
-
-
-def _resolve_group(group: exp.Expr, items: Mapping[str, exp.Expr], columns: Callable[[], Collection[str]]) -> exp.Expr:
-    """GROUP BY may name an item of the SELECT list; a column of that name goes before it."""
-    is_name = isinstance(group, exp.Column) and not group.table and group.name.lower() in items
-    return items[group.name.lower()] if is_name and group.name.lower() not in columns() else group
-
-
-def _alias_as(item: exp.Expr, value: exp.Expr) -> exp.Expr:
-    name = item.alias_or_name
-    return (
-        exp.alias_(value, name, quoted=item.args["alias"].quoted if item.args.get("alias") else None) if name else value
-    )
 
 
 def _is_same(node: exp.Expr, group: exp.Expr) -> bool:

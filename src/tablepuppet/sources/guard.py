@@ -102,18 +102,14 @@ _MOST_JOINED = 64  # columns whose texts are concatenated: a row's value is as l
 _LONGEST_ARGUMENT = 200  # characters of SQL: of those calls' arguments
 
 
-def check_expression(sql: str, columns: Collection[str]) -> str:
+def check_expression(sql: str, columns: Collection[str], what: str = "expression") -> str:
     """Refuses all but a scalar expression over `columns`; returns it in DuckDB's dialect.
 
     >>> check_expression("ln(price) -- net", ["price"])
     'LN("price")'
     """
-    return _check(sql, columns, "expression")
-
-
-def check_predicate(sql: str, columns: Collection[str]) -> str:
-    """Refuses all but a predicate over `columns`; returns it in DuckDB's dialect."""
-    return _check(sql, columns, "filter")
+    known = {column.lower() for column in columns}
+    return write_sql(*check_tree(sql, exp.Condition, what, lambda node: _check_node(node, known, what)), what)
 
 
 def columns_of(sql: str) -> frozenset[str]:
@@ -129,11 +125,6 @@ def compared_columns(sql: str) -> frozenset[str]:
     tree = parse_one(sql, dialect="duckdb")
     null_tests = [node for node in tree.find_all(exp.Is) if isinstance(node.expression, exp.Null)]
     return frozenset(c.name for c in tree.find_all(exp.Column) if not any(c.parent is test for test in null_tests))
-
-
-def _check(sql: str, columns: Collection[str], what: str) -> str:
-    known = {column.lower() for column in columns}
-    return write_sql(*check_tree(sql, exp.Condition, what, lambda node: _check_node(node, known, what)), what)
 
 
 def check_tree(
@@ -208,10 +199,13 @@ def _check_node(node: exp.Expr, known: Collection[str], what: str) -> None:
     kind = type(node)
     if kind not in NODES and kind is not exp.Anonymous:
         raise refused(what, f"it contains {_title(node)}, which is not part of a scalar expression over one row")
-    if kind is exp.Column:
-        _check_column(node, known, what)
-    else:
-        check_call(node, what)
+    if kind is exp.Column and node.args.get("table") is not None:
+        raise refused(what, f"the column {node.name!r} carries the name of a table; write the column alone")
+    if kind is exp.Column and not isinstance(node.this, exp.Identifier):
+        raise refused(what, "* stands for many columns; name one")
+    if kind is exp.Column and node.name.lower() not in known:
+        raise refused(what, f"the table has no column {node.name!r}; it has {', '.join(sorted(known))}")
+    check_call(node, what)
 
 
 class Costs:
@@ -269,15 +263,6 @@ def fault_of(node: exp.Expr) -> str | None:
     if kind is exp.ConcatWs and not isinstance(node.expressions[0], exp.Literal):
         return "concat_ws(separator, …) needs a literal as separator, for it is repeated"
     return None
-
-
-def _check_column(node: exp.Expr, known: Collection[str], what: str) -> None:
-    if node.args.get("table") is not None:
-        raise refused(what, f"the column {node.name!r} carries the name of a table; write the column alone")
-    if not isinstance(node.this, exp.Identifier):
-        raise refused(what, "* stands for many columns; name one")
-    if node.name.lower() not in known:
-        raise refused(what, f"the table has no column {node.name!r}; it has {', '.join(sorted(known))}")
 
 
 def _title(node: exp.Expr) -> str:

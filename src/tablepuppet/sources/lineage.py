@@ -320,9 +320,4 @@ def _rename(rows: _Rows, node: exp.Expr) -> _Rows:
 
 def _outside_queries(node: exp.Expr) -> Iterable[exp.Expr]:
     """Every part of an expression; a query inside it counts as one part."""
-    stack = [node]
-    while stack:
-        part = stack.pop()
-        yield part
-        if not isinstance(part, exp.Query):
-            stack.extend(part.iter_expressions())
+    return node.walk(prune=lambda part: isinstance(part, exp.Query))

@@ -30,7 +30,11 @@ def open_memory(value: Any, name: str) -> Source:
         value = value.to_table()
     table = _to_arrow(value, name)
     check_names(table.column_names, name)
-    return duckdb_source.from_arrow(name, _cast_for_duckdb(table))
+    for i, field in enumerate(table.schema):  # types that DuckDB does not take from Arrow, as the nearest that it does
+        kind = _duckdb_type(field.type)
+        if kind != field.type:
+            table = table.set_column(i, field.name, table.column(i).cast(kind))
+    return duckdb_source.from_arrow(name, table)
 
 
 def _to_arrow(value: object, name: str) -> pa.Table:
@@ -97,15 +101,6 @@ def _integers(array: pa.Array) -> pa.Array:
     bounds = pc.min_max(pc.abs(array))["max"].as_py()
     is_whole = bounds < _EXACT and pc.all(pc.equal(whole.cast(pa.float64()), array)).as_py()
     return whole if is_whole else array
-
-
-def _cast_for_duckdb(table: pa.Table) -> pa.Table:
-    """Types that DuckDB does not take from Arrow, as the nearest that it does."""
-    for i, field in enumerate(table.schema):
-        kind = _duckdb_type(field.type)
-        if kind != field.type:
-            table = table.set_column(i, field.name, table.column(i).cast(kind))
-    return table
 
 
 def _duckdb_type(kind: pa.DataType) -> pa.DataType:

@@ -33,19 +33,12 @@ _TEXT: Final = "CAST({} AS CHAR)"
 _TYPES: Final[dict[str, tuple[str, Family | None, str | None]]] = {
     "tinyint": ("TINYINT", "number", None),
     "smallint": ("SMALLINT", "number", None),
-    "mediumint": ("INTEGER", "number", None),
-    "int": ("INTEGER", "number", None),
+    **dict.fromkeys(("mediumint", "int"), ("INTEGER", "number", None)),
     "bigint": ("BIGINT", "number", None),
     "float": ("FLOAT", None, None),  # 0.1 is equal to itself as a float here, and not there
     "double": ("DOUBLE", "number", None),
-    "char": ("VARCHAR", None, None),
-    "varchar": ("VARCHAR", None, None),
-    "tinytext": ("VARCHAR", None, None),
-    "text": ("VARCHAR", None, None),
-    "mediumtext": ("VARCHAR", None, None),
-    "longtext": ("VARCHAR", None, None),
-    "enum": ("VARCHAR", None, _TEXT),
-    "set": ("VARCHAR", None, _TEXT),
+    **dict.fromkeys(("char", "varchar", "tinytext", "text", "mediumtext", "longtext"), ("VARCHAR", None, None)),
+    **dict.fromkeys(("enum", "set"), ("VARCHAR", None, _TEXT)),
     "uuid": ("UUID", None, _TEXT),
     "year": ("SMALLINT", "number", "CAST({} AS SIGNED)"),
     "date": ("DATE", "date", _TEXT),  # as text, for 0000-00-00 is a date there

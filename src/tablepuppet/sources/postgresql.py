@@ -135,16 +135,11 @@ class PostgreSQL(Session):
         known, family = _TYPES.get(plain, ("BLOB", None))
         if plain not in _TYPES:  # described, and refused as a feature or key
             return OwnerColumn(name, known, None, "CAST(CAST({} AS text) AS bytea)")
-        if plain.endswith("[]"):
-            return OwnerColumn(name, self._vector(name, known), None)
+        if plain.endswith("[]"):  # with its length, where all rows have the same
+            size = f"cardinality({quote_name(name)})"
+            [(least, most)] = self._rows(f"SELECT min({size}), max({size}) FROM {self.relation}")
+            return OwnerColumn(name, known.replace("[]", f"[{least}]") if least and least == most else known)
         return OwnerColumn(name, known, family if is_deterministic else None)
-
-    def _vector(self, name: str, kind: str) -> str:
-        """An array type, with its length where all rows have the same."""
-        own = quote_name(name)
-        select = f"SELECT min(cardinality({own})), max(cardinality({own})) FROM {self.relation}"
-        [(least, most)] = self._rows(select)
-        return kind.replace("[]", f"[{least}]") if least and least == most else kind
 
     def _error(self, error: Any) -> SourceError:
         """An error without PostgreSQL's own words, which may quote a row or show the user's name."""

@@ -97,31 +97,23 @@ def redact(url: str) -> str:
 def open_source(value: object, name: str) -> Source:
     """Opens the user's source of table `name`."""
     # Here, because each family is built on the types above.
-    from tablepuppet.sources import databases, memory
+    from tablepuppet.sources import databases, files, memory
 
-    if isinstance(value, SourceSpec):
-        if databases.is_database_url(value.url):
-            return databases.open_database(value, name)
-        if value.table is not None or value.query is not None:
-            given = f"table={value.table!r}" if value.table is not None else "a query"
-            raise SourceError(
-                f"table {name}: {given} was given for the file {redact(value.url)}; "
-                "a file is one table: leave the argument out"
-            )
-        return _open_file(value.url, name)
-    if isinstance(value, str) and databases.is_database_url(value):
-        return databases.open_database(SourceSpec(value), name)
-    if isinstance(value, (str, Path)):
-        return _open_file(str(value), name)
-    return memory.open_memory(value, name)
-
-
-def _open_file(path: str, name: str) -> Source:
-    from tablepuppet.sources import databases, files
-
-    if databases.is_remote_url(path):
-        return databases.open_remote_url(path, name)
-    return files.open_path(path, name)
+    if isinstance(value, str | Path):
+        value = SourceSpec(str(value))
+    if not isinstance(value, SourceSpec):
+        return memory.open_memory(value, name)
+    if databases.is_database_url(value.url):
+        return databases.open_database(value, name)
+    if value.table is not None or value.query is not None:
+        given = f"table={value.table!r}" if value.table is not None else "a query"
+        raise SourceError(
+            f"table {name}: {given} was given for the file {redact(value.url)}; "
+            "a file is one table: leave the argument out"
+        )
+    if databases.is_remote_url(value.url):
+        return files.open_remote(databases.fill_placeholders(value.url, name), value.url, name)
+    return files.open_path(value.url, name)
 
 
 log = logging.getLogger(__name__)

@@ -28,19 +28,7 @@ from tablepuppet.errors import SourceError, TransportError
 from tablepuppet.models.features import count_by_code
 from tablepuppet.privacy.options import Rounding
 from tablepuppet.protocol.columns import CategoryStatistics, ColumnInfo, IdStatistics, NumberStatistics, Statistics
-from tablepuppet.sources.columns import (
-    NUMBER_KINDS,
-    STRING_KINDS,
-    all_in_order,
-    arrow_of,
-    arrow_texts,
-    missing_rows,
-    numbers,
-    numbers_and_absent,
-    numpy_of,
-    strings,
-    strings_and_absent,
-)
+from tablepuppet.sources import columns as raw
 
 _ROUNDING = 1e-6  # of effective rows: n rows that count alike are n
 ROWS_PER_STATISTICS = 1 << 18  # rows per step
@@ -54,23 +42,23 @@ def statistics(
     Names of categories that fewer than `least` rows hold are left out. If all of these rows, or the rows without a
     value, are fewer than that, the statistics do not mention them.
     """
-    taken = None if rows is None or all_in_order(rows, len(column)) else rows
+    taken = None if rows is None or raw.all_in_order(rows, len(column)) else rows
     multiplicity = None if weights is None else np.asarray(weights)
     if taken is not None and info.absent is None and int(taken.min(initial=0)) < 0:
         exists = taken >= 0
         taken, multiplicity = taken[exists], None if multiplicity is None else multiplicity[exists]
-    if info.kind in NUMBER_KINDS:
+    if info.kind in raw.NUMBER_KINDS:
         of_numbers = _of_numbers(column, taken, multiplicity, info)
         if least <= 1:
             return of_numbers
-        return _without_few(of_numbers, numbers_and_absent(column, info), RowWeights.of(taken, multiplicity), least)
-    if info.kind in STRING_KINDS:
-        distinct, codes = strings(column) if taken is None else strings_and_absent(column, info)
+        return _without_few(of_numbers, raw.numbers_and_absent(column, info), RowWeights.of(taken, multiplicity), least)
+    if info.kind in raw.STRING_KINDS:
+        distinct, codes = raw.strings(column) if taken is None else raw.strings_and_absent(column, info)
         heavy = np.ones(len(codes) if taken is None else len(taken)) if multiplicity is None else floats(multiplicity)
         own = codes if taken is None else codes[taken]
         counts = count_by_code(own, heavy, len(distinct))
         seen = np.flatnonzero(counts > 0)
-        found = _sort_categories(distinct.take(arrow_of(seen)), counts[seen], float(heavy[own < 0].sum()))
+        found = _sort_categories(distinct.take(raw.arrow_of(seen)), counts[seen], float(heavy[own < 0].sum()))
         if least <= 1:
             return found
         return _without_rare(found, distinct, codes, RowWeights.of(taken, multiplicity), (least, info.absent))
@@ -112,16 +100,21 @@ def _of_numbers(
 ) -> NumberStatistics:
     """Some rows at a time, added up in order: of a long column, nothing on the way is as long."""
     rows = len(column) if taken is None else len(taken)
-    values, once = None if taken is None else numbers_and_absent(column, info), np.ones(min(rows, ROWS_PER_STATISTICS))
+    values, once = (
+        None if taken is None else raw.numbers_and_absent(column, info),
+        np.ones(min(rows, ROWS_PER_STATISTICS)),
+    )
     has_missing = column.null_count > 0 or info.absent is True
 
     def present(here: slice) -> tuple[Array, Array, Array]:
         """The present numbers of some rows with their weights, and the weights of missing ones."""
-        some = numbers(column[here], info) if taken is None or values is None else values[taken[here]]
+        some = raw.numbers(column[here], info) if taken is None or values is None else values[taken[here]]
         heavy, without = once[: len(some)] if weights is None else floats(weights[here]), once[:0]
         if not has_missing:
             return some, heavy, without
-        is_missing = missing_rows(some)  # taken by their places: several times faster than by a mask without a pattern
+        is_missing = raw.missing_rows(
+            some
+        )  # taken by their places: several times faster than by a mask without a pattern
         there, without = np.flatnonzero(~is_missing), heavy.take(np.flatnonzero(is_missing))
         return some.take(there, axis=0), heavy.take(there), without
 
@@ -145,7 +138,7 @@ def _of_numbers(
         found = total(first)
     *sums, weight, missing = found if rows else np.zeros(2)
     if weight == 0:
-        return _no_values(float(missing), numbers(column[:0], info).shape[1])
+        return _no_values(float(missing), raw.numbers(column[:0], info).shape[1])
     with np.errstate(over="ignore", invalid="ignore"):
         mean = np.array(sums) / weight
         # Once more: takes back the rounding of the first pass.
@@ -204,8 +197,8 @@ def _without_rare(
     """Without names that few rows hold; that of rows that are not there is the query's own, and stays."""
     least, absent = rule
     held = rows.effective(codes, len(distinct))
-    often = distinct.take(arrow_of(np.flatnonzero(held >= least)))
-    is_kept = numpy_of(pc.index_in(arrow_texts(found.categories), value_set=often), missing=-1) >= 0
+    often = distinct.take(raw.arrow_of(np.flatnonzero(held >= least)))
+    is_kept = raw.numpy_of(pc.index_in(raw.arrow_texts(found.categories), value_set=often), missing=-1) >= 0
     is_kept |= np.array([name == absent for name in found.categories], np.bool_)
     kept = np.flatnonzero(is_kept)
     names = [found.categories[i] for i in kept.tolist()]
@@ -241,8 +234,8 @@ def _merge_numbers(parts: Sequence[NumberStatistics]) -> NumberStatistics:
 
 
 def _merge_categories(parts: Sequence[CategoryStatistics]) -> CategoryStatistics:
-    named = pa.chunked_array([arrow_texts(part.categories) for part in parts], pa.large_string())
-    distinct, codes = strings(named)
+    named = pa.chunked_array([raw.arrow_texts(part.categories) for part in parts], pa.large_string())
+    distinct, codes = raw.strings(named)
     weights = np.concatenate([part.weights for part in parts])
     found = _sort_categories(
         distinct, count_by_code(codes, weights, len(distinct)), sum(part.missing for part in parts)
@@ -268,7 +261,7 @@ def _sort_categories(categories: pa.Array, weights: Array, missing: float) -> Ca
     # Arrow compares the bytes of UTF-8, which is the order of code points.
     order = pc.sort_indices(categories)
     return CategoryStatistics(
-        categories=categories.take(order).to_pylist(), weights=weights[numpy_of(order)], missing=missing
+        categories=categories.take(order).to_pylist(), weights=weights[raw.numpy_of(order)], missing=missing
     )
 
 
@@ -293,8 +286,8 @@ def first_summands(own: Sequence[Statistics], agreed: Sequence[Statistics]) -> l
             found += [np.array([mine.weight, mine.missing]), total]
         elif isinstance(mine, CategoryStatistics) and isinstance(common, CategoryStatistics):
             counts = np.zeros(len(common.categories) + 1)
-            place = pc.index_in(arrow_texts(mine.categories), value_set=arrow_texts(common.categories))
-            counts[numpy_of(place, missing=-1)] = mine.weights
+            place = pc.index_in(raw.arrow_texts(mine.categories), value_set=raw.arrow_texts(common.categories))
+            counts[raw.numpy_of(place, missing=-1)] = mine.weights
             counts[-1] = mine.missing  # also written over by a category that nobody agreed on
             found.append(counts)
         elif not (isinstance(mine, IdStatistics) and isinstance(common, IdStatistics)):

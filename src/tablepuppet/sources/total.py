@@ -45,7 +45,15 @@ class TotalSource:
         return self._source.describe_scan(expressions, filter)
 
     def read(self, expressions: Sequence[str], filter: str | None) -> pa.Table:
-        chosen = None if filter is None else self._make_total_filter(filter)
+        chosen = filter
+        if (
+            filter is not None
+        ):  # each condition by itself: the owner's database may still evaluate those that cannot fail
+            kinds = {info.name.lower(): info.kind for info in self._source.describe()}
+            conditions = conjuncts_of(parse_one(filter, dialect="duckdb"))
+            chosen = " AND ".join(
+                f"{'' if _cannot_fail(c, kinds) else 'TRY'}({c.sql('duckdb', identify=True)})" for c in conditions
+            )
         rows = self._source.read([e if _PLAIN.fullmatch(e) else f"TRY({e})" for e in expressions], chosen)
         for number, field in enumerate(rows.schema):
             if pa.types.is_floating(field.type):
@@ -59,15 +67,6 @@ class TotalSource:
 
     def close(self) -> None:
         self._source.close()
-
-    def _make_total_filter(self, filter: str) -> str:
-        """Each condition by itself: the owner's database may still evaluate those that cannot fail."""
-        kinds = {info.name.lower(): info.kind for info in self._source.describe()}
-        conditions = list(conjuncts_of(parse_one(filter, dialect="duckdb")))
-        texts = [c.sql("duckdb", identify=True) for c in conditions]
-        return " AND ".join(
-            f"({text})" if _cannot_fail(c, kinds) else f"TRY({text})" for c, text in zip(conditions, texts, strict=True)
-        )
 
 
 def _cannot_fail(node: exp.Expr, kinds: Mapping[str, str]) -> bool:
@@ -101,7 +100,12 @@ def _wrap(node: exp.Expr) -> None:
     for child in list(node.iter_expressions()):
         if _is_row_wise(child):
             child.replace(exp.Try(this=child.copy()))
-        elif _is_over_groups(child):
+        elif (
+            isinstance(child, exp.Condition)
+            and not isinstance(child, (*_LEAVES, *_AGGREGATES, exp.AggFunc))
+            and child.find(exp.AggFunc) is not None
+            and child.find(exp.Window, exp.Query) is None
+        ):  # computed from aggregates, and could fail
             child.replace(_try_groups(child))
         else:
             _wrap(child)
@@ -120,13 +124,6 @@ def _double(value: exp.Expr, aggregate: exp.Expr) -> exp.Expr:
     return exp.Case().when(exp.Abs(this=number) < exp.Literal.number(_MOST), number.copy())
 
 
-def _is_over_groups(node: exp.Expr) -> bool:
-    """Whether an expression is computed from aggregates and could fail."""
-    if not isinstance(node, exp.Condition) or isinstance(node, (*_LEAVES, *_AGGREGATES, exp.AggFunc)):
-        return False
-    return node.find(exp.AggFunc) is not None and node.find(exp.Window, exp.Query) is None
-
-
 def _try_groups(node: exp.Expr) -> exp.Expr:
     """list_transform([{'a0': sum(x)}], lambda g: TRY(1 / g['a0']))[1]"""
     whole, values = exp.Tuple(expressions=[node.copy()]), list[str]()
@@ -142,16 +139,13 @@ def _try_groups(node: exp.Expr) -> exp.Expr:
 
 def _is_row_wise(node: exp.Expr) -> bool:
     """Whether an expression is computed for each row by itself, from columns, and could fail."""
-    if not isinstance(node, exp.Condition) or isinstance(node, _LEAVES) or _is_join_pair(node):
+    if not isinstance(node, exp.Condition) or isinstance(node, _LEAVES):
         return False
+    if isinstance(node, exp.EQ) and all(isinstance(node.args.get(side), exp.Column) for side in ("this", "expression")):
+        return False  # a pair of keys
     if isinstance(node, exp.If) and isinstance(node.parent, exp.Case):
         return False  # a branch, and no expression
     is_joined = isinstance(node.parent, exp.Join) or (isinstance(node, exp.And) and node.find_ancestor(exp.Join))
     if is_joined and isinstance(node, exp.And):
         return False  # each condition by itself, for pairs of keys are found by their hashes
     return node.find(exp.Column) is not None and node.find(exp.AggFunc, exp.Window, exp.Query) is None
-
-
-def _is_join_pair(node: exp.Expr) -> bool:
-    sides = (node.args.get("this"), node.args.get("expression"))
-    return isinstance(node, exp.EQ) and all(isinstance(side, exp.Column) for side in sides)

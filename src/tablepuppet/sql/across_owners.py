@@ -210,7 +210,8 @@ class _Branch:
             if abroad and isinstance(scalar, exp.Subquery):
                 raise self.ucq.refuse(
                     f"this item looks rows up in {abroad[0].name}, which lies with another owner. "
-                    f"Join them instead: {_scalar_join(scalar.this, name)}, and select {name}.x",
+                    f"Join them instead: LEFT JOIN (SELECT key, avg(x) AS x FROM … GROUP BY key) {name} ON "
+                    f"{name}.key = …, and select {name}.x",
                     abroad[0],
                 )
 
@@ -327,17 +328,6 @@ def _split_exists(query: exp.Select) -> tuple[list[exp.Expr], exp.Select] | None
     kept.set("expressions", [side.copy() for side in inner])
     kept.set("where", exp.Where(this=exp.and_(*(r.copy() for r in rest))) if rest else None)
     return outer, _alias_items(kept, "key").distinct()
-
-
-def _scalar_join(query: exp.Expr, name: str) -> str:
-    """The LEFT JOIN that replaces a scalar subquery, as text."""
-    found = _split_exists(query) if isinstance(query, exp.Select) else None
-    if found is None or len(query.expressions) != 1:
-        return f"LEFT JOIN (SELECT key, avg(x) AS x FROM … GROUP BY key) {name} ON {name}.key = …"
-    outer, keys = found
-    keys.set("distinct", None)
-    grouped = keys.group_by(*(key.unalias().copy() for key in keys.expressions))
-    return _as_join(outer, grouped, exp.alias_(query.expressions[0].unalias().copy(), "x"), name)
 
 
 def _as_join(outer: Sequence[exp.Expr], rows: exp.Select, value: exp.Expr, name: str) -> str:

@@ -16,12 +16,12 @@ from sqlglot import exp
 from tablepuppet.errors import CatalogError, QueryError, did_you_mean
 from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.sql.bound import Branch, LabelPlace, Scan, format_expression
-from tablepuppet.sql.conditions import KeyEquality
 from tablepuppet.sql.grammar import start_of
+from tablepuppet.sql.joins import KeyEquality
 from tablepuppet.sql.names import ResolvedBranch, resolve
 from tablepuppet.sql.parsing import parse
 from tablepuppet.sql.scans import PlacedBranch, Scans
-from tablepuppet.sql.types import common_key_cast, is_feature, is_label, key_type, type_name, union_column
+from tablepuppet.sql.types import common_key_cast, key_type, type_name, union_column
 from tablepuppet.sql.ucq import Ucq
 
 
@@ -106,7 +106,7 @@ def check_label(ucq: Ucq, branches: Sequence[PlacedBranch], scans: Sequence[Scan
     """The label can be predicted, and is of one kind in all branches."""
     for branch in branches:
         column = branch.output(label, scans)
-        if not is_label(column):
+        if column.kind in ("other", "vector"):
             raise ucq.refuse(
                 f"the label {branch.output_name(label)} is {type_name(column)}, which cannot be predicted; "
                 "a label is a number, a boolean or a string",
@@ -126,7 +126,7 @@ def union_of(ucq: Ucq, branches: Sequence[PlacedBranch], scans: Sequence[Scan], 
     """The name and the type of a column of the result, over all branches."""
     columns = [branch.output(position, scans) for branch in branches]
     for branch, column in zip(branches, columns, strict=True):
-        if not is_feature(column):
+        if column.kind == "other":
             if type_name(column).strip('"') == "NULL":
                 what = "is NULL in every row, so that its type is not known; leave it out"
                 raise ucq.refuse(f"{branch.output_name(position)} {what}", branch.resolved.outputs[position].at)

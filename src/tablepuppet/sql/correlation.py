@@ -148,7 +148,10 @@ def _find_moment(nodes: Sequence[exp.Expr], foreign: _Foreign, keys: _Pairs, ref
     """The one expression over the other table, besides keys, that a history is compared with."""
     equal = {other.sql() for _, other in keys}
     columns = [c for node in nodes for c in foreign(node)]
-    compared = [c for c in columns if c.sql() not in equal or _is_in_order(c)]
+    ordered = (*ORDER, exp.Between)  # comparisons of order, rather than of equality
+    compared = [
+        c for c in columns if c.sql() not in equal or isinstance(c.find_ancestor(*ordered, exp.Select), ordered)
+    ]
     if not compared:
         return None
     if len({column.sql() for column in compared}) > 1:
@@ -170,11 +173,6 @@ def _key_pair(condition: exp.Expr, foreign: _Foreign) -> tuple[exp.Expr, exp.Exp
         if columns and len(foreign(other)) == len(columns) and not foreign(own) and own.find(exp.Column):
             return own, other
     return None
-
-
-def _is_in_order(column: exp.Expr) -> bool:
-    """Whether a column stands in a comparison of order, rather than of equality."""
-    return isinstance(column.find_ancestor(*ORDER, exp.Between, exp.Select), (*ORDER, exp.Between))
 
 
 def _widest(column: exp.Column, foreign: _Foreign) -> exp.Expr:

@@ -129,19 +129,16 @@ def _complaint(text: str, tokens: Sequence[Token], found: dict[str, object]) -> 
         return refusal(text, "TOP takes some of the joined rows, and every one is used; choose rows by WHERE", at)
     if what.endswith('"["'):
         return refusal(text, 'names are quoted by double quotes here, as in o."unit price", not by brackets', at)
-    return refusal(text, f"{INVALID}: {what}; check the words around the caret{_quoting(text, at)}", at)
+    quoting = ""
+    for found_name in _NAME_AT.finditer(text):  # a reserved word in the place of a name
+        word = found_name[1] or found_name[2]
+        if word.lower() in _reserved_words() and found_name.start() <= at <= found_name.end():
+            quoting = f'; a table or column called {word} is written "{word}"'
+            break
+    return refusal(text, f"{INVALID}: {what}; check the words around the caret{quoting}", at)
 
 
 _NAME_AT = re.compile(r"(?:(?:\b(?:FROM|JOIN)\s|[,.])\s*([A-Z_]+)|\b([A-Z_]+)\s*\.)", re.IGNORECASE)
-
-
-def _quoting(text: str, at: int) -> str:
-    """Advice on a reserved word in the place of a name, if the error is there."""
-    for found in _NAME_AT.finditer(text):
-        word = found[1] or found[2]
-        if word.lower() in _reserved_words() and found.start() <= at <= found.end():
-            return f'; a table or column called {word} is written "{word}"'
-    return ""
 
 
 @cache

@@ -20,7 +20,11 @@ from tablepuppet.sql.ucq import Conjunctive, Item, Source, Star, is_resolved, ma
 def inner_join(text: str, branch: Conjunctive, at: int) -> Conjunctive | None:
     """The subquery as a query of its own, if it can stand in the one around it."""
     source = branch.sources[at]
-    if not isinstance(source.derived, exp.Select) or source.join != "inner" or not _names_all(branch):
+    if not isinstance(source.derived, exp.Select) or source.join != "inner":
+        return None
+    # Every outer column names its table, and no bare * would show columns that the subquery leaves out.
+    has_bare_star = any(isinstance(item, Star) and item.alias is None for item in branch.items)
+    if has_bare_star or not all(map(is_resolved, _expressions(branch))):
         return None
     try:
         inner = read_select(text, source.derived.copy())
@@ -118,12 +122,6 @@ class _NotThereError(Exception):
 
 def _name(item: Item) -> str:
     return "" if item.shown is None else item.shown.name
-
-
-def _names_all(branch: Conjunctive) -> bool:
-    """Every outer column names its table, and no bare * would show columns that the subquery leaves out."""
-    bare = any(isinstance(item, Star) and item.alias is None for item in branch.items)
-    return not bare and all(map(is_resolved, _expressions(branch)))
 
 
 def _expressions(query: Conjunctive) -> Iterator[exp.Expr]:

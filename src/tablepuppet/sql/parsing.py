@@ -32,6 +32,7 @@ _UNKNOWN = (
     "write SELECT … FROM … JOIN … ON … WHERE with plain expressions over columns"
 )
 _BACKTICK = 'names are quoted by double quotes here, as in o."unit price", not by backticks'
+_DEFAULT_SCHEMAS = ("main", "public", "dbo")  # DuckDB's and SQLite's, PostgreSQL's, SQL Server's
 _CONTEXT = 100  # characters that sqlglot gives before the place of an error
 
 
@@ -44,7 +45,11 @@ def syntax_tree(text: str) -> exp.Expr:
     if not text.isprintable() and any("\ud800" <= c <= "\udfff" or c == "\0" for c in text):
         raise QueryError("the query holds characters that are not text; check how it was read or typed")
     check_grammar(text, _words(text))
-    tree = _without_schemas(_tree(text))
+    tree = _tree(text)
+    for node in list(tree.find_all(exp.Table, exp.Column)):  # a default schema adds nothing to a table's name
+        schema = node.args.get("db")
+        if schema is not None and schema.name.lower() in _DEFAULT_SCHEMAS and not node.args.get("catalog"):
+            node.set("db", None)
     _Inliner(text).inline(tree, {})
     return tree
 
@@ -131,18 +136,6 @@ def parse(text: str, columns: Columns | None = None, tables: Tables | None = Non
         return Ucq(text, tuple(read_select(text, s, is_branch=len(selects) > 1) for s in selects))
     except RecursionError:
         raise QueryError(TOO_DEEP) from None
-
-
-_DEFAULT_SCHEMAS = ("main", "public", "dbo")  # DuckDB's and SQLite's, PostgreSQL's, SQL Server's
-
-
-def _without_schemas(tree: exp.Expr) -> exp.Expr:
-    """The tree with main.orders as orders: a default schema adds nothing to a table's name."""
-    for node in list(tree.find_all(exp.Table, exp.Column)):
-        schema = node.args.get("db")
-        if schema is not None and schema.name.lower() in _DEFAULT_SCHEMAS and not node.args.get("catalog"):
-            node.set("db", None)
-    return tree
 
 
 class _Inliner:

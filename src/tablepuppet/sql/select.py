@@ -251,16 +251,12 @@ def _without_semi_joins(select: exp.Select) -> exp.Select:
         first, own = (exp.to_identifier(node.alias_or_name) for node in (select.args["from_"].this, join.this))
         equal = (
             exp.EQ(this=exp.Column(this=c.copy(), table=first.copy()), expression=exp.Column(this=c.copy(), table=own))
-            for c in (_bare(name) for name in join.args.get("using") or ())
+            for c in (node.this if isinstance(node, exp.Column) else node for node in join.args.get("using") or ())
         )
         on = [join.args["on"].copy()] if join.args.get("on") else []
         test: exp.Expr = exp.Exists(this=exp.select("1").from_(join.this.copy()).where(*on, *equal))
         changed = changed.where(exp.Not(this=test) if join.kind == "ANTI" else test)
     return changed
-
-
-def _bare(name: exp.Expr) -> exp.Expr:
-    return name.this if isinstance(name, exp.Column) else name
 
 
 def one_table(scope: Scope, expression: exp.Expr, *, is_branch: bool = False) -> int:

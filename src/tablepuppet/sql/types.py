@@ -12,14 +12,9 @@ _NUMBERS: frozenset[Kind] = frozenset({"integer", "float", "decimal"})
 # Kinds that are encoded alike, and the kind that stands for a mixture of them.
 _Family = Literal["number", "time", "text"]
 _FAMILIES: dict[Kind, _Family] = {
-    "integer": "number",
-    "float": "number",
-    "decimal": "number",
-    "boolean": "number",
-    "date": "time",
-    "timestamp": "time",
-    "string": "text",
-    "uuid": "text",
+    **dict.fromkeys(("integer", "float", "decimal", "boolean"), "number"),
+    **dict.fromkeys(("date", "timestamp"), "time"),
+    **dict.fromkeys(("string", "uuid"), "text"),
 }
 _WIDEST: dict[_Family, Kind] = {"number": "float", "time": "timestamp", "text": "string"}
 _FLOAT_SCALE = 9  # digits after the point that a float keeps as a key
@@ -108,13 +103,3 @@ def union_column(name: str, columns: list[ColumnInfo]) -> ColumnInfo | None:
         return None
     detail = " or ".join(dict.fromkeys(map(type_name, columns)))
     return ColumnInfo(name, _WIDEST[family], detail, absent=absent)
-
-
-def is_feature(column: ColumnInfo) -> bool:
-    """Such a column can be encoded."""
-    return column.kind != "other"
-
-
-def is_label(column: ColumnInfo) -> bool:
-    """Such a column can be predicted."""
-    return column.kind not in ("other", "vector")

@@ -115,7 +115,7 @@ def start_trees(own: ClientState, request: trees.StartTrees) -> trees.TreesStart
     reveals_columns = options.reveals_columns and most is None and least <= 1  # a bin may have few rows
     if before and not isinstance(request.before, str):
         _charge(own, part.request, before)
-    empty = [RawColumn(c.feature, c.entry, np.zeros(0) if c.is_number else None) for c in columns]
+    empty = [RawColumn(c.feature, c.entry, c.is_number, np.zeros(0)) for c in columns]
     given = (request, empty, bins, np.pad(codes, ((0, 1), (0, 0))), held_codes, limit, reveals_columns, tuple(before))
     part.trees = TreesPart(*given, is_private)
     part.state = TreesState()

@@ -167,7 +167,9 @@ def _connect(engine: Ray) -> Iterator[Any]:
     address = engine.address or os.environ.get("RAY_ADDRESS") or "local"
     given: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     try:
-        _knock(address)
+        place = urlsplit(address if "://" in address else f"//{address}")
+        if place.hostname is not None and place.port is not None:  # else Ray would try for minutes, then give up
+            socket.create_connection((place.hostname, place.port), timeout=_GREETING).close()
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **given)
     except (OSError, ValueError, RuntimeError) as error:
         raise TrainingError(
@@ -191,13 +193,6 @@ def _check_ray(version: str) -> None:
     major, minor = version.split(".")[:2]
     if (int(major), int(minor)) < (2, 52):
         raise JobError(f"Ray {version} lets anybody in who reaches it; install Ray 2.52 or later on every node")
-
-
-def _knock(address: str) -> None:
-    """Opens a connection where the address names a host and a port: Ray itself would try for minutes, then give up."""
-    place = urlsplit(address if "://" in address else f"//{address}")
-    if place.hostname is not None and place.port is not None:
-        socket.create_connection((place.hostname, place.port), timeout=_GREETING).close()
 
 
 @contextmanager

@@ -122,6 +122,8 @@ MISTAKES: dict[str, tuple[Call, str]] = {
         "there is no X",
     ),
     "a prediction before the fit": (lambda f, r: tp_any.RelationalClassifier().predict(f), "not fitted"),
+    "a tree of a linear model": (lambda f, r: r.model.tree_text(0), 'see model="boosted"'),
+    "a comparison with NULL": (_train(query=f"{QUERY} WHERE i.category != NULL"), "write IS NULL or IS NOT NULL"),
     "a block that is not there": (lambda f, r: r.model.to_sql("zzz"), "one of o, i"),
     "a table and a query": (lambda f, r: tp_any.source("postgresql://h/d", table="a", query="b"), "not both"),
 }

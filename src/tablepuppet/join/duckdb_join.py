@@ -130,7 +130,9 @@ def why_empty(bound: BoundQuery, branch: Branch, keys: Sequence[ScanKeys]) -> st
         scan = bound.scans[relation.scan]
         if not keys[relation.scan].rows and number not in anti:
             after = f" after the filter {scan.filter}" if scan.filter else ""
-            return f"the join is empty: table {scan.table} ({relation.alias}) has no rows{after}"
+            is_null = any(f"{sign} NULL" in after for sign in ("=", "<>"))
+            advice = "; nothing equals NULL or differs from it: write IS NULL or IS NOT NULL" if is_null else ""
+            return f"the join is empty: table {scan.table} ({relation.alias}) has no rows{after}{advice}"
     for join in anti.values():
         listed = branch.relations[join.relation].scan
         if join.kind == "not in" and bool((keys[listed].column(join.on[0].right_column) < 0).any()):

@@ -196,14 +196,11 @@ class Central:
                         top, found = gain, (gain, column, right)
                 continue
             missing = sums[:, 0]
-            for to_left in (0, 1):
-                if to_left and missing[1] == 0:
-                    break
-                last = column.size - (1 if missing[1] == 0 else to_left)
-                left_sums = np.cumsum(sums[:, 1:last], axis=1) + to_left * missing[:, None]
+            for to_left in (1, 0) if missing[1] else (1,):
+                left_sums = np.cumsum(sums[:, 1 : column.size - to_left], axis=1) + to_left * missing[:, None]
                 own = gains(left_sums[0], left_sums[1], options.penalty, column.sign)
                 if len(own) and own.max() > top:
-                    border = int(np.argmax(own)) + 1
+                    border = len(own) - int(np.argmax(own[::-1])) if to_left else int(np.argmax(own)) + 1
                     right = (np.arange(column.size) > border).astype(np.uint8)
                     right[0] = 1 - to_left
                     top, found = float(own.max()), (float(own.max()), column, right)

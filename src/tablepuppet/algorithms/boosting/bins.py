@@ -34,7 +34,8 @@ class BinRules:
 def number_bins(values: Array, weights: Array, most: int, least: int) -> NumberBins:
     """Borders between distinct values: at most `most` bins with `least` joined rows or more, but for the last.
 
-    `weights` is how often each value is joined. Bins are LightGBM's, of all rows and without one of its own for zero.
+    `weights` is how often each value is joined. Bins are LightGBM's, of all rows: zero has one of its own, and one less
+    is left for the others, and one less if any value is missing.
 
     >>> number_bins(np.array([1.0, 2.0, 4.0, np.nan]), np.ones(4), 255, least=1).borders.tolist()
     [1.5, 3.0]
@@ -42,7 +43,13 @@ def number_bins(values: Array, weights: Array, most: int, least: int) -> NumberB
     present = ~np.isnan(values) & (weights > 0)
     distinct, where = np.unique(values[present], return_inverse=True)
     counts = np.bincount(where, weights[present], len(distinct)).astype(np.float64)
-    ends = _share_out(counts, most, least)
+    most = max(2, most - 1 - bool(np.isnan(values).any()))
+    zero, above = (int(distinct.searchsorted(0.0, side)) for side in ("left", "right"))
+    below = counts[:zero].sum() / max(1.0, counts.sum() - counts[zero:above].sum())
+    low_ends = _share_out(counts[:zero], max(1, int(below * most)), least)
+    high_ends = above + _share_out(counts[above:], max(1, most - len(low_ends) - (zero > 0)), least)
+    around = sorted({end - 1 for end in (zero, above) if 0 < end < len(distinct)})
+    ends = np.array([*low_ends, *around, *high_ends], np.int64)
     low, high = distinct[ends], distinct[ends + 1]
     middle = low + (high - low) / 2
     return NumberBins(np.where((middle >= low) & (middle < high), middle, low))  # high is above it, however rounded

@@ -164,7 +164,8 @@ class KeyBook:
         if self.columns.kinds[column] != NUMBER:
             return len(codes) < 2
         values = [code for code in codes if code]
-        borders = values[: None if len(values) < len(codes) else -1]
+        first, last = (0, None) if len(values) < len(codes) else (1, -1)  # with missing values, without
+        borders = {*values[:last], *(code - 1 for code in values[first:])} - {0}
         return all(Key(column, border=b) in self.numbers for b in borders)
 
     @property

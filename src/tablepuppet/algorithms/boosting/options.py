@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tablepuppet.algorithms.boosting.bins import BinRules
 from tablepuppet.algorithms.options import AlgorithmOptions
 
-_DEEPEST = 15
+_DEEPEST, _DEEPEST_BY_LEAVES = 15, 100
 _LEAVES, _RANDOM_LEVELS = 31, 6  # of a tree whose size is left open
 _FINEST = 255  # bins
 _MOST_CATEGORIES = 8_000
@@ -24,8 +24,8 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
     """Gradient-boosted trees over the join, equal to the exact algorithm on the joined table (docs/boosting.md).
 
     - `trees`, `learning_rate`: how many, and their weight; `forest`: the mean of trees on the first derivatives.
-    - `leaves` (31) and `depth` (15): trees grow where they gain most, as in LightGBM. With `depth` alone they grow
-      level by level, as in XGBoost.
+    - `leaves` (31) and `depth` (no limit): trees grow where they gain most, as in LightGBM. With `depth` alone they
+      grow level by level, as in XGBoost.
     - `min_leaf_rows` (20), `l2` (0), `min_child_weight` (0.001), `min_gain`: limits of a leaf and a split. Without
       `leaves` the first three are 1.
     - `bins`, `min_bin_rows`: bins of a number, and the joined rows of each.
@@ -73,8 +73,9 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
         self._read_old_words()
         self._check(1 <= self.trees <= 100_000, "trees must lie in 1..100000")
         self._check(0 < self.learning_rate <= 1, "learning_rate must lie in (0, 1]")
-        self._check(1 <= self.levels <= _DEEPEST, f"depth must lie in 1..{_DEEPEST}")
         self._check(self.leaves is None or 2 <= self.leaves <= 2**_DEEPEST, f"leaves must lie in 2..{2**_DEEPEST}")
+        deepest = _DEEPEST if self.leaf_limit is None else _DEEPEST_BY_LEAVES
+        self._check(1 <= self.levels <= deepest, f"depth must lie in 1..{deepest}")
         self._check(2 <= self.bins <= _FINEST, f"bins must lie in 2..{_FINEST}")
         self._check(self.min_bin_rows >= 1, "min_bin_rows must be at least 1")
         self._check(0 <= self.penalty < inf, "l2 must be a number from 0 up")
@@ -123,7 +124,8 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
     @property
     def levels(self) -> int:
         """The depth of a tree, at the most."""
-        return self.depth or (_DEEPEST if self.leaf_limit else _RANDOM_LEVELS)
+        whole = _RANDOM_LEVELS if self.leaf_limit is None else min(_DEEPEST_BY_LEAVES, self.leaf_limit - 1)
+        return self.depth or whole
 
     @property
     def leaf_limit(self) -> int | None:

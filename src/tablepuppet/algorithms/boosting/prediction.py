@@ -157,7 +157,8 @@ def root_sums(model: Model, bits: Sequence[Bits], numbers: Sequence[RowNumbers],
 def tree_text(model: Model, number: int, output: int = 0) -> str:
     """A tree in words: a line a node, the right side under "yes". Splits that stay with their owners are not shown."""
     if not 0 <= number < len(model.trees) or not 0 <= output < model.outputs:
-        raise ModelError(f"there is no such tree; the model has {len(model.trees)} of {model.outputs} output(s) each")
+        has = f"{len(model.trees)} of {model.outputs} output(s) each" if model.trees else 'none; see model="boosted"'
+        raise ModelError(f"there is no such tree; the model has {has}")
     tree = model.trees[number][output]
     lines: list[str] = []
     below = [(0, 0, "")]

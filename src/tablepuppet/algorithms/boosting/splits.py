@@ -45,9 +45,10 @@ class Splits(NamedTuple):
 
 
 def search_splits(sums: Sums, columns: Columns, allowed: NDArray[np.bool_], how: SplitRules) -> Splits:
-    """The split with the largest gain of every node. The first in this order wins a tie: column, missing values right
-    before left, bin. Bin 0 is "missing". Sorted categories: the left side is order[k, :bin]; one against the rest:
-    `bin` itself is the left side. Leaves of a column with a sign rise, or fall, with its values."""
+    """The split with the largest gain of every node. The first in this order wins a tie: column, missing values left
+    with the last bin first, missing values right with the first bin first, as in LightGBM. Bin 0 is "missing". Sorted
+    categories: the left side is order[k, :bin]; one against the rest: `bin` itself is the left side. Leaves of a column
+    with a sign rise, or fall, with its values."""
     nodes = len(sums)
     out = Splits(np.full(nodes, how.rules[2]), np.full((nodes, 5), -1, np.int64), np.empty((nodes, 256), np.uint8))
     own = SearchedColumns(columns.offsets, columns.kinds, columns.signs, allowed.astype(np.uint8))
@@ -111,17 +112,19 @@ def _search_numbers(sums: Sums, total: Sums, column: int, sign: Any, node: Any, 
     how, bound, least = node
     penalty, (total_g, total_h), (unit_g, unit_h) = how.rules[0], (total[0], total[1]), (how.unit[0], how.unit[1])
     base = _worth(total_g * unit_g, total_h * unit_h + penalty, bound)
-    missing_g, missing_h = sums[0, 0], sums[0, 1]
-    for left in range(2 if missing_h else 1):
-        gl = missing_g if left == 1 else np.int64(0)
-        hl = missing_h if left == 1 else np.int64(0)
-        for b in range(1, len(sums) - (1 if missing_h == 0 else left)):
-            if sums[b, 1] == 0 and not (left == 1 and sign):
-                continue  # the split before has the same sides, or its mirror image had, which has no sign
-            gl += sums[b, 0]
-            hl += sums[b, 1]
+    missing_h = sums[0, 1]
+    for left in range(1, -1 if missing_h else 0, -1):
+        gl = total_g if left == 1 else np.int64(0)
+        hl = total_h if left == 1 else np.int64(0)
+        for t in range(1, len(sums) - left):
+            b = len(sums) - 1 - t if left == 1 else t
+            own = sums[b + left]
+            if own[1] == 0:
+                continue  # the split before has the same sides
+            gl += -own[0] if left == 1 else own[0]
+            hl += -own[1] if left == 1 else own[1]
             HL, HR = hl * unit_h, (total_h - hl) * unit_h
-            if min(HL, HR) < least or hl == total_h:
+            if min(HL, HR) < least or hl == 0 or hl == total_h:
                 continue
             GL, GR = gl * unit_g, (total_g - gl) * unit_g
             whole = (HL + penalty) * (HR + penalty) * CLOSE * (best + base)

@@ -103,11 +103,8 @@ class _Join:
         """Joins the tables that are reached from those that are there, but for the label's."""
         while True:
             for alias in [a for a in self._tables if a not in (*placed, self._user, self._item)]:
-                pairs = [(t, _equality(t)) for t in self._terms]
-                on = [
-                    t for t, p in pairs if p is not None and alias in _tables_of(t) and self._base not in _tables_of(t)
-                ]
-                on = [t for t in on if _tables_of(t) - {alias} <= set(placed)]
+                own = [t for t in self._terms if _equality(t) is not None and alias in _tables_of(t)]
+                on = [t for t in own if _tables_of(t) - {alias} <= set(placed) - {self._base}]
                 if on:
                     side = "LEFT" if alias in self._left else None
                     query = query.join(self._tables[alias].copy(), on=exp.and_(*(t.copy() for t in on)), join_type=side)

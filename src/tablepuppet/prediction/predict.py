@@ -233,27 +233,16 @@ def score_request(
     """A request for h of some rows of a part; `shuffled`: features whose values change rows first; `fixed`: a feature
     that is set to a value."""
     block = model.blocks[part.block]
+    common: dict[str, Any] = {"job": job, "scan": part.scan, "columns": list(part.columns), "rows": rows}
+    common |= {"name": block.name, "shuffled": tuple(shuffled)}
     if block.is_held:
-        return ScoreOwnRows(
-            job=job,
-            scan=part.scan,
-            columns=list(part.columns),
-            rows=rows,
-            model=model.id,
-            name=block.name,
-            shuffled=tuple(shuffled),
-        )
+        return ScoreOwnRows(**common, model=model.id)
     return ScoreRows(
-        job=job,
-        scan=part.scan,
-        columns=list(part.columns),
-        rows=rows,
+        **common,
         encoders=list(block.encoders),
         theta=block.theta,
         model=model.spec,
-        name=block.name,
         outputs=model.widths[part.block],
-        shuffled=tuple(shuffled),
         fixed=fixed,
         value=value,
     )

@@ -60,10 +60,9 @@ def run_pooled(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | 
         [floats(predict(theta)) for predict, theta in zip(side, found.thetas, strict=True)]
         for side in ([model.predict for model in models], [model.predict_test for model in models])
     )
-    measured = {"train": measure(apply_head(rows, trained), seen, *given)}
-    if mapping.validation.rows:
-        measured["validation"] = measure(apply_head(mapping.validation, trained), held, *given)
-    measured["test"] = measure(apply_head(mapping.test, trained), held, *given)
+    sides = {"train": (rows, seen), "validation": (mapping.validation, held), "test": (mapping.test, held)}
+    kept = {side: own for side, own in sides.items() if side != "validation" or mapping.validation.rows}
+    measured = {side: measure(apply_head(joined, trained), h, *given) for side, (joined, h) in kept.items()}
     metrics, curves = by_side(measured, mapping.label.classes)
     value = measured["train"].loss + _penalty(problem, rows, found, seen) if as_codes else found.value
     account = link.meter.account("training")

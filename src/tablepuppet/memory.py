@@ -109,8 +109,6 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # of malloc.h
 _MIN_MAPPED_BYTES = 12 << 20  # bytes from which an array is the system's
 _MAX_SPARE_BYTES = 64 << 20  # they stay behind, unused, for the next small arrays: a page anew takes microseconds
 
-_MIN_ROWS_TO_TRIM = 1 << 22
-
 
 @cache
 def fix_thresholds() -> None:
@@ -122,27 +120,12 @@ def fix_thresholds() -> None:
         mallopt(_ARENA_MAX, 1)
 
 
-def trim_heap(rows: int = 0) -> None:
-    """Returns freed memory to the system between stages, if it is much or a table or join has many `rows`."""
+def trim_heap() -> None:
+    """Returns freed memory to the system between stages."""
     pa.default_memory_pool().release_unused()
     trim = _of_glibc("malloc_trim")
-    if trim is not None and (rows >= _MIN_ROWS_TO_TRIM or _unused_bytes() > _MAX_SPARE_BYTES):
+    if trim is not None:
         trim(0)
-
-
-class _Heap(ctypes.Structure):
-    """glibc's account of its memory: `mallinfo2` of malloc.h."""
-
-    _fields_ = tuple((name, ctypes.c_size_t) for name in (*(f"other_{i}" for i in range(8)), "unused", "top"))
-
-
-def _unused_bytes() -> int:
-    """Bytes that were freed and not returned; the memory limit, where glibc is too old to report them."""
-    ask = _of_glibc("mallinfo2")
-    if ask is None:
-        return memory_limit()
-    ask.restype = _Heap
-    return int(ask().unused)
 
 
 def _of_glibc(name: str) -> Any:

@@ -97,7 +97,7 @@ def _encode_features(own: ClientState, request: EncodeFeatures) -> Encoded:
             if limits_predictions(own, each):
                 count_unknowns(own, each)
         own.scan(opened).let_go()
-    trim_heap(part.train.rows)  # before training: Arrow's pool would keep the memory of encoding
+    trim_heap()  # before training: Arrow's pool would keep the memory of encoding
     return Encoded(width=part.train.width)
 
 

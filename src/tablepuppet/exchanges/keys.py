@@ -171,7 +171,7 @@ def _send_keys(own: ClientState, request: SendKeys) -> Keys:
             points = blind(points_of(found.dictionary), blinding_key(own.secret, request.job, domain))
             found = sorted_tokens(found.indices, to_array(points))
         columns[f"c{column}"] = found
-    trim_heap(table.num_rows)
+    trim_heap()
     check = key_check(key) if key else b""
     return Keys(rows=table.num_rows, columns=pa.table(columns), order=order, check=check)
 

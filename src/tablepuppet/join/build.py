@@ -159,7 +159,7 @@ def _join_rows(
 ) -> _Sides:
     """Three rounds: keys, which are joined, and labels, by which joined rows are split."""
     keys, client_rows = gather_keys(bound, link, request.job, request.privacy, request.seed)
-    trim_heap(max(sum(own.values()) for own in client_rows))  # in one process: memory that owners freed meanwhile
+    trim_heap()  # in one process: memory that owners freed meanwhile
     if request.analyst_cap is not None:
         _check_reach(bound.branches[0], _budgeted_relation(bound), keys)
     found = join_branches(bound, keys, request, cluster)

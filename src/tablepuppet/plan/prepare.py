@@ -23,7 +23,7 @@ import numpy as np
 
 from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.arrays import Array, RowNumbers
-from tablepuppet.errors import JobError, PrivacyError, nearest
+from tablepuppet.errors import JobError, PrivacyError, hint
 from tablepuppet.job import Job, class_text
 from tablepuppet.join.joined_rows import Joined, JoinedRows, RowIndex
 from tablepuppet.join.labels import Task
@@ -317,7 +317,7 @@ def check_penalties(job: Job, blocks: Sequence[Any]) -> None:
     known = [name for block in blocks for name in dict.fromkeys((block.name, block.table))]
     for name in job.model.l2 if isinstance(job.model.l2, dict) else ():
         if name not in known:
-            raise JobError(f"l2 names {name!r}, and the query has no such table; {_choice(name, known)}")
+            raise JobError(f"l2 names {name!r}, and the query has no such table; {hint(name, known)}")
     _check_features("signs", job.model.signs, blocks)
 
 
@@ -325,7 +325,7 @@ def _check_features(option: str, given: Mapping[str, int], blocks: Sequence[Any]
     features = [feature for block in blocks for feature in block.features]
     for name in given:
         if not any(name in _spellings(feature) for feature in features):
-            raise JobError(f"{option} names {name!r}, which is not a feature of the query; {_choice(name, features)}")
+            raise JobError(f"{option} names {name!r}, which is not a feature of the query; {hint(name, features)}")
 
 
 def _sign_of(feature: str, given: Mapping[str, int]) -> int:
@@ -372,8 +372,3 @@ def _spellings(feature: str) -> tuple[str, ...]:
     ('o.price', 'price')
     """
     return tuple(dict.fromkeys((feature, feature.rpartition(".")[2])))
-
-
-def _choice(name: str, known: Sequence[str]) -> str:
-    near = nearest(name, list(known))
-    return f"did you mean {near!r}?" if near is not None else f"there are {', '.join(dict.fromkeys(known))}"

@@ -81,6 +81,7 @@ class TableUse:
     expressions: tuple[str, ...]
     columns: tuple[ColumnInfo, ...]
     names: tuple[str, ...]  # the table's own columns in them and in the filter
+    fingerprint: str = ""  # which earlier releases ask for in a file
 
 
 class ModelContent:

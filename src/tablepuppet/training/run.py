@@ -65,7 +65,7 @@ def _train(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | None
     problem = make_problem(plan, mapping, union, encoders)
     patience = None if job.patience is None else Patience(job.monitor, job.patience, job.min_delta)
     server = plan.algorithm.server(problem, job.options)
-    trim_heap(mapping.train.rows)  # the memory of mapping and statistics
+    trim_heap()  # the memory of mapping and statistics
     training = Run(prepared, union, problem, server, on_round, patience)
     training.start()
     training.loop()

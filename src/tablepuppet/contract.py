@@ -358,8 +358,8 @@ def agree(contracts: Mapping[str, terms.Contract], link: Link, job: str) -> Roun
         contracts = {c: msgspec.structs.replace(own, readers=link.readers) for c, own in contracts.items()}
     signed = link.sign(contracts)
     asked = {c: [ProposeContract(job=job, contract=own, signature=signed.get(c))] for c, own in contracts.items()}
-    answers = link.ask(asked)
-    waiting = {c: a for c, found in answers.items() if not (a := cast("Agreement", found[0])).is_agreed}
+    answers = {client: cast("Agreement", found[0]) for client, found in link.ask(asked).items()}
+    waiting = {client: answer for client, answer in answers.items() if not answer.is_agreed}
     if waiting:
         names = {client: printable(a.waits_for, most=200) or client for client, a in waiting.items()}
         whom = "; ".join(f"{names[client]} (contract {a.contract[:16]})" for client, a in waiting.items())
@@ -367,11 +367,9 @@ def agree(contracts: Mapping[str, terms.Contract], link: Link, job: str) -> Roun
             f"the job waits for a person to approve it: {whom}. Nothing was read. They run `tablepuppet approve` with "
             "the contract's name; over a network the job then goes on by itself, in one process run it again"
         )
-    heads = {client: cast("Agreement", found[0]).head for client, found in answers.items()}
-    link.heads |= {client: head for client, head in heads.items() if head is not None}
-    asking = sorted((a.least_rows, a.figures_key) for found in answers.values() for a in cast("list[Agreement]", found))
+    link.heads |= {client: answer.head for client, answer in answers.items() if answer.head is not None}
+    asking = sorted((answer.least_rows, answer.figures_key) for answer in answers.values())
     keys = b"".join(key for least, key in asking if least > 1)
-    own = tuple((c, a.least_rows) for c, found in answers.items() for a in cast("list[Agreement]", found))
-    left = [a.analyst_left for found in answers.values() for a in cast("list[Agreement]", found)]
-    least_left = min((each for each in left if each is not None), default=None)
-    return Rounding(max((least for least, _ in asking), default=1), keys, own, least_left)
+    own = tuple((client, answer.least_rows) for client, answer in answers.items())
+    left = [answer.analyst_left for answer in answers.values() if answer.analyst_left is not None]
+    return Rounding(max((least for least, _ in asking), default=1), keys, own, min(left, default=None))

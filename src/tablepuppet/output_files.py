@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from tablepuppet.errors import JobError, TablePuppetError
@@ -39,6 +40,19 @@ def write_whole(
             os.replace(unfinished, place)
     except OSError as failed:
         raise error(f"cannot write {what} to {target}: {reason(failed)}; choose another place") from None
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def replace_file(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """The file is the old one or the new one, whatever happens; by default only its owner can ever read it."""
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with open(unfinished, "xb", opener=partial(os.open, mode=mode)) as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
 

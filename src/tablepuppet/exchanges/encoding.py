@@ -127,6 +127,3 @@ def _reveal_features(own: ClientState, request: RevealFeatures) -> RevealedFeatu
         return RevealedFeatures(train=part.train.to_dense(), test=part.test.to_dense())
     codes = (part.train.codes, part.test.codes)
     return RevealedFeatures(part.train.dense, part.test.dense, *codes, row_width=part.train.width)
-
-
-EXCHANGES = (_encode_features, _reveal_features)

@@ -177,6 +177,3 @@ def _record_model(own: ClientState, part: Part) -> None:
         weights = start_weights(encoders, part.theta)
         names.append(releases.start_name(releases.feature_expressions(own, part), weights))
     own.releases.record_scores(table, *names)
-
-
-EXCHANGES = (_evaluate, _keep, _restore, _release, _hold_part)

@@ -160,7 +160,7 @@ def _check_statistics(request: OpenPart, answer: FeatureStatistics | FeatureName
     train = scan.rows if request.train_rows is None else len(request.train_rows)
     total = float(train or 0) if request.multiplicity is None else float(request.multiplicity.sum(dtype=np.float64))
     infos = [scan.columns[column] for column in request.columns if column < len(scan.columns)]
-    known.parts[request.job, request.part] = bounds.KnownPart(scan, train, len(request.test_rows), total, infos)
+    known.parts[request.job, request.part] = bounds.KnownPart(train, len(request.test_rows), infos)
     is_masked = isinstance(answer, FeatureNames)
     bounds.require(
         is_masked == request.wants_key, "columns", "come with figures where none were asked for, or without them"
@@ -191,11 +191,9 @@ def _check_number_statistics(statistics: NumberStatistics, total: float, info: C
     size = len(statistics.mean)
     largest = max(info.size, 1) if info is not None and info.kind != "vector" else 2**24
     bounds.require(size <= largest, "columns.mean", f"has {size:,} numbers where {largest:,} are due")
-    bounds.check_array(statistics.spread, "columns.spread", (size,))
+    bounds.check_amounts(statistics.spread, "columns.spread", (size,))
     bounds.check_finite(statistics.mean, "columns.mean")
     bounds.require(not (np.abs(statistics.mean) > bounds.LARGEST).any(), "columns.mean", "is too large to be squared")
-    bounds.check_finite(statistics.spread, "columns.spread")
-    bounds.require(not (statistics.spread < 0).any(), "columns.spread", "is negative")
 
 
 def _check_category_statistics(statistics: CategoryStatistics, total: float) -> None:
@@ -203,9 +201,7 @@ def _check_category_statistics(statistics: CategoryStatistics, total: float) -> 
     bounds.require(len(set(statistics.categories)) == count, "columns.categories", "name one category twice")
     most = total * (1 + 1e-6) + 1e-6
     bounds.check_count(statistics.missing, "columns.missing", most)
-    bounds.check_array(statistics.weights, "columns.weights", (count,))
-    bounds.check_finite(statistics.weights, "columns.weights")
-    bounds.require(not (statistics.weights < 0).any(), "columns.weights", "hold a negative count")
+    bounds.check_amounts(statistics.weights, "columns.weights", (count,))
     # float32 on the wire rounds each of them
     bounds.check_count(float(statistics.weights.sum()) + statistics.missing, "columns.weights", most * (1 + 1e-5))
 
@@ -245,8 +241,7 @@ def _open_part(own: ClientState, request: OpenPart) -> FeatureStatistics | Featu
         rows = float(len(columns[0][0])) if weights is None else effective_rows(weights)
         found = [round_moments(s, rounding, rows) for s in found]
     part.statistics = found if request.wants_moments else [without_moments(s) for s in found]
-    contract = own.contracts.contract(request.job)
-    if contract is not None and contract.feature_privacy is not None:
+    if own.agreed(request.job).feature_privacy is not None:
         part.statistics = [_hide_missing(own, part, *pair) for pair in zip(request.columns, found, strict=bool(found))]
     trim_heap()
     if not request.wants_key:
@@ -259,8 +254,8 @@ def _open_part(own: ClientState, request: OpenPart) -> FeatureStatistics | Featu
 
 def _cap_subjects(own: ClientState, request: OpenPart) -> OpenPart:
     """Under noise on features, rows beyond those that it covers of one subject count as rows that do not exist."""
-    scan, contract = own.scan(request), own.contracts.contract(request.job)
-    if scan.subject is None or contract is None or not contract.is_noisy:
+    scan = own.scan(request)
+    if scan.subject is None or not own.agreed(request.job).is_noisy:
         return request
     rows = np.arange(scan.rows().num_rows) if request.train_rows is None else request.train_rows.copy()
     found = np.flatnonzero(rows >= 0)
@@ -329,6 +324,3 @@ def _sum_statistics(own: ClientState, request: SumStatistics) -> Masked | Partia
     summands = second_summands if request.is_second else first_summands
     values = summands(part.statistics, request.columns)
     return part.sealed(Partial(values=values), "moments" if request.is_second else "counts")
-
-
-EXCHANGES = (_find_ids, _open_part, _sum_statistics)

@@ -238,14 +238,10 @@ def _mask_for_holders(masks: Masks, request: SumGroups, extremes: Words) -> Word
 
 
 def _secret(own: ClientState, request: SendGroups | SumGroups, groups: Partials, use: bytes) -> bytes:
-    contract = own.contracts.contract(request.job)
-    agreed = b"" if contract is None else contract.hash.encode()
+    agreed = own.agreed(request.job).hash.encode()
     told = (b"tablepuppet groups", use, request.job, request.scan, agreed, groups.digest())
     return hmac.digest(own.secret, msgspec.msgpack.encode(told), "sha256")
 
 
 def _name(request: SendGroups | SumGroups) -> str:
     return f"{request.job} groups {request.scan}"
-
-
-EXCHANGES = (_send_groups, _sum_groups, _hold_groups)

@@ -164,6 +164,3 @@ def _cipher(own: ClientState, job: str) -> AESSIV:
 def _bind(terms: Moments) -> list[bytes]:
     """The terms that both owners agreed to; a sealed list is valid for them only."""
     return [canonical(msgspec.structs.replace(terms, column=-1, keys=tuple(range(len(terms.keys)))))]
-
-
-EXCHANGES = (_send_cutoffs, _hold_cutoffs)

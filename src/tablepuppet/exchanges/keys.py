@@ -201,6 +201,3 @@ def _blind_keys(own: ClientState, request: BlindKeys) -> BlindedKeys:
     told = own.told.setdefault(request.job, Counter())
     told["keys of others, blinded"] += len(request.points)
     return BlindedKeys(points=blind(request.points, blinding_key(own.secret, request.job, request.domain)))
-
-
-EXCHANGES = (_send_keys, _blind_keys)

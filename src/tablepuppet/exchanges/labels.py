@@ -26,6 +26,7 @@ from tablepuppet.protocol.base import Count, Discloses, Finite, Fraction, Messag
 from tablepuppet.protocol.contract import FoldBy, Folds
 from tablepuppet.sources.columns import STRING_KINDS
 
+Mask = NDArray[np.bool_]
 Classes = Annotated[list[Text | Finite], Meta(max_length=bounds.MOST_CLASSES)]
 
 
@@ -43,17 +44,22 @@ class LabelSummary(Message, frozen=True):
     missing: Count = 0
 
 
-class SendLabels(ScanRequest, frozen=True):
-    """Send one label per row, as a class number or a number, and each row's side of the split. → Labels"""
+class SplitRequest(ScanRequest, frozen=True, kw_only=True):
+    """A request about rows that are split."""
 
-    column: int
-    classes: Annotated[list[str | float] | None, Discloses("label classes")]  # None: a number
     offset: Count  # this client's first row number in the label table
     seed: Seed
     test_fraction: Fraction
     validation_fraction: Fraction = 0.0
     test_column: int | None = None  # a predicate of the scan that holds for test rows, instead of a fraction
     validation_column: int | None = None
+
+
+class SendLabels(SplitRequest, frozen=True, kw_only=True):
+    """Send one label per row, as a class number or a number, and each row's side of the split. → Labels"""
+
+    column: int
+    classes: Annotated[list[str | float] | None, Discloses("label classes")]  # None: a number
     folds: Place = 0  # that rows are shared out in, for cross-validation; 0: none
     fold_by: FoldBy = "row"
     fold_column: int | None = None  # of undivided groups, or of a time
@@ -62,28 +68,22 @@ class SendLabels(ScanRequest, frozen=True):
 class Labels(Message, frozen=True):
     # Class numbers or numbers; NaN where the label is missing
     values: Annotated[Array, Discloses("labels", is_per_row=True)]
-    is_test: Annotated[NDArray[np.bool_], Discloses("split", is_per_row=True)]
-    is_validation: NDArray[np.bool_] | None = None  # None: no row
+    is_test: Annotated[Mask, Discloses("split", is_per_row=True)]
+    is_validation: Mask | None = None  # None: no row
     # Which each row is in; by time, the first is never held out
     folds: Annotated[NDArray[np.int16] | None, Discloses("split", is_per_row=True)] = None
 
 
-class SendSides(ScanRequest, frozen=True):
+class SendSides(SplitRequest, frozen=True, kw_only=True):
     """Send each row's side of the split, as `SendLabels` draws it, without its label. → Sides"""
 
-    offset: Count  # this client's first row number in the label table
-    seed: Seed
-    test_fraction: Fraction
-    validation_fraction: Fraction
-    test_column: int | None = None
-    validation_column: int | None = None
     known_rows: Count | None = None  # rows that there were when sides were drawn: later ones are on the test side
     is_keyed: bool = True  # False: they were drawn by an earlier release, by a function that everybody knows
 
 
 class Sides(Message, frozen=True):
-    is_test: Annotated[NDArray[np.bool_], Discloses("split", is_per_row=True)]
-    is_validation: Annotated[NDArray[np.bool_] | None, Discloses("split", is_per_row=True)]  # None: no row
+    is_test: Annotated[Mask, Discloses("split", is_per_row=True)]
+    is_validation: Annotated[Mask | None, Discloses("split", is_per_row=True)]  # None: no row
 
 
 class SendWeights(ScanRequest, frozen=True):
@@ -118,13 +118,12 @@ def _check_summary(request: DescribeLabels, answer: LabelSummary, known: bounds.
 @Rules(WITH_LABELS, enforce=_enforce_classes, check_answer=_check_summary, is_fixed=True)
 def _describe_labels(own: ClientState, request: DescribeLabels) -> LabelSummary:
     column, info = own.column(request.job, request.scan, request.column)
-    contract = own.contracts.contract(request.job)
-    if contract is not None and contract.label_privacy is not None:
-        return _describe_domain(own, request, contract.label_privacy)
+    privacy = own.agreed(request.job).label_privacy
+    if privacy is not None:
+        return _describe_domain(own, request, privacy)
     if info.kind in STRING_KINDS:
         row_rules.check_classes(own, request, column)
-    found = describe(column, info, request.wants_classes)
-    return LabelSummary(found.kind, found.classes, found.missing)
+    return LabelSummary(*describe(column, info, request.wants_classes))
 
 
 def _describe_domain(own: ClientState, request: DescribeLabels, privacy: LabelPrivacy) -> LabelSummary:
@@ -171,7 +170,7 @@ def _check_labels_request(own: ClientState, request: SendLabels) -> None:
         bounds.require(len(set(classes)) == len(classes), "classes", "name one class twice")
 
 
-def _check_sides_request(own: ClientState, request: SendLabels | SendSides) -> None:
+def _check_sides_request(own: ClientState, request: SplitRequest) -> None:
     bounds.check_range(request.validation_fraction, "validation_fraction", 0, 1 - request.test_fraction)
 
 
@@ -205,7 +204,7 @@ def _check_labels_answer(request: SendLabels, answer: Labels, known: bounds.Know
     _check_held_out(request, answer, rows)
 
 
-def _check_held_out(request: SendLabels | SendSides, answer: Labels | Sides, rows: int | None) -> None:
+def _check_held_out(request: SplitRequest, answer: Labels | Sides, rows: int | None) -> None:
     is_split = request.test_column is not None or request.test_fraction > 0
     is_split = is_split or (isinstance(request, SendSides) and request.known_rows is not None)
     bounds.require(is_split or not answer.is_test.any(), "is_test", "names test rows where none were asked for")
@@ -224,38 +223,33 @@ def _check_held_out(request: SendLabels | SendSides, answer: Labels | Sides, row
     is_fixed=True,
 )
 def _send_labels(own: ClientState, request: SendLabels) -> Labels:
-    column, info = own.column(request.job, request.scan, request.column)
-    order = own.scan(request).order()
-    noise = None
-    table = own.scan(request).table
-    contract = own.contracts.contract(request.job)
-    privacy = None if contract is None else contract.label_privacy
-    if privacy is None:
-        derived = own.scan(request).query is not None
-        for base in own.tables.use(request.job, request.scan).bases:
-            own.releases.check_plain_label(base.table, is_derived=derived)
-        if request.classes is not None and contract is not None and contract.purpose != "evaluate":
+    scan, contract, noise = own.scan(request), own.agreed(request.job), None
+    (column, info), order = scan.column(request.column), scan.order()
+    if contract.label_privacy is None:
+        for base in scan.use().bases:
+            own.releases.check_plain_label(base.table, is_derived=scan.query is not None)
+        if request.classes is not None and contract.purpose != "evaluate":
             row_rules.check_classes(own, request, column)
     else:
-        scan = own.scan(request)
         behind = reads(own, request.job, request.scan, [request.column])
-        spend = partial(own.releases.charge_label, table, behind, scan.rows_of_a_subject() * privacy.epsilon)
+        epsilon = scan.rows_of_a_subject() * contract.label_privacy.epsilon
+        spend = partial(own.releases.charge_label, scan.table, behind, epsilon)
         given = (scan.row_ids(), scan.expressions[request.column], scan.identity())
-        noise = LabelNoise(privacy, own.secret, table, spend, *given)
-    sides = _split_rows(own, request)
-    values, is_test = read_labels(column, info, request.classes, order, noise), sides.test(len(column), order)
-    labels = Labels(values, freeze(is_test), sides.validation(len(column), order, is_test))
+        noise = LabelNoise(contract.label_privacy, own.secret, scan.table, spend, *given)
+    sides, is_test, is_validation = _split_rows(own, request)
+    values = read_labels(column, info, request.classes, order, noise)
+    labels = Labels(values, freeze(is_test), is_validation)
     if not request.folds:
         return labels
     by = None if request.fold_column is None else own.column(request.job, request.scan, request.fold_column)
-    is_alone = contract is not None and contract.holds_all_labels
-    folds = fold_numbers(len(column), sides, request.folds, request.fold_by, by, order, is_alone)
+    given_by = (request.folds, request.fold_by, by)
+    folds = fold_numbers(len(column), sides, *given_by, order, contract.holds_all_labels)
     row_rules.check_folds(own, request, folds)
     return replace(labels, folds=folds)
 
 
-def _split_rows(own: ClientState, request: SendLabels | SendSides) -> Split:
-    """How rows are shared out, if the owner has nothing against it."""
+def _split_rows(own: ClientState, request: SplitRequest) -> tuple[Split, Mask, Mask | None]:
+    """How rows are shared out, if the owner has nothing against it: which are for the test, for validation."""
     test, validation = (
         None if c is None else own.column(request.job, request.scan, c)[0]
         for c in (request.test_column, request.validation_column)
@@ -265,8 +259,11 @@ def _split_rows(own: ClientState, request: SendLabels | SendSides) -> Split:
     is_keyed = not isinstance(request, SendSides) or request.is_keyed
     key = b"" if not is_keyed or own.order_key is own.key is None else own.shared_key
     sides = Split(request.offset, request.seed, *shares, test, validation, key, known)
-    row_rules.check_split(own, request, sides)
-    return sides
+    rows, order = own.scan(request).rows().num_rows, own.scan(request).order()
+    is_test = sides.test(rows, order)
+    is_validation = sides.validation(rows, order, is_test)
+    row_rules.check_split(own, request, {"test": is_test, "validation": is_validation})
+    return sides, is_test, is_validation
 
 
 def _enforce_sides(job: JobUnderContract, request: SendSides) -> None:
@@ -285,10 +282,8 @@ def _check_sides(request: SendSides, answer: Sides, known: bounds.Known) -> None
 
 @Rules(SCORING, enforce=_enforce_sides, check_request=_check_sides_request, check_answer=_check_sides)
 def _send_sides(own: ClientState, request: SendSides) -> Sides:
-    sides, order = _split_rows(own, request), own.scan(request).order()
-    rows = own.scan(request).rows().num_rows
-    is_test = sides.test(rows, order)
-    return Sides(is_test=is_test, is_validation=sides.validation(rows, order, is_test))
+    _, is_test, is_validation = _split_rows(own, request)
+    return Sides(is_test=is_test, is_validation=is_validation)
 
 
 def _enforce_weights(job: JobUnderContract, request: SendWeights) -> None:
@@ -306,6 +301,3 @@ def _check_weights(request: SendWeights, answer: Weights, known: bounds.Known) -
 @Rules(WITH_LABELS, enforce=_enforce_weights, check_answer=_check_weights, is_fixed=True)
 def _send_weights(own: ClientState, request: SendWeights) -> Weights:
     return Weights(values=read_weights(*own.column(request.job, request.scan, request.column)))
-
-
-EXCHANGES = (_describe_labels, _send_labels, _send_sides, _send_weights)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -20,7 +19,7 @@ from tablepuppet.models.neural import NeuralModel
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.owner.analyst_budget import is_noisy
 from tablepuppet.owner.enforcement import JobUnderContract, breach, distinct_rows
-from tablepuppet.owner.releases import DisclosedValues, reads, score_name, unknowns
+from tablepuppet.owner.releases import DisclosedValues, ScoredModel, reads, score_name, unknowns
 from tablepuppet.owner.state import ClientState, check_model, check_outputs
 from tablepuppet.owner.tokens import known_ids
 from tablepuppet.privacy.gaussian import secure_generator
@@ -138,7 +137,7 @@ def _check_scores(request: ScoreRows | ScoreOwnRows, answer: Scores, known: Know
 
 @Rules(SCORING, enforce=_enforce_scores, check_request=_check_score_request, check_answer=_check_scores)
 def _score_rows(own: ClientState, request: ScoreRows) -> Scores:
-    return _score(own, request, request.encoders, request.theta, request.model, request.outputs)
+    return _score(own, request, (request.encoders, request.model, request.outputs), request.theta)
 
 
 @Rules(SCORING, enforce=_enforce_scores, check_request=_check_own_request, check_answer=_check_scores)
@@ -146,17 +145,11 @@ def _score_own_rows(own: ClientState, request: ScoreOwnRows) -> Scores:
     part = own.part_store.find(request.model, request.name, own.askers(request.job))
     infos = own.scan(request).columns
     part.check(own.scan(request).reads(request.columns), [infos[c] for c in request.columns])
-    return _score(own, request, part.encoders, part.theta, part.spec, part.outputs)
+    return _score(own, request, (part.encoders, part.spec, part.outputs), part.theta)
 
 
-def _score(
-    own: ClientState,
-    request: ScoreRows | ScoreOwnRows,
-    encoders: Sequence[Encoder],
-    theta: Array,
-    spec: ModelSpec,
-    outputs: int,
-) -> Scores:
+def _score(own: ClientState, request: ScoreRows | ScoreOwnRows, model: ScoredModel, theta: Array) -> Scores:
+    encoders, spec, outputs = model
     pairs = [own.column(request.job, request.scan, c) for c in request.columns]
     known = known_ids(own, request, pairs, encoders, {})
     columns = [c for c, _ in pairs]
@@ -167,22 +160,22 @@ def _score(
     if isinstance(request, ScoreRows) and fixed >= 0:
         columns[fixed], infos[fixed] = _set_constant(columns[fixed], infos[fixed], request.value)
     features = encode(columns, infos, request.rows, known)
-    noisy = is_noisy(own.policy, own.contracts.contract(request.job), own.tables.use(request.job, request.scan))
+    noisy = is_noisy(own.policy, own.agreed(request.job), own.tables.use(request.job, request.scan))
     if own.releases.limits_scores and not noisy:
         place = (own, request.job, request.scan, request.columns)
         table = own.scan(request).table
         name = np.append(theta, secure_generator().random()) if request.shuffled else theta  # a new disclosure
         if isinstance(request, ScoreRows) and fixed >= 0:  # as well, unless it was asked for before
             name = np.append(name, np.frombuffer(repr((fixed, request.value)).encode(), np.uint8))
-        told = DisclosedValues(table, reads(*place), outputs, score_name((encoders, spec, outputs), name))
+        told = DisclosedValues(table, reads(*place), outputs, score_name(model, name))
         own.releases.charge_scores(told, partial(unknowns, *place))
     check_outputs(outputs, features.rows)
     check_model(spec, features.width, outputs)
     if not spec.is_linear:
         module = own.module(spec, features.width, outputs, request.name)
         missing = (request.rows < 0) & all(info.absent is None for info in infos)
-        model = NeuralModel.of(module, spec, features, features, outputs, missing=(missing, missing), stream=0)
-        return Scores(values=model.predict(theta.astype(spec.dtype)))
+        neural = NeuralModel.of(module, spec, features, features, outputs, missing=(missing, missing), stream=0)
+        return Scores(values=neural.predict(theta.astype(spec.dtype)))
     if len(theta) != features.width:
         raise TransportError(f"the parameters are for {len(theta)} columns, and there are {features.width}")
     return Scores(values=features.dot(theta))
@@ -223,6 +216,3 @@ def _check_identifiers(request: SendIdentifiers, answer: Identifiers, known: Kno
 def _send_identifiers(own: ClientState, request: SendIdentifiers) -> Identifiers:
     table = own.scan(request).rows()
     return Identifiers(columns=as_read(table, request.columns))
-
-
-EXCHANGES = (_score_rows, _score_own_rows, _send_identifiers)

@@ -9,7 +9,7 @@ import hashlib
 import hmac
 from collections.abc import Collection
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -24,7 +24,7 @@ from tablepuppet.owner.scans import ScanUse
 from tablepuppet.owner.state import ClientState
 from tablepuppet.protocol.base import Message
 from tablepuppet.protocol.bounds import Known, require
-from tablepuppet.protocol.contract import Contract, ScanTerms
+from tablepuppet.protocol.contract import Contract, Role, ScanTerms
 from tablepuppet.protocol.merkle import TreeHead
 from tablepuppet.protocol.signatures import Signature
 from tablepuppet.sources.columns import STRING_KINDS
@@ -59,8 +59,8 @@ def _judge(policy: Policy, request: ProposeContract, use: Use) -> None:
     analyst_budget.check_shown(policy, contract, partial(use, request.job))
     for scan in contract.scans:
         used = use(request.job, scan.scan)
-        for role in ("key", "feature", "label", "weight", "split", "identifier"):
-            policy.check_columns(used, scan.numbers(role), _RULE_OF[role])
+        for role, rule in _RULES_OF_ROLES.items():
+            policy.check_columns(used, scan.numbers(role), rule)
         policy.check_subjects(used, scan.query)
         _check_reach(contract, scan, used, policy)
         for base in used.bases:
@@ -110,7 +110,7 @@ def _judge(policy: Policy, request: ProposeContract, use: Use) -> None:
                     policy.check_scores(contract.purpose, base.table)
 
 
-_RULE_OF: dict[Any, str] = {
+_RULES_OF_ROLES: dict[Role, str] = {
     "key": "keys",
     "feature": "features",
     "label": "labels",
@@ -182,7 +182,7 @@ def _check_shown(scan: ScanTerms, used: ScanUse, rules: TableRules | None, asked
             )
 
 
-def _read_by(scan: ScanTerms, used: ScanUse, role: Any) -> frozenset[str]:
+def _read_by(scan: ScanTerms, used: ScanUse, role: Role) -> frozenset[str]:
     """The columns behind the expressions of a role, in lower case."""
     return frozenset(name.lower() for number in scan.numbers(role) for name in used.columns[number])
 
@@ -334,6 +334,3 @@ def _first_prediction(own: ClientState, job: str, contract: Contract) -> None:
 
 def _wait(own: ClientState, name: str) -> Agreement:
     return Agreement(contract=name, is_agreed=False, waits_for=f"the owner of {own.name}")
-
-
-EXCHANGES = (_propose,)

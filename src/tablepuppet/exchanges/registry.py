@@ -1,6 +1,6 @@
 """The one list of all exchanges: nothing else passes between the server and a client.
 
-A subject module declares its exchanges in `EXCHANGES`; an algorithm declares its updates (`Algorithm.requests`). Both
+A subject's exchanges are all that its module declares; an algorithm declares its updates (`Algorithm.requests`). Both
 ends decode only the requests and answers in this list, and find every check in it.
 """
 
@@ -30,12 +30,11 @@ from tablepuppet.owner.policy import refused_by
 from tablepuppet.protocol.base import Failure, Message
 from tablepuppet.protocol.bounds import Known, WrongError
 
-_RULED = (schema, proposal, groups, history, keys, labels, features, encoding)
-_SUBJECTS = (*_RULED, start, steps, evaluation, prediction, boosting)
+_BEFORE_TRAINING = (schema, proposal, groups, history, keys, labels, features, encoding)
+_SUBJECTS = (*_BEFORE_TRAINING, start, steps, evaluation, prediction, boosting)
+_DECLARED = [found for subject in _SUBJECTS for found in vars(subject).values() if isinstance(found, Exchange)]
 _UPDATES = [steps.update_exchange(kind, *algorithm.answers) for algorithm in ALGORITHMS for kind in algorithm.requests]
-EXCHANGES: dict[type[Message], Exchange] = {
-    exchange.request: exchange for exchange in (*(e for subject in _SUBJECTS for e in subject.EXCHANGES), *_UPDATES)
-}
+EXCHANGES: dict[type[Message], Exchange] = {exchange.request: exchange for exchange in (*_DECLARED, *_UPDATES)}
 
 if TYPE_CHECKING:
     REQUESTS = Message

@@ -83,16 +83,13 @@ def check_row_count(rows: int, scan: KnownScan, known: Known) -> int:
     return rows
 
 
-def _check_table_schema(request: DescribeTable, answer: TableSchema, known: Known) -> None:
-    names = {column.name for column in answer.columns}
-    require(len(names) == len(answer.columns), "columns", "name one column twice")
-
-
 @Rules(
     BEFORE_CONTRACT,
     enforce=NoCheck("it belongs to no job: names and types of columns are what a query is written from"),
     check_request=NoCheck("its texts are parsed and looked up before they are used"),
-    check_answer=_check_table_schema,
+    check_answer=lambda request, answer, known: require(
+        len({c.name for c in answer.columns}) == len(answer.columns), "columns", "name one column twice"
+    ),
 )
 def _describe_table(own: ClientState, request: DescribeTable) -> TableSchema:
     columns, stamp = own.tables.describe(request.table, request.query, request.cutoffs)
@@ -115,7 +112,7 @@ def _enforce_scan(job: JobUnderContract, request: OpenScan) -> None:
 def _check_scan_schema(request: OpenScan, answer: ScanSchema, known: Known) -> None:
     asked = len(request.columns)
     require(len(answer.columns) == asked, "columns", f"are {len(answer.columns)} where {asked} were asked for")
-    known.scans[request.job, request.scan] = KnownScan(asked, answer.columns)
+    known.scans[request.job, request.scan] = KnownScan(answer.columns)
 
 
 @Rules(
@@ -176,6 +173,3 @@ def _close_job(own: ClientState, request: CloseJob) -> Done:
     own.releases.close_job(request.job)
     own.parts = {key: part for key, part in own.parts.items() if key[0] != request.job}
     return Done()
-
-
-EXCHANGES = (_describe_table, _open_scan, _count_rows, _close_job)

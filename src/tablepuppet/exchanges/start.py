@@ -31,7 +31,7 @@ from tablepuppet.owner.run_noise import plan_run_noise
 from tablepuppet.owner.state import ClientState, Part, check_model, check_options, check_outputs
 from tablepuppet.privacy.masks import MaskKey
 from tablepuppet.protocol import base as messages
-from tablepuppet.protocol.bounds import Known, check_array, check_finite, require
+from tablepuppet.protocol.bounds import Known, check_amounts, check_array, require
 from tablepuppet.protocol.contract import Contract, Training
 from tablepuppet.sources.encoding import start_theta
 
@@ -184,10 +184,13 @@ def _check_start_request(own: ClientState, request: StartPart[Any]) -> None:
     require(len(ridges) in (0, request.outputs), "l2_by_output", f"has {len(ridges)} numbers for {request.outputs}")
     require(not ridges or request.model.is_linear, "l2_by_output", "belongs to linear blocks")
     part = own.part(request)
-    if request.weights is not None and part.train is not None:
-        check_array(request.weights, "weights", (part.train.rows, None))
-        check_finite(request.weights, "weights")
-        require(not (request.weights < 0).any(), "weights", "are negative")
+    if part.train is None:
+        raise TransportError("a part must be encoded before it is trained")
+    require(len(request.signs) in (0, part.train.width), "signs", f"are not of {part.train.width} columns")
+    if request.multiplicity is not None:
+        check_amounts(request.multiplicity, "multiplicity", (part.train.rows,))
+    if request.weights is not None:
+        check_amounts(request.weights, "weights", (part.train.rows, None))
 
 
 def _check_started(request: StartPart[Any], answer: Started, known: Known) -> None:
@@ -220,8 +223,7 @@ def _most_parameters(request: StartPart[Any], width: int) -> int:
 )
 def _start_part(own: ClientState, request: Start) -> Started:
     part = own.part(request)
-    if part.train is None or part.test is None:
-        raise TransportError("a part must be encoded before it is trained")
+    assert part.train is not None
     check_outputs(request.outputs, part.train.rows)
     check_model(request.model, part.train.width, request.outputs)
     check_options(request.algorithm)
@@ -229,12 +231,6 @@ def _start_part(own: ClientState, request: Start) -> Started:
     one = np.broadcast_to(np.float64(1.0), part.train.rows)  # takes no memory
     multiplicity = one if given is None else given.astype(np.float64)
     weights = multiplicity if request.weights is None else request.weights[:, 0]
-    if request.signs and len(request.signs) != part.train.width:
-        raise TransportError(f"{len(request.signs)} signs were sent for {part.train.width} columns")
-    if len(multiplicity) != part.train.rows:
-        raise TransportError(f"multiplicities of {len(multiplicity)} rows were sent for {part.train.rows}")
-    if len(weights) != part.train.rows:
-        raise TransportError(f"{len(weights)} weights were sent for {part.train.rows} rows")
     if request.joined_rows < float(multiplicity.sum()):  # which determine the batches of an epoch
         raise breach("this table's rows alone have more joined rows than said")
     if request.multiplicity is not None:
@@ -294,10 +290,8 @@ def _make_model(own: ClientState, part: Part, request: Start) -> Model:
     assert part.train is not None
     assert part.test is not None
     if spec.is_linear:
-        contract = own.contracts.contract(request.job)
-        clips = contract is not None and contract.feature_privacy is not None
         start = (request.seed, request.block, tuple(request.spread)) if request.spread else None
-        norms = part.train.row_norms() if clips else None
+        norms = None if own.agreed(request.job).feature_privacy is None else part.train.row_norms()
         return LinearModel(part.train, part.test, request.outputs, norms, start, opened.has_absent)
     module = own.module(spec, part.train.width, request.outputs, request.name, request.seed + request.block)
     train = np.zeros(part.train.rows, np.bool_) if opened.train_rows is None else opened.train_rows < 0
@@ -335,15 +329,13 @@ def _check_gram_request(own: ClientState, request: MultiplyGram) -> None:
     check_array(request.vector, "vector", (None if part.train is None else part.train.width, None))
 
 
-def _check_gram(request: MultiplyGram, answer: messages.Partial | messages.Masked, known: Known) -> None:
-    check_summands(answer, known.part(request), "gram", [request.vector.shape])
-
-
 @Rules(
     TRAINING,
     enforce=_enforce_second_moments,
     check_request=_check_gram_request,
-    check_answer=_check_gram,
+    check_answer=lambda request, answer, known: check_summands(
+        answer, known.part(request), "gram", [request.vector.shape]
+    ),
 )
 def _multiply_gram(own: ClientState, request: MultiplyGram) -> messages.Partial | messages.Masked:
     part = own.started_part(request)
@@ -354,6 +346,3 @@ def _multiply_gram(own: ClientState, request: MultiplyGram) -> messages.Partial 
         raise TransportError("only a linear model has a Gram matrix")
     product = part.setup.model.train.gram_product(part.setup.weights, request.vector)
     return part.sealed(messages.Partial(values=[product]), "gram")
-
-
-EXCHANGES = (_start_part, _send_figures, _multiply_gram)

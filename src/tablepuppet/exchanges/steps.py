@@ -302,8 +302,5 @@ def update_exchange(
     return rules.over(request, (messages.Predictions, messages.Partial, messages.Masked, *answers), _take_step)
 
 
-EXCHANGES = (
-    update_exchange(messages.Combined, rules=_COMBINED),
-    _MOVE.over(messages.Move, (messages.Done,), _take_step),
-    _seal,
-)
+_combine = update_exchange(messages.Combined, rules=_COMBINED)
+_move = _MOVE.over(messages.Move, (messages.Done,), _take_step)

@@ -21,7 +21,7 @@ from tablepuppet.errors import TransportError
 from tablepuppet.job import ARGUMENTS, PARTS, Job
 from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.model import Model
-from tablepuppet.protocol.codec import UNREADABLE, Buffer, Frame, check_stream
+from tablepuppet.protocol.codec import UNREADABLE, Buffer, Frame, check_stream, to_stream
 from tablepuppet.protocol.signatures import Signature
 from tablepuppet.sql.bound import Branch, LabelPlace
 from tablepuppet.training.result import Result
@@ -66,10 +66,7 @@ def _flat(value: Any, buffers: list[Buffer], declared: frozenset[type]) -> Any:
         buffers.append(value.tobytes())
         return ["array", len(buffers) - 1, value.dtype.str, list(value.shape)]
     if isinstance(value, pa.Table):
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, value.schema) as writer:
-            writer.write_table(value)
-        buffers.append(sink.getvalue().to_pybytes())
+        buffers.append(to_stream(value))
         return ["table", len(buffers) - 1]
     if isinstance(value, slice):
         return ["slice", value.start, value.stop, value.step]

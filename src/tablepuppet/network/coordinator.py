@@ -56,7 +56,6 @@ class Coordinator:
         self._store = RunStore(self._folder)
         self._runs: dict[str, Run] = {}
         self._queue = RunQueue()
-        self._turns: dict[str, TimeSlice] = {}  # by run
         self._lock = threading.RLock()
         self._current: Run | None = None
         self._is_closing = False
@@ -274,7 +273,6 @@ class Coordinator:
                     self._current = None
                     self._trim()
                 if run.id not in self.live():
-                    self._turns.pop(run.id, None)
                     self._switchboard.forget(run.id)
                 self._store.tidy()
 
@@ -378,7 +376,8 @@ class Coordinator:
             self.bytes_up += sum(f.size for frames in up.values() for f in frames)
 
         settings = self._settings
-        turn = self._turns.setdefault(run.id, TimeSlice(settings.turn, settings.compute, self._queue.has_any))
-        turn.share, turn.other_users_wait = settings.share, partial(self._queue.has_any, besides=run.owner)
+        if run.turn is None:
+            others_wait = partial(self._queue.has_any, besides=run.owner)
+            run.turn = TimeSlice(settings.turn, settings.compute, self._queue.has_any, settings.share, others_wait)
         rules = WaitRules(settings.wait, on_waiting, is_cancelled=run.stop.is_set)
-        return RunTransport(run.id, self._switchboard, journal, rules, turn, on_step)
+        return RunTransport(run.id, self._switchboard, journal, rules, run.turn, on_step)

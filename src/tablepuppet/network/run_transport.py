@@ -106,9 +106,9 @@ class TimeSlice:
     seconds: float = inf  # that it waits for a client while other runs are queued
     longest: float = inf  # that a client may take to answer
     others_wait: Callable[[], bool] = lambda: False
-    asked: tuple[int, float] = (0, 0.0)  # the step that it is at, and when it was asked first
     share: float = inf  # that it works while other users' runs are queued
     other_users_wait: Callable[[], bool] = lambda: False
+    asked: tuple[int, float] = (0, 0.0)  # the step that it is at, and when it was asked first
     began: float = 0.0  # this life
     replayed: float | None = None  # seconds that it took to get where the last life was
 

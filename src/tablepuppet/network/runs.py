@@ -16,6 +16,7 @@ from tablepuppet.errors import TransportError
 from tablepuppet.formatting import printable
 from tablepuppet.network.control import Failed, Finished, Kind, News, Round, State, Waiting, run_protocol
 from tablepuppet.network.run_store import RunStore, StoreError
+from tablepuppet.network.run_transport import TimeSlice
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.protocol.signatures import Signature
 from tablepuppet.transport.envelopes import Envelope
@@ -111,6 +112,7 @@ class Run:
     approval: str = ""  # whose approval it waits for, in words
     result: Frame | None = None
     error: Failed | None = None
+    turn: TimeSlice | None = None  # once it has begun
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()

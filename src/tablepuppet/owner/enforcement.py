@@ -24,7 +24,7 @@ from tablepuppet.protocol.contract import BlockTerms, Contract, Role, ScanTerms,
 
 if TYPE_CHECKING:
     from tablepuppet.exchanges.base import Exchange
-    from tablepuppet.exchanges.labels import SendLabels, SendSides
+    from tablepuppet.exchanges.labels import SplitRequest
     from tablepuppet.exchanges.schema import OpenScan
     from tablepuppet.exchanges.start import StartPart
     from tablepuppet.privacy.masks import MaskKey
@@ -144,7 +144,7 @@ class JobUnderContract:
         if column is not None and column not in self.scan(scan).numbers(role):
             raise breach(f"an expression was asked for as the {role}, and it is not")
 
-    def check_split(self, agreed: Sequence[tuple[float, float]], request: SendLabels | SendSides) -> None:
+    def check_split(self, agreed: Sequence[tuple[float, float]], request: SplitRequest) -> None:
         """Refuses a split by other columns, or in other shares, than those that were agreed on."""
         self.check_role(request.scan, request.test_column, "split")
         self.check_role(request.scan, request.validation_column, "split")

@@ -34,7 +34,6 @@ from tablepuppet.sources.columns import (
     STRING_KINDS,
     arrow_texts,
     holds_of,
-    in_one_piece,
     numbers,
     numpy_of,
     strings,
@@ -178,10 +177,10 @@ class LabelNoise:
 
 
 class LabelDescription(NamedTuple):
-    """A description of a table's label."""
+    """A label's kind, its distinct values (numbers only if there are at most 1000), and how many are missing."""
 
     kind: Literal["number", "boolean", "class"]
-    classes: list[str | float]  # distinct values; numbers only if there are at most 1000
+    classes: list[str | float]
     missing: int
 
 
@@ -196,16 +195,13 @@ def describe_labels(column: pa.ChunkedArray, info: ColumnInfo, wants_classes: bo
             )
         ordered = distinct.take(pc.sort_indices(distinct)).to_pylist()
         return LabelDescription(kind="class", classes=ordered, missing=column.null_count)
-    is_whole = pa.types.is_integer(column.type)  # few different ones, mostly
-    values = _label_numbers(pa.chunked_array([pc.unique(column)]) if is_whole else column, info)
-    absent = int(np.isnan(values).sum())
-    missing = column.null_count if is_whole else absent
+    values = _label_numbers(column, info)
+    missing = int(np.isnan(values).sum())
     if info.kind == "boolean":
         return LabelDescription(kind="boolean", classes=[0.0, 1.0], missing=missing)
     if not wants_classes:
         return LabelDescription(kind="number", classes=[], missing=missing)
-    present = np.sort(values)[: len(values) - absent]  # NaN comes last
-    found = present[np.append(True, present[1:] != present[:-1])[: len(present)]]
+    found = np.unique(values[~np.isnan(values)])
     classes: list[str | float] = found.tolist() if len(found) <= MAX_NUMBER_CLASSES else []
     return LabelDescription(kind="number", classes=classes, missing=missing)
 
@@ -229,11 +225,6 @@ def read_labels(
         values = _label_numbers(column, info)
     elif info.kind in STRING_KINDS:
         values = _string_classes(column, info, classes, is_strict)
-    elif pa.types.is_integer(column.type) and len(column):
-        encoded = in_one_piece(column.dictionary_encode())
-        different = _label_numbers(pa.chunked_array([encoded.dictionary]), info)
-        distinct = _number_classes(different, info, classes, is_strict)
-        values = np.append(distinct, np.nan)[numpy_of(encoded.indices, missing=-1)]  # −1: the last
     else:
         values = _number_classes(_label_numbers(column, info), info, classes, is_strict)
     if noise is not None:

@@ -12,26 +12,21 @@ the command `tablepuppet approve`, a program or a console writes a decision here
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import secrets
-import tempfile
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from tablepuppet.errors import PolicyError
-from tablepuppet.owner.owner_log import OwnerLog
+from tablepuppet.output_files import replace_file
+from tablepuppet.owner.owner_log import OwnerLog, read_clock
 from tablepuppet.protocol.contract import Contract, canonical
 
 _SECRET_BYTES = 32
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)
 
 
 def own_secret(path: Path) -> bytes:
@@ -45,19 +40,10 @@ def own_secret(path: Path) -> bytes:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """The file is the old one or the new one, whatever happens; only its owner can read it."""
-    name = ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".unfinished-")  # readable by its owner alone
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
+        replace_file(path, content)
     except OSError as error:
-        if name:
-            Path(name).unlink(missing_ok=True)
         raise PolicyError(f"cannot write {path}: {error.strerror}; nothing leaves before it is kept") from None
 
 
@@ -76,6 +62,9 @@ class Decision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     notes: tuple[str, ...] = ()  # further warnings the person saw: rows that no rule lets pass
     is_used: bool = False  # once: the job is over
 
+    def is_about(self, contract: Contract) -> bool:
+        return self.name == (use_of(contract) if self.scope == "asker" else contract.hash)
+
     def is_over(self, now: datetime) -> bool:
         return datetime.fromisoformat(self.until) < now
 
@@ -89,15 +78,14 @@ class Approvals:
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
         self._decisions: list[Decision] = []
-        self._waiting: dict[str, Contract] = {}
+        self._waiting: dict[str, Contract] = {}  # and those of the folder
         self._notes: dict[str, tuple[str, ...]] = {}
 
     def decision(self, contract: Contract, job: str, notes: Sequence[str] = ()) -> Decision | None:
         """The decision that covers a contract, made knowing `notes`; one that holds once is used up by the job."""
-        now, name, use = _now(), contract.hash, use_of(contract)
-        decisions = self._read()
+        now, decisions = read_clock(), self._read()
         for place, found in enumerate(decisions):
-            if found.is_over(now) or found.name != (use if found.scope == "asker" else name):
+            if found.is_over(now) or not found.is_about(contract):
                 continue
             if found.is_approved and not set(notes) <= set(found.notes):
                 continue
@@ -137,9 +125,14 @@ class Approvals:
         return msgspec.json.decode(path.read_bytes(), type=tuple[str, ...])
 
     def waiting(self) -> list[Contract]:
-        now = _now()
+        now = read_clock()
         decided = [d for d in self._read() if not d.is_over(now)]
-        return [c for c in self._proposed().values() if not any(self._decides(d, c) for d in decided)]
+
+        def is_decided(contract: Contract) -> bool:
+            found = [d for d in decided if d.is_about(contract)]
+            return any(not d.is_approved or set(self.notes(contract)) <= set(d.notes) for d in found)
+
+        return [contract for contract in self._proposed().values() if not is_decided(contract)]
 
     def _proposed(self, name: str = "") -> dict[str, Contract]:
         """Contracts by their names, which begin like this."""
@@ -148,10 +141,6 @@ class Approvals:
             for path in sorted((self._folder / "contracts").glob(f"{name}*.json")):
                 found[path.stem] = _CONTRACT.decode(path.read_bytes())
         return found
-
-    def _decides(self, decision: Decision, contract: Contract) -> bool:
-        is_same = decision.name == (use_of(contract) if decision.scope == "asker" else contract.hash)
-        return is_same and (not decision.is_approved or set(self.notes(contract)) <= set(decision.notes))
 
     def find(self, name: str) -> Contract:
         """A contract by the beginning of its name."""
@@ -170,7 +159,7 @@ class Approvals:
         """Writes a decision down; an earlier one of the same contract gives way."""
         contract = self.find(name)
         lasts = min(contract.days, contract.days if days is None else days)
-        until = (_now() + timedelta(days=lasts)).isoformat(timespec="seconds")
+        until = (read_clock() + timedelta(days=lasts)).isoformat(timespec="seconds")
         of = use_of(contract) if scope == "asker" else contract.hash
         decision = Decision(of, scope, is_approved, until, notes=self.notes(contract))
         self._write([d for d in self._read() if d.name != of] + [decision])

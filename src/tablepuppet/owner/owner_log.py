@@ -31,7 +31,7 @@ import msgspec
 from tablepuppet.errors import PolicyError
 from tablepuppet.output_files import write_whole
 from tablepuppet.privacy.ledger import Account, Spending, TableBudget
-from tablepuppet.protocol.merkle import ConsistencyProof, MerkleTree, TreeHead, prove_consistency
+from tablepuppet.protocol.merkle import ConsistencyProof, MerkleTree, TreeHead, head_of, prove_consistency
 
 log = logging.getLogger(__name__)
 Event = Literal[
@@ -78,7 +78,7 @@ _ENTRY, _ACCOUNT = msgspec.json.Decoder(Entry), msgspec.json.Decoder(Account)
 _HEAD = msgspec.json.Decoder(TreeHead)
 
 
-def _now() -> datetime:
+def read_clock() -> datetime:
     return datetime.now(UTC)
 
 
@@ -90,7 +90,7 @@ class OwnerLog:
     """One owner's log; without a path it lasts as long as the process. `anchor`: a file that keeps its head."""
 
     def __init__(
-        self, path: Path | None = None, clock: Callable[[], datetime] = _now, anchor: Path | None = None
+        self, path: Path | None = None, clock: Callable[[], datetime] = read_clock, anchor: Path | None = None
     ) -> None:
         self._path, self._clock = path, clock
         self._lock = threading.RLock()
@@ -100,7 +100,8 @@ class OwnerLog:
         self._anchor: Path | None = None  # no head is kept before the log was compared with the last one
         kept = read_head(anchor) if anchor is not None and anchor.exists() else None
         found = [] if path is None or not path.exists() else self._read(path)
-        self.account = Account().plus(*_spendings(found))
+        spent = [entry.detail["spendings"] for entry in found if entry.event in ("spent", "migrated")]
+        self.account = Account().plus(*(one for some in spent for one in msgspec.convert(some, list[Spending])))
         self._accepted = {msgspec.convert(e.detail["lost"], TreeHead) for e in found if e.event == "accepted"}
         self._has_migrated = any(entry.event == "migrated" for entry in found)
         self._anchor = anchor
@@ -128,7 +129,9 @@ class OwnerLog:
         """Adds a line; it is on the disk when this returns. Refusals beyond an hour's lines are counted later."""
         with self._lock:
             now = self._clock().isoformat(timespec="seconds")
-            if event not in _ALWAYS and not self._has_room(now):
+            if now[:13] != self._hour:
+                self._hour, self._written = now[:13], 0
+            if event not in _ALWAYS and self._written >= _MOST_AN_HOUR:
                 if event == "refused":
                     self._unsaid += 1
                     return
@@ -166,11 +169,7 @@ class OwnerLog:
         lines = [msgspec.json.encode(entry) for entry in self.entries]
         if self._path is not None and self._path.exists():
             lines, _ = _lines(self._path)
-        before = MerkleTree()
-        for line in lines[: head.size]:
-            before.append(line)
-        found = before.head
-        return found == head
+        return head_of(lines[: head.size]) == head
 
     def expect(self, head: TreeHead, keeper: str) -> None:
         """Refuses to continue if the log does not continue a kept head; also after a restart."""
@@ -185,20 +184,13 @@ class OwnerLog:
 
     def accept(self, lost: TreeHead) -> None:
         """A person accepts that what this head stands for is lost."""
-        by = getpass.getuser()
-        self.write("accepted", detail={"lost": msgspec.to_builtins(lost), "by": by})
+        self.write("accepted", detail={"lost": msgspec.to_builtins(lost), "by": getpass.getuser()})
         self._accepted.add(lost)
 
     def witness(self, heads: Mapping[str, TreeHead]) -> None:
         """Writes down the heads of other owners' logs, whose lines can then not be replaced unnoticed."""
         if heads:
             self.write("witnessed", detail={"heads": msgspec.to_builtins(dict(heads))})
-
-    def _has_room(self, now: str) -> bool:
-        hour = now[:13]
-        if hour != self._hour:
-            self._hour, self._written = hour, 0
-        return self._written < _MOST_AN_HOUR
 
     def _keep_head(self, head: TreeHead) -> None:
         if self._anchor is None:
@@ -237,11 +229,6 @@ class OwnerLog:
         detail = {"spendings": msgspec.to_builtins(earlier.spendings), "sha256": hashlib.sha256(content).hexdigest()}
         self.write("migrated", detail=detail)
         self.account, self._has_migrated = self.account.plus(*earlier.spendings), True
-
-
-def _spendings(entries: Iterable[Entry]) -> list[Spending]:
-    kept = [entry.detail["spendings"] for entry in entries if entry.event in ("spent", "migrated")]
-    return [spending for found in kept for spending in msgspec.convert(found, list[Spending])]
 
 
 def read_log(path: Path) -> list[Entry]:

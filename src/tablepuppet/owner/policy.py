@@ -61,7 +61,6 @@ from tablepuppet.protocol.columns import Merges
 from tablepuppet.protocol.contract import Contract, ScanTerms
 from tablepuppet.protocol.signatures import Signature, check_signature, read_public
 
-BITS_OF_NUMBER = 64  # that an exact number reveals at most: several columns fit into one
 Use = Callable[[str, int], ScanUse]  # the columns that a job's open scan reads
 AtLeastOne = Annotated[int, Meta(ge=1)]
 NotNegative = Annotated[int, Meta(ge=0)]
@@ -344,16 +343,6 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             "allow_reconstruction",
             "boosted trees ask bits of every row, and many of them tell its features; train with max_splits",
         )
-
-    def check_exposure(self, numbers: int, enough: int, what: str) -> None:
-        """Refuses exact numbers of a row that would be enough to know its features; `enough`: bits that these have."""
-        bits = BITS_OF_NUMBER * numbers
-        if bits >= enough:
-            raise refused_by(
-                "allow_reconstruction",
-                f"{what} would show {numbers:,} exact numbers of each row, over all jobs, which tell up to {bits:,} "
-                f"bits, and {enough:,} may be enough to reconstruct it",
-            )
 
     def hides_values_of(self, table: str) -> bool:
         """Whether single values of a table are hidden: a condition's answer for a row is one."""

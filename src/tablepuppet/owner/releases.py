@@ -27,7 +27,7 @@ from tablepuppet.arrays import Array
 from tablepuppet.errors import PolicyError
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.owner.owner_log import OwnerLog
-from tablepuppet.owner.policy import BITS_OF_NUMBER, Policy
+from tablepuppet.owner.policy import Policy
 from tablepuppet.owner.scans import ScanUse
 from tablepuppet.privacy.accounting import Mechanism
 from tablepuppet.privacy.gaussian import GradientPrivacy
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from tablepuppet.exchanges.start import StartPart
     from tablepuppet.owner.state import ClientState, Part
 
+_BITS_OF_NUMBER = 64  # that an exact number reveals at most: several columns fit into one
 ScoredModel = tuple[Sequence[Encoder], ModelSpec, int]  # encoders, what each block is, outputs
 
 
@@ -119,16 +120,11 @@ class Releases:
     ) -> None:
         """A part is about to be trained: a release of its own, whatever follows. `spends`: the cost of the whole model
         for a row of its table, the same for all parts that a job makes of it; none: there is no noise."""
-        for base in use.bases if not spends else ():
-            self._refuse_plain(base.table, "features")
-        if self.is_restoring or privacy is None:
-            return
-        table, reach = use.table, bound_reach(use)
-        charged = self._charge(request.job, table, spends)
-        if privacy.hides_predictions:
-            noise = privacy.prediction_noise / (2.0 * privacy.prediction_bound * reach)
+        charged = self.charge_whole_model(request.job, use, spends)
+        if privacy is not None and privacy.hides_predictions and not self.is_restoring:
+            noise = privacy.prediction_noise / (2.0 * privacy.prediction_bound * bound_reach(use))
             name, steps = f"{charged.name}-{request.part}", privacy.prediction_limit
-            self.log.spend(Spending(table=table, what="noisy predictions", name=name, noise=noise, steps=steps))
+            self.log.spend(Spending(table=use.table, what="noisy predictions", name=name, noise=noise, steps=steps))
 
     def close_job(self, job: str) -> None:
         """A job is over: one that comes under its name pays for itself."""
@@ -140,8 +136,14 @@ class Releases:
 
     def check_exposure(self, shown: DisclosedValues, unknowns: int, what: str) -> None:
         """Checks that the exact numbers of each row, with those of earlier jobs, are too few to reveal it."""
-        earlier = self.log.account.shown(shown.table, shown.columns, but=shown.name)
-        self.policy.check_exposure(earlier + shown.numbers, unknowns, what)
+        numbers = self.log.account.shown(shown.table, shown.columns, but=shown.name) + shown.numbers
+        bits = _BITS_OF_NUMBER * numbers
+        self.policy.rule(
+            bits < unknowns,
+            "allow_reconstruction",
+            f"{what} would show {numbers:,} exact numbers of each row, over all jobs, which tell up to {bits:,} bits, "
+            f"and {unknowns:,} may be enough to reconstruct it",
+        )
 
     def record_predictions(self, shown: DisclosedValues) -> None:
         """Writes down how many exact numbers of each row have left a job."""
@@ -161,25 +163,21 @@ class Releases:
         if self.limits_scores:
             self.log.spend(*(Spending(table=table, what="scores", name=name) for name in names))
 
-    def charge_whole_model(self, job: str, use: ScanUse, spends: tuple[Mechanism, ...]) -> None:
+    def charge_whole_model(self, job: str, use: ScanUse, spends: tuple[Mechanism, ...]) -> Charged:
         """A model is about to be trained on a table as one release, at a cost. Without noise, a table that has a
         budget does not take part. Blocks that read one table pay once: the cost counts all of them."""
-        if not spends:
-            for base in use.bases:
-                self._refuse_plain(base.table, "features")
-        elif not self.is_restoring:
-            bound_reach(use)
-            self._charge(job, use.table, spends)
-
-    def _charge(self, job: str, table: str, spends: tuple[Mechanism, ...]) -> Charged:
-        charged = self.charged.setdefault((job, table), Charged(spends))
+        for base in use.bases if not spends else ():
+            self._refuse_plain(base.table, "features")
+        charged = self.charged.setdefault((job, use.table), Charged(spends))
         if charged.spends != spends:
             raise PolicyError("the job counts what a row of one table costs in two ways")
-        spent = [
-            Spending(table=table, what="features", name=f"{charged.name}-{number}", **mechanism._asdict())
-            for number, mechanism in enumerate(charged.spends)
-        ]
-        self.log.spend(*spent, budget=self.policy.budget.get(table))
+        if spends and not self.is_restoring:
+            bound_reach(use)
+            spent = [
+                Spending(table=use.table, what="features", name=f"{charged.name}-{number}", **mechanism._asdict())
+                for number, mechanism in enumerate(spends)
+            ]
+            self.log.spend(*spent, budget=self.policy.budget.get(use.table))
         return charged
 
     @property
@@ -251,7 +249,7 @@ def _bits_of(values: Array) -> float:
     if len(distinct) < 2:
         return 0.0
     steps = (distinct[-1] - distinct[0]) / float(np.diff(distinct).min()) + 1.0
-    return min(float(BITS_OF_NUMBER), math.log2(steps))
+    return min(float(_BITS_OF_NUMBER), math.log2(steps))
 
 
 def tells_label(own: ClientState, job: str, columns: Iterable[str]) -> bool:
@@ -259,8 +257,7 @@ def tells_label(own: ClientState, job: str, columns: Iterable[str]) -> bool:
 
     A subquery may make features of other rows' labels (of the week before, of the same place), and is left out.
     """
-    contract = own.contracts.contract(job)
-    scans = [] if contract is None else [scan for scan in contract.scans if scan.query is None]
+    scans = [scan for scan in own.agreed(job).scans if scan.query is None]
     return any(set(columns) & set(reads(own, job, scan.scan, scan.numbers("label"))) for scan in scans)
 
 
@@ -286,8 +283,8 @@ def count_predictions(own: ClientState, part: Part, times: int = 1) -> None:
 
 def limits_predictions(own: ClientState, part: Part) -> bool:
     """Whether exact predictions of a part end before they reveal a row."""
-    contract = own.contracts.contract(part.request.job)
-    forbids = contract is not None and contract.feature_privacy is not None and not contract.allow_reconstruction
+    contract = own.agreed(part.request.job)
+    forbids = contract.feature_privacy is not None and not contract.allow_reconstruction
     return own.releases.limits_predictions(forbids)
 
 

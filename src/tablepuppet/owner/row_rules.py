@@ -8,9 +8,8 @@ leaves, and a refusal names the rule and no number. Off unless `minimum_rows` is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +20,6 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import effective_rows
 from tablepuppet.errors import PolicyError
 from tablepuppet.owner.analyst_budget import is_noisy
-from tablepuppet.owner.labels import Split
 from tablepuppet.owner.policy import refused_by
 from tablepuppet.owner.row_sets import Keys, Kind, Sketch, joined_keys
 from tablepuppet.owner.scans import TableConditions
@@ -33,13 +31,12 @@ from tablepuppet.sources.columns import NUMBER_KINDS, STRING_KINDS, decode, numb
 
 if TYPE_CHECKING:
     from tablepuppet.exchanges.features import OpenPart
-    from tablepuppet.exchanges.labels import DescribeLabels, SendLabels, SendSides
+    from tablepuppet.exchanges.labels import DescribeLabels, SendLabels, SplitRequest
 
 _VALUES: tuple[Role, ...] = ("feature", "label", "weight", "key")  # of what sums over rows leave
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RowSet:
+class RowSet(NamedTuple):
     """Some rows of a table that a job is about."""
 
     table: str
@@ -59,8 +56,7 @@ def is_on(own: ClientState) -> bool:
 
 def _counts(own: ClientState, request: Any) -> bool:
     """Whether rows of a scan are counted: not under an analyst budget, where a refusal would reveal that one exists."""
-    contract, use = own.contracts.contract(request.job), own.tables.use(request.job, request.scan)
-    return is_on(own) and not is_noisy(own.policy, contract, use)
+    return is_on(own) and not is_noisy(own.policy, own.agreed(request.job), own.scan(request).use())
 
 
 def review(own: ClientState, job: str, contract: Contract) -> tuple[list[RowSet], list[str]]:
@@ -69,7 +65,9 @@ def review(own: ClientState, job: str, contract: Contract) -> tuple[list[RowSet]
     notes: list[str] = []
     for scan in contract.scans:
         try:
-            noisy = _noisy_columns(scan, contract)
+            # Expressions that leave under noise, and by no other way, may compare anything.
+            known = {*_exact(scan, contract), "split", "identifier", "cutoff"}
+            noisy = {n for n, column in enumerate(scan.columns) if column.roles and not known & set(column.roles)}
             tables = own.tables.scan(job, scan.scan).conditions(_predicates(own, job, scan, contract), noisy)
             if contract.purpose != "predict":
                 notes += _reach(own, job, scan, contract)
@@ -132,24 +130,19 @@ def _may_leave(own: ClientState, job: str, scan: ScanTerms, number: int) -> bool
 def keep(own: ClientState, sets: list[RowSet]) -> None:
     """Writes the sets of a job down that was agreed to."""
     for rows in sets:
-        own.row_sets.add(rows.table, rows.kind, rows.sketch)
+        own.row_sets.add(*rows)
 
 
-def check_split(own: ClientState, request: SendLabels | SendSides, sides: Split) -> None:
+def check_split(own: ClientState, request: SplitRequest, sides: Mapping[str, NDArray[np.bool_] | None]) -> None:
     """Refuses test or validation rows that are few, or that differ by few from those of an earlier job."""
-    if not _counts(own, request):
-        return
-    scan = own.scan(request)
-    keys, order, least = scan.row_keys(), scan.order(), own.policy.minimum_rows
-    is_test = sides.test(len(keys), order)
-    is_validation = sides.validation(len(keys), order, is_test)
-    for held, name in ((is_test, "test"), (is_validation, "validation")):
+    scan, least = own.scan(request), own.policy.minimum_rows
+    for name, held in sides.items() if _counts(own, request) else ():
         if held is not None and held.any():
             why = (
                 f"fewer than {least:,} rows of {scan.table} would be {name} rows, and a metric over them tells of "
                 f"single ones; keep more for it, or none ({name}_fraction = 0)"
             )
-            _check_held_out(own, request, keys[held], why)
+            _check_held_out(own, request, scan.row_keys()[held], why)
 
 
 def check_folds(own: ClientState, request: SendLabels, folds: NDArray[np.int16]) -> None:
@@ -165,7 +158,7 @@ def check_folds(own: ClientState, request: SendLabels, folds: NDArray[np.int16])
         _check_held_out(own, request, scan.row_keys()[folds == fold], why)
 
 
-def _check_held_out(own: ClientState, request: SendLabels | SendSides, keys: Keys, why: str) -> None:
+def _check_held_out(own: ClientState, request: SplitRequest, keys: Keys, why: str) -> None:
     if len(np.unique(keys) if own.scan(request).subject is not None else keys) < own.policy.minimum_rows:
         raise refused_by("minimum_rows", why)
     _check_set(own, request, "held out", keys)
@@ -183,8 +176,7 @@ def check_part(own: ClientState, request: OpenPart) -> None:
     """Refuses rows that, each as often as it is joined, differ by few from those of an earlier job. Also refuses rows
     of which one dominates: the owner of the other table may name its key a million times.
     Exempts jobs for an analyst: multiplicities depend on tables with a budget."""
-    contract = own.contracts.contract(request.job)
-    if not is_on(own) or (contract is not None and contract.analyst is not None):
+    if not is_on(own) or own.agreed(request.job).analyst is not None:
         return
     keys = own.scan(request).row_keys()
     rows = np.arange(len(keys)) if request.train_rows is None else request.train_rows
@@ -226,12 +218,6 @@ def _conditions(own: ClientState, table: TableConditions, contract: Contract, se
             if 0 < np.count_nonzero(held) < len(held):
                 sets.append(_compared(own, table.table, "rows", keys[held], sets, notes))
     return notes
-
-
-def _noisy_columns(scan: ScanTerms, contract: Contract) -> set[int]:
-    """The expressions that leave under noise, and by no other way."""
-    known = {*_exact(scan, contract), "split", "identifier", "cutoff"}
-    return {n for n, column in enumerate(scan.columns) if column.roles and not known & set(column.roles)}
 
 
 def _exact(scan: ScanTerms, contract: Contract) -> list[Role]:
@@ -367,7 +353,7 @@ def _compared(own: ClientState, table: str, kind: Kind, keys: Keys, others: list
 
 
 def _check_set(
-    own: ClientState, request: SendLabels | SendSides | OpenPart, kind: Kind, keys: Keys, against: Sequence[str] = ()
+    own: ClientState, request: SplitRequest | OpenPart, kind: Kind, keys: Keys, against: Sequence[str] = ()
 ) -> None:
     """Keeps a set of rows of a job under way, or refuses it; a person who approves the contract excuses it."""
     notes = list(against)
@@ -379,9 +365,7 @@ def _check_set(
 def _refuse(own: ClientState, job: str, notes: Sequence[str]) -> None:
     """Refuses what there is a note against in a job under way, unless a person approved it."""
     if notes and not own.contracts.jobs[job].is_excused:
-        contract = own.contracts.contract(job)
-        assert contract is not None
-        own.approvals.wait(contract, tuple(notes))
+        own.approvals.wait(own.agreed(job), tuple(notes))
         raise few_rows(notes[0])
 
 

@@ -35,32 +35,26 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import RowNumbers, pieces
+from tablepuppet.arrays import RowNumbers
 from tablepuppet.errors import PolicyError
 from tablepuppet.sources.columns import numpy_of
 from tablepuppet.sources.duckdb_source import quote_name
 from tablepuppet.sources.guard import check_expression
 from tablepuppet.sources.source import Source
-from tablepuppet.threads import parallel_for
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _UNCLEAR = ("other", "vector")  # whose text differs between databases, or does not exist
 
 
-def identity_expressions(source: Source, key: str | None = None) -> tuple[str, ...]:
-    """The expressions that identify a row, as text."""
-    return whole_rows(source, "CAST({} AS VARCHAR)", key)
+AS_TEXT = "CAST({} AS VARCHAR)"
 
 
-def whole_rows(source: Source, form: str = "{}", key: str | None = None) -> tuple[str, ...]:
+def whole_rows(source: Source, key: str | None = None, form: str = "{}") -> tuple[str, ...]:
     """The expressions that identify a row, as they are or in another form: one column, or (None) all of them."""
     columns = source.describe()
     names = [column.name for column in columns]
-    shown = (
-        [quote_name(c.name) for c in columns if key.lower() == c.name.lower()]
-        if key is not None
-        else [quote_name(column.name) for column in columns if column.kind not in _UNCLEAR]
-    )
+    is_shown = (lambda c: c.kind not in _UNCLEAR) if key is None else (lambda c: c.name.lower() == key.lower())
+    shown = [quote_name(column.name) for column in columns if is_shown(column)]
     if not shown and key is not None:
         raise PolicyError(f"the policy names {key} as the key of rows, and the table has no such column (rule row_key)")
     return tuple(check_expression(form.format(name), names) for name in shown)
@@ -114,8 +108,6 @@ def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 _BLOCK = 8  # numbers in a block of ChaCha20, which its nonce begins to count at
-_CHUNK = 1 << 15  # numbers that are made at a time: they stay in the cache
-_SHARE = 1 << 18  # of a thread
 
 
 def order_bits(key: bytes, scan: str, seed: int, offset: int, rows: int) -> NDArray[np.uint64]:
@@ -126,17 +118,9 @@ def order_bits(key: bytes, scan: str, seed: int, offset: int, rows: int) -> NDAr
     """
     secret = hmac.digest(key, f"tablepuppet row order {seed} {scan}".encode(), "sha256")
     block, skipped = divmod(offset, _BLOCK)
+    stream = Cipher(ChaCha20(secret, block.to_bytes(8, "little") + bytes(8)), mode=None).encryptor()
     drawn = np.empty(skipped + rows, np.uint64)
-    zeros = memoryview(bytes(8 * min(_CHUNK, len(drawn))))
-
-    def draw(here: slice) -> None:
-        nonce = (block + here.start // _BLOCK).to_bytes(8, "little") + bytes(8)
-        stream = Cipher(ChaCha20(secret, nonce), mode=None).encryptor()
-        for some in pieces(here.stop - here.start, _CHUNK):
-            chunk = drawn[here][some].data.cast("B")
-            stream.update_into(zeros[: len(chunk)], chunk)
-
-    parallel_for(draw, len(drawn), _SHARE)
+    stream.update_into(bytes(drawn.nbytes), drawn.data.cast("B"))
     return drawn[skipped:]
 
 

@@ -44,7 +44,6 @@ class ScanUse:
     table: str
     columns: tuple[frozenset[str], ...]
     filter: frozenset[str]
-    rows: Callable[[], int]
     others: tuple[ScanUse, ...] = ()  # of a query over several tables: the use of the others
     compared: frozenset[str] = frozenset()  # of the filter: columns whose values it reads
     grouping: frozenset[str] = frozenset()  # columns that decide otherwise which rows there are (sources/lineage.py)
@@ -73,7 +72,7 @@ class TableConditions:
 
     def read(self) -> tuple[NDArray[np.uint64], list[NDArray[np.bool_]]]:
         """The keys of all rows, and where each condition holds."""
-        whole = row_sets.whole_rows(self.source, key=self.subject or self.row_key)
+        whole = row_sets.whole_rows(self.source, self.subject or self.row_key)
         rows = self.source.read((*whole, *(condition.text for condition in self.conditions)), None)
         keys = row_sets.row_keys(rows.select(range(len(whole))), is_key=self.subject is not None)
         return keys, [holds_of(column) for column in rows.columns[len(whole) :]]
@@ -246,14 +245,10 @@ class Scan:
         """The columns that are read, for the owner's policy to judge."""
         columns = tuple(columns_of(expression) for expression in self.expressions)
         filter = frozenset[str]() if self.filter is None else columns_of(self.filter)
-
-        def rows() -> int:
-            return len(self.rows())
-
         if self.query is not None:
-            return _base_use(self.table, self.query, columns, filter, rows)
+            return _base_use(self.table, self.query, columns, filter)
         compared = frozenset[str]() if self.filter is None else compared_columns(self.filter)
-        return ScanUse(self.table, columns, filter, rows, compared=compared, stability=self.subject_rows)
+        return ScanUse(self.table, columns, filter, compared=compared, stability=self.subject_rows)
 
     def reads(self, columns: Sequence[int]) -> tuple[str, ...]:
         """The expressions of some columns and, for a query's rows, the query, as the guard wrote them."""
@@ -267,7 +262,7 @@ class Scan:
             if self.row_key is not None:
                 return f"key {self.row_key}"
             if self._content is None:
-                texts = row_sets.identity_expressions(self.source)
+                texts = row_sets.whole_rows(self.source, form=row_sets.AS_TEXT)
                 rows = self.source.read(texts, None).select(range(len(texts)))
                 self._content = int(row_sets.row_ids(rows).sum(dtype=np.uint64))
             return f"rows {self._content:016x}"
@@ -288,8 +283,8 @@ class Scan:
         return int(np.unique(self.row_keys(), return_counts=True)[1].max(initial=1))
 
     def _read(self) -> None:
-        whole = row_sets.identity_expressions(self.source, self.row_key) if self.is_identified else ()
-        raw = row_sets.whole_rows(self.source, key=self.subject or self.row_key) if self.is_keyed else ()
+        whole = row_sets.whole_rows(self.source, self.row_key, row_sets.AS_TEXT) if self.is_identified else ()
+        raw = row_sets.whole_rows(self.source, self.subject or self.row_key) if self.is_keyed else ()
         asked = (*self.expressions, *whole)
         asked += tuple(text for text in raw if text not in asked)
         rows = self.source.read(asked, self.filter)
@@ -335,9 +330,7 @@ def _checksum(rows: pa.Table) -> int:
     return value
 
 
-def _base_use(
-    table: str, query: CheckedQuery, columns: Sequence[frozenset[str]], filter: frozenset[str], rows: Callable[[], int]
-) -> ScanUse:
+def _base_use(table: str, query: CheckedQuery, columns: Sequence[frozenset[str]], filter: frozenset[str]) -> ScanUse:
     """The columns that a scan of a query reads of the tables behind it: `table` first, then the others.
 
     Columns that shape which rows there are, without being part of a value (WHERE, GROUP BY, ON), count as filters.
@@ -352,6 +345,6 @@ def _base_use(
         values = tuple(of(frozenset().union(*map(lineage.behind, outputs))) for outputs in columns)
         selecting = frozenset(query.reads[base]) - frozenset[str]().union(*values)
         chosen = selecting | of(looked_at)
-        return ScanUse(base, values, chosen, rows, (), chosen, of(lineage.grouping), lineage.stability[base])
+        return ScanUse(base, values, chosen, (), chosen, of(lineage.grouping), lineage.stability[base])
 
     return replace_fields(use(table), others=tuple(use(base) for base in query.reads if base != table))

@@ -46,16 +46,7 @@ _ORDERED = (
     *(exp.Min, exp.Max, exp.Median, exp.Quantile, exp.PercentileCont, exp.PercentileDisc, exp.Mode),
     *(exp.First, exp.Last, exp.AnyValue, exp.ArgMax, exp.ArgMin),
 )
-_CHOOSERS: dict[type[exp.Expr], str] = {
-    exp.Limit: "LIMIT",
-    exp.Offset: "OFFSET",
-    exp.Window: "a window",
-    exp.Except: "EXCEPT",
-    exp.Intersect: "INTERSECT",
-    exp.Exists: "EXISTS",
-    exp.Any: "ANY",
-    exp.All: "ALL",
-}
+_CHOOSERS = (exp.Limit, exp.Offset, exp.Window, exp.Except, exp.Intersect, exp.Exists, exp.Any, exp.All)
 _POLYNOMIAL = (exp.Add, exp.Sub, exp.Mul, exp.Neg, exp.Paren, exp.Literal, exp.Column, exp.Identifier)
 
 
@@ -154,21 +145,23 @@ def expressions_of_query(sql: str, tables: Mapping[str, Sequence[str]]) -> dict[
     tree = parse_one(sql, dialect="duckdb")
     for node in tree.walk():
         _check_choice(node)
-    has = {table: {column.lower() for column in columns} for table, columns in tables.items()}
-    own = {name for names in has.values() for name in names} - find_shadowed_names(tree)
     found: dict[str, list[str]] = {table: [] for table in tables}
     for node in _expressions(tree):
-        columns = {column.name.lower() for column in node.find_all(exp.Column)}
-        aliases = {column.table.lower() for column in node.find_all(exp.Column)}
-        places = [table for table in tables if columns <= has[table]]
-        if len(aliases) > 1 or not columns <= own or not places:
-            if all(isinstance(part, _POLYNOMIAL) for part in node.walk()):
-                continue  # sums and products of columns pick no row
+        places = _places(node, tree, tables)
+        if not places and not all(isinstance(part, _POLYNOMIAL) for part in node.walk()):  # which pick no row
             raise unclear("an expression that is not of the columns of one table by their own names")
-        text = drop_qualifiers(node).sql("duckdb", identify=True)
         for table in places:
-            found[table].append(text)
+            found[table].append(_drop_qualifiers(node).sql("duckdb", identify=True))
     return found
+
+
+def _places(node: exp.Expr, tree: exp.Expr, tables: Mapping[str, Sequence[str]]) -> list[str]:
+    """The tables that have all columns of an expression, under one alias and by their own names."""
+    columns = list(node.find_all(exp.Column))
+    names = {column.name.lower() for column in columns}
+    if len({column.table.lower() for column in columns}) > 1 or names & _find_shadowed_names(tree):
+        return []
+    return [table for table, own in tables.items() if names <= {column.lower() for column in own}]
 
 
 def joins_of_query(sql: str, tables: Mapping[str, Sequence[str]]) -> list[tuple[tuple[str, str], tuple[str, str]]]:
@@ -193,7 +186,7 @@ def few_match(left: pa.ChunkedArray, right: pa.ChunkedArray, least: int) -> bool
     return any((pc.sum(pc.is_in(a, value_set=b, skip_nulls=True)).as_py() or 0) < least for a, b in pairs)
 
 
-def find_shadowed_names(tree: exp.Expr) -> set[str]:
+def _find_shadowed_names(tree: exp.Expr) -> set[str]:
     """Names that a query gives to something else than a column of that name, and that it may read again."""
     if sum(1 for _ in tree.find_all(exp.Select)) == 1:
         return set()
@@ -201,16 +194,15 @@ def find_shadowed_names(tree: exp.Expr) -> set[str]:
     return {name for name, value in given if not isinstance(value, exp.Column) or value.name.lower() != name}
 
 
-def drop_qualifiers(node: exp.Expr) -> exp.Expr:
+def _drop_qualifiers(node: exp.Expr) -> exp.Expr:
     """An expression with the names of columns alone."""
     return node.copy().transform(lambda n: exp.column(n.this.copy()) if isinstance(n, exp.Column) else n)
 
 
 def _check_choice(node: exp.Expr) -> None:
     """Refuses what picks single rows out: by their order, by a number of rows, or as the one value of a query."""
-    for kind, name in _CHOOSERS.items():
-        if isinstance(node, kind):
-            raise unclear(f"{name}")
+    if isinstance(node, _CHOOSERS):
+        raise unclear("a window" if isinstance(node, exp.Window) else node.key.upper())
     if isinstance(node, exp.Distinct) and node.args.get("on") is not None:
         raise unclear("DISTINCT ON")
     if isinstance(node, exp.Query) and isinstance(node.parent, exp.In):
@@ -275,8 +267,6 @@ def conditions_of(sql: str, *, is_predicate: bool) -> list[Condition]:
 def conditions_of_query(sql: str, tables: Mapping[str, Sequence[str]]) -> dict[str, list[Condition]]:
     """The comparisons in a query over an owner's tables, by the table whose columns they read."""
     tree = parse_one(sql, dialect="duckdb")
-    has = {table: {column.lower() for column in columns} for table, columns in tables.items()}
-    given = find_shadowed_names(tree)
     found: dict[str, list[Condition]] = {table: [] for table in tables}
     for node in _inside(tree):
         columns = list(node.find_all(exp.Column))
@@ -286,11 +276,10 @@ def conditions_of_query(sql: str, tables: Mapping[str, Sequence[str]]) -> dict[s
             if all(isinstance(c.find_ancestor(exp.AggFunc), exp.Count) for c in columns):
                 continue  # how many rows a group has
             raise unclear("a comparison of an aggregate or of another query's rows")
-        names, aliases = {column.name.lower() for column in columns}, {column.table.lower() for column in columns}
-        places = [table for table in tables if names <= has[table]]
-        if not places or names & given or len(aliases) > 1:
+        places = _places(node, tree, tables)
+        if not places:
             raise unclear("a comparison that is not of the columns of one table by their own names")
-        condition = _condition(drop_qualifiers(node))
+        condition = _condition(_drop_qualifiers(node))
         for table in places:  # several may have a column of that name
             found[table] += [condition] if condition not in found[table] else []
     return found

@@ -13,13 +13,24 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import msgspec
+import numpy as np
 import pyarrow as pa
+from msgspec import Struct
+from numpy.typing import NDArray
 
+from tablepuppet.algorithms.base import Figures, PartSetup
+from tablepuppet.algorithms.options import AlgorithmOptions
+from tablepuppet.arrays import Array
 from tablepuppet.errors import JobError, TransportError
+from tablepuppet.memory import memory_limit
+from tablepuppet.models.features import Features
 from tablepuppet.models.modules import OWN, build_module
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.owner.enforcement import ContractEnforcer
@@ -32,8 +43,10 @@ from tablepuppet.owner.row_sets import RowSets
 from tablepuppet.owner.scans import Scan
 from tablepuppet.owner.store import ClientTables
 from tablepuppet.owner.tokens import key_of
+from tablepuppet.privacy.masks import MaskKey, Masks, check_key, exponent_of, mask_key, new_private, to_integers
 from tablepuppet.protocol.base import Masked, Partial
 from tablepuppet.protocol.columns import ColumnInfo, Encoder, Statistics
+from tablepuppet.protocol.contract import Contract
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -41,22 +54,7 @@ if TYPE_CHECKING:
     from tablepuppet.exchanges.features import OpenPart
     from tablepuppet.exchanges.start import StartPart
 
-
-from collections.abc import Sequence
-from itertools import pairwise
-from typing import Generic, TypeVar
-
-import msgspec
-import numpy as np
-from msgspec import Struct
-from numpy.typing import NDArray
-
-from tablepuppet.algorithms.base import Figures, PartSetup
-from tablepuppet.algorithms.options import AlgorithmOptions
-from tablepuppet.arrays import Array
-from tablepuppet.memory import memory_limit
-from tablepuppet.models.features import Features
-from tablepuppet.privacy.masks import MaskKey, Masks, check_key, exponent_of, mask_key, new_private, to_integers
+_State = TypeVar("_State")
 
 
 @dataclass
@@ -95,10 +93,14 @@ class ClientState:
     def column(self, job: str, scan: int, column: int) -> tuple[pa.ChunkedArray, ColumnInfo]:
         return self.tables.scan(job, scan).column(column)
 
+    def agreed(self, job: str) -> Contract:
+        """The contract of a job, without which nothing of it is answered."""
+        return self.contracts.jobs[job].agreed
+
     def askers(self, job: str) -> tuple[str, ...]:
         """In whose name a job is, and with whom it is shared; nobody: within this process."""
-        contract = self.contracts.contract(job)
-        return () if self.may_reveal or contract is None else (contract.asker, *contract.readers)
+        contract = self.agreed(job)
+        return () if self.may_reveal else (contract.asker, *contract.readers)
 
     def part(self, request: Any) -> Part:
         if (request.job, request.part) not in self.parts:
@@ -120,9 +122,6 @@ class ClientState:
                 "start it with the builder under that name"
             )
         return build_module(spec, width, outputs, seed=seed, name=name, builder=OWN.get(spec.module))
-
-
-_State = TypeVar("_State")
 
 
 @dataclass

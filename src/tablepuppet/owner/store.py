@@ -10,7 +10,6 @@ import hmac
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -87,8 +86,8 @@ class ClientTables:
     def fingerprints(self, job: str) -> dict[int, int]:
         """For each scan that a job has read, a checksum that changes with any value or the order of its rows."""
         with self._lock:
-            own = [(number, scan) for (of, number), scan in sorted(self._scans.items(), key=itemgetter(0)) if of == job]
-            return {number: scan.fingerprint() for number, scan in own if scan.was_read}
+            own = {number: scan for (of, number), scan in self._scans.items() if of == job and scan.was_read}
+            return {number: own[number].fingerprint() for number in sorted(own)}
 
     def find_changed(self, job: str, fingerprints: Mapping[int, int]) -> list[str]:
         """The tables whose fingerprints have changed; scans whose rows were freed are read again."""

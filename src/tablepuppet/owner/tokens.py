@@ -239,10 +239,26 @@ def known_ids(
     names: dict[int, list[str]],
 ) -> list[Encoder | KnownNames]:
     """The encoders with what this owner knows of ids; `names`: of columns that only it does."""
-    return [
-        _known(own, asked, place, columns[place], encoder, names) if isinstance(encoder, IdEncoder) else encoder
-        for place, encoder in enumerate(encoders)
-    ]
+    found = list(encoders)
+    for place, encoder in enumerate(encoders):
+        if not isinstance(encoder, IdEncoder):
+            continue
+        if encoder.tokens is None:
+            if len(names.get(place, ())) != encoder.count:
+                raise TransportError("ids are encoded by the owner who found them, with all of them")
+            codes = np.arange(encoder.count, dtype=np.int32)
+            found[place] = KnownNames.of_ids(arrow_texts(names[place]), codes, encoder)
+            continue
+        key = job_key(own.shared_key, f"ids {encoder.salt}")
+        if key_check(key) != encoder.check:
+            raise ModelError(
+                "this client's key is not the one that the model's ids were made with, and all of them would be "
+                "unknown; give the clients the key of then, or train again"
+            )
+        distinct = strings_and_absent(*columns[place])[0]
+        tokens = id_tokens(distinct, key, f"{own.scan(asked).table} {place}")
+        found[place] = KnownNames.of_ids(distinct, _places(tokens, encoder.tokens), encoder)
+    return found
 
 
 def held_encoders(encoders: Sequence[Encoder], names: dict[int, list[str]]) -> tuple[Encoder, ...]:
@@ -253,30 +269,6 @@ def held_encoders(encoders: Sequence[Encoder], names: dict[int, list[str]]) -> t
         else encoder
         for place, encoder in enumerate(encoders)
     )
-
-
-def _known(
-    own: ClientState,
-    asked: OpenPart | ScoreRows | ScoreOwnRows,
-    place: int,
-    column: Column,
-    encoder: IdEncoder,
-    names: dict[int, list[str]],
-) -> KnownNames:
-    if encoder.tokens is None:
-        if len(names.get(place, ())) != encoder.count:
-            raise TransportError("ids are encoded by the owner who found them, with all of them")
-        codes = np.arange(encoder.count, dtype=np.int32)
-        return KnownNames.of_ids(arrow_texts(names[place]), codes, encoder)
-    key = job_key(own.shared_key, f"ids {encoder.salt}")
-    if key_check(key) != encoder.check:
-        raise ModelError(
-            "this client's key is not the one that the model's ids were made with, and all of them would be unknown; "
-            "give the clients the key of then, or train again"
-        )
-    distinct = strings_and_absent(*column)[0]
-    tokens = id_tokens(distinct, key, f"{own.scan(asked).table} {place}")
-    return KnownNames.of_ids(distinct, _places(tokens, encoder.tokens), encoder)
 
 
 def _places(tokens: NDArray[np.int64], agreed: RowNumbers) -> NDArray[np.int32]:

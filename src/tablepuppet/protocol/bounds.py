@@ -36,7 +36,6 @@ class WrongError(ValueError):
 class KnownScan:
     """A client's earlier answers about one scan."""
 
-    asked: int  # columns
     columns: list[ColumnInfo] = field(default_factory=list)
     rows: int | None = None
     missing: dict[int, int] = field(default_factory=dict)  # labels, by column
@@ -47,10 +46,8 @@ class KnownScan:
 class KnownPart:
     """The known sizes of one part: its rows, columns and parameters."""
 
-    scan: KnownScan | None = None
     train: int | None = None
     test: int | None = None
-    total: float = 0.0  # Σ G of the train rows
     columns: list[ColumnInfo] = field(default_factory=list)  # of its features, where the scan described them
     width: int | None = None
     outputs: int = 1
@@ -89,7 +86,7 @@ class Known:
     noisy_labels: set[str] = field(default_factory=set)  # jobs whose contract has label noise
 
     def scan(self, request: Any) -> KnownScan:
-        return self.scans.setdefault((request.job, request.scan), KnownScan(asked=-1))
+        return self.scans.setdefault((request.job, request.scan), KnownScan())
 
     def part(self, request: Any) -> KnownPart:
         return self.parts.setdefault((request.job, request.part), KnownPart())
@@ -124,6 +121,13 @@ def check_array(values: Any, name: str, shape: tuple[int | None, ...], *, kinds:
 def check_finite(values: Any, name: str, *, diverged: bool = False) -> None:
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         raise WrongError(name, "holds numbers that are not finite", diverged=diverged)
+
+
+def check_amounts(values: Any, name: str, shape: tuple[int | None, ...]) -> None:
+    """An array of this shape, of finite numbers from 0 up."""
+    check_array(values, name, shape)
+    check_finite(values, name)
+    require(not (values < 0).any(), name, "holds a negative number")
 
 
 def is_number(info: ColumnInfo) -> bool:

@@ -188,14 +188,11 @@ def encode(message: msgspec.Struct, wire: Wire = "float64", *, keep_order: bool 
 
 
 def to_stream(table: pa.Table) -> memoryview:
-    """A table as an Arrow stream: counted first, for a buffer that grows is copied again and again."""
-    count = pa.MockOutputStream()
-    with pa.ipc.new_stream(count, table.schema) as writer:
+    """A table as an Arrow stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
-    out = np.empty(count.size(), np.uint8)
-    with pa.FixedSizeBufferWriter(pa.py_buffer(out)) as sink, pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return out.data
+    return memoryview(sink.getvalue()).cast("B")
 
 
 def _bytes(array: NDArray[Any]) -> Buffer:

@@ -67,15 +67,15 @@ def prove_consistency(entries: Sequence[bytes], size: int) -> ConsistencyProof:
     while 0 < size < stop - start:
         half = start + (1 << (stop - start - 1).bit_length() - 1)
         is_left = size <= half - start
-        path.append(_head(entries[half:stop] if is_left else entries[start:half]).root)
+        path.append(head_of(entries[half:stop] if is_left else entries[start:half]).root)
         is_whole &= is_left
         start, stop, size = (start, half, size) if is_left else (half, stop, size - (half - start))
     if not is_whole:
-        path.append(_head(entries[start:stop]).root)
-    return ConsistencyProof(_head(entries[: stop if size else 0]), _head(entries), tuple(reversed(path)))
+        path.append(head_of(entries[start:stop]).root)
+    return ConsistencyProof(head_of(entries[: stop if size else 0]), head_of(entries), tuple(reversed(path)))
 
 
-def _head(entries: Sequence[bytes]) -> TreeHead:
+def head_of(entries: Sequence[bytes]) -> TreeHead:
     tree = MerkleTree()
     for entry in entries:
         tree.append(entry)

@@ -49,7 +49,10 @@ def read_asker_key(path: str | Path) -> AskerKey:
 
 def new_asker_key() -> bytes:
     """A new key, as its file holds it."""
-    key = ed25519.Ed25519PrivateKey.generate()
+    return to_pem(ed25519.Ed25519PrivateKey.generate())
+
+
+def to_pem(key: AskerKey) -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )

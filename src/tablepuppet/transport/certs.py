@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import ipaddress
 import logging
-import os
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -29,10 +28,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from tablepuppet.errors import TransportError
+from tablepuppet.output_files import replace_file
+from tablepuppet.protocol.signatures import to_pem
 
 log = logging.getLogger(__name__)
 Role = Literal["server", "party"]
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
+_PUBLIC = 0o644
 _INFO = b"tablepuppet clients' secret for "
 _SIGNATURE = ec.ECDSA(hashes.SHA256())
 _SUITE = hpke.Suite(hpke.KEM.P256, hpke.KDF.HKDF_SHA256, hpke.AEAD.CHACHA20_POLY1305)
@@ -50,8 +52,10 @@ def create_authority(folder: Path, days: int = 3650) -> None:
     own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     builder = _builder(name, name, key.public_key(), days).add_extension(x509.BasicConstraints(True, 0), critical=True)
     builder = builder.add_extension(_usage(is_authority=True), critical=True).add_extension(own, critical=False)
-    _write(folder / "ca.key", _private(key), secret=True)
-    _write(folder / "ca.pem", builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+    replace_file(folder / "ca.key", to_pem(key))
+    replace_file(
+        folder / "ca.pem", builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM), _PUBLIC
+    )
     (folder / "revoked.txt").touch()
 
 
@@ -65,8 +69,8 @@ def issue(folder: Path, name: str, role: Role = "party", hosts: Sequence[str] = 
         raise TransportError("a server's certificate needs the host names or addresses under which it is reached")
     key = ec.generate_private_key(ec.SECP256R1())
     certificate = _certificate(folder, name, key.public_key(), hosts if role == "server" else (), days)
-    _write(folder / f"{name}.key", _private(key), secret=True)
-    _write(folder / f"{name}.pem", certificate)
+    replace_file(folder / f"{name}.key", to_pem(key))
+    replace_file(folder / f"{name}.pem", certificate, _PUBLIC)
     return folder / f"{name}.pem"
 
 
@@ -109,7 +113,7 @@ def revoke(folder: Path, name: str) -> int:
     listed = read_revoked(folder / "revoked.txt") if (folder / "revoked.txt").exists() else frozenset()
     if serial not in listed:
         lines = "".join(f"{s:x}\n" for s in sorted(listed | {serial}))
-        _write(folder / "revoked.txt", lines.encode())
+        replace_file(folder / "revoked.txt", lines.encode(), _PUBLIC)
     return serial
 
 
@@ -249,24 +253,6 @@ def _host(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-
-
-def _write(path: Path, content: bytes, *, secret: bool = False) -> None:
-    """Replaces a file at once; a secret one is never readable by others, not even for a moment."""
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.unlink(missing_ok=True)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-
-
 def request_certificate(folder: Path, name: str) -> Path:
     """Writes a new `name.key` and a request to sign it, `name.csr`."""
     _check_name(name)
@@ -276,7 +262,7 @@ def request_certificate(folder: Path, name: str) -> Path:
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     asked = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA256())
-    _write(folder / f"{name}.key", _private(key), secret=True)
+    replace_file(folder / f"{name}.key", to_pem(key))
     (folder / f"{name}.csr").write_bytes(asked.public_bytes(serialization.Encoding.PEM))
     return folder / f"{name}.csr"
 
@@ -293,7 +279,7 @@ def sign_request(folder: Path, asked: Path, days: int = 365) -> Path:
         raise TransportError(f"{asked} is not a request of one party for an elliptic-curve key of its own")
     name = str(names[0].value)
     _check_name(name)
-    _write(folder / f"{name}.pem", _certificate(folder, name, key, (), days))
+    replace_file(folder / f"{name}.pem", _certificate(folder, name, key, (), days), _PUBLIC)
     return folder / f"{name}.pem"
 
 

@@ -80,7 +80,7 @@ class Stream:
             try:
                 piece = self._reader.read_chunk().app_metadata
             except (StopIteration, pa.ArrowException, OSError) as error:
-                raise DisconnectedError(f"the connection ended ({_why(error)})") from None
+                raise DisconnectedError(f"the connection ended ({first_line(error)})") from None
             self.heard = time.monotonic()
             content = memoryview(b"" if piece is None else piece).cast("B")
             if len(content) > _LARGEST_PIECE:
@@ -115,11 +115,18 @@ class Stream:
             try:
                 self._writer.write_metadata(pa.py_buffer(piece))
             except (pa.ArrowException, OSError) as error:
-                raise DisconnectedError(f"the connection ended ({_why(error)})") from None
+                raise DisconnectedError(f"the connection ended ({first_line(error)})") from None
 
 
-def _why(error: BaseException) -> str:
-    return str(error).partition(". gRPC")[0][:200] or type(error).__name__
+def first_line(error: BaseException) -> str:
+    """The error, without the names of those who pass it on.
+
+    >>> first_line(OSError("Flight returned unavailable error, with message: failed to connect to all addresses; "
+    ...                    "last error: UNKNOWN: ipv4:127.0.0.1:1: Connection refused. gRPC client debug context: …"))
+    'ipv4:127.0.0.1:1: Connection refused'
+    """
+    said = str(error).partition(". gRPC")[0].rpartition("with message: ")[2].rpartition("last error: ")[2]
+    return said.removeprefix("UNKNOWN: ")[:200] or type(error).__name__
 
 
 _DESCRIPTORS = "/proc/self/fd"

@@ -30,7 +30,7 @@ from tablepuppet.errors import DisconnectedError, TablePuppetError, TransportErr
 from tablepuppet.formatting import printable
 from tablepuppet.transport import certs
 from tablepuppet.transport import envelopes as e
-from tablepuppet.transport.connections import Guest, Stream, Watch
+from tablepuppet.transport.connections import Guest, Stream, Watch, first_line
 from tablepuppet.transport.envelopes import LIMIT, Assembler, Envelope, Room, client_protocol
 from tablepuppet.version import __version__
 
@@ -107,7 +107,7 @@ class Listener(flight.FlightServerBase):  # type: ignore[misc]
         try:
             super().__init__(location, **options)
         except (pa.ArrowException, OSError) as error:
-            reason = _why_taken(location) or _first_line(error)
+            reason = _why_taken(location) or first_line(error)
             raise TransportError(f"cannot listen on {location}: {reason}; choose another port or address") from None
         self._watch = Watch(self.port, settings.revoked if self._authority is not None else None)
 
@@ -225,7 +225,7 @@ class Connection:
         except (pa.ArrowException, OSError) as error:
             self._client.close()
             raise DisconnectedError(
-                f"no server answers at {address} ({_first_line(error)}); see that `tablepuppet serve` runs there"
+                f"no server answers at {address} ({first_line(error)}); see that `tablepuppet serve` runs there"
             ) from None
         self.stream = Stream(reader, self._writer, Assembler(types, _HELLO_LIMIT), reader.cancel)
         alarm = threading.Timer(_GREETING, self.stream.cancel)
@@ -271,7 +271,7 @@ class Connection:
         try:
             self._writer.close()
         except (pa.ArrowException, OSError) as error:
-            log.debug("closed: %s", _first_line(error))
+            log.debug("closed: %s", first_line(error))
         self._client.close()
 
 
@@ -300,14 +300,3 @@ def _why_taken(location: str) -> str | None:
     except OSError as error:
         return os.strerror(error.errno or 0)
     return None
-
-
-def _first_line(error: BaseException) -> str:
-    """The error, without the names of those who pass it on.
-
-    >>> _first_line(OSError("Flight returned unavailable error, with message: failed to connect to all addresses; "
-    ...                     "last error: UNKNOWN: ipv4:127.0.0.1:1: Connection refused. gRPC client debug context: …"))
-    'ipv4:127.0.0.1:1: Connection refused'
-    """
-    said = str(error).partition(". gRPC")[0]
-    return said.rpartition("with message: ")[2].rpartition("last error: ")[2].removeprefix("UNKNOWN: ")[:200]

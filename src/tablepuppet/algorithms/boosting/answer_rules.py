@@ -10,7 +10,7 @@ import numpy as np
 from tablepuppet.algorithms.boosting import messages as trees
 from tablepuppet.algorithms.boosting import tree_checks as parts
 from tablepuppet.protocol.base import LONGEST_TEXT, MOST_CATEGORIES, MOST_COLUMNS
-from tablepuppet.protocol.bounds import Known, KnownPart, check_array, check_finite, is_number, require
+from tablepuppet.protocol.bounds import Known, KnownPart, check_amounts, check_array, check_finite, is_number, require
 
 _BYTES = frozenset("u")
 _WHOLE = frozenset("i")
@@ -36,9 +36,7 @@ def check_sketches(request: trees.SketchFeatures, answer: trees.FeatureSketches,
             short = all(len(c) <= LONGEST_TEXT for c in column.categories)
             require(short, "columns.categories", "hold a text too long")
             require(len(set(column.categories)) == count, "columns.categories", "name one category twice")
-        check_array(column.weights, "columns.weights", (count,))
-        check_finite(column.weights, "columns.weights")
-        require(bool((column.weights >= 0).all()), "columns.weights", "hold a negative number")
+        check_amounts(column.weights, "columns.weights", (count,))
 
 
 def check_started(request: trees.StartTrees, answer: trees.TreesStarted, known: Known) -> None:

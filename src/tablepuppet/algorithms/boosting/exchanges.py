@@ -164,19 +164,17 @@ _of_end = partial(
 )
 _of_rows = partial(Rules, SCORING, enforce=_enforce_rows)
 
-EXCHANGES = (
-    _training(enforce=_enforce_sketch, check_answer=answer_rules.check_sketches)(handlers.sketch_features),
-    _training(
-        enforce=_enforce_start,
-        check_request=_check_start_request,
-        check_answer=answer_rules.check_started,
-        leaves_state=True,
-    )(handlers.start_trees),
-    _of_trees(check_request=_check_trees_request, check_answer=answer_rules.check_objections)(handlers.check_trees),
-    _of_trees(check_request=_check_trees_request, check_answer=answer_rules.check_sums)(handlers.sum_trees),
-    _of_trees(check_request=_check_keys_request, check_answer=answer_rules.check_revealed)(handlers.reveal_keys),
-    _of_end(check_answer=answer_rules.check_splits)(handlers.release_splits),
-    _of_end()(handlers.hold_splits),
-    _of_rows(check_request=_check_rows_request, check_answer=answer_rules.check_bits)(handlers.ask_rows),
-    _of_rows(check_request=check_asked_rows, check_answer=answer_rules.check_own_bits)(handlers.ask_own_rows),
-)
+_sketch = _training(enforce=_enforce_sketch, check_answer=answer_rules.check_sketches)(handlers.sketch_features)
+_start = _training(
+    enforce=_enforce_start,
+    check_request=_check_start_request,
+    check_answer=answer_rules.check_started,
+    leaves_state=True,
+)(handlers.start_trees)
+_check = _of_trees(check_request=_check_trees_request, check_answer=answer_rules.check_objections)(handlers.check_trees)
+_sum = _of_trees(check_request=_check_trees_request, check_answer=answer_rules.check_sums)(handlers.sum_trees)
+_reveal = _of_trees(check_request=_check_keys_request, check_answer=answer_rules.check_revealed)(handlers.reveal_keys)
+_release = _of_end(check_answer=answer_rules.check_splits)(handlers.release_splits)
+_hold = _of_end()(handlers.hold_splits)
+_ask = _of_rows(check_request=_check_rows_request, check_answer=answer_rules.check_bits)(handlers.ask_rows)
+_ask_own = _of_rows(check_request=check_asked_rows, check_answer=answer_rules.check_own_bits)(handlers.ask_own_rows)

@@ -1,16 +1,20 @@
 """What an analyst gets for a month's budget: boosted trees on three joins, ε = 1, 2, 4, 8 a month, and without noise.
 
-    python -m evaluation.analysts --data FOLDER [--only flights]
+    python -m evaluation.analysts --data FOLDER [--only flights] [--what models|search|drift]
 
 The table with the label has the budget. A month goes into one training with its metrics. Of each line: the test metric
 that the analyst is shown, what the same model has on the same rows without noise, and how far the noisy number of
 joined rows is off. Means over the runs; what is exact is computed beside, by whoever has all tables.
+
+A search spends the month on two depths and two folds. For drift, a model of January to June meets July to December.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -106,15 +110,22 @@ CASES = (
 )
 
 
-def measure(case: Case, data: Path, epsilons: list[float], runs: int) -> list[list[str]]:
-    """A line without noise, then one for each ε."""
+@contextmanager
+def open_federations(case: Case, data: Path) -> Iterator[tuple[tp.Federation, tp.Federation]]:
+    """One whose owners have no rules, and one in which a table has a budget."""
     with tempfile.TemporaryDirectory() as folder:
         files = case.workload.prepare(duckdb.connect(), data / case.workload.folder, Path(folder))
         tables: Any = {name: parquet.read_table(path) for name, path in files.items()}
-    given: dict[str, Any] = {"label": case.workload.label, **TREES}
     budget = TableBudget(analyst=AnalystBudget(epsilon=100.0))
     policies: Any = {case.table: Policy(budget={case.table: budget})}
     with tp.Federation(tables) as open_, tp.Federation(tables, policies=policies) as owners:
+        yield open_, owners
+
+
+def measure(case: Case, data: Path, epsilons: list[float], runs: int) -> list[list[str]]:
+    """A line without noise, then one for each ε."""
+    given: dict[str, Any] = {"label": case.workload.label, **TREES}
+    with open_federations(case, data) as (open_, owners):
         lines = []
         for name, options in (("no budget, splits searched", SEARCHED), ("no budget, splits drawn", TREES)):
             loss = "logistic" if case.metric == "auc" else "squared"
@@ -126,8 +137,7 @@ def measure(case: Case, data: Path, epsilons: list[float], runs: int) -> list[li
         for epsilon in epsilons:
             shown, exact, off = [], [], []
             for seed in range(runs):
-                asked = {"epsilon": epsilon, "cap": case.cap, "bounds": case.bounds}
-                result = owners.train(case.query, **given, seed=seed, privacy={"analyst": asked})
+                result = owners.train(case.query, **given, seed=seed, privacy=ask(case, epsilon))
                 shown.append(result.metrics["test"][case.metric])
                 exact.append(open_.evaluate(result, rows="all")[case.metric])
                 off.append(abs(result.plan.mapping.joined_rows - rows))
@@ -137,6 +147,50 @@ def measure(case: Case, data: Path, epsilons: list[float], runs: int) -> list[li
         return lines
 
 
+def ask(case: Case, epsilon: float) -> dict[str, Any]:
+    """A job's part of the budget."""
+    return {"analyst": {"epsilon": epsilon, "cap": case.cap, "bounds": case.bounds}}
+
+
+def measure_search(case: Case, data: Path, epsilons: list[float], runs: int) -> list[list[str]]:
+    """The metric of each depth, as a search shows it, without noise and for each ε."""
+    options = {"label": case.workload.label, "folds": 2} | {k: v for k, v in TREES.items() if k != "depth"}
+    lines = []
+    with open_federations(case, data) as (open_, owners):
+        for epsilon in (0.0, *epsilons):
+            privacy = ask(case, epsilon) if epsilon else None
+            loss = {} if epsilon else {"loss": "logistic" if case.metric == "auc" else "squared"}
+            given = {**options, **loss, "privacy": privacy}
+            found = tp.search(owners if epsilon else open_, case.query, {"depth": [1, 6]}, **given).table
+            values = [found.set_index("depth").loc[depth, case.metric] for depth in (1, 6)]
+            lines.append([f"ε = {epsilon:g}" if epsilon else "no budget", *(f"{v:.4f}" for v in values), ""])
+            print(case.workload.name, *lines[-1], flush=True)
+    return lines
+
+
+def measure_drift(case: Case, data: Path, epsilons: list[float], runs: int) -> list[list[str]]:
+    """What moved in the same rows, which is nothing, and from the first half of a year to the second."""
+    given, lines = {"label": case.workload.label, **TREES, "test_fraction": 0.0}, []
+    halves = [f"{case.query} WHERE CAST(f.month AS INTEGER) {side} 6" for side in ("<=", ">")]
+    with open_federations(case, data) as (_, owners):
+        for epsilon in epsilons:
+            result = owners.train(halves[0], **given, privacy=ask(case, epsilon))
+            found = [owners.drift(result, query, privacy=ask(case, epsilon)) for query in halves]
+            said = [
+                ", ".join(f"{f.feature} {f.moved:+.2f}" for f in one.features if abs(f.moved) > 0.05) for one in found
+            ]
+            lines.append([f"ε = {epsilon:g}", *(one or "nothing" for one in said), ""])
+            print(case.workload.name, *lines[-1], flush=True)
+    return lines
+
+
+_MEASURES = {
+    "models": (measure, "shown | exact | joined rows off by"),
+    "search": (measure_search, "depth 1 | depth 6 | "),
+    "drift": (measure_drift, "the same months | later months | "),
+}
+
+
 def main() -> None:
     """Prints a table for each join."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -144,11 +198,13 @@ def main() -> None:
     parser.add_argument("--epsilons", type=float, nargs="*", default=list(EPSILONS))
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--only", choices=[case.workload.name for case in CASES])
+    parser.add_argument("--what", choices=list(_MEASURES), default="models")
     asked = parser.parse_args()
+    measure_case, head = _MEASURES[asked.what]
     for case in CASES:
         if asked.only in (None, case.workload.name):
-            lines = measure(case, asked.data, asked.epsilons, asked.runs)
-            print(f"\n| {case.workload.name}, {case.metric} | shown | exact | joined rows off by |")
+            lines = measure_case(case, asked.data, asked.epsilons, asked.runs)
+            print(f"\n| {case.workload.name}, {case.metric} | {head} |")
             print("|---|---:|---:|---:|")
             for line in lines:
                 print("| " + " | ".join(line) + " |")

@@ -332,7 +332,7 @@ def prepare_job(
             capped = replace(request, walk="materialised", may_draw=False, has_sums=None, analyst_cap=noise.terms.cap)
             mapping = map_tables(bound, link, capped, choice=choice)
             is_split = measured is None and bool(job.split.test_where or job.split.test_fraction)
-            noise.check_partners((mapping.train, *[mapping.test] * is_split), partner_rules(bound, rounding))
+            noise.check_partners((mapping.train, *[mapping.test] * is_split), *partner_rules(mapping, rounding))
             return replace(prepare(mapping, job, noise), rounding=rounding)
     mapping = map_tables(bound, link, request, cluster=cluster, choice=choice)
     if job.data.negatives:

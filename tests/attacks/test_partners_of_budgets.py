@@ -7,11 +7,13 @@ import math
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.privacy.test_analyst import QUERY, SEEN, TREES, Watched, asks, federation, tables, with_budget
 
+import tablepuppet as tp
 from tablepuppet.errors import JobError, PolicyError, PrivacyError
 from tablepuppet.join.joined_rows import JoinedRows
 from tablepuppet.join.row_index import RowIndex
@@ -20,6 +22,7 @@ from tablepuppet.privacy.accounting import gaussian_noise
 from tablepuppet.privacy.analyst import SHARES, AnalystTerms
 
 RULES = with_budget(90.0) | {"items": Policy(minimum_rows=10)}
+PRICES = {"price": (-3, 3), "p": (-3, 3)}
 FEW = "most of them meet few rows of a partner"
 
 
@@ -50,6 +53,39 @@ def test_joined_rows_that_mostly_meet_few_rows_of_a_partner_are_refused(item: st
         owners.evaluate(result, whole, rows="all", privacy=asks(2.0))
 
 
+ONE = "(SELECT {} AS item, q, y FROM orders) o"
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        f"SELECT o.q, o.y FROM {ONE.format(5)} JOIN items i ON o.item = i.item",  # whether it has the key
+        "SELECT o.q, i.price, o.y FROM orders o JOIN mine m ON o.item = m.item JOIN items i ON m.leads = i.item",
+        f"SELECT o.q, i.price, j.price AS p, o.y FROM {ONE.format('item')} JOIN items i ON o.item = i.item "
+        "JOIN mine m ON o.item = m.item JOIN items j ON m.leads = j.item",
+    ],
+)
+def test_no_way_leads_to_few_rows_of_a_partner(query: str) -> None:
+    """A key alone, a table of the analyst's own that leads to one row, and a second look at the partner's table."""
+    given = tables(rows=8000) | {"mine": pa.table({"item": np.arange(30), "leads": np.full(30, 5)})}
+    with federation(given, policies=RULES) as owners, pytest.raises(PrivacyError, match=FEW):
+        owners.explain(query, label="y", **TREES, test_fraction=0.0, privacy=asks(2.0, bounds={"q": (-3, 3), **PRICES}))
+
+
+def test_search_drift_and_comparisons_over_few_rows_of_a_partner_are_refused() -> None:
+    query = QUERY.replace("orders o", ONE.format(5))
+    depths = {k: v for k, v in TREES.items() if k != "depth"} | {"trees": 12}
+    with federation(tables(rows=8000), policies=RULES) as owners:
+        result = owners.train(QUERY, label="y", **TREES | {"trees": 12}, test_fraction=0.0, privacy=asks(1.0))
+        for ask in (
+            lambda: owners.drift(result, query, privacy=asks(2.0)),
+            lambda: owners.compare(result, result, query, rows="all", privacy=asks(2.0)),
+            lambda: tp.search(owners, query, {"depth": [1, 2]}, label="y", folds=2, **depths, privacy=asks(2.0)),
+        ):
+            with pytest.raises(PrivacyError, match=FEW):
+                ask()
+
+
 def test_subjects_of_a_partner_cannot_be_counted_under_noise() -> None:
     policies = RULES | {"items": Policy(minimum_rows=5, tables={"items": TableRules(subject="item")})}
     with federation(policies=policies) as owners, pytest.raises(PolicyError, match="cannot count subjects"):
@@ -58,7 +94,7 @@ def test_subjects_of_a_partner_cannot_be_counted_under_noise() -> None:
 
 @given(data=st.data())
 def test_one_joined_row_moves_what_the_rules_of_partners_read_by_one(data: st.DataObject) -> None:
-    """Of each of two partners, and noise is for that."""
+    """Of each of two partners, and of a table without features, and noise is for that."""
     rows = data.draw(st.integers(2, 40))
     places = [data.draw(st.lists(st.integers(0, 4), min_size=rows, max_size=rows)) for _ in range(2)]
     least = [data.draw(st.integers(2, 60)) for _ in range(2)]
@@ -69,7 +105,11 @@ def test_one_joined_row_moves_what_the_rules_of_partners_read_by_one(data: st.Da
         size = len(places[0][kept])
         side = JoinedRows(size, indices, RowIndex(size, None), np.zeros(size))
         with contextlib.suppress(JobError):
-            Watched(terms).check_partners([side], [*least, 1])
+            Watched(terms).check_partners([side], [*least, 1], [(least[0], size, _most(places[1][kept]))])
     (_, ours, deviation), (_, theirs, _) = SEEN
-    assert deviation == pytest.approx(gaussian_noise(1.0, 1e-5, 1, 1.0) * math.sqrt(2))
-    assert float(np.linalg.norm(ours - theirs)) <= math.sqrt(2) + 1e-9
+    assert deviation == pytest.approx(gaussian_noise(1.0, 1e-5, 1, 1.0) * math.sqrt(3))
+    assert float(np.linalg.norm(ours - theirs)) <= math.sqrt(3) + 1e-9
+
+
+def _most(rows: list[int]) -> int:
+    return int(np.bincount(rows).max())

@@ -164,21 +164,25 @@ class AnalystNoise:
         if rows < _FEW * max(self.terms.deviation(part, norm), self.least):
             raise JobError("too few rows are left for the noise on them; ask for more rows, or a larger epsilon")
 
-    def check_partners(self, sides: Sequence[Joined], least: Sequence[int]) -> None:
+    def check_partners(
+        self, sides: Sequence[Joined], least: Sequence[int], lookups: Sequence[tuple[int, int, int]] = ()
+    ) -> None:
         """Refuses joined rows of which few rows of a partner are most. `least`: the rows that its owners ask for, of
-        each block, and of the label's table; 1: any.
+        each block, and of the label's table; 1: any. `lookups`: the same of tables without features, with all joined
+        rows and those of the row that has most.
 
         w: joined rows of each of the partner's rows. They count as (Σw)² / Σw², which is below k where Σw − √k ‖w‖ is
-        below 0. A joined row moves Σw by 1 and ‖w‖ by 0 to 1, so this divided by √k − 1 by 1 at the most.
+        below 0. A joined row moves Σw by 1 and ‖w‖ by 0 to 1, so this divided by √k − 1 by 1 at the most. The same
+        holds of Σw − k max w, divided by k − 1, which is above 0 only if k rows count.
         """
         asked = [(place, math.sqrt(k)) for place, k in enumerate(least) if k > 1]
-        found = []
+        found = [(joined - k * most) / max(1, k - 1) for k, joined, most in lookups if k > 1]
+        norm = math.sqrt(len(asked) + len(found))
         for side in map(rows_here, sides):
             for place, root in asked:
                 index = (*side.indices, side.label_index)[place]
                 times = np.bincount(index.numbers(side.rows), minlength=1)
                 found.append((side.rows - root * float(np.linalg.norm(times))) / max(1.0, root - 1.0))
-        norm = math.sqrt(len(asked))
         if found and self.add("partners", np.array(found), norm).min() < _SURE * self._deviation("partners", norm):
             raise JobError("few rows of a partner are most of all joined rows (rule minimum_rows)")
 

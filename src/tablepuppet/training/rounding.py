@@ -27,7 +27,6 @@ from tablepuppet.models.losses import Loss
 from tablepuppet.models.metrics import binary_sums, class_sums
 from tablepuppet.plan.prepare import Prepared
 from tablepuppet.privacy.options import Rounding
-from tablepuppet.sql.bound import BoundQuery
 from tablepuppet.training.curves import Curves
 from tablepuppet.training.evaluate import Comparison, likely_error
 from tablepuppet.training.metrics import Measured, Metrics
@@ -88,13 +87,21 @@ def check_label_rows(mapping: TableMapping, job: Job, rounding: Rounding) -> Non
         )
 
 
-def partner_rules(bound: BoundQuery, rounding: Rounding) -> list[int]:
-    """The rows that owners of each block ask for, then those of a label's table without features; 1: any."""
-    asked, branch = dict(rounding.by_client), bound.branches[0]
+def partner_rules(mapping: TableMapping, rounding: Rounding) -> tuple[list[int], list[tuple[int, int, int]]]:
+    """The rows that owners of each block ask for, then those of a label's table without features; 1: any. And of other
+    tables, with all joined rows and the most of one row."""
+    asked, bound = dict(rounding.by_client), mapping.bound
+    branch = bound.branches[0]
     scans = [branch.relations[block.members[0].relation].scan for block in bound.blocks]
     scans += [] if branch.label_place.scan in scans else [branch.label_place.scan]
-    own = [bound.scans[scan] for scan in scans]
-    return [1 if scan.budgeted else max(asked.get(client, 1) for client in scan.clients) for scan in own]
+
+    def least(scan: int) -> int:
+        own = bound.scans[scan]
+        return 1 if own.budgeted else max(asked.get(client, 1) for client in own.clients)
+
+    others = [(own.scan, fit) for own, fit in zip(branch.relations, mapping.fits, strict=True) if own.scan not in scans]
+    lookups = [(least(scan), mapping.joined_rows, fit.max_fan_out) for scan, fit in others]
+    return [least(scan) for scan in scans], lookups
 
 
 @dataclass(frozen=True, slots=True)

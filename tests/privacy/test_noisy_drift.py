@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -47,6 +49,16 @@ def test_drift_is_charged_and_compares_trees_alone() -> None:
         linear = open_.train(QUERY, label="y", model="logistic")
     with federation() as owners, pytest.raises(PrivacyError, match="compares trees"):
         owners.drift(linear, privacy=asks(1.0))
+
+
+def test_a_leaf_without_a_number_does_not_tell_whether_a_row_is_in_it(watched: None) -> None:
+    with federation(policies=with_budget(90.0)) as owners:
+        model = train(owners, privacy=asks(40.0)).model
+        (tree,) = model.trees[0]
+        broken = msgspec.structs.replace(tree, value=[float("nan")] * len(tree.value))
+        made_up = dataclasses.replace(model, trees=((broken,), *model.trees[1:]))
+        owners.drift(made_up, privacy=asks(40.0))
+    assert np.isfinite(SEEN[-1][1]).all()
 
 
 @pytest.mark.parametrize("label", ["y", "z"])

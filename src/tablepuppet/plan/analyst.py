@@ -154,14 +154,15 @@ class AnalystNoise:
 
     def add(self, part: Part, sums: Array, norm: float) -> Array:
         """Sums to which each joined row contributes a vector of this length at the most."""
-        return noised(sums, self._deviation(part, norm), self.generator)
+        return noised(sums, self.deviation(part, norm), self.generator)
 
-    def _deviation(self, part: Part, norm: float) -> float:
+    def deviation(self, part: Part, norm: float) -> float:
+        """Of the noise on such sums."""
         return max(self.terms.deviation(part, norm), self.least if self.least > 1 else 0)
 
     def check_rows(self, rows: float, part: Part, norm: float) -> None:
         """Refuses a job with few noisy rows: with none it would fail, and must not fail for that alone."""
-        if rows < _FEW * max(self.terms.deviation(part, norm), self.least):
+        if rows < _FEW * max(self.deviation(part, norm), self.least):
             raise JobError("too few rows are left for the noise on them; ask for more rows, or a larger epsilon")
 
     def check_partners(
@@ -183,7 +184,7 @@ class AnalystNoise:
                 index = (*side.indices, side.label_index)[place]
                 times = np.bincount(index.numbers(side.rows), minlength=1)
                 found.append((side.rows - root * float(np.linalg.norm(times))) / max(1.0, root - 1.0))
-        if found and self.add("partners", np.array(found), norm).min() < _SURE * self._deviation("partners", norm):
+        if found and self.add("partners", np.array(found), norm).min() < _SURE * self.deviation("partners", norm):
             raise JobError("few rows of a partner are most of all joined rows (rule minimum_rows)")
 
     def within(self, labels: Array) -> tuple[Array, float]:

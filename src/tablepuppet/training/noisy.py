@@ -68,7 +68,7 @@ class NoisyMetrics:
         pair = np.array([gained.sum(), gained @ gained])
         norm = math.hypot(*(2 * [_norm(loss)]), _PAIR_NORM)
         found = self.noise.add("metrics", np.concatenate([*each, pair]), norm)
-        size, deviation = len(each[0]), self.noise.terms.deviation("metrics", norm)
+        size, deviation = len(each[0]), self.noise.deviation("metrics", norm)
         before, after = (_summarise(loss, own, self.noise, norm) for own in (found[:size], found[size : 2 * size]))
         assert before.on is not None
         rows = max(1, before.on.rows)
@@ -88,8 +88,8 @@ class NoisyMetrics:
         self.noise.check_rows(float(found[0]), "metrics", norm)
         now, then = np.maximum(found[1:].reshape(-1, 2), 1e-9), np.array([root.then for root in roots]).reshape(-1, 2)
         totals = [own.sum(axis=1) for own in (now, np.maximum(then, 1e-9))]
-        jumps = np.abs(np.diff(totals[1]))  # from tree to tree: twice the noise of two sides, and little else
-        deviations = (self.noise.terms.deviation("metrics", norm), float(np.median(jumps)) if len(jumps) else 0.0)
+        jumps = np.abs(np.diff(totals[1]))  # from tree to tree: of noise a third more than that of a side
+        deviations = (self.noise.deviation("metrics", norm), float(np.median(jumps)) if len(jumps) else math.inf)
         margins = _SURE * sum(own / total for own, total in zip(deviations, totals, strict=True))
         changes = now[:, 1] / totals[0] - then[:, 1] / totals[1]
         moved = np.sign(changes) * np.maximum(np.abs(changes) - margins, 0.0)
@@ -163,7 +163,7 @@ def _summarise(loss: Loss, found: Array, noise: AnalystNoise, norm: float) -> Me
     names = [name for name in (*_SHARES, "log_loss") if name in known and (name != "auc" or "area" in sums)]
     values = {name: known[name].value(sums) for name in names}
     metrics = {n: min(max(v, 0.0), 1.0) if n in _SHARES else v for n, v in values.items() if v is not None}
-    deviation = noise.terms.deviation("metrics", norm)
+    deviation = noise.deviation("metrics", norm)
     errors = {"accuracy": deviation / rows, "log_loss": deviation * _MOST_LOSS / rows}
     return Measured(sums["loss"] / rows, metrics, on=MeasuredOn(round(rows), round(rows), errors))
 
@@ -179,7 +179,7 @@ def _summarise_number(loss: Loss, found: Array, noise: AnalystNoise, norm: float
     known = {m.name: m for m in loss.metrics}
     values = {n: known[n].value(sums | {"spread": spread}) for n in ("rmse", "mae", "r2") if n in known}
     metrics: Metrics = {name: value for name, value in values.items() if value is not None}
-    error = apart * noise.terms.deviation("metrics", norm) / rows
+    error = apart * noise.deviation("metrics", norm) / rows
     on = MeasuredOn(round(rows), round(rows), {"mae": error})
     return Measured(0.5 * sums["squared"] / rows, metrics, on=on)
 

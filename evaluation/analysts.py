@@ -154,7 +154,8 @@ def ask(case: Case, epsilon: float) -> dict[str, Any]:
 
 def measure_search(case: Case, data: Path, epsilons: list[float], runs: int) -> list[list[str]]:
     """The metric of each depth, as a search shows it, without noise and for each ε."""
-    options = {"label": case.workload.label, "folds": 2} | {k: v for k, v in TREES.items() if k != "depth"}
+    options: dict[str, Any] = {"label": case.workload.label, "folds": 2}
+    options |= {k: v for k, v in TREES.items() if k != "depth"}
     lines = []
     with open_federations(case, data) as (open_, owners):
         for epsilon in (0.0, *epsilons):
@@ -170,7 +171,8 @@ def measure_search(case: Case, data: Path, epsilons: list[float], runs: int) -> 
 
 def measure_drift(case: Case, data: Path, epsilons: list[float], runs: int) -> list[list[str]]:
     """What moved in the same rows, which is nothing, and from the first half of a year to the second."""
-    given, lines = {"label": case.workload.label, **TREES, "test_fraction": 0.0}, []
+    given: dict[str, Any] = {"label": case.workload.label, **TREES, "test_fraction": 0.0}
+    lines = []
     halves = [f"{case.query} WHERE CAST(f.month AS INTEGER) {side} 6" for side in ("<=", ">")]
     with open_federations(case, data) as (_, owners):
         for epsilon in epsilons:

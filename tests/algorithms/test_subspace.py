@@ -114,7 +114,7 @@ def test_blocks_of_one_column_keep_one_direction_and_all_give_up_what_training_n
         signals = [update.per_row["signal"] for update in updates]
         server.absorb([BlockAnswer(-rng.uniform(0.5, 2.0) * y, np.zeros(0)) for y in signals if y is not None])
         assert [len(slots) for slots in server._tracker._slots] == [1, kept, kept]
-    predictions, tally = server.predictions, server.tally
+    predictions, tally = server._tracker.predictions, server.tally
     server.finish()
     assert server._tracker._slots == [{}, {}, {}]
     assert server.predictions is predictions

@@ -12,7 +12,6 @@ from tablepuppet.privacy.accounting import (
     Mechanism,
     composed_epsilon,
     composed_noise,
-    gaussian_epsilon,
     gaussian_event,
     gaussian_noise,
     participation,
@@ -26,7 +25,7 @@ def release(**given: object) -> Release:
 
 
 def test_the_figures_of_the_documentation_hold() -> None:
-    assert gaussian_epsilon(1.0, 1000, 0.01, 1e-5) == pytest.approx(1.828, abs=1e-3)
+    assert composed_epsilon((Mechanism(1.0, 1000, 0.01),), 1e-5) == pytest.approx(1.828, abs=1e-3)
     accountant = rdp.RdpAccountant()
     accountant.compose(gaussian_event(Mechanism(1.0, 1000, 0.01)))
     assert accountant.get_epsilon(1e-5) == pytest.approx(2.101, abs=1e-3)
@@ -35,8 +34,8 @@ def test_the_figures_of_the_documentation_hold() -> None:
 
 def test_noise_keeps_within_epsilon_and_less_noise_does_not() -> None:
     noise = gaussian_noise(2.0, 1e-5, 100, 0.1)
-    assert gaussian_epsilon(noise, 100, 0.1, 1e-5) <= 2.0
-    assert gaussian_epsilon(0.99 * noise, 100, 0.1, 1e-5) > 2.0
+    assert composed_epsilon((Mechanism(noise, 100, 0.1),), 1e-5) <= 2.0
+    assert composed_epsilon((Mechanism(0.99 * noise, 100, 0.1),), 1e-5) > 2.0
 
 
 def test_epsilon_of_a_release_is_that_of_its_event_at_the_probability_of_taking_part() -> None:
@@ -67,7 +66,7 @@ def test_a_row_that_takes_part_twice_pays_twice() -> None:
 def test_fixed_batches_refuse_amplified_accounting() -> None:
     with pytest.raises(PrivacyError, match="only Poisson sampling amplifies"):
         release(sampling="none")
-    assert release(sampling="known").spent() == pytest.approx(gaussian_epsilon(1.0, 1000, 1.0, 1e-5))
+    assert release(sampling="known").spent() == pytest.approx(composed_epsilon((Mechanism(1.0, 1000, 1.0),), 1e-5))
 
 
 def test_a_claim_names_unit_observer_delta_sampling_and_cap() -> None:

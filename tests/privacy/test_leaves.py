@@ -16,7 +16,7 @@ from tablepuppet.privacy.gaussian import secure_generator
 def _moved(rows: np.ndarray, noise: LeafNoise, loss: Loss, scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """What these joined rows add to the sums of one leaf, Σg and s·Σh of every output."""
     found = clipped_derivatives(loss, scores, Labels(labels, None), noise)
-    return np.array([noise.unit * own[rows].sum() for d in found for own in (d.g, d.h)])
+    return np.array([noise.unit * own[rows].sum() for d in found for own in (d.both >> 32, d.both & 0xFFFFFFFF)])
 
 
 @given(st.integers(0, 2**32), st.sampled_from(["logistic", "squared", "softmax"]), st.floats(1e-6, 1e6))

@@ -203,20 +203,9 @@ class Server(ABC):
     """The server's half of an algorithm."""
 
     problem: Problem
-
-    @property
-    @abstractmethod
-    def intercept(self) -> Array: ...
-
-    @property
-    def predictions(self) -> list[Array] | None:
-        """h of all train rows, where the server knows them."""
-        return None
-
-    @property
-    def tally(self) -> Sums | None:
-        """The sums for metrics at these predictions, if the last walk has computed them."""
-        return None
+    intercept: Array
+    predictions: list[Array] | None = None  # h of all train rows, where the server knows them
+    tally: Sums | None = None  # the sums for metrics at these predictions, if the last walk has computed them
 
     def rounds_per_epoch(self) -> int:
         """How many outer rounds an epoch is expected to have."""

@@ -28,7 +28,7 @@ from tablepuppet.sizes import ROWS_PER_NETWORK_PASS
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from torch.nn import Module
+    from torch.nn import Module, Parameter
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -282,19 +282,19 @@ Model = LinearModel | NeuralModel
 
 def flat_parameters(module: Module) -> Array:
     """All trainable parameters, one after the other."""
-    torch = need_torch()
-    trained = [p.detach().reshape(-1) for p in module.parameters() if p.requires_grad]
-    return np.asarray(torch.cat(trained).numpy().copy())
+    flat = need_torch().nn.utils.parameters_to_vector(trained_parameters(module))
+    return np.asarray(flat.detach().numpy().copy())
+
+
+def trained_parameters(module: Module) -> list[Parameter]:
+    return [p for p in module.parameters() if p.requires_grad]
 
 
 def trained_module(module: Module, spec: ModelSpec, theta: Array, outputs: int) -> Module:
     """u · module(T; θ/u) as a module of its own: a dense last layer takes u in, others are followed by one."""
     torch = need_torch()
-    trained = [p for p in module.parameters() if p.requires_grad]
-    flat = torch.tensor(theta) / spec.unit
+    torch.nn.utils.vector_to_parameters(torch.tensor(theta) / spec.unit, trained_parameters(module))
     with torch.no_grad():
-        for parameter, piece in zip(trained, torch.split(flat, [p.numel() for p in trained]), strict=True):
-            parameter.copy_(piece.view_as(parameter))
         if spec.unit == 1.0:
             return module
         layers: Any = module

@@ -66,18 +66,15 @@ def gaussian_event(mechanism: Mechanism) -> dp_accounting.DpEvent:
     return dp_accounting.SelfComposedDpEvent(step, mechanism.steps)
 
 
-def gaussian_epsilon(noise: float, steps: int, probability: float, delta: float, interval: float = 1e-4) -> float:
-    """ε at δ of `steps` sampled Gaussian mechanisms, from above; a coarser `interval` is faster and looser.
-
-    >>> round(gaussian_epsilon(1.0, 1000, 0.01, 1e-5), 3)
-    1.828
-    """
-    return composed_epsilon((Mechanism(noise, steps, probability),), delta, interval)
-
-
 @lru_cache(maxsize=256)
 def composed_epsilon(mechanisms: tuple[Mechanism, ...], delta: float, interval: float = 1e-4) -> float:
-    """ε at δ of the composition of all mechanisms, each of which saw the same row; the row is there, or zero."""
+    """ε at δ of the composition of all mechanisms, each of which saw the same row; the row is there, or zero.
+
+    From above; a coarser `interval` is faster and looser.
+
+    >>> round(composed_epsilon((Mechanism(1.0, 1000, 0.01),), 1e-5), 3)
+    1.828
+    """
     taken = tuple(m for m in mechanisms if m.steps)
     if not taken:
         return 0.0

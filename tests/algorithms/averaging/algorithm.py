@@ -62,31 +62,22 @@ class AveragingServer(Server):
 
     def __init__(self, problem: Problem, options: Averaging) -> None:
         self.problem, self.options = problem, options
-        self._intercept: Array = np.zeros(problem.loss.outputs)
-        self._predictions: list[Array] = []
-
-    @property
-    def intercept(self) -> Array:
-        return self._intercept
-
-    @property
-    def predictions(self) -> list[Array]:
-        return self._predictions
+        self.intercept = np.zeros(problem.loss.outputs)
 
     def begin(self, predictions: list[Array], figures: Sequence[Any]) -> None:
-        self._predictions = predictions
+        self.predictions = self._values = predictions
 
     def join_step(self) -> list[BlockUpdate]:
         problem = self.problem
-        done = problem.joined.run(join_step, self._predictions, signals=1, loss=problem.loss, intercept=self._intercept)
-        self._intercept = self._intercept - self.options.learning_rate * done.sums["slope"] / problem.joined.rows
+        done = problem.joined.run(join_step, self._values, signals=1, loss=problem.loss, intercept=self.intercept)
+        self.intercept = self.intercept - self.options.learning_rate * done.sums["slope"] / problem.joined.rows
         return [BlockUpdate(AveragingUpdate, {"signal": signal}) for signal in done.signals[0]]
 
     def union_step(self, block: int, total: list[Array]) -> list[Array]:
         return [total[0] / self.problem.clients[block]]
 
     def absorb(self, answers: Sequence[BlockAnswer]) -> None:
-        self._predictions = [answer.values for answer in answers]
+        self.predictions = self._values = [answer.values for answer in answers]
 
 
 class AveragingAlgorithm(Algorithm[Averaging]):

@@ -71,7 +71,7 @@ class Central:
             given = derivatives(self.loss, start if is_forest else self.scores, labels, self.options.bits)
             grown = []
             for output, own in enumerate(given):
-                g, h = own.g.astype(np.int64), own.h.astype(np.int64)
+                g, h = own.both >> 32, own.both & 0xFFFFFFFF
                 splits: dict[tuple[int, ...], Any] = {}
                 values = np.zeros(len(self.scores))
                 everyone = np.arange(len(self.scores))

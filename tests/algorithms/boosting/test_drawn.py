@@ -75,8 +75,8 @@ def test_leaves_are_those_of_the_materialised_join(seed: int) -> None:
         for output, (tree, own) in enumerate(zip(group, first if options.forest else given_, strict=True)):
             leaf = _leaves(tree, join, blocks, "train")
             size = len(tree.left)
-            g = np.bincount(leaf[rows], own.g[rows].astype(np.float64), size) * own.unit[0]
-            h = np.bincount(leaf[rows], own.h[rows].astype(np.float64), size) * own.unit[1]
+            g = np.bincount(leaf[rows], (own.both >> 32)[rows].astype(np.float64), size) * own.unit[0]
+            h = np.bincount(leaf[rows], (own.both & 0xFFFFFFFF)[rows].astype(np.float64), size) * own.unit[1]
             for node, left in enumerate(tree.left):
                 if left < 0:
                     assert tree.value[node] == -options.rate * g[node] / (h[node] + options.penalty)

@@ -26,7 +26,6 @@ from tablepuppet.algorithms.numerics.search import best_intercept
 from tablepuppet.algorithms.numerics.subspace import Tracker
 from tablepuppet.arrays import Array
 from tablepuppet.models.losses import Loss
-from tablepuppet.models.metrics import Sums
 
 _RESTART = 3  # rounds between restarts from the reported model
 _INTERCEPT_STEPS = 8
@@ -118,17 +117,11 @@ class AdmmServer(Server):
             self.problem.joined.allocate("dual", loss.outputs)
         self._bend = np.full(loss.outputs, np.nan)  # of a loss with kinks: how the slope in b rises
 
-    @property
-    def intercept(self) -> Array:
-        return self._tracker.intercept if self._averages else self._shift
-
-    @property
-    def predictions(self) -> list[Array]:
-        return self._tracker.predictions if self._averages else self._iterates
-
-    @property
-    def tally(self) -> Sums | None:
-        return self._tracker.tally if self._averages else None
+    def _report(self) -> None:
+        """Where the reported model stands."""
+        self.intercept, self.predictions, self.tally = self._shift, self._iterates, None
+        if self._averages:
+            self.intercept, self.predictions, self.tally = self._tracker.model
 
     @property
     def _factor(self) -> float:
@@ -145,6 +138,7 @@ class AdmmServer(Server):
             self._tracker.intercept = best_intercept(self.problem, self.problem.zeros())
         self._tracker.predictions = predictions
         self._restart()
+        self._report()
 
     def join_step(self) -> list[BlockUpdate]:
         problem, h = self.problem, self._iterates
@@ -229,6 +223,7 @@ class AdmmServer(Server):
         self._adapt()
         if self._averages and self._age == _RESTART:
             self._restart()
+        self._report()
 
     def _restart(self) -> None:
         """Restarts ADMM from the reported model: λ = ℓ'(a), z = a."""

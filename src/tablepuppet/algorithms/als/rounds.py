@@ -110,7 +110,7 @@ class AlsServer(Server):
                 found = f"the curvature of the {problem.loss.name} loss has no bound"
             raise JobError(f'{found}, which algorithm="als" does not train; write algorithm="sgd"')
         self.problem, self.options = problem, options
-        self._intercept: Array = np.zeros(1)
+        self.intercept = np.zeros(1)
         self._values: list[Array] = []
         self._figures: Sequence[AlsFigures] = ()
         self._turn = self._rounds = 0
@@ -127,34 +127,27 @@ class AlsServer(Server):
             self._shrinkage = LearnedShrinkage(spec.widths[0], *sizes, loss.bound, scale)
         self._appearances: list[Array] = []
 
-    @property
-    def intercept(self) -> Array:
-        return self._intercept
-
-    @property
-    def predictions(self) -> list[Array] | None:
-        return self._values
-
     def rounds_per_epoch(self) -> int:
         return self.problem.blocks
 
     def begin(self, predictions: list[Array], figures: Sequence[AlsFigures]) -> None:
-        self._values, self._figures = list(predictions), figures
+        self.predictions = self._values = list(predictions)
+        self._figures = figures
         joined: Any = self.problem.joined
         weights = joined.collapsed_weights()
         counts = self.problem.multiplicity if weights is None else [w[:, 0] for w in weights]
         self._appearances = [np.asarray(n, np.float64) for n in counts]
         if self.problem.has_intercept:
             labels = joined.by_label()
-            self._intercept = self.problem.loss.best_constant(labels.labels, labels.weights)
+            self.intercept = self.problem.loss.best_constant(labels.labels, labels.weights)
 
     def join_step(self) -> list[BlockUpdate | None]:
         assert self.problem.head is not None
         loss, block = self.problem.loss, self._turn
         joined: Any = self.problem.joined
         if self._rounds and self.problem.has_intercept and not loss.is_quadratic:
-            sums = joined.run(intercept_step, self._values, loss=loss, intercept=self._intercept).sums
-            self._intercept = self._intercept - sums["slope"] / max(sums["bending"], 1e-300)
+            sums = joined.run(intercept_step, self._values, loss=loss, intercept=self.intercept).sums
+            self.intercept = self.intercept - sums["slope"] / max(sums["bending"], 1e-300)
         self._rounds += 1
         done = joined.joined.run(
             join_step,
@@ -162,7 +155,7 @@ class AlsServer(Server):
             columns=self._values,
             signals=1,
             loss=loss,
-            intercept=self._intercept,
+            intercept=self.intercept,
             head=self.problem.head.head,
             block=block,
         )

@@ -117,14 +117,6 @@ class Derivatives:
     both: NDArray[np.int64]
     unit: tuple[float, float]
 
-    @property
-    def g(self) -> NDArray[np.int64]:
-        return self.both >> 32
-
-    @property
-    def h(self) -> NDArray[np.int64]:
-        return self.both & 0xFFFFFFFF
-
 
 def derivatives(
     loss: Loss, scores: Array, labels: Labels, bits: int, last: Sequence[Derivatives] = ()

@@ -22,7 +22,6 @@ from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Problem, Serve
 from tablepuppet.algorithms.elastic.client import Elastic, ElasticUpdate, centre_moments, propose
 from tablepuppet.algorithms.numerics.search import Derivatives, best_intercept, derivatives
 from tablepuppet.arrays import Array
-from tablepuppet.models.metrics import Sums
 
 _STEPS = 20  # of Newton for the intercept
 _FLAT = 1e-13  # of the mean slope in it, relative to the curvature
@@ -65,30 +64,17 @@ class ElasticServer(Server):
         self._varies = loss.outputs == 1 and not loss.is_quadratic
         self._bend: Array | None = None  # where the curvature does not change
         self._scale, self._age, self._momentum = 1.0, 1.0, 0.0  # c, FISTA's t, m
-        self._model: Point | None = None
-        self._last: Point | None = None  # the model before
-        self._at: Point | None = None  # y
+        self._model: Point
+        self._last: Point  # the model before
+        self._at: Point  # y
         self._penalty = 0.0
         self._unions: dict[int, _Union] = {}
         self._pending: Array | None = None
         self._length = self._previous = math.inf
 
-    @property
-    def intercept(self) -> Array:
-        return self._known.intercept
-
-    @property
-    def predictions(self) -> list[Array]:
-        return self._known.predictions
-
-    @property
-    def tally(self) -> Sums | None:
-        return self._known.at.tally
-
-    @property
-    def _known(self) -> Point:
-        assert self._model is not None
-        return self._model
+    def _report(self) -> None:
+        model = self._model
+        self.intercept, self.predictions, self.tally = model.intercept, model.predictions, model.at.tally
 
     def begin(self, predictions: list[Array], figures: Sequence[Any]) -> None:
         problem = self.problem
@@ -101,6 +87,7 @@ class ElasticServer(Server):
                 total = problem.loss.bound * float(first.tally.get("weight", problem.joined.rows))
                 self._bend = np.full(problem.loss.outputs, total)
         self._model = self._last = self._at = self._evaluate(predictions, start)
+        self._report()
 
     def _evaluate(self, predictions: list[Array], intercept: Array) -> Point:
         """f there: the intercept goes to its best value first, from a guess."""
@@ -114,9 +101,7 @@ class ElasticServer(Server):
         return Point(predictions, intercept, at, bend)
 
     def join_step(self) -> list[BlockUpdate]:
-        at = self._at
-        assert at is not None
-        updates = []
+        at, updates = self._at, []
         curvatures: Sequence[Array | None] = at.curvatures or [None] * self.problem.blocks
         for signal, curvature in zip(at.at.signals, curvatures, strict=True):
             per_row = {"signal": signal, "curvature": curvature}
@@ -135,7 +120,6 @@ class ElasticServer(Server):
         """The whole block's proposal, from Σ T_qᵀY_q and Σ T_qᵀdiag(W_q)T_q."""
         zero = np.zeros_like(total[0])
         known = self._unions.setdefault(block, _Union(zero, zero, zero))
-        assert self._at is not None
         if len(total) > 1:
             known.matrix = centre_moments(total[1:], float(self._at.bend.max()) / self.problem.joined.rows)
         assert known.matrix is not None
@@ -147,7 +131,6 @@ class ElasticServer(Server):
 
     def absorb(self, answers: Sequence[BlockAnswer]) -> None:
         at, rows = self._at, self.problem.joined.rows
-        assert at is not None
         penalty = sum(float(answer.products[1]) for answer in answers)
         lengths = [self._unions[i].length if i in self._unions else float(a.products[2]) for i, a in enumerate(answers)]
         length = sum(lengths)
@@ -160,7 +143,7 @@ class ElasticServer(Server):
             needed = 2.0 * above / max(length, 1e-300)
             self._scale = min(max(1.05 * needed, 1.2 * self._scale), 1e6)
             return
-        model = self._known
+        model = self._model
         rises = there.at.loss + penalty > model.at.loss + self._penalty
         curvatures: Sequence[Any] = at.curvatures or [1.0] * len(moves)
         steps = zip(moves, curvatures, there.predictions, model.predictions, strict=True)
@@ -170,6 +153,7 @@ class ElasticServer(Server):
         for union in self._unions.values():
             union.theta, union.before = union.proposed, union.theta
         self._last, self._model, self._penalty = model, there, penalty
+        self._report()
         age = 1.0 if rises or turns < 0 else self._age
         self._age = 0.5 * (1.0 + math.sqrt(1.0 + 4.0 * age * age))
         self._momentum = (age - 1.0) / self._age
@@ -179,8 +163,7 @@ class ElasticServer(Server):
 
     def _ahead(self) -> Point:
         """y."""
-        model, last, m = self._known, self._last, self._momentum
-        assert last is not None
+        model, last, m = self._model, self._last, self._momentum
         if m == 0.0:
             return model
         pairs = zip(model.predictions, last.predictions, strict=True)
@@ -193,7 +176,7 @@ class ElasticServer(Server):
 
     def is_converged(self) -> bool:
         """Two steps in a row that are next to nothing."""
-        value = self._known.at.loss + self._penalty
+        value = self._model.at.loss + self._penalty
         return max(self._length, self._previous) <= self.options.tolerance * abs(value)
 
     def residuals(self) -> dict[str, float]:

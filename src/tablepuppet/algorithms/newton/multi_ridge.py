@@ -51,7 +51,7 @@ class MultiRidgeServer(MultiModelServer):
     def __init__(self, problem: Problem, options: Newton, folds: Sequence[Walkable]) -> None:
         self.problem, self.options, self.folds = problem, options, folds
         self._ridges: Array = np.zeros((0, 0))  # (models, blocks)
-        self._intercepts: Array = np.zeros(0)
+        self.intercept = np.zeros(0)
         self._kept: Sequence[int] = ()
         self._clear()
 
@@ -101,7 +101,7 @@ class MultiRidgeServer(MultiModelServer):
             return [None] * problem.blocks
         points = self._points()
         scores = [columns @ own for columns, own in zip(self._columns, points, strict=True)]
-        done = problem.joined.run(slope_step, scores, signals=1, loss=problem.loss, intercept=self._intercepts)
+        done = problem.joined.run(slope_step, scores, signals=1, loss=problem.loss, intercept=self.intercept)
         return [
             BlockUpdate(
                 BasisUpdate,
@@ -149,14 +149,10 @@ class MultiRidgeServer(MultiModelServer):
 
     # -- the models --------------------------------------------------------------------------
 
-    @property
-    def intercept(self) -> Array:
-        return self._intercepts
-
     def model(self, number: int) -> tuple[list[Array], Array]:
         """h of all rows by one of the models, and its intercept."""
         pairs = zip(self._columns, self._points(), strict=True)
-        return [columns @ own[:, [number]] for columns, own in pairs], self._intercepts[[number]]
+        return [columns @ own[:, [number]] for columns, own in pairs], self.intercept[[number]]
 
     def _points(self) -> list[Array]:
         """Where the models stand: of each block (directions, models)."""
@@ -203,4 +199,4 @@ class MultiRidgeServer(MultiModelServer):
             values.append(0.5 * (square / rows - 2 * float(x @ slope) / rows + float(x @ matrix @ x)))
         self._solutions = np.stack(found, axis=1)
         self._values = np.array(values)
-        self._intercepts = self._solutions[-1] + self._centre
+        self.intercept = self._solutions[-1] + self._centre

@@ -33,7 +33,6 @@ from tablepuppet.algorithms.newton.full_curvature import (
 from tablepuppet.algorithms.numerics.linear_systems import Spectrum, unpack_triangle
 from tablepuppet.algorithms.numerics.subspace import Tracker, kept_directions
 from tablepuppet.arrays import Array, Following
-from tablepuppet.models.metrics import Sums
 
 
 @dataclass
@@ -54,25 +53,14 @@ class NewtonServer(Server):
         self._is_full = [is_full(loss.outputs, width, clients) for width, clients in sizes]
         self._curvatures: list[Array] | None = None  # over all pairs of outputs, where a block gets them
 
-    @property
-    def intercept(self) -> Array:
-        return self._tracker.intercept
-
-    @property
-    def predictions(self) -> list[Array]:
-        return self._tracker.predictions
-
-    @property
-    def tally(self) -> Sums | None:
-        return self._tracker.tally
-
     def begin(self, predictions: list[Array], figures: Sequence[NewtonFigures]) -> None:
         self._tracker.begin(predictions, [bool(f.spans_constant) for f in figures])
+        self.intercept, self.predictions, self.tally = self._tracker.model
 
     def join_step(self) -> list[BlockUpdate]:
         """The derivatives where the last search ended: no walk over joined rows is needed for them."""
         if any(self._is_full):  # one more walk
-            self._curvatures = collapsed_curvature(self.problem, self.predictions, self.intercept)
+            self._curvatures = collapsed_curvature(self.problem, self._tracker.predictions, self.intercept)
         self._tracker.expect()
         return [self._update(i, c) for i, c in enumerate(self._tracker.take_pending())]
 
@@ -103,6 +91,7 @@ class NewtonServer(Server):
 
     def absorb(self, answers: Sequence[BlockAnswer]) -> None:
         found = self._tracker.search(answers)
+        self.intercept, self.predictions, self.tally = self._tracker.model
         self._value = found.value
         self._before, self._decrement = self._decrement, abs(found.decrement)
 

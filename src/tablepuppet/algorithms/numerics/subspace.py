@@ -184,9 +184,9 @@ class Tracker:
         self._constant_curvatures = self._sampled = None
 
     @property
-    def tally(self) -> Sums | None:
-        """The sums for metrics, at the current model."""
-        return None if self.at is None else self.at.tally
+    def model(self) -> tuple[Array, list[Array], Sums | None]:
+        """The current intercept and predictions, and the sums for metrics there."""
+        return self.intercept, self.predictions, None if self.at is None else self.at.tally
 
     @property
     def _sizes(self) -> list[int]:

@@ -132,11 +132,10 @@ class SgdServer(Server):
 
     def __post_init__(self) -> None:
         loss, joined = self.problem.loss, self.problem.joined
-        self._intercept: Array = np.zeros(loss.outputs)
-        self._predictions: list[Array] | None = None
+        self.intercept = np.zeros(loss.outputs)
         size = self.problem.batch_size
         self._size = joined.rows if size is None or size >= joined.rows else size
-        self._moments = Moments.zero(self._intercept, self.options.optimizer)
+        self._moments = Moments.zero(self.intercept, self.options.optimizer)
         trained = self.problem.head
         own = np.zeros(0) if trained is None else trained.own
         self._noise = optimizers.noise_edge(self.problem)
@@ -148,14 +147,6 @@ class SgdServer(Server):
         self._batch: tuple[Any, list[RowNumbers] | None] = (joined, None)
         self._values: list[Array] = []
         self._generator = np.random.default_rng()  # of Poisson samples: see `sample_from`
-
-    @property
-    def intercept(self) -> Array:
-        return self._intercept
-
-    @property
-    def predictions(self) -> list[Array] | None:
-        return self._predictions
 
     @property
     def _is_full(self) -> bool:
@@ -182,7 +173,7 @@ class SgdServer(Server):
         is_begun = self.problem.is_private or self.options.learning_rate is None
         if (self.problem.has_intercept and is_begun) or self.problem.is_centred:
             # The best constant for the labels alone: it looks at no feature. Under privacy it stays.
-            self._intercept = best_intercept(self.problem, self.problem.zeros())
+            self.intercept = best_intercept(self.problem, self.problem.zeros())
         self._batch = self._next_batch()
         self._values = predictions
 
@@ -192,7 +183,7 @@ class SgdServer(Server):
 
     def join_step(self) -> list[BlockUpdate]:
         joined, rows = self._batch
-        done = joined.run(join_step, self._values, signals=1, loss=self.problem.loss, intercept=self._intercept)
+        done = joined.run(join_step, self._values, signals=1, loss=self.problem.loss, intercept=self.intercept)
         if self._noise is not None and self.problem.head is not None:
             square = done.sums["squares"] / (joined.rows * self.problem.loss.outputs)
             self._noise.see(square, done.sums["lengths"] / joined.rows)
@@ -203,8 +194,8 @@ class SgdServer(Server):
         if self.problem.has_intercept and not self.problem.is_private:
             gradient = clip_gradient(done.sums["residual"] / joined.rows, self.options.clip_norm)
             free = Rule(self.options.rule.optimizer, self.options.rule.momentum)
-            self._intercept, self._moments = descend(
-                self._intercept, gradient, self._moments, self._learning_rate, free, self.problem.unit
+            self.intercept, self._moments = descend(
+                self.intercept, gradient, self._moments, self._learning_rate, free, self.problem.unit
             )
         if self.problem.head is not None and len(self.problem.head.own):
             slope = done.sums["head"] / joined.rows + self.problem.head_l2 * self.problem.head.own
@@ -261,7 +252,7 @@ class SgdServer(Server):
     def absorb(self, answers: Sequence[BlockAnswer]) -> None:
         self._values = [a.values for a in answers]
         if self._is_full and self.problem.is_linear:  # a neural model may have predicted under dropout
-            self._predictions = self._values
+            self.predictions = self._values
 
     def residuals(self) -> dict[str, float]:
         return {"learning_rate": self._learning_rate}

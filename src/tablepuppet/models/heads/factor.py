@@ -67,15 +67,8 @@ class FactorHead:
         return values[:, classes:].reshape(len(values), classes, self.rank)
 
     def _signal(self, residual: Array, total: Array, values: Array) -> Array:
-        classes = self.spec.outputs
-        signal = np.empty_like(values)
-        signal[:, :classes] = residual
-        out = signal[:, classes:].reshape(len(values), classes, self.rank)
-        np.subtract(total, self._vectors(values), out=out)
-        out *= residual[:, :, None]
-        if not np.shares_memory(out, signal):  # no view of several classes' columns was possible
-            signal[:, classes:] = out.reshape(len(values), -1)
-        return signal
+        others = residual[:, :, None] * (total - self._vectors(values))
+        return np.concatenate([residual, others.reshape(len(values), -1)], axis=1)
 
 
 FACTOR = HeadTraits(

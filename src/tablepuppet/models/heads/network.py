@@ -21,7 +21,7 @@ from tablepuppet.arrays import Array
 from tablepuppet.errors import JobError, TrainingError
 from tablepuppet.models.heads.base import HeadSpec, PullBack
 from tablepuppet.models.modules import build_module, check_module, need_torch, one_torch_thread
-from tablepuppet.models.neural import flat_parameters
+from tablepuppet.models.neural import flat_parameters, trained_parameters
 from tablepuppet.models.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ class NetworkHead:
 
     def __init__(self, spec: HeadSpec, module: Module) -> None:
         self.spec, self.module = spec, module
-        self._shapes = {name: p.shape for name, p in module.named_parameters() if p.requires_grad}
         self._copies = threading.local()
         self._summed = spec.outputs if spec.sum_weight else 0  # outputs of each block that the perceptron does not see
         self._share = _BESIDE if spec.sum_weight else 1.0  # γ
@@ -54,18 +53,17 @@ class NetworkHead:
     def combine(self, own: Array, h: Sequence[Array]) -> Array:
         torch = need_torch()
         with one_torch_thread(), torch.no_grad():
-            return self._scores(self._call(self._split(own), self._inputs(h)), h)
+            return self._scores(self._load(own)(self._inputs(h)), h)
 
     def differentiate(self, own: Array, h: Sequence[Array]) -> tuple[Array, PullBack]:
         torch, unit, summed = need_torch(), self.spec.unit, self._summed
         with one_torch_thread(), torch.enable_grad():
-            inputs = self._inputs(h).requires_grad_()
-            parameters = {name: p.requires_grad_() for name, p in self._split(own).items()}
-            out = self._call(parameters, inputs)
+            inputs, module = self._inputs(h).requires_grad_(), self._load(own)
+            out = module(inputs)
 
         def pull_back(residual: Array) -> tuple[list[Array], Array]:
             given = torch.tensor(self._share * unit * residual, dtype=out.dtype)
-            wanted = [inputs, *parameters.values()]
+            wanted = [inputs, *trained_parameters(module)]
             with one_torch_thread():
                 found = torch.autograd.grad(out, wanted, given, allow_unused=True, materialize_grads=True)
             slope = torch.cat([g.reshape(-1) for g in found[1:]]).numpy().astype(np.float64)
@@ -85,19 +83,15 @@ class NetworkHead:
         inputs: Tensor = torch.from_numpy(np.concatenate(seen, axis=1, dtype=self.spec.dtype, casting="same_kind"))
         return inputs
 
-    def _split(self, own: Array) -> dict[str, Tensor]:
-        """The vector as the module's parameters."""
+    def _load(self, own: Array) -> Module:
+        """The module with these parameters: shards pass in threads, each has a copy of it."""
         torch = need_torch()
-        flat = torch.tensor(own, dtype=getattr(torch, self.spec.dtype))
-        pieces = torch.split(flat, [shape.numel() for shape in self._shapes.values()])
-        return {n: piece.view(shape).detach() for (n, shape), piece in zip(self._shapes.items(), pieces, strict=True)}
-
-    def _call(self, parameters: dict[str, Tensor], inputs: Tensor) -> Tensor:
-        """A call puts the parameters into the module for a while: shards pass in threads, each has a copy of it."""
         if not hasattr(self._copies, "module"):
             self._copies.module = copy.deepcopy(self.module)
-        out: Tensor = need_torch().func.functional_call(self._copies.module, parameters, (inputs,))
-        return out
+        module: Module = self._copies.module
+        flat = torch.tensor(own, dtype=getattr(torch, self.spec.dtype))
+        torch.nn.utils.vector_to_parameters(flat, trained_parameters(module))
+        return module
 
     def _scores(self, out: Tensor, h: Sequence[Array]) -> Array:
         scores = np.asarray(self._share * self.spec.unit * out.numpy().astype(np.float64))

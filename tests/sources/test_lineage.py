@@ -50,6 +50,8 @@ def sources() -> st.SearchStrategy[str]:
                     "(SELECT g AS k, count(*) AS g, sum(x) AS x FROM SOURCE s GROUP BY g)",
                     "(SELECT s.k, s.g, d.n AS x FROM SOURCE s "
                     "JOIN (SELECT k, count(*) AS n FROM u GROUP BY k) d ON s.k = d.k)",
+                    "(SELECT s.k, s.g, d.n AS x FROM SOURCE s "
+                    "JOIN (SELECT k, y, count(*) AS n FROM u GROUP BY k, y) d ON s.k = d.k)",
                     "(SELECT d.k, s.g, s.x FROM (SELECT k, max(y) AS y FROM u GROUP BY k) d "
                     "LEFT JOIN (SELECT k, max(g) AS g, sum(x) AS x FROM SOURCE r GROUP BY k) s ON s.k = d.k)",
                     "(SELECT a.k, b.g, a.x FROM SOURCE a JOIN SOURCE b ON a.k = b.k AND a.g = b.g)",
@@ -106,6 +108,7 @@ def test_one_base_row_changes_no_more_rows_than_stated_in_many_queries(source: s
         ("SELECT k, avg(x) AS m FROM t GROUP BY k", 2, 0),
         ("SELECT avg(x) AS m FROM t", 2, 0),
         ("SELECT t.k, d.n FROM t JOIN (SELECT k, count(*) AS n FROM u GROUP BY k) d USING (k)", 1, None),
+        ("SELECT t.k, d.n FROM t JOIN (SELECT k, y, count(*) AS n FROM u GROUP BY k, y) d USING (k)", None, None),
         ("SELECT t.k, u.y FROM t JOIN u ON t.k = u.k", None, None),
         ("SELECT k, sum(x) OVER (PARTITION BY g) AS s FROM t", None, 0),
         ("SELECT k FROM t ORDER BY x LIMIT 5", None, 0),

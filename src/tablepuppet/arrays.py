@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -54,8 +54,7 @@ def pieces(size: int, step: int = ROWS_IN_CACHE) -> Iterator[slice]:
     return (slice(start, min(start + step, size)) for start in range(0, size, step))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Following:
+class Following(msgspec.Struct, frozen=True, eq=False):
     """Numbers computed from others, row by row: some rows at a time, on demand."""
 
     values: Array
@@ -75,8 +74,7 @@ class Following:
         return self[:]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Triangles:
+class Triangles(msgspec.Struct, frozen=True, eq=False):
     """s_j z_j z_jᵀ of joined rows as columns, upper triangles row by row: so wide that a few rows at a time exist."""
 
     z: Array  # (rows, K)

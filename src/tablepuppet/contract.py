@@ -7,10 +7,10 @@ In: the expressions of each scan that the query reads, with their roles; the job
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.errors import ApprovalError, JobError
@@ -67,8 +67,7 @@ def roles_of(bound: BoundQuery, identifiers: Sequence[tuple[int, int]] = ()) -> 
     return roles
 
 
-@dataclass(frozen=True, slots=True)
-class ModelUse:
+class ModelUse(msgspec.Struct, frozen=True):
     """Models that are applied to rows of a query, and further requests to their owners."""
 
     models: tuple[Mapping[str, str], ...] = ()  # of each: the fingerprint of every block

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import tracemalloc
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from benchmarks.cases import many
+from msgspec.structs import replace
 from numpy.typing import NDArray
 from tests.algorithms.test_exactness import with_labels
 from tests.join.counted import multiplicities

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -149,9 +148,7 @@ def test_trees_over_several_owners_put_no_guessed_name_in_a_bin(least: int, rows
         assert found == [rows] * 2
         (block,) = honest.model.blocks
         guess = trees.SplitRule(1, 0, False, None, [RARE], False, False, [])
-        invented = dataclasses.replace(
-            honest.model, blocks=(dataclasses.replace(block, splits=(guess,) * len(block.splits)),)
-        )
+        invented = replace(honest.model, blocks=(replace(block, splits=(guess,) * len(block.splits)),))
         ones = owners.predict(invented, key="id")
         odds = np.asarray(ones["probability"])
         assert len(np.unique(odds)) == (2 if least == 1 else 1)  # whose row is told apart

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from tablepuppet.join.cluster.cluster import Cluster
 from tablepuppet.join.cluster.partitions import (

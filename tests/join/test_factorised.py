@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import dataclasses
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tests.join.test_join import scans, written
 
 from tablepuppet.arrays import Array, RowNumbers, floats
@@ -26,7 +27,7 @@ from tablepuppet.sql.ucq import JoinKind
 from tablepuppet.threads import Pool
 
 
-@dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Case:
     """A tree, all of its joined rows, and numbers for its rows."""
 
@@ -103,7 +104,7 @@ def assert_equal_sums(case: Case, found: TreeLoss, loss: Array, slope: Array, cu
 
 @given(cases(), st.sampled_from([Squared(), Logistic(), Poisson(), Gamma()]))
 def test_sums_of_losses_are_those_of_the_joined_rows(case: Case, loss: Loss) -> None:
-    case = replace(case, labels=case.labels + isinstance(loss, Gamma))
+    case = dataclasses.replace(case, labels=case.labels + isinstance(loss, Gamma))
     separable = loss.separate(case.labels)
     assert separable is not None
     found = TreeLoss(Tree.of(case.join), separable, case.weights)

@@ -14,13 +14,13 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from tests.network import hostile
 from tests.network.parties import QUERY
 from tests.network.siege import ATTACKED, HONEST, LIMIT, OWNERS, Fort, besieged, expected, meanwhile

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from benchmarks.cases import Case, chain, many, star
+from msgspec.structs import replace
 
 import tablepuppet as tp
 import tablepuppet.train
@@ -31,7 +32,7 @@ def shared(rows: int) -> Case:
     case = star(rows)
     facts: pa.Table = case.tables["facts"]
     cut = [facts.slice(i * (rows // 3), rows // 3) for i in range(3)]
-    return replace(case, name="shared", tables={**case.tables, "facts": cut})
+    return dataclasses.replace(case, name="shared", tables={**case.tables, "facts": cut})
 
 
 def gaps(rows: int) -> Case:
@@ -39,7 +40,8 @@ def gaps(rows: int) -> Case:
     case = star(rows)
     users: pa.Table = case.tables["users"]
     query = case.query.replace("JOIN users", "LEFT JOIN users")
-    return replace(case, name="gaps", tables={**case.tables, "users": users.slice(len(users) // 3)}, query=query)
+    tables = {**case.tables, "users": users.slice(len(users) // 3)}
+    return dataclasses.replace(case, name="gaps", tables=tables, query=query)
 
 
 SHAPES: dict[str, Callable[[int], Case]] = {"star": star, "chain": chain, "many": many, "shared": shared, "gaps": gaps}
@@ -98,7 +100,7 @@ def case_of(shape: str, job: str, rows: int) -> Case:
         return case
     alias = "a" if shape == "many" else "f"
     three = f"CASE WHEN {alias}.y = 1 THEN 'yes' WHEN {alias}.x > 0 THEN 'perhaps' ELSE 'no' END AS y"
-    return replace(case, query=case.query.replace(f"{alias}.y FROM", f"{three} FROM"))
+    return dataclasses.replace(case, query=case.query.replace(f"{alias}.y FROM", f"{three} FROM"))
 
 
 class Clock:

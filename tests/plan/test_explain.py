@@ -144,7 +144,7 @@ def test_neither_text_nor_repr_shows_a_row() -> None:
 
 
 def test_the_advice_turns_to_sgd_where_matrices_are_too_wide() -> None:
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     label, query = LABELS["logistic"]
     with shop(3) as federation:

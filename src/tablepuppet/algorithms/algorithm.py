@@ -10,8 +10,9 @@ round sends one signal per row down and one prediction per row up. docs/extendin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+import msgspec
 
 from tablepuppet.algorithms.base import Answer, Figures, MultiModelServer, PartSetup, Problem, Server, Walkable
 from tablepuppet.algorithms.options import AlgorithmOptions
@@ -52,8 +53,7 @@ _Options = TypeVar("_Options", bound=AlgorithmOptions)
 FiguresBy = Literal["none", "told", "summed", "power iteration"]
 
 
-@dataclass(frozen=True, slots=True)
-class Disclosure:
+class Disclosure(msgspec.Struct, frozen=True):
     """Upper bounds on a run's disclosures about one block."""
 
     predictions: int  # how often the server sees h of a row
@@ -63,8 +63,7 @@ class Disclosure:
     curvature_follows: bool = False  # from slopes, so nobody sends it
 
 
-@dataclass(frozen=True, slots=True)
-class PrivateForm:
+class PrivateForm(msgspec.Struct, frozen=True):
     """How noisy gradients come about under feature privacy (algorithms/noise.py counts them).
 
     If clients sample (`options.samples_at_clients`), an outer round takes `local_steps` on samples of base rows. A
@@ -80,8 +79,7 @@ class PrivateForm:
     learning_rate: float | None = None  # of local steps; None: from the clip and the noise
 
 
-@dataclass(frozen=True, slots=True)
-class Merit:
+class Merit(msgspec.Struct, frozen=True):
     """How good an algorithm is for a job: of those with the highest rank, the first that is not slow is advised."""
 
     rank: int  # 2: reaches the optimum; 1: comes near it; 0: better not

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import msgspec
@@ -62,8 +61,7 @@ class Walkable(Protocol):
     def iterate_sorted(self, name: str) -> Iterator[Array]: ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LossSums:
+class LossSums(msgspec.Struct, frozen=True, eq=False):
     """The loss and its derivatives, summed over joined rows, and per row of each block, (n_i, 1)."""
 
     loss: float
@@ -99,8 +97,7 @@ class LabelRows(Walkable, Protocol):
     def labels(self) -> Array: ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Problem:
+class Problem(msgspec.Struct, frozen=True, eq=False):
     """F(θ) = (1/N) Σ ℓ(a; y) + β Σ R(θ_i) over the training rows."""
 
     loss: Loss
@@ -160,28 +157,25 @@ class Problem:
         return [np.zeros((n, self.loss.outputs)) for n in self.rows]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class BlockUpdate:
+class BlockUpdate(msgspec.Struct, frozen=True, eq=False):
     """The message to one block's clients: arrays over its rows are cut to each client's own."""
 
     kind: type[Message]
     per_row: dict[str, Array | None]
-    common: dict[str, Any] = field(default_factory=dict)
+    common: dict[str, Any] = msgspec.field(default_factory=dict)
     rows: RowNumbers | None = None  # which rows per_row is about; None: all
     next_rows: RowNumbers | None = None  # whose predictions are wanted; None: all
     wants_rows: bool = False  # whether next_rows travels
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class BlockAnswer:
+class BlockAnswer(msgspec.Struct, frozen=True, eq=False):
     """The answer of a block's clients: predictions in row order, inner products of θ."""
 
     values: Array
     products: Array
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Fitted:
+class Fitted(msgspec.Struct, frozen=True, eq=False):
     """The result of a baseline: parameters as blocks hold them, and how many steps were taken."""
 
     thetas: list[Array]
@@ -272,8 +266,7 @@ class MultiModelServer(Server):
         """h of all rows by one of the models, and its intercept."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PartSetup:
+class PartSetup(msgspec.Struct, frozen=True, eq=False):
     """The problem as a client's half knows it."""
 
     model: Model

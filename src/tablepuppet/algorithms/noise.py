@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any
 
@@ -75,8 +74,7 @@ class RunFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Counter(table for block in self.blocks for table in block.tables)
 
 
-@dataclass(frozen=True, slots=True)
-class RunTerms:
+class RunTerms(msgspec.Struct, frozen=True):
     """The agreed terms of a run."""
 
     options: AlgorithmOptions
@@ -107,13 +105,12 @@ class RunTerms:
         return algorithm_of(self.options).signal_change(self.options, loss, bound, weight, is_linear=self.is_linear)
 
 
-@dataclass(frozen=True)
-class NoisePlan:
+class NoisePlan(msgspec.Struct, frozen=True):
     """The clients' noise, block by block, and its privacy cost for rows of each table."""
 
     gradients: tuple[GradientPrivacy | None, ...]  # per block
     rates: tuple[float, ...] = ()  # each block's learning rate of noisy batches, where the user gave none
-    spends: Mapping[str, tuple[Mechanism, ...]] = field(default_factory=dict)
+    spends: Mapping[str, tuple[Mechanism, ...]] = msgspec.field(default_factory=dict)
     model: WholeModel | None = None
     deviations: tuple[float, ...] = ()
 
@@ -160,8 +157,7 @@ def _calibrate(blocks: Sequence[NoisyBlock], bound: float) -> tuple[WholeModel, 
     return model, deviations, [rate for _, rate in tuned(steps(deviations, clips), facts.slope, facts.bound, clips)]
 
 
-@dataclass(frozen=True, slots=True)
-class NoisyBlock:
+class NoisyBlock(msgspec.Struct, frozen=True):
     """One block's noisy steps."""
 
     terms: RunTerms
@@ -250,8 +246,7 @@ class NoisyBlock:
         return GradientPrivacy(learning_rate=rate, steps=self.local, rate=self.features.sample, **given)
 
 
-@dataclass(frozen=True)
-class WholeModel:
+class WholeModel(msgspec.Struct, frozen=True, dict=True):
     """All blocks of a run under one σ."""
 
     blocks: Sequence[NoisyBlock]

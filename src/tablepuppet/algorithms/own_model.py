@@ -8,8 +8,9 @@ model cannot do, so no package names an algorithm.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
+
+import msgspec
 
 from tablepuppet.algorithms.shape import Shape
 from tablepuppet.arrays import Array
@@ -19,8 +20,7 @@ from tablepuppet.privacy.ledger import Release
 Ability = Literal["coefficients", "drift", "export", "module"]
 
 
-@dataclass(frozen=True, slots=True)
-class OwnNoise:
+class OwnNoise(msgspec.Struct, frozen=True):
     """How the noise on a whole model keeps feature privacy; such a run is not cut short."""
 
     rounds: int  # releases of a run
@@ -28,8 +28,7 @@ class OwnNoise:
     form: Any  # for the algorithm's own use
 
 
-@dataclass(frozen=True, slots=True)
-class Root:
+class Root(msgspec.Struct, frozen=True):
     """The first split of a tree."""
 
     block: int
@@ -38,8 +37,7 @@ class Root:
     then: tuple[float, float]  # the same of training rows, as the model has it
 
 
-@dataclass(frozen=True, slots=True)
-class OwnModel:
+class OwnModel(msgspec.Struct, frozen=True):
     """Types of later rooms are not named here: each function has those of the one whose place it takes."""
 
     exposure_title: str  # of the list of a row's facts that the server may see

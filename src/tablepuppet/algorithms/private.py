@@ -7,8 +7,7 @@ by the mean size of a sample, a constant: neither depends on any row.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,8 +17,7 @@ from tablepuppet.models.neural import Model
 from tablepuppet.privacy.gaussian import GradientPrivacy, bounded, noised
 
 
-@dataclass(slots=True, eq=False)
-class PrivateGradient:
+class PrivateGradient(msgspec.Struct, eq=False):
     """The guard of a part's rows: everything that depends on them passes it; it counts, and stops at the limit."""
 
     privacy: GradientPrivacy

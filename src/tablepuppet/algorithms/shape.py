@@ -11,18 +11,18 @@ follow from them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tablepuppet.models.heads.base import HeadKind
 from tablepuppet.models.heads.kinds import traits_of
 
 
-@dataclass(frozen=True, slots=True)
-class FanOutHistogram:
+class FanOutHistogram(msgspec.Struct, frozen=True):
     """How many rows occur in how many joined rows: G as a histogram."""
 
     multiplicities: tuple[int, ...]
@@ -53,8 +53,7 @@ class FanOutHistogram:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class PartShape:
+class PartShape(msgspec.Struct, frozen=True):
     """One client's share of a block."""
 
     client: str
@@ -65,8 +64,7 @@ class PartShape:
     is_in_both: bool = True  # whether some row is trained on and held out, in different joined rows
 
 
-@dataclass(frozen=True, slots=True)
-class BlockShape:
+class BlockShape(msgspec.Struct, frozen=True):
     """One table of the join."""
 
     name: str
@@ -104,8 +102,7 @@ class BlockShape:
         return max((part.fan.most for part in self.parts), default=0)
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(msgspec.Struct, frozen=True):
     """N, d_c and the blocks."""
 
     joined: int  # N
@@ -151,8 +148,7 @@ def _expand(block: BlockShape) -> BlockShape:
 ROW_NUMBER_BYTES = 4
 
 
-@dataclass(frozen=True, slots=True)
-class RoundTraffic:
+class RoundTraffic(msgspec.Struct, frozen=True):
     """Some rounds that are alike: payload bytes of one of them, in all and on its slowest path."""
 
     times: int
@@ -166,8 +162,7 @@ Values = Callable[[BlockShape, PartShape], float]
 Inner = Callable[[BlockShape], list[tuple[float, float]]]  # values of each inner round: up, then down
 
 
-@dataclass(frozen=True, slots=True)
-class OuterRound:
+class OuterRound(msgspec.Struct, frozen=True):
     """A part's update, its final answer, and the inner rounds between, where a block has several clients."""
 
     update: Values
@@ -222,8 +217,7 @@ def count_round(exchanges: list[tuple[str, float, float]], times: int = 1, size:
 POWER_ROUNDS = 12  # products with second moments that bound the curvature for plain descent
 
 
-@dataclass(frozen=True, slots=True)
-class RunShape:
+class RunShape(msgspec.Struct, frozen=True):
     """The sizes that the number of messages depends on."""
 
     epochs: int
@@ -235,8 +229,7 @@ class RunShape:
     has_head: bool = False  # other than the sum: linear blocks begin at random numbers and send predictions
 
 
-@dataclass(frozen=True, slots=True)
-class Exchanges:
+class Exchanges(msgspec.Struct, frozen=True):
     """Messages of one part in a run of so many epochs."""
 
     epochs: int

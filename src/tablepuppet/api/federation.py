@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn, cast
 
 import pyarrow as pa
+from msgspec.structs import replace
 
 from tablepuppet import train as story
 from tablepuppet.api.history import WINDOWS, Column, Wanted, Windows, suggest

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import msgspec
 from sqlglot import TokenType, exp, parse_one, tokenize
 from sqlglot.errors import SqlglotError
 
@@ -80,8 +80,7 @@ def history(
     return asked.join(name or f"{table}_history")
 
 
-@dataclass(frozen=True)
-class _History:
+class _History(msgspec.Struct, frozen=True):
     """One table's rows before a moment of another."""
 
     table: str
@@ -170,8 +169,7 @@ def _sort_windows(windows: Windows) -> tuple[tuple[str, str], ...]:
     return tuple((end, back) for end, (_, back) in sorted(found.items(), key=lambda item: -item[1][0]))
 
 
-@dataclass(frozen=True)
-class Suggestion:
+class Suggestion(msgspec.Struct, frozen=True):
     """Histories that a federation has for a query."""
 
     query: str

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
 import numpy as np
 
 from tablepuppet.algorithms.registry import own_model
@@ -106,8 +106,7 @@ def search(
     return found.by(found.metric if metric is None else metric)
 
 
-@dataclass(frozen=True, eq=False)
-class PathResult:
+class PathResult(msgspec.Struct, frozen=True, eq=False):
     """Models of one query under less and less l1, each begun with the one before."""
 
     results: tuple[Result, ...]

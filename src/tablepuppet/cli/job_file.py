@@ -12,9 +12,10 @@ Relative paths are relative to the file that names them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
+
+import msgspec
 
 from tablepuppet.algorithms.registry import BY_NAME, DEFAULT
 from tablepuppet.api import Federation
@@ -32,8 +33,7 @@ _OF_A_JOB = (*(name for name in ARGUMENTS if name not in ("options", "loss_optio
 _OF_ALGORITHMS = tuple({name for a in BY_NAME.values() for name in a.options.__struct_fields__})
 
 
-@dataclass(frozen=True, slots=True)
-class JobFile:
+class JobFile(msgspec.Struct, frozen=True):
     """A job as a file describes it; Federation.train checks the arguments."""
 
     path: Path

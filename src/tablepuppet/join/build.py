@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -62,8 +62,7 @@ def within_cap(blocks: Sequence[RowNumbers], caps: Sequence[int | None], seed: i
     return np.sort(kept)
 
 
-@dataclass(frozen=True, slots=True)
-class RowChoice:
+class RowChoice(msgspec.Struct, frozen=True):
     """Which rows of the label space are mapped, all as training rows: those that a model is measured on."""
 
     marks: Callable[[LabelSpace, Sequence[dict[str, int]]], NDArray[np.bool_]]
@@ -73,8 +72,7 @@ class RowChoice:
 Side = list[BranchSide]  # joined rows of each branch
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Sides:
+class _Sides(msgspec.Struct, frozen=True, eq=False):
     """Joined rows that are trained on, tested on and validated on, before they are written down."""
 
     labels: LabelSpace

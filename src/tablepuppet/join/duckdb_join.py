@@ -19,13 +19,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import duckdb
+import msgspec
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import RowNumbers
@@ -209,8 +210,7 @@ class BranchSide(Protocol):
         `use` gets each slice, and how many joined rows come before it; in no order, and by several threads at once."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ListedRows:
+class ListedRows(msgspec.Struct, frozen=True, eq=False):
     """Joined rows of a branch that are written down, all of them or some."""
 
     sizes: tuple[int, ...]  # rows of each relation

@@ -9,9 +9,9 @@ of which two are saved where no group is shared.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import cast
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,8 +25,7 @@ from tablepuppet.sql.bound import BoundQuery, Scan
 from tablepuppet.transport.link import Link
 
 
-@dataclass(frozen=True, slots=True)
-class MergedGroups:
+class MergedGroups(msgspec.Struct, frozen=True):
     """How a scan's groups met: how many are shared, and how many of them each client holds."""
 
     shared: int
@@ -34,8 +33,7 @@ class MergedGroups:
     has_floats: bool  # whether clients said how large their figures are
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Shared:
+class _Shared(msgspec.Struct, frozen=True, eq=False):
     """The groups of one scan that several clients have."""
 
     given: Sequence[Groups]  # by client

@@ -13,9 +13,9 @@ and each client's share of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from tablepuppet.arrays import RowNumbers, freeze
@@ -27,8 +27,7 @@ from tablepuppet.join.tree_join import TreeJoin
 from tablepuppet.sql.bound import Block, BoundQuery, Branch
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Span:
+class Span(msgspec.Struct, frozen=True, eq=False):
     """Where the rows of the branches' relations lie among the rows of a block, or among label rows."""
 
     relations: tuple[int, ...]  # one of each branch
@@ -66,8 +65,7 @@ class Span:
         return found[0] if len(found) == 1 else np.concatenate(found)
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(msgspec.Struct, frozen=True):
     """Where one client's rows lie in a block."""
 
     client: str
@@ -139,8 +137,7 @@ def parts_of_block(
     return parts
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Column:
+class Column(msgspec.Struct, frozen=True, eq=False):
     """p_i: the source of a block's row numbers, and the new number of each."""
 
     rows: int  # that occur: joined rows have numbers below this, or −1
@@ -164,8 +161,7 @@ class Column:
         return cls(len(rows), span.relations, tuple(becomes))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class JoinedSide:
+class JoinedSide(msgspec.Struct, frozen=True, eq=False):
     """The joined rows of one side."""
 
     branches: tuple[BranchSide, ...]
@@ -225,8 +221,7 @@ class BranchJoin(Protocol):
         """The joined rows whose label's row is marked; None: all."""
 
 
-@dataclass(frozen=True, slots=True)
-class SizeLimit:
+class SizeLimit(msgspec.Struct, frozen=True):
     """How many joined rows there may be."""
 
     rows: int

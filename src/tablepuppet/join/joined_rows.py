@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Walkable
@@ -67,15 +68,14 @@ class Joined(Walkable, Protocol):
         """The same joined rows in this process, for work that is not a walk."""
 
 
-@dataclass(frozen=True, eq=False)
-class JoinedRows:
+class JoinedRows(msgspec.Struct, frozen=True, eq=False, dict=True):
     """Some joined rows (all training rows, all test rows, one batch) and their labels."""
 
     rows: int
     indices: tuple[RowIndex, ...]  # one per block
     label_index: RowIndex
     labels: NDArray[Any]  # per row of the label table: float64, or bytes, where those are classes in order
-    state: dict[str, Array] = field(default_factory=dict)
+    state: dict[str, Array] = msgspec.field(default_factory=dict)
     weights: Array | None = None  # of the rows' losses, per row of the label table; None: all one
     counts: RowNumbers | None = None  # joined rows per row of the label table, where they were counted already
     lanes: Sequence[Lane] | None = None  # a partition's own lanes; None: as many as N asks for

@@ -12,8 +12,8 @@ blinds the keys of another one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -36,8 +36,7 @@ from tablepuppet.sql.bound import CUTOFF_OUTPUTS, BoundQuery, Place
 from tablepuppet.transport.link import Link
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ScanKeys:
+class ScanKeys(msgspec.Struct, frozen=True, eq=False):
     """The keys of one scan, a row per row number: column `k<expression number>` for each key expression.
 
     Keys are small numbers from 0, equal where the keys that they stand for are.

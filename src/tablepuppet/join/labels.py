@@ -8,10 +8,11 @@ other.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Literal
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array
@@ -35,8 +36,7 @@ _ONE_CLASS = (
 Task = Literal["number", "binary", "classes", "any", "seen"]  # that a loss needs; any: of either kind; seen: any number
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LabelSpace:
+class LabelSpace(msgspec.Struct, frozen=True, eq=False):
     """Labels of all label rows; `offsets` is where the rows of each place begin."""
 
     info: LabelInfo
@@ -48,8 +48,7 @@ class LabelSpace:
     folds: NDArray[np.int16] | None = None  # of cross-validation
 
 
-@dataclass(frozen=True, slots=True)
-class MappingRequest:
+class MappingRequest(msgspec.Struct, frozen=True):
     """A job's request for the mapping of its tables."""
 
     job: str
@@ -58,7 +57,7 @@ class MappingRequest:
     test_fraction: float = 0.15
     validation_fraction: float = 0.0
     max_joined_rows: int | None = None
-    privacy: Privacy = field(default_factory=Privacy)
+    privacy: Privacy = msgspec.field(default_factory=Privacy)
     folds: Folds | None = None
     analyst_cap: int | None = None  # joined rows of each row of a table with an analyst budget, on all sides
     walk: Walk | None = None  # how joined rows are walked over; None: as it costs least

@@ -8,9 +8,9 @@ owners, not from their rows.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
 from typing import Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,8 +32,7 @@ def rows_here(joined: Joined) -> JoinedRows:
     return joined
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class Part(msgspec.Struct, frozen=True, eq=False):
     """One client's share of a block: which of its rows take part, and where they lie in the block."""
 
     number: int  # unique in the job
@@ -65,8 +64,7 @@ class Part:
         return freeze(np.arange(self.rows, dtype=np.int32 if self.rows < 2**31 else np.int64))
 
 
-@dataclass(frozen=True, slots=True)
-class RelationStats:
+class RelationStats(msgspec.Struct, frozen=True):
     """How one relation of the query met the others: shown by explain."""
 
     alias: str
@@ -88,8 +86,7 @@ class RelationStats:
 Class = str | int | float | bool
 
 
-@dataclass(frozen=True, slots=True)
-class LabelInfo:
+class LabelInfo(msgspec.Struct, frozen=True):
     """The label's kind: a number, or one of some classes (class numbers index them)."""
 
     kind: Literal["number", "class"]
@@ -109,16 +106,14 @@ def in_label_type(classes: Sequence[Class]) -> tuple[Class, ...]:
     return tuple(classes)
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True):
     """How joined training rows lie on a cluster."""
 
     partitions: int
     is_joined_there: bool  # by the workers; or here, for them to write
 
 
-@dataclass(frozen=True, slots=True)
-class SideSizes:
+class SideSizes(msgspec.Struct, frozen=True):
     """How many joined rows each side of the split has."""
 
     train: int
@@ -126,16 +121,14 @@ class SideSizes:
     validation: int
 
 
-@dataclass(frozen=True, slots=True)
-class LabelRows:
+class LabelRows(msgspec.Struct, frozen=True):
     """The rows that a branch has its labels from, as the split counts them: the first one's number, and how many."""
 
     offset: int
     rows: dict[str, int]  # of each client, one after the other
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class MappingFacts:
+class MappingFacts(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """Facts that a mapping and its summary share."""
 
     bound: BoundQuery
@@ -145,13 +138,12 @@ class MappingFacts:
     placement: Placement | None = None  # None: all in this process
     label_rows: tuple[LabelRows, ...] = ()  # of each branch
     merged: tuple[MergedGroups | None, ...] = ()  # of each scan: groups of several clients
-    cutoffs: Mapping[int, int] = field(default_factory=dict)  # of each scan of a history, how many
+    cutoffs: Mapping[int, int] = msgspec.field(default_factory=dict)  # of each scan of a history, how many
     walk: Walk = "materialised"  # how joined rows are walked over
     whole: SideSizes | None = None  # all joined rows, where some are drawn
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class TableMapping(MappingFacts):
+class TableMapping(MappingFacts, frozen=True, eq=False, kw_only=True):
     """The joined table as row numbers, split in training, validation and test rows.
 
     Validation and test rows share the blocks' numbering of rows that are held out.
@@ -173,8 +165,7 @@ class TableMapping(MappingFacts):
         return tuple(p for p in self.parts if p.block == block)
 
 
-@dataclass(frozen=True, slots=True)
-class PartSummary:
+class PartSummary(msgspec.Struct, frozen=True):
     """One client's share of a block."""
 
     number: int
@@ -187,8 +178,7 @@ class PartSummary:
     is_in_both: bool  # whether a row of it is both trained with and held out
 
 
-@dataclass(frozen=True, slots=True)
-class BlockSummary:
+class BlockSummary(msgspec.Struct, frozen=True):
     """All clients' rows of one block that joined training rows have."""
 
     rows: int
@@ -198,8 +188,7 @@ class BlockSummary:
     is_outer: bool  # some joined training rows have no row in it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MappingSummary(MappingFacts):
+class MappingSummary(MappingFacts, frozen=True, kw_only=True):
     """How the tables of a query meet."""
 
     parts: tuple[PartSummary, ...]
@@ -230,7 +219,7 @@ class MappingSummary(MappingFacts):
 def summarise(mapping: TableMapping) -> MappingSummary:
     """The figures of a mapping."""
     return MappingSummary(
-        **{own.name: getattr(mapping, own.name) for own in fields(MappingFacts)},
+        **{name: getattr(mapping, name) for name in MappingFacts.__struct_fields__},
         parts=tuple(_of_part(part, mapping) for part in mapping.parts),
         blocks=tuple(_of_block(mapping, number, index) for number, index in enumerate(mapping.train.indices)),
         train_rows=mapping.train.rows,

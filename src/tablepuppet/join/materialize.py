@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, RowNumbers, floats
@@ -31,8 +32,7 @@ from tablepuppet.join.labels import LabelSpace
 from tablepuppet.join.row_index import RowIndex
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Writer:
+class Writer(msgspec.Struct, frozen=True, eq=False):
     """Writes the sides of one joined table."""
 
     blocks: int

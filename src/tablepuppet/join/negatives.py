@@ -9,9 +9,9 @@ knows them, and owners only see that their rows occur more often. Row numbers ar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import RowNumbers

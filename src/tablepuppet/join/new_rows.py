@@ -7,9 +7,10 @@ as LEFT JOIN does, and `assumed` marks them.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import RowNumbers
@@ -26,8 +27,7 @@ from tablepuppet.transport.link import Link
 _ADVICE = "predict some keys at a time, as in keys=[17, 18], add a WHERE, or raise max_joined_rows"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class NewRows:
+class NewRows(msgspec.Struct, frozen=True, eq=False):
     """Joined rows without labels."""
 
     bound: BoundQuery

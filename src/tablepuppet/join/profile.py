@@ -7,10 +7,10 @@ a key, those whose key occurs more than once, and those that find no partner.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import duckdb
+import msgspec
 
 from tablepuppet.errors import PolicyError
 from tablepuppet.formatting import fragment, table
@@ -21,8 +21,7 @@ from tablepuppet.sql.bound import BoundQuery, Branch, KeyPair
 _WORDS = {"inner": "JOIN", "left": "LEFT JOIN", "semi": "SEMI JOIN", "anti": "ANTI JOIN", "not in": "ANTI JOIN"}
 
 
-@dataclass(frozen=True, slots=True)
-class Side:
+class Side(msgspec.Struct, frozen=True):
     """One table's side of a join."""
 
     alias: str
@@ -39,8 +38,7 @@ class Side:
         return self.duplicates == 0
 
 
-@dataclass(frozen=True, slots=True)
-class JoinProfile:
+class JoinProfile(msgspec.Struct, frozen=True):
     """One join: its two sides and their result."""
 
     kind: str
@@ -53,14 +51,13 @@ class JoinProfile:
         return f"{names[self.left.is_unique]}-to-{names[self.right.is_unique]}"
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
+class Profile(msgspec.Struct, frozen=True):
     """All joins of a query; `str` is a text for people."""
 
     joins: tuple[JoinProfile, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        return {"joins": [{**asdict(join), "shape": join.shape} for join in self.joins]}
+        return {"joins": [{**msgspec.to_builtins(join), "shape": join.shape} for join in self.joins]}
 
     def _repr_html_(self) -> str:
         """A notebook's view: a table with a line for each side of each join."""

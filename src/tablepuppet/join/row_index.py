@@ -7,9 +7,9 @@ on a shard of joined rows at a time. The order of addition depends on the shards
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,8 +29,7 @@ class Place(NamedTuple):
     is_sparse: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class IndexFacts:
+class IndexFacts(msgspec.Struct, frozen=True):
     """Facts about p_i of some joined rows, whose numbers lie elsewhere, or are not held at all."""
 
     rows: int  # n_i
@@ -48,8 +47,7 @@ class IndexFacts:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RowIndex:
+class RowIndex(msgspec.Struct, frozen=True, eq=False):
     """p_i: the row of a block that each joined row comes from; −1 where an outer join found none."""
 
     rows: int  # n_i

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from tablepuppet.arrays import Array, RowNumbers, pieces
@@ -28,8 +28,7 @@ from tablepuppet.sql.bound import Branch
 from tablepuppet.threads import pool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Edge:
+class Edge(msgspec.Struct, frozen=True, eq=False):
     """A relation, and how its parent's rows find rows in it: by groups of rows with the same key."""
 
     parent: int
@@ -46,8 +45,7 @@ class Edge:
         return found  # small sums next to huge ones, too, which a running sum would swallow
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TreeJoin:
+class TreeJoin(msgspec.Struct, frozen=True, eq=False):
     """A branch whose joins form a tree that can be walked from the label's relation in the order of the query."""
 
     sizes: tuple[int, ...]  # rows of each relation
@@ -179,8 +177,7 @@ def _in_order(scan: ScanKeys) -> RowNumbers:
     return scan.numbers if scan.place is None else np.argsort(scan.place).astype(scan.numbers.dtype)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TreeSide:
+class TreeSide(msgspec.Struct, frozen=True, eq=False):
     """The joined rows of some rows of the root."""
 
     join: TreeJoin

@@ -8,10 +8,10 @@ it can meet: all of an unsorted block, a range of a block in order. Lanes are ad
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from tablepuppet.join.joined_rows import JoinedRows
 
 
-@dataclass(frozen=True, eq=False)
-class Shard:
+class Shard(msgspec.Struct, frozen=True, eq=False, dict=True):
     """Some joined rows, as an algorithm's join step sees them."""
 
     scores: Array  # Σ_i expand_i(v_i), the step's to overwrite
@@ -51,27 +50,24 @@ JoinStep = Callable[..., tuple[Sequence[Signal], Sums]]
 Places = Sequence[Place | slice]  # of each block
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Work:
+class Work(msgspec.Struct, frozen=True, eq=False):
     """The work on joined rows in a walk."""
 
     step: JoinStep
     signals: int = 0  # that are collapsed
     writes: tuple[str, ...] = ()  # state that is overwritten
-    given: Mapping[str, Any] = field(default_factory=dict)  # to the step
+    given: Mapping[str, Any] = msgspec.field(default_factory=dict)  # to the step
     own: float = 0.0  # times a block's own values is subtracted from its rows' signal
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class BlockValues:
+class BlockValues(msgspec.Struct, frozen=True, eq=False):
     """Each block's values for a walk to expand: values are summed over blocks, columns are not."""
 
     values: Sequence[Array]
     columns: Sequence[Array] = ()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Pass:
+class Pass(msgspec.Struct, frozen=True, eq=False):
     """The outcome of one walk over all joined rows."""
 
     signals: list[list[Array]]  # signals[s][i]: the s-th signal, collapsed to block i

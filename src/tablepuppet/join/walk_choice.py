@@ -8,9 +8,10 @@ many rows as fit in memory are drawn independently and stand for the join.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import RowNumbers
@@ -34,8 +35,7 @@ MAX_DRAWN = 1 << 22  # joined rows of a side that are drawn, unless the user wan
 _STREAM = 0x647261776E
 
 
-@dataclass(frozen=True, slots=True)
-class BranchJoins:
+class BranchJoins(msgspec.Struct, frozen=True):
     """The joins of all branches, and how many joined rows may be written down."""
 
     joins: tuple[BranchJoin, ...]

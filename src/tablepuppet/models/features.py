@@ -12,10 +12,11 @@ one 0/1 column per category, then NULL and "any other" if its encoder asks for t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 import scipy
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, Codes, Following, RowNumbers
@@ -73,8 +74,7 @@ GRAM_LIMIT = 20_000  # columns: a dense d × d matrix of 3.2 GB
 _SMALL_COLUMNS, _SMALL_RESULTS_AHEAD = 64, 8  # columns of small matrices, and how many of them may lie about
 
 
-@dataclass(frozen=True, slots=True)
-class Features:
+class Features(msgspec.Struct, frozen=True):
     """The encoded feature matrix X of a part."""
 
     dense: Array  # (n, p), C-contiguous

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf
 
+import msgspec
 import numpy as np
 
 from tablepuppet.arrays import Array, RowNumbers
@@ -17,8 +17,7 @@ from tablepuppet.privacy.gaussian import clip_scale
 MOST_CONSTANTS = 64  # outputs; inner products of constants grow by their square, and only save rounds
 
 
-@dataclass(frozen=True, slots=True)
-class LinearModel:
+class LinearModel(msgspec.Struct, frozen=True):
     """h = T θ."""
 
     train: Features

@@ -8,12 +8,13 @@ an unbiased estimate of its value on the true labels; it is left out if none exi
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cache
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from tablepuppet.arrays import Array
 from tablepuppet.privacy.labels import Channel
@@ -32,8 +33,7 @@ class Moment(IntEnum):
     FINISHED = 2  # of the trained model
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
+class Metric(msgspec.Struct, frozen=True):
     """One metric: its name in results and for `monitor`, and how it is computed."""
 
     name: str
@@ -57,8 +57,7 @@ class Metric:
         return found if channel is None or found is None or self.debias is None else self.debias(channel, found, sums)
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
+class Spread(msgspec.Struct, frozen=True):
     """Sums of label − origin and of its square, with the labels' own mean as the origin. Squares of labels far from 0
     would drown their differences. Spreads of several sets of rows can be added."""
 

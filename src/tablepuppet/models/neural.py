@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -31,8 +32,7 @@ if TYPE_CHECKING:
     from torch.nn import Module, Parameter
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Inputs:
+class Inputs(msgspec.Struct, frozen=True, eq=False):
     """The encoded rows of one side (train or test) of a part, whole or one first layer at a time. Codes pick columns of
     the layer's weights, so wide one-hot columns are never written out."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -34,8 +33,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 L2 = 1e-4  # of a job that does not say
 
 
-@dataclass(frozen=True, slots=True)
-class Penalty:
+class Penalty(msgspec.Struct, frozen=True):
     """One block's."""
 
     l2: float = 0.0

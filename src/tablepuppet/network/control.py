@@ -143,7 +143,10 @@ def _make(kind: type, flat: dict[str, Any], buffers: Any, allowed: frozenset[typ
         raise ValueError(f"{kind.__name__} is not the same at both ends; install the same release of TablePuppet")
     held = {name: _whole(flat[name], buffers, allowed) for name in names if name in flat}
     if issubclass(kind, msgspec.Struct):
-        return kind(**held)
+        try:
+            return kind(**held)
+        except TypeError as error:  # which names a field that the earlier release did not have
+            raise ValueError(f"its {kind.__name__} lacks a field that this release needs ({error})") from None
     made: Any = object.__new__(kind)
     for own in fields(kind):  # type: ignore[arg-type]
         if own.name not in held and own.default is own.default_factory is MISSING:

@@ -16,7 +16,8 @@ import re
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from tablepuppet.client import Client
 from tablepuppet.errors import DisconnectedError, TablePuppetError, TransportError
@@ -51,11 +52,10 @@ class _Last(Envelope, frozen=True):
     fingerprints: dict[int, int]  # of the rows that the run has read, by scan
 
 
-@dataclass(slots=True)
-class _Memory:
+class _Memory(msgspec.Struct):
     step: int = 0
     reply: Sequence[Frame] = ()
-    fingerprints: dict[int, int] = field(default_factory=dict)
+    fingerprints: dict[int, int] = msgspec.field(default_factory=dict)
 
 
 class IdempotentClient:

@@ -11,8 +11,10 @@ import os
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
+
+from msgspec.structs import replace
 
 from tablepuppet.errors import RunInterruptedError, TrainingError
 from tablepuppet.network.run_store import RunStore, StoreError

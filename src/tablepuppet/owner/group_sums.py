@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -37,8 +37,7 @@ _WHOLE = pa.decimal128(38, 0)
 _LARGEST = 2**60  # of one client's integer
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Partials:
+class Partials(msgspec.Struct, frozen=True, eq=False):
     """One client's groups, in the order of their tokens, and their states."""
 
     tokens: NDArray[np.uint8]  # groups × 16

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal, NamedTuple, cast
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -42,8 +42,7 @@ from tablepuppet.sources.columns import (
 _FOLDS = 0xF01D  # added to the seed: folds are drawn apart from the test rows
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Split:
+class Split(msgspec.Struct, frozen=True, eq=False):
     """How rows are shared out: by fractions of all rows, or by predicates where there are any."""
 
     offset: int  # the first row's number in the whole label table
@@ -143,8 +142,7 @@ MAX_NUMBER_CLASSES = 1000
 MAX_STRING_CLASSES = 10_000
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LabelNoise:
+class LabelNoise(msgspec.Struct, frozen=True, eq=False):
     """A mechanism and the owner's secret; `name` names the table, and `rows` has the row of each label.
 
     `label` is the expression: another one is another release, and yet the same draw wherever its value is the same.

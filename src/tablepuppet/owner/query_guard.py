@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import lru_cache
 
+import msgspec
 import pyarrow as pa
 from sqlglot import exp
 
@@ -37,8 +37,7 @@ from tablepuppet.sources.total import TotalSource, make_total
 _WHAT = "query"
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedQuery:
+class CheckedQuery(msgspec.Struct, frozen=True):
     """A query that a client may run."""
 
     text: str  # in DuckDB's dialect

@@ -44,8 +44,7 @@ _BITS_OF_NUMBER = 64  # that an exact number reveals at most: several columns fi
 ScoredModel = tuple[Sequence[Encoder], ModelSpec, int]  # encoders, what each block is, outputs
 
 
-@dataclass(frozen=True, slots=True)
-class DisclosedValues:
+class DisclosedValues(msgspec.Struct, frozen=True):
     """Exact numbers of each row of a table that leave under one name, and the columns behind them."""
 
     table: str

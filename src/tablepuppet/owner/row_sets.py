@@ -23,11 +23,11 @@ import hmac
 import os
 import sqlite3
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import duckdb
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -144,8 +144,7 @@ _CHECK = np.uint64(0xC2B2AE3D27D4EB4F)
 MOST_SETS = 10_000  # of one table: then a person must decide
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Sketch:
+class Sketch(msgspec.Struct, frozen=True, eq=False):
     """A set of rows: in each cell how many rows, and the sums of their keys and of hashes of these, modulo 2⁶⁴."""
 
     rows: int

@@ -10,12 +10,13 @@ import threading
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from dataclasses import replace as replace_fields
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import replace as replace_fields
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import RowNumbers
@@ -37,8 +38,7 @@ if TYPE_CHECKING:
 _PIECE = 1 << 18  # rows that are hashed at a time
 
 
-@dataclass(frozen=True, slots=True)
-class ScanUse:
+class ScanUse(msgspec.Struct, frozen=True):
     """An open scan as a policy sees it: its table, the columns behind each expression and behind the filter."""
 
     table: str
@@ -60,8 +60,7 @@ class ScanUse:
         return {base.table: base.stability for base in self.bases}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TableConditions:
+class TableConditions(msgspec.Struct, frozen=True, eq=False):
     """The comparisons of a job in one table, or in the result of a query over it."""
 
     table: str

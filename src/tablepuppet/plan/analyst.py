@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.algorithms.shape import FanOutHistogram
@@ -203,8 +204,7 @@ class AnalystNoise:
         return tuple(line + left for line in self.terms.lines())
 
 
-@dataclass(frozen=True, slots=True)
-class NoisySizes:
+class NoisySizes(msgspec.Struct, frozen=True):
     """The sizes of a mapping under noise, and the distribution of its training labels."""
 
     summary: MappingSummary

@@ -14,11 +14,12 @@ needs are those it took where it was measured (docs/algorithms.md).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, tree_seconds
 from tablepuppet.algorithms.options import AlgorithmOptions
@@ -43,8 +44,7 @@ HEADER_BYTES = 90  # of one message, all but its arrays
 _MESSAGE = 1.4e-4  # CPU seconds to write, check, count and read one
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
+class Cost(msgspec.Struct, frozen=True):
     """The estimated traffic of a run's training rounds."""
 
     algorithm: str
@@ -263,8 +263,7 @@ _NETWORK = "us-uk"
 _SLOW = 2  # times as long as the fastest
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
+class Advice(msgspec.Struct, frozen=True):
     """An algorithm and the reason for it."""
 
     algorithm: str

@@ -7,10 +7,11 @@ costs.py and knowledge.py compute them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from math import ceil
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import asdict
 
 from tablepuppet.algorithms.registry import own_model
 from tablepuppet.algorithms.shape import BlockShape

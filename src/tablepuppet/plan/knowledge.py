@@ -7,7 +7,8 @@ of a row is one equation in the row's d columns, so d of them reveal the row.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+import msgspec
 
 from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.algorithms.shape import BlockShape, Shape
@@ -27,16 +28,14 @@ _QUOTED = re.compile(r'"(\w+)"')  # a quoted name that needs no quotes
 _NAMED = 6  # features of a block that are listed by name
 
 
-@dataclass(frozen=True, slots=True)
-class Insight:
+class Insight(msgspec.Struct, frozen=True):
     """The insights of one party."""
 
     party: str
     learns: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Exposure:
+class Exposure(msgspec.Struct, frozen=True):
     """How many numbers the server may see that depend on one row, against the row's columns."""
 
     block: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
@@ -41,8 +40,7 @@ from tablepuppet.transport.meter import Account, DisclosureKey
 _MANY_ROUNDS = 150  # of a run: on a slow network more of them take longer than 20 seconds
 
 
-@dataclass(frozen=True, slots=True)
-class AlgorithmCost:
+class AlgorithmCost(msgspec.Struct, frozen=True):
     """One line of the table of costs."""
 
     algorithm: str
@@ -52,8 +50,7 @@ class AlgorithmCost:
     client_memory: int
 
 
-@dataclass(frozen=True, slots=True)
-class Gain:
+class Gain(msgspec.Struct, frozen=True):
     """The gain of a model over the sum of tables, and its cost."""
 
     model: str  # as a user writes it
@@ -63,8 +60,7 @@ class Gain:
     bytes: float
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Plan:
+class Plan(msgspec.Struct, frozen=True, eq=False, dict=True):
     """The plan of a job, without any row; `str(plan)` explains it. `federation.explain` returns it.
 
     >>> plan = federation.explain(query, label="returned")

@@ -15,11 +15,12 @@ Penalties and signs are matched with the names of blocks and features. Arrays ov
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from math import log2
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.arrays import Array, RowNumbers
@@ -39,16 +40,17 @@ from tablepuppet.sources.columns import NUMBER_KINDS
 from tablepuppet.sources.encoding import encoded_width
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Prepared:
+class Prepared(msgspec.Struct, frozen=True, eq=False):
     """A plan and its joined rows."""
 
     plan: Plan
     mapping: TableMapping
     training: TableMapping  # the same, or expanded for the VFL baselines
-    rounding: Rounding = field(default_factory=Rounding)  # of metrics that are shown
+    rounding: Rounding = msgspec.field(default_factory=Rounding)  # of metrics that are shown
     noise: AnalystNoise | None = None  # on all of them, for an analyst
     start: Array | None = None  # the constant that scores begin with; None: the best one
+
+    __repr__ = object.__repr__  # without rows
 
 
 def prepare(mapping: TableMapping, job: Job, noise: AnalystNoise | None = None) -> Prepared:

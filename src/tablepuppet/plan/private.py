@@ -6,9 +6,9 @@ the job's planned spending. algorithms/noise.py has the noise itself. Nothing he
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from tablepuppet.algorithms.noise import BlockFacts, NoisePlan, RunFacts, RunTerms, plan_noise
@@ -24,8 +24,7 @@ from tablepuppet.privacy.ledger import Ledger, Release, check_budget
 from tablepuppet.privacy.options import PredictionPrivacy
 
 
-@dataclass(frozen=True, slots=True)
-class PrivatePlan:
+class PrivatePlan(msgspec.Struct, frozen=True):
     """The clients' measures, block by block, and their cost."""
 
     noise: NoisePlan  # on gradients and predictions

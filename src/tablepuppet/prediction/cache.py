@@ -14,9 +14,9 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -109,8 +109,7 @@ _ROWS = 2_000_000  # joined rows that are predicted ahead, at most
 Predict = Callable[[Sequence[Key] | None, int | None], pa.Table]  # for these keys, or all; up to so many rows
 
 
-@dataclass(slots=True)
-class _Kind:
+class _Kind(msgspec.Struct):
     """Requests for one model, query and key."""
 
     owners: list[tuple[str, str]]  # each client with each of its tables in the query

@@ -8,9 +8,9 @@ their types. It has no rows, so that every joined row gets the table's mean cont
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 from sqlglot import exp
 
@@ -29,8 +29,7 @@ from tablepuppet.transport.meter import Phase
 _AWAY = ("SourceError", "TransportError")  # other refusals are answers
 
 
-@dataclass(frozen=True, slots=True)
-class Reachable:
+class Reachable(msgspec.Struct, frozen=True):
     """A federation as far as its owners answer."""
 
     tables: dict[str, tuple[str, ...]]

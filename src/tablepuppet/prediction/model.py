@@ -8,10 +8,10 @@ encoders and parameters. Also the weights of a linear model on the original scal
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from tablepuppet.prediction.export.pooled import PooledModel
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class BlockModel:
+class BlockModel(msgspec.Struct, frozen=True, eq=False):
     """A block's trained parameters and how its features are encoded."""
 
     name: str
@@ -73,8 +72,7 @@ class BlockModel:
         return self.is_outer and (not self.absent or None in self.absent)
 
 
-@dataclass(frozen=True, slots=True)
-class TableUse:
+class TableUse(msgspec.Struct, frozen=True):
     """The query's use of one table: each expression, as the model's query has it, with its type."""
 
     table: str
@@ -84,7 +82,7 @@ class TableUse:
     fingerprint: str = ""  # which earlier releases ask for in a file
 
 
-class ModelContent:
+class ModelContent(msgspec.Struct, frozen=True, eq=False, dict=True):
     """What a model and the result that has it are asked for alike."""
 
     @property
@@ -166,8 +164,7 @@ class ModelContent:
         save(self.model, path)
 
 
-@dataclass(frozen=True, eq=False)
-class Model(ModelContent):
+class Model(ModelContent, frozen=True):
     """A trained model over a query's result: `result.model`, or what `tp.load` returns.
 
     >>> model.kind, model.label, model.parts
@@ -182,14 +179,14 @@ class Model(ModelContent):
     encoded_intercept: Array
     blocks: tuple[BlockModel, ...]
     tables: tuple[TableUse, ...]
-    metadata: dict[str, Any] = field(default_factory=dict)
-    spec: ModelSpec = field(default_factory=ModelSpec)  # how a block's model is built
-    builder: Builder | None = field(default=None, repr=False)  # of the user's own torch modules; never saved
+    metadata: dict[str, Any] = msgspec.field(default_factory=dict)
+    spec: ModelSpec = msgspec.field(default_factory=ModelSpec)  # how a block's model is built
+    builder: Builder | None = None  # of the user's own torch modules; never saved
     id: str = ""  # under which owners hold their parts; "": not saved yet, and nobody does
     head: HeadModel | None = None  # how the blocks' contributions become scores; None: their sum
-    head_module: Any = field(default=None, repr=False)  # of a head of the user's own; never saved
+    head_module: Any = None  # of a head of the user's own; never saved
     loss_name: str = ""  # "": the usual one for such labels
-    loss_options: dict[str, float] = field(default_factory=dict)
+    loss_options: dict[str, float] = msgspec.field(default_factory=dict)
 
     trees: tuple[tuple[Tree, ...], ...] = ()  # of a boosted model: one for each output, again and again
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import msgspec
@@ -97,8 +96,7 @@ def split_record(model: Model, way_out: str = "retrain it, or predict without th
         raise ModelError(f"the model's record of its split cannot be read: {error}") from None
 
 
-@dataclass(frozen=True, slots=True)
-class AskedSides:
+class AskedSides(msgspec.Struct, frozen=True):
     """The request for sides to the owners of the predicted rows."""
 
     record: SplitRecord
@@ -196,8 +194,7 @@ RowsWanted = Literal["test", "train", "all"]
 _ALL = 'rows="all" (--rows all) measures all rows, training rows included'
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredRows:
+class MeasuredRows(msgspec.Struct, frozen=True):
     """The joined rows that a verdict is about."""
 
     wanted: str  # test, train or all
@@ -222,8 +219,7 @@ class MeasuredRows:
         return {"rows": self.joined, "which_rows": self.wanted, **drawn}
 
 
-@dataclass(frozen=True, slots=True)
-class _Draw:
+class _Draw(msgspec.Struct, frozen=True):
     """Rows of a label's place whose side follows from their numbers."""
 
     place: LabelPlace
@@ -231,8 +227,7 @@ class _Draw:
     known: SplitRows  # the rows that sides were drawn for
 
 
-@dataclass(frozen=True, slots=True)
-class RowSelection:
+class RowSelection(msgspec.Struct, frozen=True):
     """The rows that models are measured on, how the rows of each model were split, and what becomes of features."""
 
     wanted: RowsWanted

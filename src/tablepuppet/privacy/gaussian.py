@@ -25,8 +25,8 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
@@ -36,8 +36,7 @@ from tablepuppet.arrays import Array
 _GRID_BITS = 30  # of the noise's deviation; rounding a sum of d numbers moves it by less than √d·2⁻³⁰ deviations
 
 
-@dataclass(frozen=True, kw_only=True)
-class GradientPrivacy:
+class GradientPrivacy(msgspec.Struct, frozen=True, kw_only=True):
     """The clipping and noise of every gradient of a client's part, before anything depends on it."""
 
     clip: float  # C; 0: gradients are neither clipped nor noised
@@ -125,8 +124,7 @@ _SHARE = 0.01  # of the first loss, that all blocks' noise may cost
 _LOOSEST = 3.0  # clip, in units of t
 
 
-@dataclass(frozen=True, slots=True)
-class NoisySteps:
+class NoisySteps(msgspec.Struct, frozen=True):
     """One block's noisy descent; its rate falls to zero linearly, so that Σ_t η_t² is a third of steps · η²."""
 
     features: float  # F

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import hmac
 import math
-from dataclasses import dataclass
 from hashlib import blake2b
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,8 +23,7 @@ RowIds = NDArray[np.uint64]  # (rows, 2): a row's identity at its owner, whoever
 _GRID_BITS = 30
 
 
-@dataclass(frozen=True, slots=True)
-class Channel:
+class Channel(msgspec.Struct, frozen=True):
     """The noise on labels: randomised response on classes (or bins, at `points`), or noise on numbers."""
 
     truth: float  # p

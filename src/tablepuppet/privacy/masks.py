@@ -23,7 +23,6 @@ import hmac
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -68,8 +67,7 @@ def check_key(key: MaskKey, shared: bytes, job: str) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Masks:
+class Masks(msgspec.Struct, frozen=True):
     """The secrets that one part shares with each other part of its block: a sign and a stream's key."""
 
     parties: int

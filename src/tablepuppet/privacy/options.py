@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
@@ -226,8 +225,7 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Rounding:
+class Rounding(msgspec.Struct, frozen=True):
     """The rounding that the strictest owner of a job asks for. `least`: no metric may distinguish fewer rows; 1 leaves
     metrics as they are."""
 

@@ -17,7 +17,6 @@ import math
 import struct
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -122,12 +121,11 @@ _ELEMENTS = {"float": "f", "uint8": "u", "bool": "b", "signedinteger": "i", "num
 _DTYPES = {name: np.dtype(name) for name in ("<f8", "<f4", "<i8", "<i4", "<i2", "|i1", "|u1", "|b1")}
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(msgspec.Struct, frozen=True):
     """One encoded message."""
 
     header: bytes
-    buffers: Sequence[Buffer] = field(default_factory=list)
+    buffers: Sequence[Buffer] = msgspec.field(default_factory=list)
 
     @property
     def wire(self) -> Wire:

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
@@ -52,8 +52,7 @@ _ENVIRONMENT.globals["asset"] = lambda name: Markup(_LOADER.get_source(_ENVIRONM
 _ENVIRONMENT.globals |= {"colours": COLOURS, "dashes": DASHES, "title_of": title_of}
 
 
-@dataclass(frozen=True, slots=True)
-class Axis:
+class Axis(msgspec.Struct, frozen=True):
     """A range of values laid over a range of pixels."""
 
     low: float
@@ -110,8 +109,7 @@ LEFT, RIGHT, TOP, BOTTOM = 84, 24, 12, 46
 MAX_POINTS = 240  # in one chart
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(msgspec.Struct, frozen=True):
     """One mark: its place and its text."""
 
     x: float
@@ -119,8 +117,7 @@ class Point:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
+class Series(msgspec.Struct, frozen=True):
     """One line of a chart; `style` keeps a run's colour the same in all charts."""
 
     name: str
@@ -128,8 +125,7 @@ class Series:
     points: tuple[Point, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(msgspec.Struct, frozen=True):
     """A field of a chart that is filled by its share."""
 
     x: tuple[float, float]
@@ -138,8 +134,7 @@ class Cell:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Chart:
+class Chart(msgspec.Struct, frozen=True):
     """A chart of lines and fields before it is drawn."""
 
     title: str
@@ -197,8 +192,7 @@ _PROBLEM = ("query", "label", "model", "l2", "test_fraction", "standardize", "se
 TITLES = {name: metric.title for name, metric in metrics_by_name().items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Quantity:
+class Quantity(msgspec.Struct, frozen=True):
     """An axis of a convergence chart."""
 
     key: str

@@ -13,14 +13,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote, urlsplit
 
 import duckdb
+import msgspec
 import pyarrow as pa
+from msgspec.structs import replace
 
 from tablepuppet.errors import SourceError
 from tablepuppet.sources.duckdb_source import quote_name
@@ -30,8 +31,7 @@ from tablepuppet.sources.source import stamp_of
 EXTRA: Final = "{} needs pip install 'tablepuppet[databases]'"
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
+class _Kind(msgspec.Struct, frozen=True):
     """How one kind of database is reached."""
 
     package: str

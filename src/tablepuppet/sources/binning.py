@@ -7,7 +7,6 @@ A vector counts as one column per entry.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +14,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting.bins import BinRules, category_bins, further_bins, number_bins
@@ -33,15 +33,14 @@ Counted = tuple[list[str], Array, bool]  # categories in order, their weights, a
 Bounds = tuple[float, float] | None  # of a number
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RawColumn:
+class RawColumn(msgspec.Struct, frozen=True, eq=False):
     """One column of some rows: numbers, or codes of the distinct strings (−1: missing)."""
 
     feature: int
     entry: int
     is_number: bool
     values: NDArray[Any]
-    names: pa.Array = field(default_factory=lambda: raw.arrow_texts([]))  # the distinct strings
+    names: pa.Array = msgspec.field(default_factory=lambda: raw.arrow_texts([]))  # the distinct strings
     absent: float = np.nan  # the number or code of a row that a LEFT JOIN did not find
 
     def __len__(self) -> int:

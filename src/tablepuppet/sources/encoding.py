@@ -12,7 +12,6 @@ In: merged statistics. Out: an encoder per feature, and the encoded rows (docs/a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -44,8 +43,7 @@ _CONSTANT = 1e-12
 _CHUNK, _LEAST = 1 << 17, 1 << 12  # numbers that are encoded at a time, and rows at the least
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class KnownNames:
+class KnownNames(msgspec.Struct, frozen=True, eq=False):
     """The column of each name, of NULL and of other names at one owner (−1: none)."""
 
     names: pa.Array

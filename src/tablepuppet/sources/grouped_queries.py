@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+import msgspec
 from sqlglot import exp, parse_one
 
 from tablepuppet.sources.guard import AGGREGATES
@@ -48,8 +49,7 @@ class State(NamedTuple):
     of: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class GroupedQuery:
+class GroupedQuery(msgspec.Struct, frozen=True):
     """A query over groups, in two."""
 
     partial: str

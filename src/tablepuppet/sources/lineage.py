@@ -18,8 +18,9 @@ Nothing is read: the answer holds for every content of the tables. Anything that
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 
+import msgspec
+from msgspec.structs import replace
 from sqlglot import exp, parse_one
 from sqlglot.errors import SqlglotError
 from sqlglot.optimizer.qualify import qualify
@@ -33,8 +34,7 @@ Name = tuple[str, str]  # alias and column, in lower case
 _NONE: BaseColumns = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Lineage:
+class Lineage(msgspec.Struct, frozen=True):
     """The base columns and tables that the rows of a query come from."""
 
     outputs: Mapping[str, BaseColumns]  # by name, in lower case
@@ -74,19 +74,17 @@ class _UnclearError(Exception):
     """A part of a query that is not followed."""
 
 
-@dataclass(slots=True)
-class _Rows:
+class _Rows(msgspec.Struct):
     """The rows of a part of a query."""
 
     outputs: dict[str, BaseColumns]
     conditions: BaseColumns = _NONE
     grouping: BaseColumns = _NONE
-    stability: dict[str, int | None] = field(default_factory=dict)
-    keys: list[frozenset[str]] = field(default_factory=list)  # outputs no two rows agree in
+    stability: dict[str, int | None] = msgspec.field(default_factory=dict)
+    keys: list[frozenset[str]] = msgspec.field(default_factory=list)  # outputs no two rows agree in
 
 
-@dataclass(slots=True)
-class _Joined:
+class _Joined(msgspec.Struct):
     """The rows of a FROM clause with its joins."""
 
     members: dict[str, _Rows]

@@ -11,11 +11,11 @@ import os
 import re
 import socket
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 import pyarrow as pa
+from msgspec.structs import replace
 from sqlglot import exp
 
 from tablepuppet.errors import SourceError

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, Final
 
 import pyarrow as pa
+from msgspec.structs import replace
 from sqlglot import exp
 
 from tablepuppet.errors import SourceError

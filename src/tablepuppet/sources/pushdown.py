@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+import msgspec
 from sqlglot import exp, parse_one
 
 from tablepuppet.sources.duckdb_source import quote_name
@@ -24,8 +24,7 @@ Family = Literal["number", "text", "boolean", "date", "timestamp"]
 FETCHED: Final = "tablepuppet:"  # the name of a computed column, before its number
 
 
-@dataclass(frozen=True, slots=True)
-class OwnerColumn:
+class OwnerColumn(msgspec.Struct, frozen=True):
     """A column as its owner's database has it."""
 
     name: str
@@ -35,8 +34,7 @@ class OwnerColumn:
     nullable: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Dialect:
+class Dialect(msgspec.Struct, frozen=True):
     """The operations that a database computes as DuckDB does."""
 
     name: str  # sqlglot's
@@ -60,8 +58,7 @@ _WRITTEN: Final[dict[Family, re.Pattern[str]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class PushDown:
+class PushDown(msgspec.Struct, frozen=True):
     """One scan, divided."""
 
     select: str  # for the database

@@ -15,11 +15,11 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
+import msgspec
 import pyarrow as pa
 
 from tablepuppet.errors import SourceError
@@ -54,8 +54,7 @@ class Source(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class SourceSpec:
+class SourceSpec(msgspec.Struct, frozen=True):
     """Where a table lies: a path or a database URL, and the table's name there."""
 
     url: str

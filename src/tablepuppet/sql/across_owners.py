@@ -14,8 +14,9 @@ the keys. Groups, windows and the like over several owners' rows cannot be rewri
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
+import msgspec
+from msgspec.structs import replace
 from sqlglot import exp
 
 from tablepuppet.errors import QueryError
@@ -89,8 +90,7 @@ def join_owners(ucq: Ucq, tables: Tables) -> Ucq:
     return replace(ucq, branches=tuple(_Branch(ucq, tables).rewrite(branch) for branch in ucq.branches))
 
 
-@dataclass(frozen=True, slots=True)
-class _Branch:
+class _Branch(msgspec.Struct, frozen=True):
     ucq: Ucq
     tables: Tables
 

@@ -16,9 +16,10 @@ and carries its key.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+from msgspec.structs import replace
 from sqlglot import exp
 
 from tablepuppet.errors import CatalogError, QueryError, TablePuppetError, did_you_mean
@@ -101,8 +102,7 @@ def _resolve_names(ucq: Ucq, tables: Tables, link: Link) -> tuple[Ucq, list[Reso
             raise refused from None
 
 
-@dataclass(frozen=True, slots=True)
-class _Opened:
+class _Opened(msgspec.Struct, frozen=True):
     """A query's branches and the scans that their clients have opened, whose keys fit."""
 
     ucq: Ucq
@@ -139,8 +139,7 @@ class _Opened:
 Key = Sequence[Any]  # one value for each key column
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(msgspec.Struct, frozen=True):
     """The parts of a query that a prediction needs."""
 
     blocks: tuple[tuple[str, tuple[str, ...]], ...]  # name and features of each block
@@ -151,8 +150,7 @@ class Wanted:
     beside: LabelColumns = NOTHING  # predicates of the split that the model was trained with
 
 
-@dataclass(frozen=True, slots=True)
-class Servable:
+class Servable(msgspec.Struct, frozen=True):
     """A bound query without a label, and the base's key: its names, and its columns in each branch's base scan."""
 
     bound: BoundQuery

@@ -9,9 +9,9 @@ branch, and their rows are concatenated.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
 from sqlglot import exp
 from sqlglot.expressions import SAFE_IDENTIFIER_RE
 
@@ -46,8 +46,7 @@ def partitions_of(tables: Tables) -> dict[str, tuple[str, ...]]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Scan:
+class Scan(msgspec.Struct, frozen=True):
     """One table under one filter; each of its clients reads it once."""
 
     table: str
@@ -63,7 +62,9 @@ class Scan:
     spelled: tuple[ScanTexts, ...] = ()  # per client: the expressions and the filter as it was sent them
     witness_of: tuple[tuple[int, int], ...] = ()  # scans and columns whose groups this one lists before any is dropped
     cutoffs: CutoffType = ""  # of a history: the type of the moments until which it is read
-    stability: dict[str, int | None] = field(default_factory=dict)  # of a query: rows that a row of each table changes
+    stability: dict[str, int | None] = msgspec.field(
+        default_factory=dict
+    )  # of a query: rows that a row of a table changes
     subject: str = ""  # the column of whom a row is about, where an owner names one: stability is then of their rows
     budgeted: tuple[str, ...] = ()  # tables behind it that have an analyst budget
     pairs: tuple[int, ...] = ()  # expressions that may go with moments of a history, as all clients grant
@@ -85,16 +86,14 @@ Place = tuple[int, int]  # scan, expression
 CUTOFF_OUTPUTS = tuple(exp.to_identifier(name, quoted=True).sql("duckdb") for name in (AT, AT_ONCE))
 
 
-@dataclass(frozen=True, slots=True)
-class Relation:
+class Relation(msgspec.Struct, frozen=True):
     """One alias in the FROM clause of one branch."""
 
     alias: str
     scan: int  # index into BoundQuery.scans
 
 
-@dataclass(frozen=True, slots=True)
-class KeyPair:
+class KeyPair(msgspec.Struct, frozen=True):
     """left.expressions[left_column] = right.expressions[right_column] of two relations of a branch."""
 
     left: int  # index into Branch.relations
@@ -103,8 +102,7 @@ class KeyPair:
     right_column: int
 
 
-@dataclass(frozen=True, slots=True)
-class Join:
+class Join(msgspec.Struct, frozen=True):
     """How relation `relation` is joined to the relations before it."""
 
     kind: JoinKind
@@ -122,8 +120,7 @@ class Join:
         return self.is_anti or self.kind == "semi"
 
 
-@dataclass(frozen=True, slots=True)
-class LabelPlace:
+class LabelPlace(msgspec.Struct, frozen=True):
     """Where the label and its companions lie: a scan, and expressions of it (−1: not asked for)."""
 
     scan: int
@@ -134,8 +131,7 @@ class LabelPlace:
     fold: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Branch:
+class Branch(msgspec.Struct, frozen=True):
     """One conjunctive query: relations[0], then one join for each further relation, in order."""
 
     relations: tuple[Relation, ...]
@@ -155,16 +151,14 @@ class Branch:
         return [((scans[p.left], p.left_column), (scans[p.right], p.right_column)) for p in self.pairs]
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(msgspec.Struct, frozen=True):
     """A block's place in one branch: which relation, and which of its scan's expressions."""
 
     relation: int
     columns: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(msgspec.Struct, frozen=True):
     """One position of the join that contributes features."""
 
     name: str  # the alias (made unique)
@@ -174,8 +168,7 @@ class Block:
     members: tuple[Member, ...]  # one per branch
 
 
-@dataclass(frozen=True, slots=True)
-class BoundQuery:
+class BoundQuery(msgspec.Struct, frozen=True):
     """A union of conjunctive queries over the federation's tables."""
 
     text: str

@@ -9,8 +9,9 @@ where nothing was asked for.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
 
+import msgspec
+from msgspec.structs import asdict
 from sqlglot import exp
 
 from tablepuppet.errors import CatalogError, QueryError, did_you_mean
@@ -214,8 +215,7 @@ def _advice(branch: ResolvedBranch, label: str, short: list[str], full: list[str
 _WEIGHTS = ("integer", "float", "decimal", "boolean")
 
 
-@dataclass(frozen=True, slots=True)
-class LabelColumns:
+class LabelColumns(msgspec.Struct, frozen=True):
     """The columns that a job asks for besides the label; None: nothing."""
 
     weight: str | None = None

@@ -13,9 +13,9 @@ Names of WITH are replaced by their queries (sql/parsing.py).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 from sqlglot import exp
 
 from tablepuppet.protocol.columns import Merges
@@ -95,8 +95,7 @@ def _text(witnesses: Witnesses) -> str:
     return whole.sql("duckdb", identify=True, comments=False)
 
 
-@dataclass(frozen=True, slots=True)
-class _Reader:
+class _Reader(msgspec.Struct, frozen=True):
     """Reads queries from the inside out."""
 
     partitions: Partitions

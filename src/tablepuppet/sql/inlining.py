@@ -8,8 +8,9 @@ does more than join.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 
+import msgspec
+from msgspec.structs import replace
 from sqlglot import exp
 
 from tablepuppet.errors import QueryError
@@ -39,8 +40,7 @@ def inline_source(branch: Conjunctive, at: int, inner: Conjunctive) -> Conjuncti
     return _Inlining(branch, at, _rename_aliases(inner, taken)).run()
 
 
-@dataclass(frozen=True, slots=True)
-class _Inlining:
+class _Inlining(msgspec.Struct, frozen=True):
     """One plain subquery put into the query around it."""
 
     branch: Conjunctive

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import duckdb
+import msgspec
 from sqlglot import exp
 
 from tablepuppet.errors import PolicyError, QueryError
@@ -46,8 +47,7 @@ class Filter:
         return (self.relation,) if rejects_null(self.predicate) else ()
 
 
-@dataclass(frozen=True, slots=True)
-class KeyEquality:
+class KeyEquality(msgspec.Struct, frozen=True):
     """left_key = right_key, each an expression over one table; the left table comes first in the FROM clause."""
 
     left: int
@@ -163,8 +163,7 @@ def keeps_null(expression: exp.Expr) -> bool:
     return value_of_missing(expression) is None
 
 
-@dataclass(frozen=True, slots=True)
-class TreeJoin:
+class TreeJoin(msgspec.Struct, frozen=True):
     """How one table of the FROM clause is joined to tables placed before it."""
 
     kind: JoinKind
@@ -172,8 +171,7 @@ class TreeJoin:
     on: tuple[KeyEquality, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class JoinTree:
+class JoinTree(msgspec.Struct, frozen=True):
     """The first table of the FROM clause, then one join for each other, each connected to those before it."""
 
     joins: tuple[TreeJoin, ...]

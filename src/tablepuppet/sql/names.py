@@ -7,8 +7,9 @@ equality; each item belongs to one table.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 
+import msgspec
+from msgspec.structs import replace
 from sqlglot import exp
 
 from tablepuppet.errors import QueryError, did_you_mean, nearest
@@ -20,8 +21,7 @@ from tablepuppet.sql.select import one_table
 from tablepuppet.sql.ucq import Conjunctive, Item, Scope, Source, Star, Ucq, matches
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(msgspec.Struct, frozen=True):
     """One column of the query's result: an expression over one table."""
 
     relation: int
@@ -30,8 +30,7 @@ class Output:
     at: exp.Expr
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedBranch:
+class ResolvedBranch(msgspec.Struct, frozen=True):
     """One conjunctive query, whose relations are those of its FROM clause, in that order."""
 
     aliases: tuple[str, ...]

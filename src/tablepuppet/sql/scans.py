@@ -10,8 +10,9 @@ every join meets a relation that is already there.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
+import msgspec
 from sqlglot import exp
 
 from tablepuppet.exchanges.schema import OpenScan, ScanSchema
@@ -27,15 +28,14 @@ from tablepuppet.sql.ucq import Ucq
 from tablepuppet.transport.link import Link
 
 
-@dataclass(slots=True)
-class _Draft:
+class _Draft(msgspec.Struct):
     """A scan under construction."""
 
     shape: TableShape
     filters: tuple[exp.Expr, ...]
-    expressions: dict[str, exp.Expr] = field(default_factory=dict)  # by text, as the first client spells it
-    places: list[exp.Expr] = field(default_factory=list)  # where the query uses each for the first time
-    witness_of: dict[tuple[int, int], None] = field(default_factory=dict)
+    expressions: dict[str, exp.Expr] = msgspec.field(default_factory=dict)  # by text, as the first client spells it
+    places: list[exp.Expr] = msgspec.field(default_factory=list)  # where the query uses each for the first time
+    witness_of: dict[tuple[int, int], None] = msgspec.field(default_factory=dict)
     is_outer: bool = False  # whether some use of it is by LEFT JOIN
 
     def texts(self, client: str) -> list[str]:
@@ -167,8 +167,7 @@ def _add_types(ucq: Ucq, draft: _Draft, schemas: Mapping[str, ScanSchema]) -> Sc
     )
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedBranch:
+class PlacedBranch(msgspec.Struct, frozen=True):
     """A branch and the places of its expressions. Relations and outputs are numbered as in the text."""
 
     resolved: ResolvedBranch

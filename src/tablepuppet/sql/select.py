@@ -5,9 +5,9 @@ read_from: its FROM clause → one Source for each table, in the order of the te
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
+from msgspec.structs import replace
 from sqlglot import Token, TokenType, exp
 
 from tablepuppet.errors import QueryError

@@ -18,9 +18,10 @@ table that it is about:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Literal
 
+import msgspec
+from msgspec.structs import replace
 from sqlglot import TokenType, exp
 
 from tablepuppet.errors import CatalogError, QueryError, did_you_mean
@@ -32,8 +33,7 @@ from tablepuppet.sql.scalar import check_nodes
 Tables = Mapping[str, tuple[str, ...]]  # of a federation: the clients of each
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(msgspec.Struct, frozen=True):
     """One expression of a SELECT list, with the name that AS gives it."""
 
     expression: exp.Expr
@@ -46,8 +46,7 @@ class Item:
         return self.name or (None if own is None else own.copy())
 
 
-@dataclass(frozen=True, slots=True)
-class Star:
+class Star(msgspec.Struct, frozen=True):
     """`alias.*`, or `*` when the alias is None; EXCLUDE names columns that it does not stand for."""
 
     alias: exp.Identifier | None
@@ -60,8 +59,7 @@ class Star:
 JoinKind = Literal["inner", "left", "semi", "anti", "not in"]
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(msgspec.Struct, frozen=True):
     """One table of the FROM clause and how it is joined to the tables before it.
 
     The first table, a comma and CROSS JOIN are inner joins without `on`. Tables between two commas have the same
@@ -82,8 +80,7 @@ class Source:
         return self.table, self.derived
 
 
-@dataclass(frozen=True, slots=True)
-class Conjunctive:
+class Conjunctive(msgspec.Struct, frozen=True):
     """One conjunctive query: SELECT items FROM sources WHERE all of these hold."""
 
     items: tuple[Item | Star, ...]
@@ -91,8 +88,7 @@ class Conjunctive:
     where: tuple[exp.Expr, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Ucq:
+class Ucq(msgspec.Struct, frozen=True):
     """A union (ALL) of conjunctive queries, and the text that it was read from."""
 
     text: str

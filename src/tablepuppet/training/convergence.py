@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from tablepuppet.algorithms.registry import DEFAULT
@@ -43,13 +43,12 @@ _CONSTANT = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """Whether a run has converged, and notes for its user."""
 
     converged: bool
     notes: tuple[str, ...] = ()
-    baseline: Metrics = field(default_factory=dict)  # of the best constant, on test rows, or on training rows
+    baseline: Metrics = msgspec.field(default_factory=dict)  # of the best constant, on test rows, or on training rows
 
 
 def judge(
@@ -263,8 +262,7 @@ def find_copy(result: Result) -> list[str]:
     ]
 
 
-@dataclass(slots=True, eq=False)
-class Patience:
+class Patience(msgspec.Struct, eq=False):
     """Watches one metric; `epochs` epochs without an improvement by `min_delta` are enough."""
 
     monitor: str

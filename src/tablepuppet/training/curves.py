@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -33,8 +33,7 @@ GOALS = ("f1", "accuracy", "youden")
 _NONE = (1.0, 0.0, 0.0)  # the point of a curve at which no row is predicted to be of the second class
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Grid:
+class Grid(msgspec.Struct, frozen=True, eq=False):
     """Even steps in which numbers are counted; a number outside counts in the first or the last."""
 
     middle: float
@@ -50,8 +49,7 @@ class Grid:
         return self.middle + self.reach * ((2.0 * np.arange(self.steps) + 1.0) / self.steps - 1.0)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class NumberCounts:
+class NumberCounts(msgspec.Struct, frozen=True, eq=False):
     """The predictions of a number, counted: rows by label (down) and prediction (across), and by label − prediction."""
 
     labels: Grid
@@ -77,8 +75,7 @@ def count_numbers(predicted: Array, labels: Array, grids: tuple[Grid, Grid]) -> 
     }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Curves:
+class Curves(msgspec.Struct, frozen=True, eq=False):
     """The predictions of a model on one side of the split, counted: `result.curves["test"]`.
 
     >>> result.curves["test"].classes

@@ -10,10 +10,12 @@ row of the label's table are no witnesses of their own: the standard error count
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import asdict
 
 from tablepuppet.algorithms.registry import own_model
 from tablepuppet.arrays import Array
@@ -38,8 +40,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Scored:
+class Scored(msgspec.Struct, frozen=True, eq=False):
     """A model's contributions to a query's joined rows, before they are summed: h of each block's rows, or bits."""
 
     model: Model
@@ -130,8 +131,7 @@ _SURE = 1.96  # standard errors
 _SMALL = 1e-4  # of the mean loss: a smaller difference is none, however sure
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(msgspec.Struct, frozen=True):
     """Two models on the same rows; `difference`: the mean loss of the second less that of the first."""
 
     first: Metrics
@@ -140,7 +140,7 @@ class Comparison:
     difference: float
     standard_error: float
     margin: float  # up to which a difference may be chance, or is too small to matter
-    baseline: Metrics = field(default_factory=dict)  # of the majority class, or the mean, of these rows
+    baseline: Metrics = msgspec.field(default_factory=dict)  # of the majority class, or the mean, of these rows
 
     @property
     def is_worse(self) -> bool:

@@ -17,10 +17,11 @@ keeps. It compares the tables' matches with the model's profile. Nothing is trai
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
 import numpy as np
+from msgspec.structs import asdict
 
 from tablepuppet.algorithms.registry import own_model, require_ability
 from tablepuppet.arrays import Array
@@ -40,8 +41,7 @@ Value = float | str | None  # None: missing
 _MOST = 100  # values
 
 
-@dataclass(frozen=True, slots=True)
-class Varied:
+class Varied(msgspec.Struct, frozen=True):
     """A feature of a model, by its place, and the values that it is set to."""
 
     name: str
@@ -50,8 +50,7 @@ class Varied:
     values: tuple[Value, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Inspection:
+class Inspection(msgspec.Struct, frozen=True):
     """A table, row by row, and the joined rows that it is about."""
 
     table: list[dict[str, Any]]
@@ -176,8 +175,7 @@ def _shuffle(scored: Scored, block: int, feature: int | None, rng: np.random.Gen
     return _score_again(scored, block, shuffled=[feature])
 
 
-@dataclass(frozen=True, slots=True)
-class FeatureDrift:
+class FeatureDrift(msgspec.Struct, frozen=True):
     """One feature: numbers in standard deviations of training, categories by how many are new."""
 
     table: str
@@ -190,8 +188,7 @@ class FeatureDrift:
     moved: float = 0.0  # of noisy trees: the share of rows that went up beyond a border, more than noise may be
 
 
-@dataclass(frozen=True, slots=True)
-class JoinDrift:
+class JoinDrift(msgspec.Struct, frozen=True):
     """One table of the join: which share of its rows find partners."""
 
     alias: str
@@ -202,8 +199,7 @@ class JoinDrift:
     matched_then: float
 
 
-@dataclass(frozen=True, slots=True)
-class Drift:
+class Drift(msgspec.Struct, frozen=True):
     """All features and tables; `found` describes in sentences those beyond the limits."""
 
     features: tuple[FeatureDrift, ...]

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, cast
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Problem
@@ -48,8 +49,7 @@ _WORSE = 0.01  # of the mean loss: less may be chance
 Rows = NDArray[np.integer[Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Interaction:
+class Interaction(msgspec.Struct, frozen=True):
     """Two blocks, and the share of the sum's residual that they explain on rows held back."""
 
     blocks: tuple[int, int]
@@ -102,8 +102,7 @@ def explain_pairs(joined: Any, h: Sequence[Array], intercept: Array, loss: Loss,
     return list(pool().map(find, pairs))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Halves:
+class _Halves(msgspec.Struct, frozen=True, eq=False):
     """Two halves of every table's rows; the last table is the label's."""
 
     rows: Sequence[Rows]  # of each table: the row that each joined row has, or −1

@@ -10,11 +10,12 @@ sample of rows, with its size and a standard error from twenty batches of it. Th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Summable, Walkable
@@ -35,8 +36,7 @@ _BATCHES = 20
 _CLASSES = 20  # with more, the area under each one's curve is not measured
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredOn:
+class MeasuredOn(msgspec.Struct, frozen=True):
     """Drawn joined rows that metrics were measured on, and the standard errors of those that no sum gives exactly."""
 
     rows: int
@@ -47,8 +47,7 @@ class MeasuredOn:
         return replace(self, standard_errors={n: e for n, e in self.standard_errors.items() if n not in exact})
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Measured:
+class Measured(msgspec.Struct, frozen=True, eq=False):
     """The mean loss and the metrics of some rows; of classes that a finished model predicts, the curves."""
 
     loss: float
@@ -57,8 +56,7 @@ class Measured:
     on: MeasuredOn | None = None  # None: all rows
 
 
-@dataclass(frozen=True, slots=True)
-class Criterion:
+class Criterion(msgspec.Struct, frozen=True):
     """How rows are measured: by a loss and its metrics, as far as the moment needs them; `channel`: noise on labels."""
 
     loss: Loss
@@ -212,8 +210,7 @@ def _summarise(sums: Sums, criterion: Criterion, ranked: Sequence[Ranking] = ())
     return Measured(mean_loss, metrics, curves_of(sums, loss, ranked) if is_drawn else None)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SideRows:
+class SideRows(msgspec.Struct, frozen=True, eq=False):
     """The joined rows of a side; `whole`: how many they were drawn from, None: they are all."""
 
     joined: Any

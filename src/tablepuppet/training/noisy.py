@@ -13,9 +13,10 @@ follow from the noisy sums, as the same metrics of exact sums do (models/metrics
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from tablepuppet.algorithms.registry import own_model
 from tablepuppet.arrays import Array
@@ -41,8 +42,7 @@ _SURE = 4.0  # deviations, beyond which a change of a share is no noise
 _SHARES = ("accuracy", "precision", "recall", "f1", "auc")
 
 
-@dataclass(frozen=True, slots=True)
-class NoisyMetrics:
+class NoisyMetrics(msgspec.Struct, frozen=True):
     """Measures joined rows under an analyst's terms; one release, over however many sides a job measures once."""
 
     noise: AnalystNoise

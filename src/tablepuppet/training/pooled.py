@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Fitted, PartSetup, Problem
@@ -95,8 +96,7 @@ def run_pooled(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | 
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Table:
+class _Table(msgspec.Struct, frozen=True, eq=False):
     """A block's rows, pooled."""
 
     train: Features

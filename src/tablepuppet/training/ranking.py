@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,8 +24,7 @@ _EDGES = np.linspace(0.0, 1.0, BINS + 1)[1:-1]  # of bins, which have their uppe
 _POINTS = 2_000  # of a curve: thresholds between which so small a part of the rows lies
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Ranking:
+class Ranking(msgspec.Struct, frozen=True, eq=False):
     """Areas, and points of the curve: rows whose score is at least `scores`, and how many of them are positive.
 
     A point lies halfway to the next score below it, so that rounding moves no row to its other side.

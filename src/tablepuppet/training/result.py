@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
+from msgspec.structs import replace
 
 from tablepuppet.algorithms.boosting.model import Tree
 from tablepuppet.algorithms.registry import require_ability
@@ -51,7 +52,7 @@ _NO_FIGURES = (
 )
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class EpochRecord(Mapping[str, Any]):
     """The state of a run after one epoch; a mapping too, so that pandas.DataFrame(history) works."""
 
@@ -61,7 +62,7 @@ class EpochRecord(Mapping[str, Any]):
     rounds: int  # training rounds so far
     bytes: int  # training bytes so far, both ways
     seconds: float  # since training began
-    residuals: dict[str, float] = field(default_factory=dict)
+    residuals: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Any:
         if name not in tuple(self):
@@ -69,20 +70,19 @@ class EpochRecord(Mapping[str, Any]):
         return getattr(self, name)
 
     def __iter__(self) -> Iterator[str]:
-        return (f.name for f in fields(self))
+        return (f.name for f in dataclasses.fields(self))
 
     def __len__(self) -> int:
-        return len(fields(self))
+        return len(dataclasses.fields(self))
 
     __hash__ = None  # type: ignore[assignment]
 
     def without_figures(self) -> EpochRecord:
         """The same without any measurement on rows."""
-        return replace(self, objective=math.nan, metrics={}, residuals={})
+        return dataclasses.replace(self, objective=math.nan, metrics={}, residuals={})
 
 
-@dataclass(frozen=True, slots=True)
-class RoundEvent:
+class RoundEvent(msgspec.Struct, frozen=True):
     """The argument of `on_round` after every round; it has a `record` at the end of an epoch."""
 
     epoch: int
@@ -97,8 +97,7 @@ class RoundEvent:
         return replace(self, record=self.record.without_figures())
 
 
-@dataclass(frozen=True, eq=False)
-class Result(ModelContent):
+class Result(ModelContent, frozen=True):
     """A trained model, its quality, and its cost. `federation.train` returns it.
 
     - `metrics`, `baseline`, `curves`: by side of the split ("train", "validation", "test"); of the best constant.
@@ -118,19 +117,19 @@ class Result(ModelContent):
     blocks: tuple[BlockModel, ...]
     encoded_intercept: Array
     classes: tuple[Class, ...]
-    privacy: Ledger = field(default_factory=Ledger)  # spending by table and observer
-    builder: Builder | None = field(default=None, repr=False)  # of the user's own torch modules
+    privacy: Ledger = msgspec.field(default_factory=Ledger)  # spending by table and observer
+    builder: Builder | None = None  # of the user's own torch modules
     epoch: int = 0  # whose parameters these are: the last one, or the best one where training was stopped early
     id: str = ""  # under which owners hold the parts that are withheld
     converged: bool = True  # whether more epochs would change little
     head: HeadModel | None = None  # None: a sum
-    head_module: Any = field(default=None, repr=False)  # of a head of the user's own
+    head_module: Any = None  # of a head of the user's own
     notes: tuple[str, ...] = ()  # problems, and how to proceed (training/convergence.py)
     trees: tuple[tuple[Tree, ...], ...] = ()  # of a boosted model
-    heads: dict[str, TreeHead] = field(default_factory=dict)  # of owners' logs, with their agreement to this run
-    curves: dict[str, Curves] = field(default_factory=dict)  # by side: confusion, calibration, residuals, …
-    baseline: Metrics = field(default_factory=dict)  # of a constant: the majority class, or the mean
-    measured: dict[str, MeasuredOn] = field(default_factory=dict)  # by side: the measured rows, if not all
+    heads: dict[str, TreeHead] = msgspec.field(default_factory=dict)  # of owners' logs that agreed to this run
+    curves: dict[str, Curves] = msgspec.field(default_factory=dict)  # by side: confusion, calibration, residuals, …
+    baseline: Metrics = msgspec.field(default_factory=dict)  # of a constant: the majority class, or the mean
+    measured: dict[str, MeasuredOn] = msgspec.field(default_factory=dict)  # by side: the measured rows, if not all
 
     def for_release(self) -> Result:
         """The result that leaves the server: of a private job, no number from exact predictions without an ε."""

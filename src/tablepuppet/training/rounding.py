@@ -11,12 +11,14 @@ exact numbers.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from tablepuppet.arrays import Array, effective_rows
 from tablepuppet.errors import PolicyError
@@ -39,8 +41,7 @@ if TYPE_CHECKING:
 _POINTS = 200  # of a curve, at the most
 
 
-@dataclass(frozen=True, slots=True)
-class SupportCounts:
+class SupportCounts(msgspec.Struct, frozen=True):
     """The rows behind metrics: joined ones, the label's rows among them, how often one is joined at most, classes."""
 
     joined: float
@@ -104,8 +105,7 @@ def partner_rules(mapping: TableMapping, rounding: Rounding) -> tuple[list[int],
     return [least(scan) for scan in scans], lookups
 
 
-@dataclass(frozen=True, slots=True)
-class SideRounding:
+class SideRounding(msgspec.Struct, frozen=True):
     """Rounds metrics of the rows of one side of the split, as the owners of a job ask for."""
 
     rounding: Rounding
@@ -230,8 +230,7 @@ def _apart(predicted: Array, apart: float) -> list[int]:
     return kept[::-1]
 
 
-@dataclass(frozen=True, slots=True)
-class RoundedResults:
+class RoundedResults(msgspec.Struct, frozen=True):
     """The metrics of a job, as the person who asked for it sees them."""
 
     train: SideRounding
@@ -253,7 +252,8 @@ class RoundedResults:
 
     def record(self, record: EpochRecord) -> EpochRecord:
         metrics = {side: self.side(side).metrics(own) for side, own in record.metrics.items()}
-        return replace(record, objective=self.train.relative("objective", record.objective), metrics=metrics)
+        objective = self.train.relative("objective", record.objective)
+        return dataclasses.replace(record, objective=objective, metrics=metrics)
 
     def following(self, on_round: Callable[[RoundEvent], None] | None) -> Callable[[RoundEvent], None] | None:
         """The callback after a round, with rounded metrics."""

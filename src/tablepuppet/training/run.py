@@ -6,12 +6,13 @@ algorithm defines a round (join_step, union_step, client_step).
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
+from msgspec.structs import replace
 
 from tablepuppet.algorithms.base import Problem, Server
 from tablepuppet.arrays import Array
@@ -72,7 +73,7 @@ def _train(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | None
     return training, encoders
 
 
-@dataclass
+@dataclasses.dataclass
 class Run:
     """One model's training under way."""
 
@@ -301,7 +302,7 @@ class Run:
         self.server.finish()
         objective, metrics = self.evaluate(is_last=True)
         best = self.patience.best_epoch if self.patience is not None and self.is_restored else len(self.history)
-        self.history[best - 1] = replace(self.history[best - 1], objective=objective, metrics=metrics)
+        self.history[best - 1] = dataclasses.replace(self.history[best - 1], objective=objective, metrics=metrics)
         mapping, job_id = self.plan.mapping, self.union.job
         ids = ids_of(encoders)
         held = held_blocks(self.plan.job, mapping, ids)

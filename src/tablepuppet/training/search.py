@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Problem, Server, Walkable
@@ -47,8 +48,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
+class Fit(msgspec.Struct, frozen=True):
     """One setting, trained without one fold and measured on it."""
 
     setting: int
@@ -60,8 +60,7 @@ class Fit:
     seconds: float
 
 
-@dataclass(frozen=True, eq=False)
-class SearchResult:
+class SearchResult(msgspec.Struct, frozen=True, eq=False):
     """Metrics of settings on rows that they were not trained on. `tp.search` and `tp.cross_validate` return it.
 
     >>> found = tp.search(federation, query, {"l2": [1e-3, 1.0]}, label="returned", folds=3)
@@ -289,8 +288,7 @@ def _measure(rows: Walkable, predictions: Sequence[Array], plan: Plan, intercept
     return {"loss": found.loss} | found.metrics
 
 
-@dataclass(frozen=True, eq=False)
-class FoldRows:
+class FoldRows(msgspec.Struct, frozen=True, eq=False, dict=True):
     """Joined rows by fold; by time there is one more, which is never held out."""
 
     mapping: TableMapping

@@ -23,11 +23,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import msgspec
 import pyarrow as pa
 
 from tablepuppet.errors import DisconnectedError, TransportError
@@ -223,8 +223,7 @@ def _has_spoken(held: socket.socket) -> bool:
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """How long, and how many, connections stay that have not greeted."""
 
     silent: float = 3.0  # seconds without a byte
@@ -234,8 +233,7 @@ class Limits:
     all: int = 512  # or half of the descriptors, if that is less
 
 
-@dataclass(frozen=True, slots=True)
-class _Stranger:
+class _Stranger(msgspec.Struct, frozen=True):
     peer: Peer
     since: float
     has_spoken: bool
@@ -261,8 +259,7 @@ def find_excess(strangers: Iterable[_Stranger], limits: Limits, now: float) -> s
     return ending
 
 
-@dataclass(eq=False, slots=True)
-class Guest:
+class Guest(msgspec.Struct, eq=False):
     """One exchange: whose, and by which certificate once it has greeted."""
 
     who: str
@@ -276,7 +273,7 @@ class Watch:
 
     def __init__(self, port: int, revoked: Path | None) -> None:
         half = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
-        self._limits = Limits(all=min(Limits.all, half))
+        self._limits = Limits(all=min(Limits().all, half))
         self._revoked = revoked
         self._sockets = OpenSockets(port)
         self._guests: set[Guest] = set()

@@ -18,11 +18,11 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
 
@@ -41,8 +41,7 @@ _HELLO_LIMIT = 1 << 16
 _GREETING = 20.0  # seconds that a server may take to answer one
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(msgspec.Struct, frozen=True):
     """A party's certificate, its key, and the authority that it trusts: PEM files."""
 
     authority: Path
@@ -60,8 +59,7 @@ class Identity:
         return authority, certificate, key
 
 
-@dataclass(frozen=True, slots=True)
-class Party:
+class Party(msgspec.Struct, frozen=True):
     """Who dials; without an identity its name is believed."""
 
     name: str
@@ -69,8 +67,7 @@ class Party:
     identity: Identity | None
 
 
-@dataclass(frozen=True, slots=True)
-class ListenerSettings:
+class ListenerSettings(msgspec.Struct, frozen=True):
     """Who may come in, and what happens with those who do."""
 
     roles: dict[str, e.Role]  # by party name
@@ -80,7 +77,7 @@ class ListenerSettings:
     limit: int = LIMIT
     revoked: Path | None = None
     room: Room | None = None  # for all that is on its way in
-    protocols: Mapping[e.Role, str] = field(
+    protocols: Mapping[e.Role, str] = msgspec.field(
         default_factory=lambda: dict.fromkeys(("client", "user"), client_protocol())
     )
 

@@ -54,8 +54,7 @@ def network(name: str | Network) -> Network:
     return NETWORKS[name.lower()]
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
+class Round(msgspec.Struct, frozen=True):
     """The bytes of one round: on its slowest path (up and down of one client), and in all."""
 
     slowest: int

@@ -13,7 +13,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+
+import msgspec
 
 from tablepuppet.errors import DisconnectedError, RunInterruptedError, TransportError
 from tablepuppet.formatting import LONGEST_FAILURE, printable
@@ -32,8 +33,7 @@ OnPause = Callable[[Sequence[str]], None]  # nothing happened for a while; who h
 OnWaiting = Callable[[dict[str, float]], None]  # who is away, and for how many more seconds they are waited for
 
 
-@dataclass(frozen=True, slots=True)
-class WaitRules:
+class WaitRules(msgspec.Struct, frozen=True):
     """How long answers are waited for, and who hears of it meanwhile."""
 
     patience: float  # seconds that a client may be away; then the run ends, resumably
@@ -43,12 +43,13 @@ class WaitRules:
     since: float | None = None  # when it was asked first, if it is asked again
 
 
-@dataclass(slots=True)
-class _Line:
+class _Line(msgspec.Struct):
     """One client's connection and the thread that writes to it."""
 
     stream: Stream
-    outbox: queue.SimpleQueue[tuple[Envelope, Sequence[Frame]] | None] = field(default_factory=queue.SimpleQueue)
+    outbox: queue.SimpleQueue[tuple[Envelope, Sequence[Frame]] | None] = msgspec.field(
+        default_factory=queue.SimpleQueue
+    )
 
     limit: int = 0  # bytes of an answer
     unasked: int = 0  # answers in a row that nobody waits for
@@ -88,8 +89,7 @@ class _Line:
             self.stream.cancel()
 
 
-@dataclass(slots=True)
-class _Asked:
+class _Asked(msgspec.Struct):
     request: Request
     frames: Sequence[Frame]
     asked: float

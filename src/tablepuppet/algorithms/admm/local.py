@@ -9,8 +9,7 @@ counts; the penalty is added after the noise.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from tablepuppet.algorithms.admm.options import Admm
@@ -35,8 +34,7 @@ def local_epochs(rows: int, clients: int, options: Admm) -> tuple[int, int]:
     return size, options.local_epochs or usual
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class BatchStep:
+class BatchStep(msgspec.Struct, frozen=True, eq=False):
     """The step of a network, by batches of all rows."""
 
     setup: PartSetup
@@ -66,8 +64,7 @@ class BatchStep:
         return theta, moments
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LocalStep:
+class LocalStep(msgspec.Struct, frozen=True, eq=False):
     """argmin_θ (1/N) Σ_k [Y_kᵀ h_k + ½ q_k ‖h_k‖²] + ½ β ‖θ‖², approached by noisy gradients.
 
     If a block has several clients, each takes a few steps from the agreed θ, on its own rows' mean loss. The next

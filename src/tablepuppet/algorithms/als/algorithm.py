@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Literal
+
+from msgspec.structs import replace
 
 from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Merit
 from tablepuppet.algorithms.als.normal import packed_width

@@ -17,8 +17,8 @@ ids, which carry most of the vector, the ridge is √m c_i.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from tablepuppet.algorithms.als.normal import unpack_triangles
@@ -31,8 +31,7 @@ _SAMPLE = 2048  # rows of a table whose M⁻¹ are computed
 _MOST_FITTED = 0.9  # of the joined rows that σ² takes for fitted parameters
 
 
-@dataclass(frozen=True, slots=True)
-class FixedShrinkage:
+class FixedShrinkage(msgspec.Struct, frozen=True):
     """The user's λ per joined row for all outputs of a table."""
 
     strength: float

@@ -9,8 +9,8 @@ the training rows stands for those that an outer join did not find: all its valu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,8 +22,7 @@ _DENSE = 200  # joined rows for each category: no longer sparse
 _FURTHER = 10  # joined rows of a category that a further column is worth
 
 
-@dataclass(frozen=True, slots=True)
-class BinRules:
+class BinRules(msgspec.Struct, frozen=True):
     """How fine the bins of columns are."""
 
     bins: int  # of a column, at most
@@ -118,8 +117,7 @@ def further_bins(
     return found
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Columns:
+class Columns(msgspec.Struct, frozen=True, eq=False):
     """The layout of a block's bins."""
 
     kinds: NDArray[np.uint8]

@@ -12,11 +12,13 @@ In: layouts of blocks. Out: the keys to reveal, then trees. Clients are sent no 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting import kernels
@@ -34,8 +36,7 @@ Sums = NDArray[np.int64]
 _DRAWS, _ORDER, _SETS = 7_919, 7_920, 7_921  # streams of chance, beside those of samples and roundings
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Drawable:
+class Drawable(msgspec.Struct, frozen=True, eq=False):
     """Facts about a block before its keys are drawn."""
 
     layout: Columns

@@ -6,13 +6,14 @@ In: a plan and a link to the clients. Out: a Result. A tree takes as many rounds
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Problem
@@ -200,7 +201,7 @@ def _measure_rows(side: JoinedRows, scores: Array, criterion: Criterion, rows: N
     return measuring.measure_scores(side.take(rows)[0], scores[rows], criterion).metrics
 
 
-@dataclass
+@dataclasses.dataclass
 class _Training:
     """One run under way."""
 
@@ -212,7 +213,7 @@ class _Training:
     start: Array
     on_round: OnRound | None
     noisy: NoisyMetrics | None = None  # for an analyst
-    history: list[EpochRecord] = field(default_factory=list)
+    history: list[EpochRecord] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
         job = self.plan.job
@@ -288,7 +289,7 @@ class _Training:
         place = next(i for i, record in enumerate(self.history) if record.epoch == best)
         if best < self.options.trees:  # else the last record has it
             objective, metrics = self._measure(is_last=True)
-            self.history[place] = replace(self.history[place], objective=objective, metrics=metrics)
+            self.history[place] = dataclasses.replace(self.history[place], objective=objective, metrics=metrics)
         objective, metrics = self.history[place].objective, self.history[place].metrics
         known = self.server.blocks
         trees, keys = compact(self.server.trees, lambda b, k: known[b].missing_key(k), len(known))

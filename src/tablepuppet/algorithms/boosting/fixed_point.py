@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Self
 
 import msgspec
@@ -49,8 +48,7 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LabelNoise:
+class LabelNoise(msgspec.Struct, frozen=True, eq=False):
     """Labels without the bias of their noise average, in a leaf of few rows, to what no labels can, and its score would
     grow with every tree. So the labels of a leaf sum up to what labels can, and more rows make one."""
 
@@ -84,8 +82,7 @@ class LabelNoise:
         return min(max(total, rows * low + margin), rows * high - margin)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Labels:
+class Labels(msgspec.Struct, frozen=True, eq=False):
     """The label and the weight of every joined row, by the row of the label table that it comes from."""
 
     values: Array
@@ -107,8 +104,7 @@ class Labels:
         return total - self.noise.limit(total, len(rows))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Derivatives:
+class Derivatives(msgspec.Struct, frozen=True, eq=False):
     """g and h of every joined row for one output, and what one unit of them is worth.
 
     They lie side by side, as the upper and the lower 32 bits of one number: who sums them up reads one place, not two.

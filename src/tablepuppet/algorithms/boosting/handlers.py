@@ -6,12 +6,12 @@ The state of a part is its keys; codes are made when it starts, and again when a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting import messages as trees
@@ -46,8 +46,7 @@ class TreesState(msgspec.Struct, frozen=True):
     is_told: list[bool] = []
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TreesPart:
+class TreesPart(msgspec.Struct, frozen=True, eq=False):
     """The data of a part that trees are grown from."""
 
     request: trees.StartTrees
@@ -59,7 +58,7 @@ class TreesPart:
     reveals_columns: bool
     before: tuple[trees.SplitRule, ...] = ()  # of trees that were there already
     is_private: bool = False
-    halves: list[tuple[TreesState, ClientHalf]] = field(default_factory=list)  # of the last request, and its state
+    halves: list[tuple[TreesState, ClientHalf]] = msgspec.field(default_factory=list)  # of the last request
 
 
 def sketch_features(own: ClientState, request: trees.SketchFeatures) -> trees.FeatureSketches:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,16 +22,14 @@ from tablepuppet.errors import TransportError
 Sums = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
+class Split(msgspec.Struct, frozen=True):
     """A candidate: a key, and where missing values go."""
 
     key: Key
     to_left: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Objection:
+class Objection(msgspec.Struct, frozen=True):
     """A split that comes before the one in the outline; None: there is none, and that one is not a candidate."""
 
     tree: int

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import neg
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -38,8 +39,7 @@ from tablepuppet.errors import TransportError
 Sums = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     """The split of a node: whose it is, which of its keys, and where missing values go."""
 
     gain: float

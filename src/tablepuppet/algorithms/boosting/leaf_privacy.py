@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from tablepuppet.algorithms.boosting.fixed_point import LeafNoise
@@ -29,8 +29,7 @@ _LOGISTIC = 3.0  # s: p² + (3p(1 − p))² ≤ 1 for every p
 _PART = 3.0  # of C, that s·h is at the most with other losses
 
 
-@dataclass(frozen=True, slots=True)
-class LeafPlan:
+class LeafPlan(msgspec.Struct, frozen=True):
     """The noise and bounds of trees under feature privacy."""
 
     noise: LeafNoise

@@ -9,12 +9,12 @@ A tree sees a sample of rows and of columns, drawn from the seed and the tree's 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from math import ceil
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -33,8 +33,7 @@ _NO_CODES = np.zeros((0, 0), np.uint8)
 _CHUNK = 1 << 16  # rows whose numbers are made at a time
 
 
-@dataclass(frozen=True, eq=False)
-class BlockIndex:
+class BlockIndex(msgspec.Struct, frozen=True, eq=False, dict=True):
     """p_i: the row of a block that each joined row comes from; −1: none."""
 
     rows: int
@@ -86,8 +85,7 @@ class BlockIndex:
 Segment = tuple[int, int]  # where the rows of a node begin and end
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Router:
+class Router(msgspec.Struct, frozen=True, eq=False):
     """How joined rows, of training or held out, find their side of splits."""
 
     blocks: Sequence[KnownBlock]

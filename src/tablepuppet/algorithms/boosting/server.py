@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
@@ -30,16 +31,14 @@ Plan = tuple[Outline, list[int]]  # the outline of a tree, and the numbers of it
 Rounds = Generator[list[list[Check]], list[Objections], None]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class HeldRows:
+class HeldRows(msgspec.Struct, frozen=True, eq=False):
     """Joined rows that are held out: their row numbers per block, and their scores so far, output by output."""
 
     indices: Sequence[BlockIndex]
     scores: Array
 
 
-@dataclass(slots=True)
-class _Better:
+class _Better(msgspec.Struct):
     """The objections to one node: the best split, and whether its own is not even a candidate."""
 
     best: Choice | None = None

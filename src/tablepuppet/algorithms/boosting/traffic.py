@@ -11,7 +11,8 @@ The constants were measured in runs (docs/decisions/0120-a-column-is-disclosed-o
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+
+import msgspec
 
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.shape import BlockShape, PartShape, RoundTraffic, Shape, count_round
@@ -48,8 +49,7 @@ _NODE_COLUMN = 9e-6  # of a node that a check is about, for each column: its bes
 _RECORDS = 10  # of a run
 
 
-@dataclass(frozen=True, slots=True)
-class _Round:
+class _Round(msgspec.Struct, frozen=True):
     """A round that is about a share of a tree."""
 
     asked: list[float]  # by block: how likely it is asked

@@ -7,11 +7,11 @@ row numbers; a split parts them. Of two children the one with fewer rows is coun
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from heapq import heappop, heappush
 from math import inf
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,8 +29,7 @@ Sums = NDArray[np.int64]
 _UNBOUND = np.zeros((0, 2))
 
 
-@dataclass(slots=True)
-class Node:
+class Node(msgspec.Struct):
     """Joined rows order[start:stop], and how they are split."""
 
     start: int
@@ -48,8 +47,7 @@ class Node:
     is_checked: bool = False  # clients have nothing better
 
 
-@dataclass(frozen=True, eq=False)
-class Growth:
+class Growth(msgspec.Struct, frozen=True, eq=False, dict=True):
     """The limits of a tree's growth."""
 
     depth: int
@@ -63,8 +61,7 @@ class Growth:
         return [float(self.rules[place]) for place in (1, 6, 8, 7)]
 
 
-@dataclass(frozen=True, eq=False)
-class TreeRows:
+class TreeRows(msgspec.Struct, frozen=True, eq=False):
     """The rows that a tree is grown on."""
 
     blocks: Sequence[KnownBlock]

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Problem, Server
@@ -27,8 +28,7 @@ _STEPS = 20  # of Newton for the intercept
 _FLAT = 1e-13  # of the mean slope in it, relative to the curvature
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Point:
+class Point(msgspec.Struct, frozen=True, eq=False):
     """f at some predictions and their best intercept, with its derivatives."""
 
     predictions: list[Array]

@@ -11,8 +11,8 @@ O(n · k), however many categories there are, where a matrix would take d² numb
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from scipy.sparse.linalg import LinearOperator, cg
 
@@ -23,8 +23,7 @@ WIDE = 2_000  # columns of a block from which products are cheaper than a matrix
 _ITERATIONS = 300
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Products:
+class Products(msgspec.Struct, frozen=True, eq=False):
     """S by its products with vectors, and by its diagonal."""
 
     multiply: Callable[[Array], Array]
@@ -48,8 +47,7 @@ class Products:
         return np.asarray(found.reshape(shape))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Spectrum:
+class Spectrum(msgspec.Struct, frozen=True, eq=False):
     """S = V diag(values) Vᵀ."""
 
     values: Array

@@ -6,7 +6,6 @@ And the shrinkage of factors where the user leaves it open (`NoiseEdge`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import sqrt
 from typing import Literal
 
@@ -20,8 +19,7 @@ from tablepuppet.models.heads.base import HeadSpec
 Optimizer = Literal["sgd", "adam", "adamw"]
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(msgspec.Struct, frozen=True):
     """How a step is taken."""
 
     optimizer: Optimizer = "sgd"

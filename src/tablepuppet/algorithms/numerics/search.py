@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Problem, Summable
@@ -40,8 +41,7 @@ _ENOUGH = 1e-3  # of a round's gain so far: smaller gains are left to the next r
 _ENOUGH_OUTPUTS = 0.05  # the same with several outputs, where F costs more and a round brings a new Hessian
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Derivatives:
+class Derivatives(msgspec.Struct, frozen=True, eq=False):
     """The mean loss at some predictions, its derivatives collapsed to rows, and their sums."""
 
     loss: float
@@ -64,8 +64,7 @@ def _along(vectors: Sequence[Array], y: Array) -> Array:
     return np.array([np.vdot(v, y) if v.strides[0] else v[:1].sum(axis=0) @ total for v in vectors])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Found:
+class Found(msgspec.Struct, frozen=True, eq=False):
     """The minimum over the subspace."""
 
     coefficients: list[Array]
@@ -175,8 +174,7 @@ def _labels(shard: Any, loss: Loss) -> Array:
     return np.asarray(shard.labels) if loss.curvature_needs_labels else _NO_LABELS
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Objective:
+class Objective(msgspec.Struct, frozen=True, eq=False):
     """F: the mean loss over joined rows, and a ridge for each block."""
 
     evaluate: Callable[[Sequence[Array], Array], Derivatives]
@@ -185,8 +183,7 @@ class Objective:
     is_quadratic: bool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Subspace:
+class Subspace(msgspec.Struct, frozen=True, eq=False):
     """Where F is minimised: from the model, along some directions of each block, and over the intercept."""
 
     vectors: Sequence[Sequence[Array]]  # of each block h and its directions, newest first

@@ -10,12 +10,12 @@ that the other already knows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from tablepuppet.algorithms.base import BlockAnswer, Problem, Summable
 from tablepuppet.algorithms.numerics.search import (
@@ -321,8 +321,7 @@ def images(weights: Array | Following, columns: Array, vectors: Sequence[Array])
     return own, constant
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Images:
+class Images(msgspec.Struct, frozen=True, eq=False):
     """Products of the Hessian with directions, from a walk (`hessian_step`)."""
 
     signals: list[list[Array]]

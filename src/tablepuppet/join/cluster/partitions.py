@@ -12,10 +12,10 @@ import itertools
 import json
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.fs
@@ -77,8 +77,7 @@ def _whole(column: pa.ChunkedArray) -> NDArray[Any]:
 MAX_ROWS_TO_SEND = 1 << 17  # rows of a block that are sooner sent than numbered anew
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Partition:
+class Partition(msgspec.Struct, frozen=True, eq=False):
     """Where some consecutive joined rows lie, and which rows of each block they use."""
 
     path: str
@@ -95,8 +94,7 @@ class Partition:
         return np.where(own < 0, -1, used[own])
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionSpec:
+class PartitionSpec(msgspec.Struct, frozen=True):
     """Which joined rows a partition has: some lanes."""
 
     path: str

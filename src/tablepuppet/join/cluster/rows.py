@@ -10,11 +10,12 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, RowNumbers
@@ -27,8 +28,7 @@ from tablepuppet.join.walk import JoinStep, Pass, Work
 from tablepuppet.sizes import VALUES_PER_CLUSTER_SORT
 
 
-@dataclass(frozen=True, eq=False)
-class ClusterRows:
+class ClusterRows(msgspec.Struct, frozen=True, eq=False, dict=True):
     """Joined rows whose partitions lie with workers, as plans, algorithms and metrics use them."""
 
     rows: int
@@ -38,8 +38,8 @@ class ClusterRows:
     labels: Array  # per row of the label table
     weights: Array | None
     counts: RowNumbers  # joined rows per row of the label table
-    state: dict[str, Kept] = field(default_factory=dict)
-    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))  # of walks
+    state: dict[str, Kept] = msgspec.field(default_factory=dict)
+    numbers: Iterator[int] = msgspec.field(default_factory=lambda: itertools.count(1))  # of walks
 
     def allocate(self, name: str, outputs: int, dtype: type[np.floating[Any]] = np.float64) -> None:
         self.state[name] = Kept(outputs, np.dtype(dtype).str)

@@ -9,9 +9,9 @@ j from 0 to N − 1, drawn uniformly, gives a uniform joined row.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,8 +21,7 @@ from tablepuppet.join.tree_join import TreeSide
 Numbers = NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
-class RowLookup:
+class RowLookup(msgspec.Struct, frozen=True, eq=False, dict=True):
     """The joined rows of a side, none of which is held."""
 
     side: TreeSide

@@ -9,11 +9,12 @@ else (`sample`): metrics of ranks, batches, trees.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import LossSums
@@ -34,8 +35,7 @@ _NO_WALK = 'this needs each joined row, and walk="factorised" has none; train wi
 SAMPLE = 1_000_000  # joined rows that are drawn for results that are no sums
 
 
-@dataclass(frozen=True, eq=False)
-class FactorisedRows:
+class FactorisedRows(msgspec.Struct, frozen=True, eq=False, dict=True):
     """The joined rows of a side, none of which is held."""
 
     side: JoinedSide  # all branches are trees
@@ -44,7 +44,7 @@ class FactorisedRows:
     weights: Array | None = None  # likewise; None: all one
     seed: int = 0  # of random draws
     cluster: Cluster | None = None  # whose workers share the frequencies of a walk
-    _losses: dict[Loss, list[TreeLoss]] = field(default_factory=dict)
+    _losses: dict[Loss, list[TreeLoss]] = msgspec.field(default_factory=dict)
 
     @property
     def rows(self) -> int:

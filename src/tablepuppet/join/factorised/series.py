@@ -13,11 +13,12 @@ straight there, and the wave is moved towards them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, floor, frexp, pi
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from tablepuppet.arrays import Array, floats
 from tablepuppet.errors import ScoreRangeError
@@ -38,8 +39,7 @@ _GRID = 20
 _TRUNCATION = 1e-14  # of the least squares' singular values
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Series:
+class Series(msgspec.Struct, frozen=True, eq=False):
     """f(a) ≈ c_0 + Σ_k c_k cos ω_k(a − centre) + s_k sin ω_k(a − centre), of f = φ′, φ″, φ.
 
     ω_k = first + (k − 1) step.

@@ -9,9 +9,9 @@ each row, never rows × frequencies.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -47,8 +47,7 @@ class Sums(NamedTuple):
     out: Array
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SeriesWalk:
+class SeriesWalk(msgspec.Struct, frozen=True, eq=False):
     """A branch's series and the phases of its rows. Arrays are frozen: a cluster's workers have them so, and compile
     the same loops."""
 

@@ -10,9 +10,9 @@ an INNER join. So sums over it are right for both, and walks have no case for it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,8 +20,7 @@ from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.join.tree_join import Edge, TreeJoin
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Segments:
+class Segments(msgspec.Struct, frozen=True, eq=False):
     """Where the groups of some ordered rows begin; groups without rows are left out."""
 
     groups: int
@@ -46,8 +45,7 @@ class Segments:
         return out
 
 
-@dataclass(frozen=True, eq=False)
-class Relation:
+class Relation(msgspec.Struct, frozen=True, eq=False, dict=True):
     """A relation's rows in the order of their groups."""
 
     size: int  # rows of its table; row `size` stands for the row that a LEFT JOIN did not find
@@ -73,8 +71,7 @@ class Relation:
         return out
 
 
-@dataclass(frozen=True, eq=False)
-class Tree:
+class Tree(msgspec.Struct, frozen=True, eq=False, dict=True):
     """Relations, and the order from the root to the leaves."""
 
     relations: tuple[Relation, ...]
@@ -134,8 +131,7 @@ class Tree:
         return [values[relation.rows] for relation, values in zip(self.relations, per_row, strict=True)]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Link:
+class _Link(msgspec.Struct, frozen=True, eq=False):
     """An edge by groups: which one each row of the relation is in (−1: none), and which each row above finds."""
 
     own: NDArray[np.int64]

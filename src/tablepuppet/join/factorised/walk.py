@@ -9,10 +9,10 @@ total of ℓ. Squares and exponentials take one walk; an analytic φ takes one f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 
+import msgspec
 import numpy as np
 
 from tablepuppet.arrays import Array
@@ -24,8 +24,7 @@ from tablepuppet.join.factorised.tree import Tree
 from tablepuppet.models.losses.separable import Analytic, Exponential, Separable, Square
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Derivatives:
+class Derivatives(msgspec.Struct, frozen=True, eq=False):
     """Sums over joined rows; per row of each relation, and last of the row that a LEFT JOIN did not find."""
 
     loss: float
@@ -35,8 +34,7 @@ class Derivatives:
     promise: float = 0.0  # the largest error of a joined row's slope
 
 
-@dataclass(frozen=True, eq=False)
-class TreeLoss:
+class TreeLoss(msgspec.Struct, frozen=True, eq=False, dict=True):
     """A loss over a tree's joined rows; weights and the loss's numbers are per row of the root's table."""
 
     tree: Tree

@@ -13,11 +13,12 @@ those of the objective divided by u².
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, RowNumbers
@@ -41,8 +42,7 @@ class HeadSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     module: str = ""  # the name under which the server knows a torch module of the user's own
 
 
-@dataclass(frozen=True, kw_only=True)
-class HeadTraits:
+class HeadTraits(msgspec.Struct, frozen=True, kw_only=True):
     """Traits of a kind of head, known before a head is made. A new kind declares it and joins KINDS in kinds.py."""
 
     widths: Callable[[Any, int, int], tuple[int, ...]]  # k_i for a job's model, so many blocks and outputs
@@ -85,15 +85,14 @@ class Head(Protocol):
         """The same, and the way back."""
 
 
-@dataclass
-class TrainedHead:
+class TrainedHead(msgspec.Struct):
     """A head and where training has taken its own parameters."""
 
     head: Head
     own: Array
     # Of each block: of h² per joined row, and of θ² in addition to l2, by output; None: the spec's.
     penalties: Sequence[tuple[Array, Array]] | None = None
-    squares: list[Array] = field(default_factory=list)  # Σ θ² of each block by output, where there are penalties
+    squares: list[Array] = msgspec.field(default_factory=list)  # Σ θ² of each block by output, for penalties
 
     @property
     def per_joined(self) -> Sequence[Array | float]:
@@ -115,8 +114,7 @@ class TrainedHead:
         return HeadModel(self.head.spec, self.own)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class HeadModel:
+class HeadModel(msgspec.Struct, frozen=True, eq=False):
     """The same as data, for results and saved models: kinds.py makes the head of it."""
 
     spec: HeadSpec

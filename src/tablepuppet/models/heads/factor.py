@@ -10,8 +10,8 @@ outer join does not find gives h_i = 0 and adds nothing. The head has no paramet
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from tablepuppet.arrays import Array
@@ -21,8 +21,7 @@ _RANK = 16
 _SPREAD = 0.1  # of vectors before training: at zero they would never move
 
 
-@dataclass(frozen=True)
-class FactorHead:
+class FactorHead(msgspec.Struct, frozen=True):
     """Σ b_i + Σ_{i<j} ⟨v_i, v_j⟩, per class."""
 
     spec: HeadSpec

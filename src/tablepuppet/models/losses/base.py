@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, ClassVar, Literal, Self
 
+import msgspec
 import numpy as np
 
 from tablepuppet.arrays import Array
@@ -32,8 +33,7 @@ Task = Literal["number", "binary", "classes"]
 LabelNoise = Literal["unbiased labels", "targets", "refused"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LabelFacts:
+class LabelFacts(msgspec.Struct, frozen=True, eq=False):
     """Facts about the training labels for making a loss; a loaded model's loss has only the classes."""
 
     classes: int = 0  # 0: the label is a number

@@ -8,27 +8,25 @@ core φ it has. Losses with kinks have none, nor have losses of several outputs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from tablepuppet.arrays import Array
 
 Function = Callable[[Array], Array]
 
 
-@dataclass(frozen=True, slots=True)
-class Square:
+class Square(msgspec.Struct, frozen=True):
     """φ(a) = ½ a²."""
 
 
-@dataclass(frozen=True, slots=True)
-class Exponential:
+class Exponential(msgspec.Struct, frozen=True):
     """φ(a) = e^{rate·a}."""
 
     rate: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Analytic:
+class Analytic(msgspec.Struct, frozen=True):
     """φ is even, φ″ fades away from 0, and φ is analytic near the real line: the sum of a short Fourier series."""
 
     value: Function
@@ -40,8 +38,7 @@ class Analytic:
 Core = Square | Exponential | Analytic
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Separable:
+class Separable(msgspec.Struct, frozen=True, eq=False):
     """u·φ(a − s) + v·a + c: a number for each row of the label table; None: u = 1, and s, v or c = 0."""
 
     core: Core

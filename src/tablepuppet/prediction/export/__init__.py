@@ -11,9 +11,9 @@ A linear block is one layer without a constant. Labels are in the user's unit: t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 
 from tablepuppet.algorithms.registry import require_ability
@@ -23,8 +23,7 @@ from tablepuppet.prediction.model import Model
 from tablepuppet.protocol.columns import IdEncoder
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
+class Layer(msgspec.Struct, frozen=True):
     """φ(W x + b); the last one of a block has no φ."""
 
     weights: Array  # (inputs, outputs)

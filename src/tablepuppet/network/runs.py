@@ -214,15 +214,5 @@ class Run:
 
     def describe(self) -> dict[str, Any]:
         """For people and machines: no value of any row."""
-        return {
-            "run": self.id,
-            "kind": self.kind,
-            "state": self.state,
-            "user": self.owner,
-            "submitted": self.submitted,
-            "message": self.message,
-            "round": self.round,
-            "rounds": self.rounds,
-            "steps": self.steps,
-            "waiting": self.waiting,
-        }
+        shown = ("kind", "state", "submitted", "message", "round", "rounds", "steps", "waiting")
+        return {"run": self.id, "user": self.owner, **{name: getattr(self, name) for name in shown}}

@@ -248,10 +248,10 @@ def read_json(file: Path, kind: type[_T]) -> _T:
 
 def to_json(value: msgspec.Struct) -> bytes:
     """Readable JSON; numbers are written so that they read back to the same bits."""
-    return msgspec.json.format(msgspec.json.encode(value, enc_hook=_plain), indent=1)
+    return msgspec.json.format(msgspec.json.encode(value, enc_hook=to_plain), indent=1)
 
 
-def _plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """Arrays and numbers of NumPy as JSON has them."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()

@@ -27,6 +27,7 @@ from tablepuppet.arrays import Array
 from tablepuppet.errors import PolicyError
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.owner.owner_log import OwnerLog
+from tablepuppet.owner.part_store import to_plain
 from tablepuppet.owner.policy import Policy
 from tablepuppet.owner.scans import ScanUse
 from tablepuppet.privacy.accounting import Mechanism
@@ -194,7 +195,7 @@ def bound_reach(use: ScanUse) -> int:
 
 
 def score_name(model: ScoredModel, theta: Array) -> str:
-    described = msgspec.msgpack.encode(model, enc_hook=_plain)
+    described = msgspec.msgpack.encode(model, enc_hook=to_plain)
     return hashlib.sha256(described + np.ascontiguousarray(theta, np.float64).tobytes()).hexdigest()
 
 
@@ -202,11 +203,6 @@ def start_name(features: Sequence[str], weights: Sequence[dict[str, list[float]]
     """The name of initial weights. It stays the same when features are added that begin at zero."""
     given = sorted((name, sorted(units.items())) for name, units in zip(features, weights, strict=True) if units)
     return hashlib.sha256(b"start" + msgspec.msgpack.encode(given)).hexdigest()
-
-
-def _plain(value: object) -> object:
-    assert isinstance(value, np.ndarray)
-    return value.tolist()
 
 
 def reads(own: ClientState, job: str, scan: int, columns: Iterable[int]) -> tuple[str, ...]:

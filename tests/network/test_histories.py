@@ -36,8 +36,22 @@ def with_times() -> dict[str, pa.Table]:
     return held | {"supplier": pa.table(prices)}
 
 
+CUTOFFS = RULES + 'cutoffs = ["ts"]\n'
+PAIRS = (
+    CUTOFFS
+    + """pairs = ["item"]
+[tables.items]
+features = ["price", "day"]
+keys = ["item"]
+filters = ["day"]
+pairs = ["item"]
+"""
+)
+
+
 @pytest.mark.slow
-def test_killed_clients_and_a_killed_server_read_the_same_history(tmp_path: Path) -> None:
+@pytest.mark.parametrize("granted", [CUTOFFS, PAIRS], ids=["cutoffs", "pairs"])
+def test_killed_clients_and_a_killed_server_read_the_same_history(tmp_path: Path, granted: str) -> None:
     held = with_times()
     with running(tmp_path, held) as parties:
 
@@ -50,7 +64,7 @@ def test_killed_clients_and_a_killed_server_read_the_same_history(tmp_path: Path
         set_policy(RULES)
         with pytest.raises(tp.TablePuppetError, match="column ts may not"):
             parties.connect().train(QUERY, **JOB)
-        set_policy(RULES + 'cutoffs = ["ts"]\n')
+        set_policy(granted)
         faults, threads = [("supplier", 5), ("server", 30), ("store-us", 45)], list[Thread]()
 
         def on_round(event: Any) -> None:
@@ -69,8 +83,8 @@ def test_killed_clients_and_a_killed_server_read_the_same_history(tmp_path: Path
             parties.connect().submit("SELECT o.x, o.y FROM orders o JOIN items i USING (item)", "y", split="o.ts")
     assert "items_by_item.price_mean" in text
     given = {"orders": [held["store-eu"], held["store-us"]], "items": held["supplier"]}
-    (tmp_path / "policy.toml").write_text(RULES + 'cutoffs = ["ts"]\n')
-    with tp.Federation(given, key=SECRET, policies={"orders": tmp_path / "policy.toml"}) as federation:
+    policy = tmp_path / "open.toml"
+    with tp.Federation(given, key=SECRET, policies={"orders": policy, "items": policy}) as federation:
         expected = federation.train(QUERY, **JOB)
         assert_same(found, expected)
         again = federation.predict(expected, QUERY, key=["item"])

@@ -8,7 +8,7 @@ branch, and their rows are concatenated.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -83,6 +83,7 @@ class ScanTexts(NamedTuple):
 
 
 Place = tuple[int, int]  # scan, expression
+Keys = tuple[tuple[int, int], ...]  # columns of a history and of the scan with its moments, which are equal
 CUTOFF_OUTPUTS = tuple(exp.to_identifier(name, quoted=True).sql("duckdb") for name in (AT, AT_ONCE))
 
 
@@ -185,39 +186,39 @@ class BoundQuery(msgspec.Struct, frozen=True):
     def moments(self) -> dict[int, tuple[Place, ...]]:
         """The columns that give the cutoffs, for each scan of a history."""
         found: dict[int, dict[Place, None]] = {}
-        for branch in self.branches:
-            for sides in branch.compared:
-                for (scan, column), other in (sides, sides[::-1]):
-                    if self._is_cutoff(scan, column):
-                        found.setdefault(scan, {})[other] = None
+        for history, place, _ in self._histories():
+            found.setdefault(history, {})[place] = None
         return {scan: tuple(places) for scan, places in found.items()}
 
     @property
-    def pairs(self) -> dict[tuple[int, Place], tuple[tuple[int, int], ...]]:
-        """For a history's scan and a column of its cutoffs: the keys that go with them, as columns of both scans. Only
-        where all owners grant it, and a history has the same keys everywhere."""
-        found: dict[tuple[int, Place], set[tuple[tuple[int, int], ...]]] = {}
-        for branch in self.branches:
-            sides = [((p.left, p.left_column), (p.right, p.right_column)) for p in branch.pairs]
-            sides += [pair[::-1] for pair in sides]
-            scans = [relation.scan for relation in branch.relations]
-            for (here, column), (there, moment) in sides:
-                if self._is_cutoff(scans[here], column):
-                    own = {(a, b) for (r, a), (s, b) in sides if (r, s) == (here, there) and a != column}
-                    found.setdefault((scans[here], (scans[there], moment)), set()).add(tuple(sorted(own)))
-        agreed = {use: next(iter(keys)) for use, keys in found.items() if len(keys) == 1}
-        granted = {
-            use: keys
-            for use, keys in agreed.items()
-            if all(a in self.scans[use[0]].pairs and b in self.scans[use[1][0]].pairs for a, b in keys)
-            and all(is_plain_column(self.scans[use[0]].expressions[a]) for a, _ in keys)
-        }
-        uses = {scan: [use for use in found if use[0] == scan] for scan, _ in found}
-        same = {scan for scan, own in uses.items() if len({tuple(a for a, _ in granted.get(u, ())) for u in own}) == 1}
-        return {use: keys for use, keys in granted.items() if use[0] in same and keys}
+    def pairs(self) -> dict[tuple[int, Place], Keys]:
+        """For a history's scan and a column of its cutoffs: the keys that go with them. Only where all owners grant it,
+        and the history has the same keys everywhere."""
+        found: dict[int, dict[Place, set[Keys]]] = {}
+        for history, place, keys in self._histories():
+            own, other = self.scans[history], self.scans[place[0]]
+            is_granted = all(
+                a in own.pairs and is_plain_column(own.expressions[a]) and b in other.pairs for a, b in keys
+            )
+            found.setdefault(history, {}).setdefault(place, set()).add(keys if is_granted else ())
+        agreed: dict[tuple[int, Place], Keys] = {}
+        for history, places in found.items():
+            columns = {tuple(a for a, _ in keys) for given in places.values() for keys in given}
+            if len(columns) == 1 and () not in columns and all(len(given) == 1 for given in places.values()):
+                agreed |= {(history, place): given.pop() for place, given in places.items()}
+        return agreed
 
-    def _is_cutoff(self, scan: int, column: int) -> bool:
-        return bool(self.scans[scan].cutoffs) and self.scans[scan].expressions[column] in CUTOFF_OUTPUTS
+    def _histories(self) -> Iterator[tuple[int, Place, Keys]]:
+        """Each join of a history: its scan, the column of its cutoffs, and the keys that are equal."""
+        for branch in self.branches:
+            scans = [relation.scan for relation in branch.relations]
+            joined = [((p.left, p.left_column), (p.right, p.right_column)) for p in branch.pairs]
+            sides = [side for pair in joined for side in (pair, pair[::-1])]
+            for (here, column), (there, moment) in sides:
+                scan = self.scans[scans[here]]
+                if scan.cutoffs and scan.expressions[column] in CUTOFF_OUTPUTS:
+                    keys = {(a, b) for (r, a), (s, b) in sides if (r, s) == (here, there) and a != column}
+                    yield scans[here], (scans[there], moment), tuple(sorted(keys))
 
     @property
     def moment_uses(self) -> dict[int, tuple[Place, ...]]:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import msgspec
 import numpy as np
-from scipy.sparse.linalg import LinearOperator, cg
+import scipy  # its rooms are loaded when they are used
 
 from tablepuppet.arrays import Array
 from tablepuppet.errors import TrainingError
@@ -41,9 +41,10 @@ class Products(msgspec.Struct, frozen=True, eq=False):
         def precondition(flat: Array) -> Array:
             return np.asarray(inverse * flat.reshape(shape)).ravel()
 
-        operators = [LinearOperator((right.size, right.size), f, dtype=np.float64) for f in (apply, precondition)]
+        size, linalg = right.size, scipy.sparse.linalg
+        operators = [linalg.LinearOperator((size, size), f, dtype=np.float64) for f in (apply, precondition)]
         first = None if start is None else start.ravel()
-        found, _ = cg(operators[0], right.ravel(), first, rtol=to, maxiter=_ITERATIONS, M=operators[1])
+        found, _ = linalg.cg(operators[0], right.ravel(), first, rtol=to, maxiter=_ITERATIONS, M=operators[1])
         return np.asarray(found.reshape(shape))
 
 

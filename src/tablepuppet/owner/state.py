@@ -63,7 +63,7 @@ class ClientState:
 
     name: str
     tables: ClientTables
-    policy: Policy = field(default_factory=Policy)  # judges every request before it is answered
+    policy: Policy = field(default_factory=Policy)  # judges every contract before anything is read
     may_reveal: bool = False  # whether the centralised baseline may pool encoded features
     key: bytes | None = field(default=None, repr=False)  # shared by the clients, never with the server
     secret: bytes = field(default_factory=partial(secrets.token_bytes, 32), repr=False)  # this owner's own

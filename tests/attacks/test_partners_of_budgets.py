@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from typing import Any
 
@@ -84,6 +85,28 @@ def test_search_drift_and_comparisons_over_few_rows_of_a_partner_are_refused() -
         ):
             with pytest.raises(PrivacyError, match=FEW):
                 ask()
+
+
+def test_a_made_up_model_reads_a_row_of_a_partner_that_has_no_budget_of_its_own() -> None:
+    """Remains: the score is the price of one item, and very low for all others. How many orders are predicted as 1
+    tells on which side of 0 it lies."""
+    given = tables(rows=8000)
+    price = float(given["items"]["price"][5].as_py())
+    query = QUERY.replace("o.q", "CASE WHEN o.item = 5 THEN 0 ELSE -100 END AS five")
+    query = query.replace("orders o", ONE.format("CASE WHEN id % 12 = 0 THEN 5 ELSE item END"))
+    with tp.Federation(given) as own:
+        model = own.train(query, label="y", model="logistic", standardize=False, l2=1.0, test_fraction=0.0).model
+    blocks = tuple(dataclasses.replace(block, theta=np.ones_like(block.theta)) for block in model.blocks)
+
+    def recall(owners: tp.Federation, border: float) -> float:
+        made_up = dataclasses.replace(model, blocks=blocks, encoded_intercept=np.array([-border]))
+        return owners.evaluate(made_up, query, rows="all", privacy=asks(8.0))["recall"]
+
+    with federation(given, policies=RULES) as owners:
+        assert recall(owners, price - 0.1) > 0.05 > recall(owners, price + 0.1)
+    both = RULES | with_budget(table="items")
+    with federation(given, policies=both) as owners, pytest.raises(PrivacyError, match="a job reads one such table"):
+        recall(owners, 0.0)
 
 
 def test_subjects_of_a_partner_cannot_be_counted_under_noise() -> None:

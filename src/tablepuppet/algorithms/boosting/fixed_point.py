@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import TrainingError
-from tablepuppet.models.losses import Logistic, Loss, Squared, Weighted
+from tablepuppet.models.losses import Loss, Weighted
 from tablepuppet.privacy.gaussian import noised
 from tablepuppet.privacy.labels import Channel
 
@@ -200,20 +200,9 @@ def _exact(loss: Loss, scores: Array, labels: Labels, start: int, stop: int) -> 
     """g and h of some joined rows, (rows, outputs) each."""
     own = slice(start, stop) if labels.index is None else labels.index[start:stop]
     y, weights = labels.values[own], None if labels.weights is None else labels.weights[own]
-    if isinstance(loss, Squared | Logistic):  # as most are: without the value of the loss, which costs a logarithm
-        a = scores[start:stop]
-        if isinstance(loss, Squared):
-            g, h = a - y[:, None], np.ones_like(a)
-        else:
-            p = np.exp(-a)
-            p += 1.0
-            np.divide(1.0, p, out=p)
-            g, h = p - y[:, None], p - p * p
-        return (g, h) if weights is None else (g * weights[:, None], h * weights[:, None])
     weighted = loss if weights is None else Weighted(loss, weights)
-    _, g, curvature = weighted.derivatives(scores[start:stop], y, wants_curvature=True)
-    assert curvature is not None
-    return g, curvature if loss.caution == 1 else curvature * loss.caution
+    g, h = weighted.gradient(scores[start:stop], y), weighted.curvature(scores[start:stop], y)
+    return g, h if loss.caution == 1 else h * loss.caution
 
 
 def _to_fixed(values: Array, scale: float) -> Array:

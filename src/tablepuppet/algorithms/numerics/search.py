@@ -174,13 +174,7 @@ def _labels(shard: Any, loss: Loss) -> Array:
     return np.asarray(shard.labels) if loss.curvature_needs_labels else _NO_LABELS
 
 
-class Objective(msgspec.Struct, frozen=True, eq=False):
-    """F: the mean loss over joined rows, and a ridge for each block."""
-
-    evaluate: Callable[[Sequence[Array], Array], Derivatives]
-    ridges: Sequence[float]
-    rows: int  # N
-    is_quadratic: bool
+Evaluate = Callable[[Sequence[Array], Array], Derivatives]  # of predictions and an intercept
 
 
 class Subspace(msgspec.Struct, frozen=True, eq=False):
@@ -188,18 +182,20 @@ class Subspace(msgspec.Struct, frozen=True, eq=False):
 
     vectors: Sequence[Sequence[Array]]  # of each block h and its directions, newest first
     products: Sequence[Array]  # of each block the inner products of the parameters that they come from
+    ridges: Sequence[float]  # of each block
     intercept: Array
     steps: Array  # (outputs, steps) of the intercept: one for each output, or some that are good
     hessian: Array  # of the mean loss
 
 
-def minimise(objective: Objective, space: Subspace, start: Callable[[], tuple[Derivatives, Array]]) -> Found:
+def minimise(
+    problem: Problem, evaluate: Evaluate, space: Subspace, start: Callable[[], tuple[Derivatives, Array]]
+) -> Found:
     """min over α of F(θ + Σ α s), one α for every direction of every block, and the intercept.
 
     `start` gives up the derivatives at h and their slopes, so that they go as soon as others are known.
     """
-    vectors, products, intercept = space.vectors, space.products, space.intercept
-    evaluate, ridges = objective.evaluate, objective.ridges
+    vectors, products, ridges, intercept = space.vectors, space.products, space.ridges, space.intercept
     here, along = start()
     sizes = [len(block) - 1 for block in vectors]
     borders = np.cumsum([0, *sizes])
@@ -218,7 +214,7 @@ def minimise(objective: Objective, space: Subspace, start: Callable[[], tuple[De
     def total(point: Array, loss: float, along: Array) -> tuple[float, Array]:
         """F and its slope along all directions."""
         value, slope = penalty(point)
-        return value + loss, slope + along / objective.rows
+        return value + loss, slope + along / problem.joined.rows
 
     hessian = space.hessian.copy()
     for a, b, gram, l2 in zip(borders[:-1], borders[1:], products, ridges, strict=True):
@@ -258,7 +254,7 @@ def minimise(objective: Objective, space: Subspace, start: Callable[[], tuple[De
             break
         hessian = _update_hessian(hessian, new - point, new_slope - slope)
         point, value, slope = new, reached, new_slope
-        if objective.is_quadratic:
+        if problem.loss.is_quadratic:
             break
     chosen, found = intercept + space.steps @ point[borders[-1] :], split(point)
     if not moved:
@@ -342,6 +338,6 @@ def best_intercept(problem: Problem, predictions: Sequence[Array]) -> Array:
     else:
         bent = joined.run(hessian_step, predictions, loss=loss, intercept=start, is_known=False).sums["intercept"]
     blocks = len(predictions)
-    objective = Objective(evaluate, [0.0] * blocks, joined.rows, loss.is_quadratic)
-    space = Subspace([[h] for h in predictions], [np.zeros((1, 1))] * blocks, start, steps, bent / joined.rows)
-    return minimise(objective, space, begin).intercept
+    nothing = [np.zeros((1, 1))] * blocks
+    space = Subspace([[h] for h in predictions], nothing, [0.0] * blocks, start, steps, bent / joined.rows)
+    return minimise(problem, evaluate, space, begin).intercept

@@ -21,7 +21,6 @@ from tablepuppet.algorithms.base import BlockAnswer, Problem, Summable
 from tablepuppet.algorithms.numerics.search import (
     Derivatives,
     Found,
-    Objective,
     Subspace,
     best_intercept,
     derivatives,
@@ -293,10 +292,9 @@ class Tracker:
             for slot in order
         ]
         place += range(last, len(self._hessian))
-        objective = Objective(self._evaluate, problem.ridges, problem.joined.rows, problem.loss.is_quadratic)
         hessian = self._hessian[np.ix_(place, place)]
-        space = Subspace(vectors, products, self.intercept, self._steps, hessian)
-        return minimise(objective, space, partial(self._give_up, along))
+        space = Subspace(vectors, products, problem.ridges, self.intercept, self._steps, hessian)
+        return minimise(problem, self._evaluate, space, partial(self._give_up, along))
 
     def _give_up(self, along: Array) -> tuple[Derivatives, Array]:
         """F's derivatives where the model stands, which it is about to leave."""

@@ -32,3 +32,8 @@ def test_many_random_queries_mean_what_duckdb_means(first: int) -> None:
 )
 def test_a_refusal_is_in_our_own_words(seed: int, words: str) -> None:
     assert words not in judge(make_case(seed))[1]
+
+
+@pytest.mark.parametrize("seed", [20263552], ids=["a LEFT JOIN with groups that no client has"])
+def test_what_random_queries_once_found_stays_right(seed: int) -> None:
+    assert judge(make_case(seed)) == ("equal", "")

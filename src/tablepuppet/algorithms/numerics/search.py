@@ -268,7 +268,9 @@ def _move(vectors: Sequence[Array], coefficients: Array) -> Array:
     if not directions:
         return h
     (first, newest), *others = zip(coefficients, directions, strict=True)
-    constant = sum((c * direction[0] for c, direction in others if not direction.strides[0]), np.zeros(h.shape[1]))
+    constant = sum(
+        (c * direction[:1].sum(axis=0) for c, direction in others if not direction.strides[0]), np.zeros(h.shape[1])
+    )
     earlier = [(c, direction) for c, direction in others if direction.strides[0]]
     out, rows = np.empty_like(h), max(1, ROWS_IN_CACHE // h.shape[1])  # whose sums stay in the cache
 

@@ -170,8 +170,8 @@ def _join_rows(
     sides = _split(bound, found.joins, labels, marks, request.analyst_cap)
     whole = SideSizes(*map(_rows, sides))
     if walk == "drawn":
-        most, sizes = request.max_joined_rows or min(MAX_DRAWN, found.limit), [join.sizes for join in found.joins]
-        sides = [draw_side(side, sizes, most, request.seed) for side in sides]
+        most = request.max_joined_rows or min(MAX_DRAWN, found.limit)
+        sides = [draw_side(side, most, request.seed) for side in sides]
     return _Sides(labels, client_rows, found.joins, sides, walk, whole, merged, cutoffs)
 
 

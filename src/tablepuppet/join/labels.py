@@ -115,13 +115,14 @@ def read_labels(
             fold_of[inside] = own.folds
         if weights is not None:
             weights[inside] = next(answers).values
+    compact: Array | NDArray[np.int8] = values
     if privacy is None:
         if request.analyst_cap is None:  # else one row with another class would be noticed
             _check_classes(info, values, bound.label)
         # Bytes, but not where some are missing.
         if info.kind == "class" and 0.0 <= values.min(initial=0.0) <= values.max(initial=0.0) <= _BYTE:
-            return LabelSpace(info, values.astype(np.int8), is_test, is_validation, weights, offsets, fold_of)
-    return LabelSpace(info, values, is_test, is_validation, weights, offsets, fold_of)
+            compact = values.astype(np.int8)
+    return LabelSpace(info, compact, is_test, is_validation, weights, offsets, fold_of)
 
 
 def _labels_request(

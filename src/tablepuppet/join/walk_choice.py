@@ -14,7 +14,6 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import RowNumbers
 from tablepuppet.errors import MappingError
 from tablepuppet.job.job import Walk
 from tablepuppet.join.cluster.cluster import Cluster
@@ -107,7 +106,7 @@ def default_limit(cluster: Cluster | None = None) -> int:
     return max(1_000_000, int(0.75 * memory / BYTES_PER_JOINED_ROW))
 
 
-def draw_side(side: Sequence[BranchSide], sizes: Sequence[tuple[int, ...]], most: int, seed: int) -> list[BranchSide]:
+def draw_side(side: Sequence[BranchSide], most: int, seed: int) -> list[BranchSide]:
     """`most` joined rows of a side, drawn independently; the side itself, if it has no more."""
     ends = np.cumsum([branch.rows for branch in side])
     if ends[-1] <= most:
@@ -115,19 +114,15 @@ def draw_side(side: Sequence[BranchSide], sizes: Sequence[tuple[int, ...]], most
     drawn = np.sort(draw_numbers(int(ends[-1]), most, (seed, _STREAM)))
     inside = np.split(drawn, np.searchsorted(drawn, ends[:-1]))
     starts = [0, *ends[:-1].tolist()]
-    return [
-        _only(branch, own, numbers - start)
-        for branch, own, numbers, start in zip(side, sizes, inside, starts, strict=True)
-    ]
+    return [_only(branch, own - start) for branch, own, start in zip(side, inside, starts, strict=True)]
 
 
-def _only(branch: BranchSide, sizes: tuple[int, ...], numbers: NDArray[np.int64]) -> ListedRows:
+def _only(branch: BranchSide, numbers: NDArray[np.int64]) -> ListedRows:
     """Some joined rows of a branch, by their numbers, which may repeat."""
     if isinstance(branch, ListedRows):
         return branch.only(numbers)
     assert isinstance(branch, TreeSide)
     found = RowLookup(branch).look_up(numbers)
-    rows: list[RowNumbers] = []
-    for relation, size in enumerate(sizes):
-        rows.append(found[relation].astype(np.int32 if size < 2**31 else np.int64))
-    return ListedRows(sizes, branch.join.root, rows)
+    sizes = branch.join.sizes
+    kinds = [np.int32 if size < 2**31 else np.int64 for size in sizes]
+    return ListedRows(sizes, branch.join.root, [found[relation].astype(own) for relation, own in enumerate(kinds)])

@@ -146,18 +146,10 @@ def absent_value(column: pa.ChunkedArray, info: ColumnInfo) -> float | str | lis
 
 def _coded_strings(encoded: pa.DictionaryArray) -> tuple[pa.Array, Codes]:
     """The same of texts that are codes already; a dictionary may hold names that no row has, or one name twice."""
-    distinct = in_one_piece(pc.cast(pa.chunked_array([encoded.dictionary]), pa.large_string()).dictionary_encode())
-    names, place = distinct.dictionary, np.append(numpy_of(distinct.indices, missing=-1), -1).astype(np.int32)
-    codes = numpy_of(encoded.indices, missing=-1)
-    out = np.empty(len(codes), np.int32)
-    occurs = np.zeros(len(names) + 1, np.bool_)  # the last is for NULL
-    for i in range(0, len(codes), _PIECE):
-        here = np.take(place, codes[i : i + _PIECE], out=out[i : i + _PIECE], mode="wrap")
-        occurs[here] = True
-    if occurs[:-1].all():
-        return names, out
-    number = np.append(np.cumsum(occurs[:-1]) - 1, -1).astype(np.int32)
-    return names.take(arrow_of(np.flatnonzero(occurs[:-1]))), number[out]
+    used = encoded.indices.dictionary_encode()
+    names = pc.cast(encoded.dictionary, pa.large_string()).take(used.dictionary).dictionary_encode()
+    place = np.append(numpy_of(names.indices, missing=-1), -1).astype(np.int32)
+    return names.dictionary, place[numpy_of(used.indices, missing=-1)]
 
 
 def decode(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -22,6 +22,7 @@ import urllib.request
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, Final
@@ -245,17 +246,14 @@ def _stored_files(url: str) -> list[_File]:
         if not found:
             raise FileNotFoundError("there is no such file, and no Parquet file below")
 
-    def fetch(source: str) -> Callable[[Path], None]:
-        def copy(target: Path) -> None:
-            with store.open_input_stream(source) as body, target.open("wb") as out:
-                shutil.copyfileobj(body, out, 1 << 20)
-
-        return copy
+    def fetch(source: str, target: Path) -> None:
+        with store.open_input_stream(source) as body, target.open("wb") as out:
+            shutil.copyfileobj(body, out, 1 << 20)
 
     def partitions(file: str) -> tuple[str, ...]:
         return tuple(p for p in PurePosixPath(file).parent.parts[len(PurePosixPath(path).parts) :] if "=" in p)
 
-    return [_File(i.path, f"{i.size} {i.mtime_ns}", fetch(i.path), partitions(i.path)) for i in found]
+    return [_File(i.path, f"{i.size} {i.mtime_ns}", partial(fetch, i.path), partitions(i.path)) for i in found]
 
 
 def _is_untrusted(error: Exception) -> bool:

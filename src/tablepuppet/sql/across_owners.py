@@ -21,22 +21,12 @@ from sqlglot import exp
 
 from tablepuppet.errors import QueryError
 from tablepuppet.sources.syntax import conditions_of, unused_name
+from tablepuppet.sql import ucq as ucqs
 from tablepuppet.sql.groups import has_aggregate
 from tablepuppet.sql.inlining import inline_source, inner_join
 from tablepuppet.sql.parsing import parse, syntax_tree, unqualified_columns
 from tablepuppet.sql.schemas import ask_schemas, find_table
-from tablepuppet.sql.ucq import (
-    Conjunctive,
-    JoinKind,
-    Source,
-    Star,
-    Tables,
-    Ucq,
-    add_condition,
-    base_tables,
-    derive,
-    matches,
-)
+from tablepuppet.sql.ucq import Conjunctive, JoinKind, Source, Star, Tables, Ucq, base_tables, matches
 from tablepuppet.transport.link import Link
 
 
@@ -73,7 +63,7 @@ def at_one_owner(text: str, tables: Tables) -> Ucq | None:
     """SELECT * FROM (text), where one client has all tables that the text reads: groups, windows, LIMIT and all."""
     try:
         query = syntax_tree(text)
-        derived = derive(text, query)
+        derived = ucqs.derive(text, query)
     except QueryError:
         return None
     known = {name.lower(): clients for name, clients in tables.items()}
@@ -130,7 +120,7 @@ class _Branch(msgspec.Struct, frozen=True):
         kept = [table]
         for condition in conditions:
             if condition not in abroad:
-                kept = [*add_condition(self.ucq.text, kept, condition)]
+                kept = [*ucqs.add_condition(self.ucq.text, kept, condition)]
         sources = [*branch.sources[:at], *kept, *branch.sources[at + 1 :]]
         where = list(branch.where)
         for condition in abroad:
@@ -139,7 +129,7 @@ class _Branch(msgspec.Struct, frozen=True):
             if found is None or (kind == "not in" and len(found[0]) > 1):
                 raise self._refusal(table, condition, self._abroad(condition, own)[0])
             outer, keys = found
-            derived = derive(self.ucq.text, keys)
+            derived = ucqs.derive(self.ucq.text, keys)
             if any(len(self._owners(base)) > 1 for base in base_tables(derived)):
                 kind = "semi" if kind == "inner" else kind
                 derived.set("distinct", None)  # a key that two clients have keeps, or leaves out, the same rows

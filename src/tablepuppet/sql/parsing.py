@@ -149,8 +149,16 @@ class _Inliner:
         table that it hides."""
         known, clause = dict(around), node.args.get("with_")
         if clause is not None:
-            _check_with(self._text, clause)
+            if clause.args.get("recursive"):
+                at = word_before(self._text, clause, TokenType.WITH)
+                advice = "let the table's owner offer the result as a view"
+                raise refusal(self._text, f"WITH RECURSIVE is not supported; {advice}", at)
             for cte in clause.expressions:
+                if not isinstance(cte.this, exp.Query):
+                    message = "WITH names queries; write WITH name AS (SELECT …)"
+                    if isinstance(cte.this, exp.Pivot | exp.Table):
+                        message += ", and for PIVOT an aggregate for each value: sum(x) FILTER (WHERE kind = 'a') AS a"
+                    raise refusal(self._text, message, cte)
                 self.inline(cte.this, known)
                 known[cte.alias.lower()] = cte
             node.set("with_", None)
@@ -170,19 +178,6 @@ class _Inliner:
         alias = table.args.get("alias") or exp.TableAlias(this=table.this.copy())
         others = {key: value for key, value in table.args.items() if key not in ("this", "alias")}
         return exp.Subquery(**others | {"this": query, "alias": alias.copy()})
-
-
-def _check_with(text: str, clause: exp.Expr) -> None:
-    """WITH names queries that do not read themselves."""
-    if clause.args.get("recursive"):
-        at = word_before(text, clause, TokenType.WITH)
-        raise refusal(text, "WITH RECURSIVE is not supported; let the table's owner offer the result as a view", at)
-    for cte in clause.expressions:
-        if not isinstance(cte.this, exp.Query):
-            message = "WITH names queries; write WITH name AS (SELECT …)"
-            if isinstance(cte.this, exp.Pivot | exp.Table):
-                message += ", and for PIVOT an aggregate for each value: sum(x) FILTER (WHERE kind = 'a') AS a"
-            raise refusal(text, message, cte)
 
 
 def _selects(text: str, tree: exp.Expr) -> Iterator[exp.Select]:

@@ -28,7 +28,6 @@ from tablepuppet.privacy.options import Rounding
 from tablepuppet.protocol import bounds
 from tablepuppet.protocol.base import MOST_CATEGORIES, Discloses, Masked, Message, Partial, PartRequest, Place
 from tablepuppet.protocol.columns import CategoryStatistics, ColumnInfo, IdStatistics, NumberStatistics, Statistics
-from tablepuppet.sources.columns import all_in_order
 from tablepuppet.sources.statistics import (
     existing_rows,
     first_summands,
@@ -230,7 +229,8 @@ def _open_part(own: ClientState, request: OpenPart) -> FeatureStatistics | Featu
     row_rules.check_part(own, request)
     request = _cap_subjects(own, request)
     columns = [own.column(request.job, request.scan, c) for c in request.columns]
-    if columns and all_in_order(request.train_rows, len(columns[0][0])):
+    rows = request.train_rows
+    if columns and rows is not None and np.array_equal(rows, np.arange(len(columns[0][0]), dtype=rows.dtype)):
         request = replace(request, train_rows=None)  # all rows, in order: no list is kept
     part = own.parts[request.job, request.part] = Part(request)
     wanted = columns if request.wants_statistics else []

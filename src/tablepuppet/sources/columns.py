@@ -73,7 +73,6 @@ NUMBER_KINDS: Final[frozenset[Kind]] = frozenset(
     {"integer", "float", "decimal", "boolean", "date", "timestamp", "vector"}
 )
 STRING_KINDS: Final[frozenset[Kind]] = frozenset({"string", "uuid"})
-_PIECE: Final = 1 << 16  # row numbers per step
 MIN_LONG_ROWS: Final = 1 << 20  # that are copied at once; fewer stay as they come
 _REPEATS: Final = 8  # times, from which codes are the shorter way
 _PER_DAY: Final = {"s": 86_400.0, "ms": 86_400e3, "us": 86_400e6, "ns": 86_400e9}
@@ -167,16 +166,6 @@ def as_read(table: pa.Table, columns: Sequence[int]) -> pa.Table:
     """Some columns of a scan, for others than their owner."""
     names = [f"c{c}" for c in columns]
     return pa.table([decode(table.column(name)) for name in names], names)
-
-
-def all_in_order(rows: RowNumbers | None, size: int) -> bool:
-    """Whether row numbers (None: just that) name each of `size` rows once, in order."""
-    if rows is None:
-        return True
-    if len(rows) != size:
-        return False
-    pieces = range(0, size, _PIECE)
-    return all(bool((rows[i : i + _PIECE] == np.arange(i, min(i + _PIECE, size))).all()) for i in pieces)
 
 
 def in_one_piece(column: pa.ChunkedArray) -> Any:

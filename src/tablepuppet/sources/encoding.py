@@ -85,7 +85,6 @@ def encode(
     """The encoded features of `rows` (None: all, in order; −1: one that was not found)."""
     size = len(columns[0]) if columns else 0
     given = size if rows is None else len(rows)
-    rows = None if raw.all_in_order(rows, size) else rows
     for info, feature in zip(infos, encoders, strict=True):
         _check_kind(info, feature)
     starts = np.cumsum([0, *(encoded_width(feature) for feature in encoders)])

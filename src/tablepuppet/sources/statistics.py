@@ -42,7 +42,7 @@ def statistics(
     Names of categories that fewer than `least` rows hold are left out. If all of these rows, or the rows without a
     value, are fewer than that, the statistics do not mention them.
     """
-    taken = None if rows is None or raw.all_in_order(rows, len(column)) else rows
+    taken = rows
     multiplicity = None if weights is None else np.asarray(weights)
     if taken is not None and info.absent is None and int(taken.min(initial=0)) < 0:
         exists = taken >= 0

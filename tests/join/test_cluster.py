@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from benchmarks.cases import make_case
 from benchmarks.fan_out import make_tables
@@ -239,11 +240,15 @@ def test_a_node_may_go_while_the_tables_are_joined(
 
 def test_a_join_that_is_no_tree_is_made_here_and_trained_there(nodes: Nodes) -> None:
     nodes.fill(2)
-    options: dict[str, Any] = {"model": "logistic", "algorithm": "newton", "privacy": {"keys": "plain"}}
-    engine = tp.Ray(workers=2)
-    spread, alone = (trained("many", MANY, e, **options) for e in (engine, "local"))
+    tables = make_case("many", MANY, None).tables
+    groups = np.unique(tables["a"]["g"].to_numpy())
+    cyclic = {**tables, "c": pa.table({"g": groups, "w": np.sin(groups)})}
+    query = "SELECT a.x, b.z, c.w, a.y FROM a JOIN b ON a.g = b.g JOIN c ON c.g = a.g AND c.g = b.g"
+    with tp.Federation(cyclic) as federation:
+        given: dict[str, Any] = {"label": "y", "model": "logistic", "algorithm": "newton"}
+        spread, alone = (federation.train(query, engine=e, **given) for e in (tp.Ray(workers=2), "local"))
     assert "joined here first" in spread.plan.explain()
-    assert "each makes its own joined rows" in trained("many", MANY, engine, model="logistic").plan.explain()
+    assert "each makes its own joined rows" in trained("many", MANY, tp.Ray(workers=2), model="logistic").plan.explain()
     assert_same(spread, alone)
 
 

@@ -229,8 +229,8 @@ def _open_part(own: ClientState, request: OpenPart) -> FeatureStatistics | Featu
     row_rules.check_part(own, request)
     request = _cap_subjects(own, request)
     columns = [own.column(request.job, request.scan, c) for c in request.columns]
-    rows = request.train_rows
-    if columns and rows is not None and np.array_equal(rows, np.arange(len(columns[0][0]), dtype=rows.dtype)):
+    train = request.train_rows
+    if columns and train is not None and np.array_equal(train, np.arange(len(columns[0][0]), dtype=train.dtype)):
         request = replace(request, train_rows=None)  # all rows, in order: no list is kept
     part = own.parts[request.job, request.part] = Part(request)
     wanted = columns if request.wants_statistics else []

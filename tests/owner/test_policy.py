@@ -82,6 +82,13 @@ REFUSED: dict[str, Case] = {
         "labels leave only randomised, with ε of at most 2",
         "labels.epsilon",
     ),
+    "weights as they are": (
+        "orders",
+        "[labels]\nepsilon = 2",
+        {"weight": "quantity", "privacy": {"label": {"epsilon": 2.0}}},
+        "labels leave only randomised, and weights cannot",
+        "labels.epsilon",
+    ),
     "second moments": (
         "items[1]",
         "second_moments = false",

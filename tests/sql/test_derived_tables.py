@@ -15,6 +15,7 @@ from tests.postgres import Database
 
 import tablepuppet as tp
 from tablepuppet.owner.policy import Policy
+from tablepuppet.privacy.ledger import TableBudget
 
 ROWS = 240
 
@@ -298,6 +299,8 @@ def test_groups_are_not_merged_without_a_word_of_every_owner() -> None:
     few = Policy(merge_groups=True, minimum_rows=30, minimum_difference=1)
     assert "groups of fewer than 30 rows would be told to another owner" in refusal(query, one, few)
     assert "masked sums over at least 3 clients" in refusal(query, one, Policy(merge_groups=True, minimum_clients=3))
+    noisy = Policy(merge_groups=True, budget={"transactions": TableBudget(features=1.0)})
+    assert "sums of groups would leave as they are" in refusal(query, one, noisy)
 
 
 def test_what_is_over_rows_of_several_clients_is_refused_with_the_reason() -> None:

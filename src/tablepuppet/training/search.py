@@ -9,7 +9,6 @@ optimum from any start continues from the model before.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
@@ -57,7 +56,6 @@ class Fit(msgspec.Struct, frozen=True):
     test_rows: int
     metrics: Metrics  # of the fold that was held out; `loss` is the mean loss
     epochs: int
-    seconds: float
 
 
 class SearchResult(msgspec.Struct, frozen=True, eq=False):
@@ -182,7 +180,6 @@ def search_apart(
     total = folds.count * len(jobs)
     for fold in range(folds.count):
         for number, job in enumerate(jobs):
-            began = time.perf_counter()
             own = job.replace(test_fraction=1.0 / folds.count, seed=job.seed + fold)
             if (asked := own.privacy.analyst) is not None:
                 part = msgspec.structs.replace(asked, fits=total, ahead=total - 1 - len(fits))
@@ -192,8 +189,7 @@ def search_apart(
                 raise PrivacyError("the rows of a fold are too few for the noise on its metrics; try fewer settings")
             rows = result.plan.mapping
             metrics = {"loss": _loss_of(result), **result.metrics["test"]}
-            seconds = time.perf_counter() - began
-            fits.append(Fit(number, fold, rows.train_rows, rows.test_rows, metrics, len(result.history), seconds))
+            fits.append(Fit(number, fold, rows.train_rows, rows.test_rows, metrics, len(result.history)))
             results.append(result)
     return SearchResult(results[0].plan, tuple(settings), tuple(fits), all_of([result.traffic for result in results]))
 
@@ -245,15 +241,14 @@ class _Runs:
         return found
 
     def _one(self, number: int, fold: int, inside: TableMapping, outside: JoinedRows) -> Fit:
-        began, before, plan = time.perf_counter(), self.before, self.plans[number]
+        before, plan = self.before, self.plans[number]
         problem = make_problem(plan, inside, self.union, self.encoders)
         server = plan.algorithm.server(problem, plan.job.options)
         continues = before is not None and plan.algorithm.can_continue(problem)
         moves = before.server.settle() if before is not None else ()
         run = self.before = self._train(plan, inside, problem, server, continues=continues, last_moves=moves)
         metrics = _measure(apply_head(outside, problem.head), run.predict_train(), plan, run.intercept)
-        seconds = time.perf_counter() - began
-        return Fit(number, fold, inside.train.rows, outside.rows, metrics, run.epochs, seconds)
+        return Fit(number, fold, inside.train.rows, outside.rows, metrics, run.epochs)
 
     def _train(self, plan: Plan, inside: TableMapping, problem: Problem, server: Server, **given: Any) -> Run:
         own = replace(self.prepared, plan=plan, training=inside)
@@ -266,20 +261,17 @@ class _Runs:
         self, numbers: Sequence[int], size: int, fold: int, inside: TableMapping, outside: JoinedRows
     ) -> list[Fit]:
         """Some settings at once; where they are fewer than others were, the last one stands in for the rest."""
-        began, server = time.perf_counter(), self.together
+        server, found = self.together, []
         assert server is not None
         padded = [*numbers, *[numbers[-1]] * (size - len(numbers))]
         problems = [make_problem(self.plans[number], inside, self.union, self.encoders) for number in padded]
         server.turn(problems, self.folds.kept_folds(fold))
         first = self.plans[numbers[0]]
         run = self._train(first, inside, problems[0], server, models=size, continues=server.continues)
-        trained, found = (time.perf_counter() - began) / len(numbers), []
         for place, number in enumerate(numbers):
-            began = time.perf_counter()
             predictions, intercept = server.model(place)
             metrics = _measure(outside, predictions, self.plans[number], intercept)
-            seconds = trained + time.perf_counter() - began
-            found.append(Fit(number, fold, inside.train.rows, outside.rows, metrics, run.epochs, seconds))
+            found.append(Fit(number, fold, inside.train.rows, outside.rows, metrics, run.epochs))
         return found
 
 

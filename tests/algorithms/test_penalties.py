@@ -15,7 +15,7 @@ from sklearn.linear_model import ElasticNet, LogisticRegression, Ridge
 from tests.algorithms.oracle import Array
 
 import tablepuppet as tp
-from tablepuppet.algorithms.elastic.client import solve, solve_diagonal
+from tablepuppet.algorithms.elastic.client import propose, solve
 from tablepuppet.models.spec import Penalty
 
 ROWS, USERS = 1200, 60
@@ -273,5 +273,5 @@ def test_a_blocks_own_problem_is_solved(seed: int, width: int, l1: float, l2: fl
         other = np.clip(found + 0.1 * rng.normal(size=(width, 1)), lower[:, None], upper[:, None])
         assert value(found) <= value(other) + 1e-9
     diagonal = np.diag(matrix)
-    apart = solve_diagonal(diagonal, 1.3, slope, centre, penalty)
+    apart, _ = propose(centre, centre, slope, diagonal[:, None], 1.3, 0.0, penalty)
     np.testing.assert_allclose(apart, solve(np.diag(diagonal), 1.3, slope, centre, apart * 0, penalty), atol=1e-9)

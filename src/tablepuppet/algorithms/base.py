@@ -304,7 +304,7 @@ class PartSetup(msgspec.Struct, frozen=True, eq=False):
     @property
     def is_private(self) -> bool:
         """Whether nothing but clipped and noised gradients may shape θ."""
-        return self.private is not None and self.private.clips
+        return self.private is not None and self.private.privacy.clips
 
 
 Answer = Predictions | Partial

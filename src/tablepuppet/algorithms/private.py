@@ -46,10 +46,6 @@ class PrivateGradient(msgspec.Struct, eq=False):
         return self.privacy.summed_over > 1
 
     @property
-    def clips(self) -> bool:
-        return self.privacy.clips
-
-    @property
     def remaining(self) -> float:
         """The share of all noisy gradients that is still to come, the latest included."""
         return 1.0 - (self.taken - 1) / self.privacy.limit

@@ -232,7 +232,7 @@ def _check_rate(part: Part, rows: RowNumbers | None) -> None:
     """A private batch has about as many rows as the rate that noise was computed for."""
     assert part.setup is not None
     private = part.setup.private
-    if private is None or not private.clips:
+    if private is None or not private.privacy.clips:
         return
     usual = private.privacy.batch_rate * float(part.setup.multiplicity.sum())
     found = len(part.setup.multiplicity) if rows is None else len(rows)

@@ -11,6 +11,7 @@ units of their noise. This is a mixture of Gaussians over m, and an upper bound 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -196,9 +197,8 @@ def composed_noise(epsilon: float, delta: float, mechanisms: tuple[Mechanism, ..
     return high
 
 
-def _least(exceeds: object) -> float:
+def _least(exceeds: Callable[[float], bool]) -> float:
     """The least noise that does not exceed, roughly; the largest there is, if all do."""
-    assert callable(exceeds)
     low, high = _LEAST_NOISE, _LARGEST_NOISE
     while high - low > 1e-2 * high:
         middle = math.sqrt(low * high)

@@ -70,12 +70,6 @@ def solve(matrix: Array, scale: float, slope: Array, centre: Array, start: Array
     return np.stack(columns, axis=1) if columns else np.zeros_like(slope)
 
 
-def solve_diagonal(diagonal: Array, scale: float, slope: Array, centre: Array, penalty: Penalty) -> Array:
-    """The same where D is a diagonal: in closed form."""
-    curved = scale * diagonal[:, None]
-    return penalty.shrunk(curved * centre - slope, curved)
-
-
 def _minimise(matrix: Array, linear: Array, start: Array, penalty: Penalty) -> Array:
     """min linearᵀθ + ½ θᵀ matrix θ + the penalty."""
     theta, diagonal = start.copy(), np.ascontiguousarray(np.diag(matrix))
@@ -207,8 +201,8 @@ def propose(
 ) -> tuple[Array, float]:
     """θ⁺, and (θ⁺ − y)ᵀ D (θ⁺ − y)."""
     centre = theta + momentum * (theta - before)
-    if matrix.shape[1] == 1 < len(matrix):
-        found = solve_diagonal(matrix[:, 0], scale, slope, centre, penalty)
+    if matrix.shape[1] == 1 < len(matrix):  # a diagonal: in closed form
+        found = penalty.shrunk(scale * matrix * centre - slope, scale * matrix)
         return found, float(np.vdot(found - centre, matrix * (found - centre)))
     found = solve(matrix, scale, slope, centre, theta, penalty)
     return found, float(np.vdot(found - centre, matrix @ (found - centre)))

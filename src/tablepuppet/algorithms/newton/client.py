@@ -142,21 +142,25 @@ def client_step(
     if setup.model.train.width > WIDE:
         return _wide_step(setup, state, np.asarray(_weights(setup, message)), ridge, gradient)
     is_constant = message.curvature is None and not message.follows
-    is_known = is_constant and state.values is not None
+    state, found = _find_curvature(setup, state, gradient, _weights(setup, message), is_constant=is_constant)
+    return (state, found) if isinstance(found, Partial) else _predict(setup, state, -found.solve(1.0, ridge, gradient))
+
+
+def _find_curvature(
+    setup: PartSetup, state: NewtonState, gradient: Array, weights: Array | Following, *, is_constant: bool
+) -> tuple[NewtonState, Spectrum | Partial]:
+    """The block's curvature, formed unless it is known; of several clients, what they send to be summed."""
+    assert isinstance(setup.model, LinearModel)
+    replace = msgspec.structs.replace
+    if is_constant and state.values is not None:
+        spectrum = Spectrum(state.values, np.zeros(0) if state.vectors is None else state.vectors)
+        return state, spectrum if setup.clients == 1 else Partial(values=[gradient])
+    gram = setup.model.train.gram(weights)
     if setup.clients > 1:
-        if is_known:
-            return state, Partial(values=[gradient])
-        triangle = pack_triangle(_gram(setup, message))[None]
-        return (replace(state, values=np.zeros(0)) if is_constant else state), Partial(values=[gradient, triangle])
-    if is_known:
-        assert state.values is not None
-        assert state.vectors is not None
-        spectrum = Spectrum(state.values, state.vectors)
-    else:
-        spectrum = Spectrum.of(_gram(setup, message))
-        if is_constant:
-            state = replace(state, values=spectrum.values, vectors=spectrum.vectors)
-    return _predict(setup, state, -spectrum.solve(1.0, ridge, gradient))
+        summand = Partial(values=[gradient, pack_triangle(gram)[None]])
+        return (replace(state, values=np.zeros(0)) if is_constant else state), summand
+    spectrum = Spectrum.of(gram)
+    return (replace(state, values=spectrum.values, vectors=spectrum.vectors) if is_constant else state), spectrum
 
 
 def _full_step(
@@ -202,19 +206,10 @@ def _basis_step(setup: PartSetup, state: NewtonState, message: BasisUpdate) -> t
     theta = basis @ message.points
     gradient = setup.model.gradient(theta, message.signal) + ridges / setup.clients * theta
     state = msgspec.structs.replace(state, basis=basis)
-    if state.values is None:
-        gram = setup.model.train.gram(message.bound * setup.weights)
-        if setup.clients > 1:
-            return msgspec.structs.replace(state, values=np.zeros(0)), Partial(
-                values=[gradient, pack_triangle(gram)[None]]
-            )
-        spectrum = Spectrum.of(gram)
-        state = msgspec.structs.replace(state, values=spectrum.values, vectors=spectrum.vectors)
-    if setup.clients > 1:
-        return state, Partial(values=[gradient])
-    assert state.values is not None
-    assert state.vectors is not None
-    found = -Spectrum(state.values, state.vectors).solve_columns(ridges, gradient)
+    state, curved = _find_curvature(setup, state, gradient, message.bound * setup.weights, is_constant=True)
+    if isinstance(curved, Partial):
+        return state, curved
+    found = -curved.solve_columns(ridges, gradient)
     return _extend(setup, state, found, -0.5 * np.einsum("ds,ds->s", gradient, found))
 
 
@@ -249,11 +244,6 @@ def _weights(setup: PartSetup, message: NewtonUpdate) -> Array | Following:
     if message.follows:
         return Following(message.signal[:, 0], curvature_of_slopes)
     return message.bound * setup.weights if message.curvature is None else message.curvature[:, 0]
-
-
-def _gram(setup: PartSetup, message: NewtonUpdate) -> Array:
-    assert isinstance(setup.model, LinearModel)
-    return setup.model.train.gram(_weights(setup, message))
 
 
 def _predict(setup: PartSetup, state: NewtonState, direction: Array) -> tuple[NewtonState, Answer]:

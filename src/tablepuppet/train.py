@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from tablepuppet.algorithms.registry import own_model
 from tablepuppet.contract import ModelUse, agree, job_contracts, key_contracts
-from tablepuppet.errors import JobError, MappingError, ModelError, PolicyError, PrivacyError, RunInterruptedError
+from tablepuppet.errors import JobError, PrivacyError, RunInterruptedError
 from tablepuppet.exchanges.schema import CloseJob
 from tablepuppet.job import Job
 from tablepuppet.job.make import probe_job
@@ -52,7 +52,7 @@ from tablepuppet.training.interactions import gains_of
 from tablepuppet.training.noisy import NoisyMetrics
 from tablepuppet.training.pooled import run_pooled
 from tablepuppet.training.result import Result
-from tablepuppet.training.rounding import RoundedResults, check_label_rows, partner_rules
+from tablepuppet.training.rounding import RoundedResults, check_label_rows, hide_rows, partner_rules
 from tablepuppet.training.run import OnRound, find_interactions, run
 from tablepuppet.training.search import SearchResult, run_search
 from tablepuppet.training.server import UnionOperator
@@ -78,7 +78,7 @@ def train(job: Job, tables: Tables, link: Link, on_round: OnRound | None = None,
         prepared = prepare_job(job, session, "train", cluster)
         shown = RoundedResults.of(prepared, prepared.plan.loss)
         follow = on_round if shown is None else shown.following(on_round)
-        with _hide_rows(prepared.noise):
+        with hide_rows(prepared.noise):
             found = _run(prepared, link, session.job_id, follow if prepared.noise is None else None)
         if not isinstance(found, Result):
             return found if shown is None else shown.search(found)
@@ -194,7 +194,7 @@ def evaluate(model: Model, job: Job, tables: Tables, link: Link, *, rows: str = 
     with _session(tables, link) as session:
         prepared = prepare_job(job, session, "evaluate", measured=measured)
         noisy = None if prepared.noise is None else NoisyMetrics(prepared.noise)
-        with _hide_rows(prepared.noise):
+        with hide_rows(prepared.noise):
             scored = score_labelled(model, prepared, link, session.job_id)
             found = scored.measure(noisy=noisy)
             if noisy is not None:
@@ -213,7 +213,7 @@ def compare(model: Model, other: Model, job: Job, tables: Tables, link: Link, *,
     measured = RowSelection.of(rows, model, other)
     with _session(tables, link) as session, one_blas_thread:
         prepared = prepare_job(job, session, "evaluate", measured=measured)
-        with _hide_rows(prepared.noise):
+        with hide_rows(prepared.noise):
             first, second = (score_labelled(one, prepared, link, session.job_id) for one in (model, other))
             if prepared.noise is not None:
                 return NoisyMetrics(prepared.noise).compare(first, second, measured.count(prepared.mapping))
@@ -279,7 +279,7 @@ def drift(model: Model, job: Job, tables: Tables, link: Link) -> inspection.Drif
     with _session(tables, link) as session:
         prepared = prepare_job(job, session, "evaluate", measured=RowSelection.of("all", model))
         assert prepared.noise is not None
-        with _hide_rows(prepared.noise):
+        with hide_rows(prepared.noise):
             return NoisyMetrics(prepared.noise).drift(score_labelled(model, prepared, link, session.job_id))
 
 
@@ -328,7 +328,7 @@ def prepare_job(
         request = replace(request, folds=folds, walk=job.data.walk, has_sums=partial(has_sums, job))
     choice = None if measured is None else measured.choice(bound, link, job_id)
     if noise is not None:
-        with _hide_rows(noise):
+        with hide_rows(noise):
             capped = replace(request, walk="materialised", may_draw=False, has_sums=None, analyst_cap=noise.terms.cap)
             mapping = map_tables(bound, link, capped, choice=choice)
             is_split = measured is None and bool(job.split.test_where or job.split.test_fraction)
@@ -339,21 +339,6 @@ def prepare_job(
         mapping = with_negatives(mapping, job.data.negatives, job.seed, job.data.max_joined_rows or default_limit())
     check_label_rows(mapping, job, rounding)
     return replace(prepare(mapping, job), rounding=rounding)
-
-
-@contextmanager
-def _hide_rows(noise: AnalystNoise | None) -> Iterator[None]:
-    """Gives one and the same error for every failure on rows of a table with an analyst budget."""
-    try:
-        yield
-    except (MappingError, ModelError, JobError, PolicyError):
-        if noise is None:
-            raise
-        raise PrivacyError(
-            f"the job fails on its rows, or they are too few for its noise, or most of them meet few rows of a partner "
-            f"that has a rule minimum_rows; more would tell of {noise.terms.table}, which has an analyst budget. Take "
-            "more rows or a larger epsilon, or try the job on tables of your own"
-        ) from None
 
 
 def map_features(job: Job, session: Session, purpose: Purpose, measured: RowSelection) -> TableMapping:

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -21,12 +22,13 @@ import numpy as np
 from msgspec.structs import replace
 
 from tablepuppet.arrays import Array, effective_rows
-from tablepuppet.errors import PolicyError
+from tablepuppet.errors import JobError, MappingError, ModelError, PolicyError, PrivacyError
 from tablepuppet.job import Job
 from tablepuppet.join.joined_rows import Joined
 from tablepuppet.join.mapping import TableMapping
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.metrics import binary_sums, class_sums
+from tablepuppet.plan.analyst import AnalystNoise
 from tablepuppet.plan.prepare import Prepared
 from tablepuppet.privacy.options import Rounding
 from tablepuppet.training.curves import Curves
@@ -64,6 +66,21 @@ class SupportCounts(msgspec.Struct, frozen=True):
         """So many of the joined rows, as if they were like the others."""
         share = joined / max(1.0, self.joined)
         return replace(self, joined=joined, rows=share * self.rows, classes=tuple(share * c for c in self.classes))
+
+
+@contextmanager
+def hide_rows(noise: AnalystNoise | None) -> Iterator[None]:
+    """Gives one and the same error for every failure on rows of a table with an analyst budget."""
+    try:
+        yield
+    except (MappingError, ModelError, JobError, PolicyError):
+        if noise is None:
+            raise
+        raise PrivacyError(
+            f"the job fails on its rows, or they are too few for its noise, or most of them meet few rows of a partner "
+            f"that has a rule minimum_rows; more would tell of {noise.terms.table}, which has an analyst budget. Take "
+            "more rows or a larger epsilon, or try the job on tables of your own"
+        ) from None
 
 
 def check_label_rows(mapping: TableMapping, job: Job, rounding: Rounding) -> None:

@@ -9,10 +9,13 @@ from random import Random
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tablepuppet as tp
 from tablepuppet.arrays import RowNumbers
+from tablepuppet.errors import MappingError
 from tablepuppet.join.duckdb_join import BranchSide, ListedRows, connect, count_joined, list_joined
 from tablepuppet.join.keys import ScanKeys
 from tablepuppet.join.tree_join import TreeJoin
@@ -142,6 +145,17 @@ def test_a_join_that_is_no_tree_is_left_to_duckdb() -> None:
     assert TreeJoin.of(cyclic, keys) is None
     first, second = (np.bincount(k.table["k0"].to_numpy(), minlength=7) for k in keys)
     assert count_joined(cyclic, keys) == int((first * second * second).sum())
+
+
+@pytest.mark.parametrize("keys", ["plain", "hmac"])
+def test_keys_of_tables_without_rows_never_meet(keys: str) -> None:
+    left, right = pa.table({"k": [1, 2], "x": [0.5, 1.5], "y": [0, 1]}), pa.table({"k": [1, 2], "z": [2.5, 3.5]})
+    with tp.Federation({"a": left, "b": right}) as federation, pytest.raises(MappingError, match="has no rows after"):
+        federation.train(
+            "SELECT a.x, b.z, a.y FROM a JOIN b ON a.k = b.k WHERE a.x > 9 AND b.z > 9",
+            label="y",
+            privacy={"keys": keys},
+        )
 
 
 def test_duckdb_spills_to_a_folder_that_is_gone_afterwards() -> None:

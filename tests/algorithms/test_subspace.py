@@ -84,6 +84,16 @@ def test_joins_of_several_shards_reach_the_optimum(algorithm: str) -> None:
     assert found.objective == pytest.approx(pooled.objective, rel=1e-8 if algorithm == "admm" else 1e-10)
 
 
+def test_the_hessian_of_many_joined_rows_is_that_of_a_sample() -> None:
+    given = problem(Logistic(), rows=1 << 19)
+    rng, tracker = np.random.default_rng(1), Tracker(given, [4] * given.blocks)
+    tracker.begin(given.zeros(), [True, False, True])
+    before, intercept = tracker.predictions, tracker.intercept
+    tracker.search([BlockAnswer(rng.normal(size=(n, 1)), np.zeros(0)) for n in given.rows])
+    expected = hessian(tracker, before, intercept)
+    assert 1e-9 < np.abs(tracker._hessian - expected).max() < 0.01 * expected.max()
+
+
 def hessian(tracker: Tracker, predictions: list[Array], intercept: Array) -> Array:
     """UᵀCU/N with every direction expanded to joined rows."""
     given = tracker.problem

@@ -17,7 +17,7 @@ from tablepuppet.arrays import Array, RowNumbers, pieces
 from tablepuppet.sizes import ROWS_IN_CACHE
 
 _SPARSE_ROWS = 1 << 18  # rows of a block, from which a shard's values are added one by one: few rows have any
-_FEW_COLUMNS = 3  # that are added up one by one as fast as by a sparse product, to the same bits
+_FEW_COLUMNS = 4  # that are added up one by one as fast as by a sparse product, to the same bits
 _DENSE_RATIO = 8  # rows of a block per row of a batch, up to which it is faster to mark rows than to sort them
 
 

@@ -69,12 +69,22 @@ def test_the_contract_prints_how_many_rows_one_row_changes() -> None:
     assert "  one row of items changes any number of them" in lines
 
 
-def test_a_contract_that_counts_fewer_rows_than_a_row_changes_is_refused() -> None:
-    query = 'SELECT "item", AVG("amount") AS "m" FROM "orders" GROUP BY "item"'
+Stated = tuple[dict[str, int | None], bool]  # the stability of a contract, and whether it is true
+GROUPED: list[Stated] = [({"orders": 1}, False), ({}, False), ({"orders": 2}, True)]
+SPREAD: list[Stated] = [({"orders": 1_000}, False), ({"orders": None}, True)]
+
+
+@pytest.mark.parametrize(
+    ("query", "stated"),
+    [
+        ('SELECT "item", AVG("amount") AS "m" FROM "orders" GROUP BY "item"', GROUPED),
+        ('SELECT "item", AVG("amount") OVER (PARTITION BY "item") AS "m" FROM "orders"', SPREAD),
+    ],
+)
+def test_a_contract_that_counts_fewer_rows_than_a_row_changes_is_refused(query: str, stated: list[Stated]) -> None:
     with tp.Federation(shop(), owners=OWNER) as federation:
         client = federation._clients["store"]
         client.answer(OpenScan(job="j", scan=0, table="orders", columns=['"m"'], query=query))
-        stated: list[tuple[dict[str, int | None], bool]] = [({"orders": 1}, False), ({}, False), ({"orders": 2}, True)]
         for stability, is_honest in stated:
             terms = ScanTerms(0, "orders", (Column('"m"', ("feature",)),), None, query=query, stability=stability)
             contract = Contract(purpose="train", asker="s", label="y", scans=(terms,), blocks=())

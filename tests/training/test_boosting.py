@@ -333,6 +333,21 @@ def test_lightgbm_predicts_the_same_from_an_exported_model(tmp_path: Path, label
         np.testing.assert_allclose(found, expected if label == "level" else expected[:, -1], rtol=0, atol=1e-9)
 
 
+def test_first_trees_over_numbers_are_lightgbms_at_its_defaults() -> None:
+    """Bins, with one for zero; the choice among borders; depth without a limit."""
+    lightgbm = pytest.importorskip("lightgbm")
+    random = np.random.default_rng(3)
+    x = random.normal(size=(1500, 3)) * (random.random((1500, 3)) < 0.9)
+    y = np.exp(2.0 * x[:, 0]) + x[:, 1]
+    frame = pd.DataFrame(x, columns=["a", "b", "c"])
+    expected = lightgbm.LGBMRegressor(n_estimators=3, verbose=-1).fit(frame, y).predict(frame)
+    with tp.Federation({"t": frame.assign(y=y, id=range(1500))}) as federation:
+        job: dict[str, Any] = {"label": "y", "model": "boosted", "trees": 3, "bits": 32, "test_fraction": 0.0}
+        result = federation.train("SELECT t.a, t.b, t.c, t.y FROM t", **job)
+        found = federation.predict(result, key="id").sort_by("id")["prediction"]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["wine", "breast_cancer"])
 def test_trees_of_small_data_predict_as_lightgbms_at_equal_settings(name: str) -> None:

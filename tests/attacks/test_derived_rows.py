@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -93,6 +94,19 @@ def test_a_contract_that_counts_fewer_rows_than_a_row_changes_is_refused(query: 
             else:
                 with pytest.raises(PolicyError, match="counts fewer rows"):
                     client.answer(ProposeContract(job="j", contract=contract))
+
+
+def test_a_job_has_one_contract() -> None:
+    terms = ScanTerms(0, "orders", (Column('"amount"', ("feature",)),), None)
+    contract = Contract(purpose="train", asker="s", label="y", scans=(terms,), blocks=())
+    other = msgspec.structs.replace(contract, seed=contract.seed + 1)
+    with tp.Federation(shop(), owners=OWNER) as federation:
+        client = federation._clients["store"]
+        client.answer(OpenScan(job="j", scan=0, table="orders", columns=['"amount"']))
+        client.answer(ProposeContract(job="j", contract=contract))
+        client.answer(ProposeContract(job="j", contract=contract))
+        with pytest.raises(PolicyError, match="has a contract already, and this is another one"):
+            client.answer(ProposeContract(job="j", contract=other))
 
 
 LOOK_THROUGH = (

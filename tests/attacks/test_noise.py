@@ -79,6 +79,18 @@ def test_a_label_under_noise_is_not_counted_by_a_split_or_a_weight(given: dict[s
         federation.train(QUERY, label="y", model="logistic", privacy={"label": {"epsilon": 1.0}}, **given)
 
 
+@pytest.mark.parametrize(
+    ("query", "way"),
+    [
+        ("SELECT o.amount, i.price, o.y FROM orders o JOIN items i ON o.y = i.item", "a join key"),
+        ("SELECT o.y * o.amount AS x, i.price, o.y FROM orders o JOIN items i ON o.item = i.item", "a feature"),
+    ],
+)
+def test_a_label_under_noise_leaves_by_no_other_way(query: str, way: str) -> None:
+    with tp.Federation(shop()) as federation, pytest.raises(PolicyError, match=f"column y is also {way}"):
+        federation.train(query, label="y", model="logistic", privacy={"label": {"epsilon": 1.0}})
+
+
 def test_a_filter_on_the_label_is_refused_under_noise_unless_its_owner_grants_it(tmp_path: Path) -> None:
     query = f"{QUERY} WHERE o.y = 1 OR o.amount > 0"
     given: dict[str, Any] = {"label": "y", "model": "logistic", "privacy": {"label": {"epsilon": 1.0}}}

@@ -97,6 +97,11 @@ WRONG: dict[str, tuple[Tables, dict[str, Any], str]] = {
     ),
     "a feature too large to square": ({"orders": with_value("x", 1e308)}, {}, "too large to square"),
     "partitions that are all empty": ({"orders": [ORDERS[:0], ORDERS[:0]]}, {}, "table orders .* has no rows"),
+    "tables that are all empty, and plain keys": (
+        {"orders": ORDERS[:0], "items": ITEMS[:0]},
+        {"privacy": {"keys": "plain"}},
+        "table orders .* has no rows",
+    ),
     "no key in common": ({"items": column(ITEMS, "item", pa.array(range(100, 108)))}, {}, "have no value in common"),
     "a join too large": ({}, {"max_joined_rows": 10}, "joins to 60 rows, more than the limit of 10"),
     "a text that is not a number": (

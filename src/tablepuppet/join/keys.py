@@ -250,7 +250,7 @@ def _number_keys(
             tokens = [in_one_piece(column) for column in given]
             pairs = [(own.indices.cast(pa.int32()), own.dictionary) for own in tokens]
             encoded = pa.chunked_array([pa.DictionaryArray.from_arrays(*own) for own in pairs]).unify_dictionaries()
-        numbers, start = pa.concat_arrays([chunk.indices for chunk in encoded.chunks]), 0
+        numbers, start = in_one_piece(pa.chunked_array([own.indices for own in encoded.chunks], pa.int32())), 0
         for scan, column in members:
             numbered[scan, column] = numbers.slice(start, sum(keys.rows for keys in received[scan].values()))
             start += len(numbered[scan, column])

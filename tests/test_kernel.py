@@ -68,10 +68,10 @@ def test_a_federation_opens_and_trains_without_ipywidgets(notebook: Any) -> None
 
 
 @pytest.mark.parametrize("kind", SHOWN)
-def test_what_people_look_at_is_a_table_and_names_are_escaped(notebook: Any, kind: str) -> None:
+def test_what_people_look_at_is_laid_out_and_names_are_escaped(notebook: Any, kind: str) -> None:
     [shown] = outputs(notebook, SHOWN[kind])
     html = shown["data"]["text/html"]
-    assert "<table>" in html
+    assert ("<pre" if kind == "Plan" else "<table>") in html
     assert "<b>price" not in html
     assert "<script" not in html
     assert shown["data"]["text/plain"]

@@ -20,7 +20,7 @@ from tablepuppet.exchanges.schema import OpenScan
 from tablepuppet.owner.policy import Policy, TableRules
 from tablepuppet.privacy.ledger import TableBudget
 from tablepuppet.privacy.options import LabelPrivacy
-from tablepuppet.protocol.contract import Column, Contract, ScanTerms
+from tablepuppet.protocol.contract import Column, Contract, Moments, ScanTerms
 
 OWNER = {"store": ["orders", "items"]}
 NOISY: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "bounds": {"m": (-3, 3), "price": (-3, 3), "amount": (-3, 3)}}
@@ -94,6 +94,31 @@ def test_a_contract_that_counts_fewer_rows_than_a_row_changes_is_refused(query: 
             else:
                 with pytest.raises(PolicyError, match="counts fewer rows"):
                     client.answer(ProposeContract(job="j", contract=contract))
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"filter": None},
+        {"filter": '"amount" > 1'},
+        {"query": 'SELECT * FROM "orders"'},
+        {"table": "items"},
+        {"columns": (Column('"salary"', ("feature",)),)},
+        {"moments": (Moments("items", "d", "orders", ("store",)),)},
+    ],
+    ids=str,
+)
+def test_a_contract_names_what_was_opened(named: dict[str, Any]) -> None:
+    """Or the owner would agree to other rows than are read."""
+    terms = ScanTerms(0, "orders", (Column('"amount"', ("feature",)),), '"amount" > 0')
+    contract = Contract(purpose="train", asker="s", label="y", scans=(terms,), blocks=())
+    other = msgspec.structs.replace(contract, scans=(msgspec.structs.replace(terms, **named),))
+    with tp.Federation(shop(), owners=OWNER) as federation:
+        client = federation._clients["store"]
+        client.answer(OpenScan(job="j", scan=0, table="orders", columns=['"amount"'], filter='"amount" > 0'))
+        with pytest.raises(PolicyError, match="outside its contract: it does not name"):
+            client.answer(ProposeContract(job="j", contract=other))
+        client.answer(ProposeContract(job="j", contract=contract))
 
 
 def test_a_job_has_one_contract() -> None:

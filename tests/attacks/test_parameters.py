@@ -17,7 +17,7 @@ import tablepuppet as tp
 from tablepuppet.algorithms.noise import BlockFacts, RunFacts
 from tablepuppet.errors import PolicyError
 from tablepuppet.exchanges.keys import RowOrder, SendKeys
-from tablepuppet.exchanges.labels import SendLabels
+from tablepuppet.exchanges.labels import DescribeLabels, SendLabels
 from tablepuppet.exchanges.registry import EXCHANGES
 from tablepuppet.exchanges.start import StartPart
 from tablepuppet.privacy.accounting import Mechanism, composed_epsilon
@@ -158,6 +158,7 @@ def test_no_fact_of_a_run_carries_noise_or_what_is_counted() -> None:
         (SendKeys, {"order": RowOrder(0, 0, is_shared=True)}, "no order that others share"),
         (SendLabels, {"offset": 3}, "numbered from 0"),
         (SendLabels, {"seed": 1}, "split by the seed"),
+        (DescribeLabels, {"wants_classes": True}, "distinct values of the label do not leave"),
         (SendLabels, {"test_fraction": 0.01}, "in the agreed shares"),
         (SendLabels, {"test_fraction": 0.0, "validation_fraction": 0.01}, "in the agreed shares"),
     ],
@@ -170,7 +171,7 @@ def test_rows_are_numbered_as_was_agreed_on(kind: type[Message], change: dict[st
             msgspec.structs.replace(message, **change) if isinstance(message, kind) else message
         )
         with pytest.raises(PolicyError, match=why):
-            federation.train(QUERY, label="y", algorithm="newton", epochs=1)
+            federation.train(QUERY, label="y", model="linear", algorithm="newton", epochs=1)
 
 
 @settings(max_examples=6, deadline=None)

@@ -150,7 +150,7 @@ def test_weights_are_counted_as_traffic_of_their_own() -> None:
         ({"weight": "quantity > 0"}, None),
         ({"class_weight": "balanced"}, "needs a label with classes"),
         ({"class_weight": "even"}, "class_weight"),
-        ({"class_weight": {"a": -1.0}}, "from 0 up"),
+        ({"class_weight": {"a": -1.0}}, "must be at least 0"),
         ({"class_weight": {"a": "much"}}, "class_weight"),
         (
             {"weight": WEIGHT, "privacy": {"label": {"epsilon": 1.0, "bounds": (-3.0, 3.0), "mechanism": "bins"}}},

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from tablepuppet.errors import JobError
+from tablepuppet.job.checks import check_job
 from tablepuppet.job.job import ARGUMENTS, PARTS, Job, JobData, job_of
 from tablepuppet.job.make import make_job
 
@@ -57,3 +59,14 @@ def test_words_of_other_libraries_lead_to_ours() -> None:
         make_job("SELECT 1", label="y", model="random_forest", algorithm=None, given={})
     with pytest.raises(JobError, match="did you mean 'trees'"):
         make_job("SELECT 1", label="y", model="boosted", algorithm=None, given={"n_estimators": 10})
+
+
+@pytest.mark.parametrize(("name", "value"), [("epsilon", -1.0), ("delta", 2.0), ("cap", 0), ("fits", 0), ("ahead", -1)])
+def test_privacy_of_a_job_from_elsewhere_keeps_its_bounds(name: str, value: float) -> None:
+    given = {"splits": "random", "privacy": {"analyst": {"epsilon": 1.0}}}
+    job = make_job(QUERY, label="y", model="boosted", algorithm=None, given=given)
+    check_job(job)
+    assert job.privacy.analyst is not None
+    forged = msgspec.structs.replace(job.privacy.analyst, **{name: value})
+    with pytest.raises(JobError, match=rf"privacy\.analyst\.{name} must be "):
+        check_job(job.replace(privacy=msgspec.structs.replace(job.privacy, analyst=forged)))

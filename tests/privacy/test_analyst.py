@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
@@ -152,6 +153,15 @@ def test_a_contract_says_what_each_part_costs() -> None:
     assert "(sizes 0.173, partners 0.0809, metrics 0.355, model 0.885)" in terms.lines()[0]
     assert "at most 10 joined rows" in terms.lines()[0]
     assert 1.0 / terms.noise**2 == pytest.approx(sum((10 / terms.deviation(part)) ** 2 for part in terms.shares))
+
+
+@pytest.mark.parametrize(("name", "value"), [("cap", 0), ("fits", 0), ("ahead", -1)])
+def test_an_owner_reads_no_terms_under_which_there_would_be_no_noise(name: str, value: int) -> None:
+    terms = AnalystTerms(table="orders", epsilon=1.0, delta=1e-5, shares=SHARES["train"])
+    given = msgspec.to_builtins(terms)
+    assert msgspec.convert(given, AnalystTerms) == terms
+    with pytest.raises(msgspec.ValidationError, match=name):
+        msgspec.convert(given | {name: value}, AnalystTerms)
 
 
 # -- refusals --------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from tablepuppet.errors import JobError, PrivacyError, nearest
 from tablepuppet.job.job import ARGUMENTS, OPEN_LOSSES, Job, JobData, Local, job_of, loss_options
 from tablepuppet.models.heads.kinds import check_head, traits_of
 from tablepuppet.models.losses import LOSSES, LabelFacts, metrics_by_name
+from tablepuppet.privacy.options import privacy_of
 
 _TRIED = ("l2", "l1", "signs", "options", "epochs", "batch_size", "hidden", "activation", "dropout")
 
@@ -16,6 +17,7 @@ _TRIED = ("l2", "l1", "signs", "options", "epochs", "batch_size", "hidden", "act
 def check_job(job: Job) -> None:
     """Checks a job from elsewhere as `make_job` does."""
     job_of(job.arguments())
+    privacy_of(job.privacy)
     if job.algorithm not in BY_NAME:
         raise JobError(f"unknown algorithm {job.algorithm[:64]!r}; choose one of {', '.join(BY_NAME)}")
     if job.options.name != job.algorithm:

@@ -12,9 +12,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from tablepuppet.privacy.accounting import Mechanism, composed_epsilon, gaussian_noise
 
@@ -54,9 +55,9 @@ class AnalystTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     delta: float
     shares: dict[Part, float]  # the parts that this job releases, and their shares
     rows: int = 1  # rows of the job's query that one base row changes
-    cap: int = 1  # joined rows that each of them is in, at the most: others are left out
-    fits: int = 1  # models of a search that share ε
-    ahead: int = 0  # how many of them are still to come after this job
+    cap: Annotated[int, Meta(ge=1)] = 1  # joined rows that each of them is in, at the most: others are left out
+    fits: Annotated[int, Meta(ge=1)] = 1  # models of a search that share ε
+    ahead: Annotated[int, Meta(ge=0)] = 0  # how many of them are still to come after this job
 
     @property
     def noise(self) -> float:

@@ -152,8 +152,10 @@ def own_bins(columns: Sequence[RawColumn], weights: Array, rules: BinRules, leas
     def bin_column(column: RawColumn) -> NumberBins | Counted:
         if not column.is_number:
             return _categories(column, weights, least)
+        if least <= 1:
+            return number_bins(column.values, weights, rules.bins, rules.least)
         found = number_bins(column.values, weights, max(2, min(rules.bins, len(weights) // least)), rules.least)
-        return found if least <= 1 else _without_light(found, column.values, weights, least)
+        return _without_light(found, column.values, weights, least)
 
     return _with_further(map(bin_column, columns), rules)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -96,10 +96,10 @@ def test_a_made_up_model_reads_a_row_of_a_partner_that_has_no_budget_of_its_own(
     query = query.replace("orders o", ONE.format("CASE WHEN id % 12 = 0 THEN 5 ELSE item END"))
     with tp.Federation(given) as own:
         model = own.train(query, label="y", model="logistic", standardize=False, l2=1.0, test_fraction=0.0).model
-    blocks = tuple(dataclasses.replace(block, theta=np.ones_like(block.theta)) for block in model.blocks)
+    blocks = tuple(msgspec.structs.replace(block, theta=np.ones_like(block.theta)) for block in model.blocks)
 
     def recall(owners: tp.Federation, border: float) -> float:
-        made_up = dataclasses.replace(model, blocks=blocks, encoded_intercept=np.array([-border]))
+        made_up = msgspec.structs.replace(model, blocks=blocks, encoded_intercept=np.array([-border]))
         return owners.evaluate(made_up, query, rows="all", privacy=asks(8.0))["recall"]
 
     with federation(given, policies=RULES) as owners:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import msgspec
@@ -56,7 +55,7 @@ def test_a_leaf_without_a_number_does_not_tell_whether_a_row_is_in_it(watched: N
         model = train(owners, privacy=asks(40.0)).model
         (tree,) = model.trees[0]
         broken = msgspec.structs.replace(tree, value=[float("nan")] * len(tree.value))
-        made_up = dataclasses.replace(model, trees=((broken,), *model.trees[1:]))
+        made_up = msgspec.structs.replace(model, trees=((broken,), *model.trees[1:]))
         owners.drift(made_up, privacy=asks(40.0))
     assert np.isfinite(SEEN[-1][1]).all()
 

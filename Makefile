@@ -20,7 +20,7 @@ INSTALL := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq insta
 PIP := $(INSTALL) -c constraints.txt
 # Workers fill the cores: a second thread of linear algebra only waits for its turn, and burns a core meanwhile.
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q --dist worksteal
-WORKERS := $(shell expr $$(nproc) + 1)# one more than cores: tests of networks wait
+WORKERS := $(shell expr $$(nproc) + 2)# two more than cores: tests of networks wait
 COVERAGE ?=# options of pytest-cov, which nightly gives
 unexport PYTHONDONTWRITEBYTECODE # tests start hundreds of processes, and each would compile the package again
 SOURCES := $(foreach d,src tests examples evaluation benchmarks tools,$(if $(wildcard $(d)/*.py $(d)/*/*.py),$(d)))

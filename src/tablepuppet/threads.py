@@ -94,16 +94,6 @@ def _pool_of(process: int) -> Pool:
     return Pool(os.cpu_count() or 1)
 
 
-@cache
-def _background_of(process: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, thread_name_prefix="tablepuppet-background")
-
-
-def submit(function: Callable[[Item], Result], item: Item) -> Future[Result]:
-    """The function's result, computed in the background."""
-    return _background_of(os.getpid()).submit(function, item)
-
-
 def parallel_for(function: Callable[[slice], None], rows: int, step: int) -> None:
     """Calls the function for all rows, `step` at a time, several calls at once.
 

@@ -244,8 +244,7 @@ def _number_keys(
         given = [keys.columns.column(f"c{column}") for scan, column in members for keys in received[scan].values()]
         if mode == "plain":
             tables = [pa.table({"key": decode(column)}) for column in given]
-            whole = in_one_piece(pa.concat_tables(tables, promote_options="permissive")["key"])
-            encoded = pa.chunked_array([whole.dictionary_encode()])
+            encoded = pa.concat_tables(tables, promote_options="permissive")["key"].dictionary_encode()
         else:
             tokens = [in_one_piece(column) for column in given]
             pairs = [(own.indices.cast(pa.int32()), own.dictionary) for own in tokens]

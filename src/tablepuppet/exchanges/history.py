@@ -92,7 +92,7 @@ def _list_distinct(columns: Sequence[pa.ChunkedArray]) -> pa.Table:
 
 
 def _tokens(own: ClientState, job: str, keys: Sequence[tuple[pa.ChunkedArray, ColumnInfo]]) -> list[pa.ChunkedArray]:
-    """Keys that only their owners read: who does not have one learns nothing about it."""
+    """Keys as tokens, which the server cannot read; a client can test whether a key that it guesses is among them."""
     key = job_key(own.shared_key, f"pairs {job}")
     found = [tokens(*column, "hmac", key, f"pair {number}") for number, column in enumerate(keys)]
     return [pa.chunked_array([own_tokens.dictionary_decode().cast(pa.binary())]) for own_tokens in found]

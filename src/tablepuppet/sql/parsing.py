@@ -39,7 +39,7 @@ _CONTEXT = 100  # characters that sqlglot gives before the place of an error
 def syntax_tree(text: str) -> exp.Expr:
     """The tree of a text that is one SELECT, or several with a set operation between them."""
     if not isinstance(text, str):
-        raise QueryError(f"the query must be SQL text, and it is a {type(text).__name__}; pass a string")
+        raise QueryError(f"the query must be SQL text, and its type is {type(text).__name__}; pass a string")
     if len(text) > MAX_CHARACTERS:
         raise QueryError(f"the query has {len(text):,} characters; at most {MAX_CHARACTERS:,} are read. Shorten it")
     if not text.isprintable() and any("\ud800" <= c <= "\udfff" or c == "\0" for c in text):

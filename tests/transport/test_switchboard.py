@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
-from tablepuppet.errors import TransportError
+from tablepuppet.errors import DisconnectedError, TransportError
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport import envelopes as e
 from tablepuppet.transport.flight import Connection, Listener, ListenerSettings, Party
@@ -22,11 +22,9 @@ def _connected(switchboard: Switchboard, answer: int) -> Iterator[None]:
     """Three clients over real connections, each of which answers every request with so many bytes."""
 
     def reply(connection: Connection) -> None:
-        while True:
-            request, _ = connection.stream.receive()
-            if not isinstance(request, e.Request):
-                return
-            connection.stream.send(e.Reply(run=request.run, step=request.step), [Frame(b"h", [bytes(answer)])])
+        with suppress(DisconnectedError):  # the server may leave before it says goodbye
+            while isinstance(request := connection.stream.receive()[0], e.Request):
+                connection.stream.send(e.Reply(run=request.run, step=request.step), [Frame(b"h", [bytes(answer)])])
 
     welcome = e.Welcome(heartbeat=5.0, limit=1 << 20, runs=[])
     door = ListenerSettings(

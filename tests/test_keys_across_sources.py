@@ -17,7 +17,7 @@ from tests.postgres import Database
 
 from tablepuppet.owner.tokens import tokens
 from tablepuppet.sources.source import open_source, source
-from tablepuppet.sql.types import key_type
+from tablepuppet.sql.bound import key_type
 
 # kind → values as SQL literals, and the type of a column that holds them in each database
 VALUES = {

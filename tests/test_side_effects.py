@@ -78,7 +78,7 @@ def test_a_command_that_opens_a_federation_fixes_the_thresholds(tmp_path: Path) 
     (tmp_path / "shops.csv").write_text("area,sold\n" + "".join(f"{i},{2 * i}\n" for i in range(40)))
     job = tmp_path / "job.toml"
     job.write_text('query = "SELECT s.area, s.sold FROM shops s"\nlabel = "sold"\n[tables]\nshops = "shops.csv"\n')
-    read = f"from tablepuppet.cli.job_file import read_job; from pathlib import Path; read_job(Path({str(job)!r}))"
+    read = f"from tablepuppet.cli.train import read_job; from pathlib import Path; read_job(Path({str(job)!r}))"
     assert not _run(f"{read}.open_federation().close()")["adapts"]
 
 

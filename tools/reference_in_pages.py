@@ -37,9 +37,8 @@ _SUBJECTS = {
     "exchanges.keys": "Keys",
     "exchanges.labels": "Labels",
     "exchanges.features": "Features",
-    "exchanges.encoding": "Features",
+    "exchanges.parts": "A model's parts: encoding, evaluation, release",
     "exchanges.start": "The start of training",
-    "exchanges.evaluation": "Evaluation and the end of training",
     "exchanges.prediction": "Prediction",
     "algorithms.boosting.messages": "Boosted trees",
 }

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tablepuppet.plan.plan import Plan as Plan
     from tablepuppet.prediction.model import Model as Model
     from tablepuppet.prediction.saved import load as load
-    from tablepuppet.sources.embedding import embed as embed
+    from tablepuppet.sources.memory import embed as embed
     from tablepuppet.sources.source import source as source
     from tablepuppet.training.curves import Curves as Curves
     from tablepuppet.training.result import Result as Result
@@ -59,7 +59,7 @@ if not TYPE_CHECKING:
         "Sgd": "algorithms.sgd.rounds",
         "TablePuppetError": "errors",
         "cross_validate": "api.search",
-        "embed": "sources.embedding",
+        "embed": "sources.memory",
         "history": "api.history",
         "load": "prediction.saved",
         "path": "api.search",

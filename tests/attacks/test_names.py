@@ -15,8 +15,7 @@ import tablepuppet as tp
 from tablepuppet.algorithms.boosting import messages as trees
 from tablepuppet.algorithms.boosting.tree_checks import CategoryBins
 from tablepuppet.errors import PolicyError
-from tablepuppet.exchanges.encoding import EncodeFeatures
-from tablepuppet.exchanges.evaluation import Release
+from tablepuppet.exchanges.parts import EncodeFeatures, Release
 from tablepuppet.owner.policy import Policy, TableRules
 from tablepuppet.protocol.columns import CategoryEncoder
 

@@ -18,9 +18,9 @@ from tablepuppet.algorithms.registry import UPDATES, algorithm_of
 from tablepuppet.algorithms.sgd.rounds import SgdUpdate
 from tablepuppet.errors import ApprovalError, PolicyError
 from tablepuppet.exchanges.base import TRAINING
-from tablepuppet.exchanges.evaluation import Evaluate, Release
 from tablepuppet.exchanges.features import OpenPart
 from tablepuppet.exchanges.keys import SendKeys
+from tablepuppet.exchanges.parts import Evaluate, Release
 from tablepuppet.exchanges.prediction import ScoreRows, SendIdentifiers
 from tablepuppet.exchanges.proposal import ProposeContract
 from tablepuppet.exchanges.registry import EXCHANGES, REQUESTS

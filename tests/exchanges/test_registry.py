@@ -12,7 +12,7 @@ from tablepuppet.client import Client
 from tablepuppet.errors import PolicyError
 from tablepuppet.exchanges import registry
 from tablepuppet.exchanges.base import BEFORE_CONTRACT, Exchange, NoCheck
-from tablepuppet.exchanges.evaluation import Evaluation
+from tablepuppet.exchanges.parts import Evaluation
 from tablepuppet.exchanges.registry import EXCHANGES
 from tablepuppet.owner.store import ClientTables
 from tablepuppet.protocol.base import Message, disclosures, marked_fields

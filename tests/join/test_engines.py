@@ -11,8 +11,8 @@ from benchmarks.cases import make_case
 from tests.cli.mistakes import job, right, write
 
 import tablepuppet as tp
-from tablepuppet.cli.job_file import read_job
 from tablepuppet.cli.main import main
+from tablepuppet.cli.train import read_job
 from tablepuppet.errors import JobError
 from tablepuppet.job import make_job
 from tablepuppet.join.cluster.cluster import _storage

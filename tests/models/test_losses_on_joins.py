@@ -158,7 +158,7 @@ def test_estimators_and_job_files_take_the_options_of_a_loss(tmp_path: Path) -> 
         model = tp.RelationalRegressor(model="huber").set_params(delta=3.0).fit(owner, QUERY.format(y="heavy"), "heavy")
         assert model.result_.plan.job.model.loss_options == {"delta": 3.0}
         assert model.score(owner, rows="all") == pytest.approx(model.result_.metrics["train"]["r2"])
-    from tablepuppet.cli.job_file import read_job
+    from tablepuppet.cli.train import read_job
 
     file = tmp_path / "job.toml"
     file.write_text('query = "SELECT 1"\nlabel = "y"\nmodel = "quantile"\nquantile = 0.9\nalgorithm = "admm"\n')

@@ -20,9 +20,9 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from tablepuppet.cli.main import main
-from tablepuppet.exchanges.encoding import Encoded
 from tablepuppet.exchanges.keys import Keys
 from tablepuppet.exchanges.labels import Labels
+from tablepuppet.exchanges.parts import Encoded
 from tablepuppet.exchanges.registry import RESPONSES
 from tablepuppet.exchanges.start import Started
 from tablepuppet.network.member import IdempotentClient

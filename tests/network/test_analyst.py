@@ -11,7 +11,7 @@ from tests.network.parties import running, tables
 from tablepuppet.api.connected import ConnectedFederation
 from tablepuppet.errors import PolicyError, PrivacyError
 from tablepuppet.owner.owner_log import read_log, verify
-from tablepuppet.protocol.signatures import public_text, read_asker_key
+from tablepuppet.protocol.evidence import public_text, read_asker_key
 
 QUERY = "SELECT o.x, o.z, i.price, o.y = 1 AS y FROM orders o JOIN items i ON o.item = i.item"
 ASK = {"epsilon": 1.0, "bounds": {"x": (-3, 3), "z": (-3, 3), "price": (-3, 3)}}

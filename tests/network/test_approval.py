@@ -16,7 +16,7 @@ from tablepuppet.api.connected import ConnectedFederation
 from tablepuppet.errors import PolicyError
 from tablepuppet.owner.owner_files import Approvals
 from tablepuppet.owner.owner_log import read_head, read_log, verify
-from tablepuppet.protocol.signatures import public_text, read_asker_key
+from tablepuppet.protocol.evidence import public_text, read_asker_key
 
 
 @pytest.fixture(scope="module")

@@ -21,9 +21,9 @@ from tests.privacy.test_runs import CANARY_AGE, CANARY_KEY, QUERY, tables
 
 from tablepuppet.api.connected import ConnectedFederation
 from tablepuppet.client import Client
-from tablepuppet.exchanges.evaluation import Evaluation
 from tablepuppet.exchanges.keys import Keys
 from tablepuppet.exchanges.labels import Labels
+from tablepuppet.exchanges.parts import Evaluation
 from tablepuppet.exchanges.registry import RESPONSES
 from tablepuppet.network.member import IdempotentClient, Member
 from tablepuppet.network.run_store import RunStore

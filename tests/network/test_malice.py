@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from tests.network.parties import Parties, tables
 
-from tablepuppet.exchanges.encoding import RevealFeatures
 from tablepuppet.exchanges.keys import Keys, SendKeys
 from tablepuppet.exchanges.labels import SendLabels
+from tablepuppet.exchanges.parts import RevealFeatures
 from tablepuppet.exchanges.prediction import SendIdentifiers
 from tablepuppet.exchanges.proposal import Agreement, ProposeContract
 from tablepuppet.exchanges.registry import RESPONSES

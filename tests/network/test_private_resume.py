@@ -15,7 +15,7 @@ import tablepuppet as tp
 from tablepuppet.algorithms.admm.options import AdmmUpdate
 from tablepuppet.algorithms.sgd.rounds import SgdUpdate
 from tablepuppet.client import Client
-from tablepuppet.exchanges.evaluation import Evaluate, Release
+from tablepuppet.exchanges.parts import Evaluate, Release
 from tablepuppet.exchanges.registry import REQUESTS, RESPONSES
 from tablepuppet.exchanges.schema import CloseJob
 from tablepuppet.network.member import IdempotentClient

@@ -15,7 +15,7 @@ import tablepuppet as tp
 from tablepuppet.errors import JobError, PolicyError
 from tablepuppet.owner.policy import Policy, read_policy
 from tablepuppet.protocol.contract import Contract
-from tablepuppet.protocol.signatures import (
+from tablepuppet.protocol.evidence import (
     Signature,
     check_signature,
     new_asker_key,

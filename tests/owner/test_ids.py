@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.plan.disclosure import expect_disclosures
 
 import tablepuppet as tp
 from tablepuppet.owner.policy import Policy
@@ -176,5 +177,5 @@ def test_explain_and_contracts_say_that_ids_stay() -> None:
     text = " ".join(str(plan).split())
     assert "how many ids there are in u.name, which stay with their owner" in text
     assert "names and counts of the categories" not in text
-    assert result.traffic.all_told == plan.disclosures(len(result.history))
+    assert result.traffic.all_told == expect_disclosures(plan, len(result.history))
     assert not [told for told in result.traffic.all_told if told.what == "parameters"]

@@ -16,7 +16,7 @@ from tablepuppet.cli.main import main
 from tablepuppet.errors import PolicyError
 from tablepuppet.owner.owner_log import LostStateError, OwnerLog, read_head, read_log, verify
 from tablepuppet.privacy.ledger import Account, Spending, TableBudget
-from tablepuppet.protocol.merkle import MerkleTree, TreeHead, prove_consistency
+from tablepuppet.protocol.evidence import MerkleTree, TreeHead, prove_consistency
 
 SPENT = Spending(table="people", what="label", name="a", epsilon=1.0)
 BUDGET = TableBudget(label=1.5)

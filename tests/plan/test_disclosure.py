@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from tests.plan.disclosure import expect_disclosures
 
 import tablepuppet as tp
 
@@ -105,7 +106,7 @@ def test_what_is_predicted_is_what_is_counted(
             return
         result = federation.train(query, **given)
     counted = result.traffic.all_told
-    assert counted == plan.disclosures(len(result.history))
+    assert counted == expect_disclosures(plan, len(result.history))
     blocks = [part for part in result.plan.mapping.parts if plan.job.algorithm != "centralized"]
     for part in blocks:  # what explain says of a row is at least what crossed the wire of rows in every batch
         shown = sum(
@@ -153,7 +154,7 @@ def test_trees_tell_what_is_predicted_and_of_checks_and_splits_no_more(
         plan = federation.explain(query, model="boosted", **given)
         result = federation.train(query, model="boosted", **given)
         more = federation.train(query, model="boosted", **given, warm_start=result)
-    for run, expected in ((result, plan.disclosures()), (more, more.plan.disclosures())):
+    for run, expected in ((result, expect_disclosures(plan)), (more, expect_disclosures(more.plan))):
         counted = run.traffic.all_told
         assert counted.keys() <= expected.keys()
         for told, most in expected.items():

@@ -201,7 +201,7 @@ def test_what_has_no_noise_is_refused_and_leads_on() -> None:
     ("query", "why"),
     [
         ("SELECT o.q, i.price, o.y FROM orders o JOIN items i ON o.item = i.item JOIN orders p ON p.id = o.id", "once"),
-        ("SELECT o.q, i.price, i.item AS y FROM items i LEFT JOIN orders o ON o.item = i.item", "use inner JOIN"),
+        ("SELECT o.q, i.price, i.item AS y FROM items i LEFT JOIN orders o ON o.item = i.item", "LEFT JOIN others"),
         (
             "SELECT i.price, i.item AS y FROM items i WHERE NOT EXISTS (SELECT 1 FROM orders o WHERE o.item = i.item)",
             "use inner JOIN",
@@ -332,6 +332,12 @@ GROUPED = (
 )
 
 
+# Half of the orders have no item, and each other one has three.
+LEFT = QUERY.replace("o.q, i.price", "o.q, COALESCE(i.price, 2) AS price").replace(
+    "JOIN items i ON o.item = i.item", "LEFT JOIN items i ON o.item = i.item % 10 AND i.item < 15"
+)
+
+
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("query", "label", "table", "cap"),
@@ -341,6 +347,7 @@ GROUPED = (
         (QUERY.replace("o.y", "o.z"), "z", "orders", 1),
         (GROUPED, "y", "orders", 1),
         (QUERY, "y", "items", 80),
+        (LEFT, "y", "orders", 3),
     ],
 )
 def test_one_row_moves_all_sums_together_by_less_than_the_noise_is_for(
@@ -400,7 +407,10 @@ def test_no_row_is_in_more_joined_rows_than_the_cap() -> None:
         assert result.plan.mapping.joined_rows < 100  # of 1,500: thirty items, two rows of each, and noise
 
 
-def test_with_pure_noise_for_every_noisy_sum_nothing_depends_on_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("query", [QUERY, LEFT])
+def test_with_pure_noise_for_every_noisy_sum_nothing_depends_on_rows(
+    monkeypatch: pytest.MonkeyPatch, query: str
+) -> None:
     def draw(shape: tuple[int, ...]) -> Array:
         return np.random.default_rng(5).normal(9000.0, 9.0, shape)
 
@@ -411,8 +421,8 @@ def test_with_pure_noise_for_every_noisy_sum_nothing_depends_on_rows(monkeypatch
     for given in (tables(), tables(rows=1700, seed=3)):
         given["items"] = tables()["items"]
         with federation(given, policies=policies) as owners:
-            plan = owners.explain(QUERY, label="y", **TREES, privacy=asks())
-            result = owners.train(QUERY, label="y", **TREES, privacy=asks())
+            plan = owners.explain(query, label="y", **TREES, privacy=asks())
+            result = owners.train(query, label="y", **TREES, privacy=asks())
             measured = owners.evaluate(result, privacy=asks())
             compared = owners.compare(result, result, privacy=asks())
             drift = owners.drift(result, privacy=asks())

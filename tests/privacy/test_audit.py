@@ -14,7 +14,7 @@ import scipy.stats
 import tablepuppet as tp
 from tablepuppet.algorithms import private
 from tablepuppet.models.linear import LinearModel
-from tablepuppet.owner import run_noise
+from tablepuppet.owner import releases
 from tablepuppet.privacy.gaussian import noised
 
 EPSILON, CANARIES, GUESSES, ALARM = 1.0, 1200, 360, 1e-4
@@ -23,7 +23,7 @@ EPSILON, CANARIES, GUESSES, ALARM = 1.0, 1200, 360, 1e-4
 def surprise(monkeypatch: pytest.MonkeyPatch, seed: int = 0, **options: Any) -> float:
     """How likely so many right guesses are, at most, if the released model is ε-DP."""
     chance = np.random.default_rng(seed)
-    monkeypatch.setattr(run_noise, "secure_generator", lambda: np.random.default_rng(seed + 1))
+    monkeypatch.setattr(releases, "secure_generator", lambda: np.random.default_rng(seed + 1))
     is_in = chance.random(CANARIES) < 0.5
     own = np.eye(CANARIES)[is_in]  # each canary has a column of its own
     vectors = pa.FixedSizeListArray.from_arrays(pa.array(own.ravel()), CANARIES)

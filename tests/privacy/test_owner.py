@@ -16,8 +16,8 @@ import tablepuppet as tp
 from tablepuppet.algorithms.sgd.rounds import SgdUpdate
 from tablepuppet.client import Client
 from tablepuppet.errors import PolicyError
-from tablepuppet.exchanges.evaluation import Evaluate, Release
 from tablepuppet.exchanges.labels import Labels
+from tablepuppet.exchanges.parts import Evaluate, Release
 from tablepuppet.exchanges.prediction import ScoreRows
 from tablepuppet.exchanges.proposal import ProposeContract
 from tablepuppet.exchanges.registry import REQUESTS, RESPONSES

@@ -17,9 +17,9 @@ import tablepuppet as tp
 from tablepuppet.algorithms.base import BlockAnswer, Problem
 from tablepuppet.algorithms.sgd.rounds import SgdFigures, SgdServer, SgdUpdate
 from tablepuppet.errors import PrivacyError
-from tablepuppet.exchanges.evaluation import Evaluation
 from tablepuppet.exchanges.features import FeatureStatistics
 from tablepuppet.exchanges.keys import Keys, SendKeys
+from tablepuppet.exchanges.parts import Evaluation
 from tablepuppet.exchanges.registry import REQUESTS, RESPONSES
 from tablepuppet.exchanges.start import Started
 from tablepuppet.join.build import within_cap

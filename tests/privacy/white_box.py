@@ -23,7 +23,7 @@ from tablepuppet.algorithms.boosting import fixed_point
 from tablepuppet.api import federation
 from tablepuppet.arrays import Array
 from tablepuppet.exchanges import start
-from tablepuppet.owner import run_noise
+from tablepuppet.owner import releases
 from tablepuppet.privacy import gaussian
 from tablepuppet.transport.link import LocalTransport
 
@@ -52,7 +52,7 @@ def replace_noise(patch: pytest.MonkeyPatch) -> Sums:
     the same in every run."""
     sums = Sums()
     patch.setattr(federation, "LocalTransport", partial(LocalTransport, threads=1))
-    patch.setattr(run_noise, "secure_generator", lambda: np.random.default_rng(11))
+    patch.setattr(releases, "secure_generator", lambda: np.random.default_rng(11))
     patch.setattr(start, "secrets", SimpleNamespace(randbits=lambda bits: 13))
     for module in (private, fixed_point, gaussian):
         patch.setattr(module, "noised", sums.keep)

@@ -17,8 +17,8 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 from tablepuppet.arrays import freeze
 from tablepuppet.errors import TransportError
-from tablepuppet.exchanges.evaluation import Parameters
 from tablepuppet.exchanges.keys import Keys
+from tablepuppet.exchanges.parts import Parameters
 from tablepuppet.exchanges.registry import REQUESTS, RESPONSES
 from tablepuppet.protocol.base import Done, Message, Predictions
 from tablepuppet.protocol.codec import Frame, decode, encode

@@ -14,7 +14,7 @@ import pytest
 from tests.report.runs import QUERY, tables, trained
 
 import tablepuppet as tp
-from tablepuppet.cli.job_file import read_job
+from tablepuppet.cli.train import read_job
 from tablepuppet.errors import JobError
 from tablepuppet.formatting import number
 from tablepuppet.job import make_job

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from sklearn.linear_model import LinearRegression
+from tests.plan.disclosure import expect_disclosures
 from tests.postgres import Database
 
 import tablepuppet as tp
@@ -274,7 +275,7 @@ def test_groups_with_rows_of_several_clients_are_merged_where_all_of_them_grant_
         same = whole.train(query, **given)
         expected = np.sort(whole.predict(same, query)["prediction"].to_numpy())
     np.testing.assert_allclose(found, expected, rtol=1e-8)
-    assert result.traffic.all_told == result.plan.disclosures(len(result.history))
+    assert result.traffic.all_told == expect_disclosures(result.plan, len(result.history))
     others = "transactions[1] itself" if clients == 2 else "their sums over transactions[1], transactions[2]"
     assert others in " ".join(str(plan).split())
 

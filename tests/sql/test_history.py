@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from tests.fuzz.oracle import L2, encode, ridge
+from tests.plan.disclosure import expect_disclosures
 
 import tablepuppet as tp
 from tablepuppet.owner.policy import Policy
-from tablepuppet.plan.disclosure import training_disclosures
 
 WINDOW = "r.k = t.k AND r.day < t.ts AND r.day >= t.ts - INTERVAL 90 DAY"
 ANY = "EXISTS (SELECT 1 FROM results r WHERE r.k = t.k AND r.day < t.ts)"
@@ -297,7 +297,7 @@ def test_a_saved_model_predicts_with_new_moments(tmp_path: Path) -> None:
 def test_explain_counts_what_a_history_discloses() -> None:
     with tp.Federation(make_tables()) as federation:
         result = federation.train(FORMS["count"][0], label="y", model="linear", test_fraction=0.0)
-    expected = training_disclosures(result.plan, len(result.history))
+    expected = expect_disclosures(result.plan, len(result.history))
     counted = result.traffic.all_told
     history = {key: count for key, count in counted.items() if "cutoff" in key.what}
     assert {(key.client, key.what, key.to): count for key, count in history.items()} == {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tablepuppet.protocol.columns import ColumnInfo, Kind
-from tablepuppet.sql.types import key_type, merged_column, union_column
+from tablepuppet.sql.bound import key_type, merged_column, union_column
 
 
 def column(kind: Kind, detail: str = "", size: int = 0) -> ColumnInfo:

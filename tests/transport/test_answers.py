@@ -14,11 +14,10 @@ from msgspec.structs import replace
 
 import tablepuppet as tp
 from tablepuppet.algorithms.boosting import messages as trees
-from tablepuppet.exchanges.encoding import Encoded
-from tablepuppet.exchanges.evaluation import Evaluation, Parameters
 from tablepuppet.exchanges.features import FeatureStatistics
 from tablepuppet.exchanges.keys import Keys
 from tablepuppet.exchanges.labels import DescribeLabels, Labels, LabelSummary
+from tablepuppet.exchanges.parts import Encoded, Evaluation, Parameters
 from tablepuppet.exchanges.prediction import Identifiers, Scores
 from tablepuppet.exchanges.proposal import Agreement
 from tablepuppet.exchanges.registry import RESPONSES

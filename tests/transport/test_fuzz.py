@@ -21,8 +21,8 @@ from tests.transport.messages import frame
 import tablepuppet as tp
 from tablepuppet.client import Client
 from tablepuppet.errors import CatalogError, JobError, MappingError, PolicyError, SourceError
-from tablepuppet.exchanges.encoding import EncodeFeatures
 from tablepuppet.exchanges.features import OpenPart
+from tablepuppet.exchanges.parts import EncodeFeatures
 from tablepuppet.exchanges.proposal import ProposeContract
 from tablepuppet.exchanges.registry import REQUESTS, RESPONSES
 from tablepuppet.exchanges.schema import CloseJob, OpenScan

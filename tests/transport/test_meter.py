@@ -7,7 +7,7 @@ import pytest
 
 import tablepuppet as tp
 from tablepuppet.errors import CatalogError, JobError, TransportError
-from tablepuppet.exchanges.evaluation import Parameters, Release
+from tablepuppet.exchanges.parts import Parameters, Release
 from tablepuppet.exchanges.registry import REQUESTS
 from tablepuppet.exchanges.schema import CloseJob, DescribeTable
 from tablepuppet.protocol.base import Done, Failure

@@ -51,7 +51,6 @@ class OwnModel(msgspec.Struct, frozen=True):
     advise: Callable[[Shape, Any], Any]
     insights: Callable[[Any, Shape, Any], list[Any]]  # who learns what
     exposures: Callable[[Shape, Any], list[Any]]  # facts about a row that the server may see
-    disclosures: Callable[[Any, Shape, Any], dict[Any, int]]  # of a run, by recipient
     plan_noise: Callable[[Any, Any, Loss, float, float], OwnNoise]  # of a job, its mapping, a typical slope and weight
 
     # prediction/

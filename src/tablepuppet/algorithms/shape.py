@@ -4,7 +4,7 @@ plan/costs.py counts them in a table mapping; algorithms derive their costs from
 
 Rounds have a number of values that a part receives and answers, in an outer round and its inner rounds. Costs
 (plan/costs.py) add up their bytes and seconds, and the meter counts them in a run. Exchanges count a part's messages.
-Disclosures (plan/disclosure.py), noise for predictions (plan/private.py) and a contract's limits (owner/enforcement.py)
+Exposures (plan/knowledge.py), noise for predictions (plan/private.py) and a contract's limits (owner/enforcement.py)
 follow from them.
 """
 

@@ -29,7 +29,7 @@ from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.model import Model
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.protocol.contract import Contract
-from tablepuppet.protocol.signatures import Signature, read_asker_key, sign_contract
+from tablepuppet.protocol.evidence import Signature, read_asker_key, sign_contract
 from tablepuppet.training.result import Result, RoundEvent
 from tablepuppet.transport.envelopes import Goodbye
 from tablepuppet.transport.flight import TOO_MANY, Connection, Party

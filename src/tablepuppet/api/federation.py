@@ -27,7 +27,7 @@ from tablepuppet.prediction.model import Model
 from tablepuppet.privacy.options import privacy_of
 from tablepuppet.progress import show_progress
 from tablepuppet.protocol.codec import Wire
-from tablepuppet.protocol.signatures import read_asker_key, sign_contract
+from tablepuppet.protocol.evidence import read_asker_key, sign_contract
 from tablepuppet.training.result import Result, RoundEvent
 from tablepuppet.transport.link import Link, LocalTransport
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from tablepuppet.cli.screen import Screen, argument, option, table
 from tablepuppet.errors import TransportError
-from tablepuppet.protocol.signatures import new_asker_key, public_text, read_asker_key
+from tablepuppet.protocol.evidence import new_asker_key, public_text, read_asker_key
 from tablepuppet.transport import certs as authority
 
 FolderOption = Annotated[Path, option("--folder DIR", "Where the authority lives.")]

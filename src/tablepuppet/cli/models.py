@@ -16,8 +16,8 @@ import typer
 from msgspec import to_builtins
 
 from tablepuppet.api import Federation
-from tablepuppet.cli.job_file import FederationOption, JobArgument, JobFile, read_job
 from tablepuppet.cli.screen import Screen, argument, option, table
+from tablepuppet.cli.train import FederationOption, JobArgument, JobFile, read_job
 from tablepuppet.errors import ModelError
 from tablepuppet.output_files import write_whole
 from tablepuppet.prediction.model import Model

@@ -12,9 +12,8 @@ import typer
 
 from tablepuppet.api.connected import ConnectedFederation
 from tablepuppet.api.owners import tables_from_toml
-from tablepuppet.cli.job_file import JobArgument, read_job
 from tablepuppet.cli.screen import Screen, argument, option, table
-from tablepuppet.cli.train import ReportOption, ResumeOption, SaveOption, show_result
+from tablepuppet.cli.train import JobArgument, ReportOption, ResumeOption, SaveOption, read_job, show_result
 from tablepuppet.errors import PolicyError
 from tablepuppet.formatting import plural, printable
 from tablepuppet.network import processes
@@ -168,9 +167,8 @@ def _check_security(is_insecure: bool, is_allowed: bool, path: Path) -> None:
 
 def _detail(run: dict[str, Any]) -> str:
     away = ", ".join(f"{client} ({seconds:.0f} s left)" for client, seconds in run["waiting"].items())
-    return (
-        f"waits for {away}" if away else printable(str(run["message"]).partition("\n")[0])
-    )  # a caret stands nowhere in a table
+    first = str(run["message"]).partition("\n")[0]  # a caret stands nowhere in a table
+    return f"waits for {away}" if away else printable(first)
 
 
 ClientOption = Annotated[Path, option("--client FILE", "The owner's client file.")]

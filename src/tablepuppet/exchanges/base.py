@@ -52,12 +52,12 @@ class Rules:
     handler's signature names the request and all its possible answers."""
 
     purposes: Purposes  # of contracts that have it
-    _: KW_ONLY
     enforce: Callable[[JobUnderContract, Any], None]
     check_request: Callable[[ClientState, Any], None] = NoCheck(
         "its fields have bounds, and the contract names the rest"
     )
     check_answer: Callable[[Any, Any, Known], object] = NoCheck("Done says nothing")
+    _: KW_ONLY
     leaves_state: bool = False  # outside a part's state: the request is answered again when a checkpoint is restored
     is_fixed: bool = False  # for a run: asked again, it must be answered as before
 

@@ -1,4 +1,4 @@
-"""Features: a part is opened, and statistics of its columns are sent, from which encoders are made (encoding.py).
+"""Features: a part is opened, and statistics of its columns are sent, from which encoders are made (parts.py).
 
 A *part* is one client's share of a block: some feature columns of a scan, for the rows that matter.
 """
@@ -27,16 +27,10 @@ from tablepuppet.privacy.masks import MaskKey
 from tablepuppet.privacy.options import Rounding
 from tablepuppet.protocol import bounds
 from tablepuppet.protocol.base import MOST_CATEGORIES, Discloses, Masked, Message, Partial, PartRequest, Place
+from tablepuppet.protocol.bounds import Known, KnownPart, check_array, check_finite, require
 from tablepuppet.protocol.columns import CategoryStatistics, ColumnInfo, IdStatistics, NumberStatistics, Statistics
-from tablepuppet.sources.statistics import (
-    existing_rows,
-    first_summands,
-    names_only,
-    round_moments,
-    second_summands,
-    statistics,
-    without_moments,
-)
+from tablepuppet.sources import statistics as stats
+from tablepuppet.sources.statistics import existing_rows
 
 
 class FindIds(PartRequest, frozen=True):
@@ -98,9 +92,9 @@ def _enforce_ids(job: JobUnderContract, request: FindIds) -> None:
     job.count_once(f"find ids {request.part}", request.scan)
 
 
-def _check_ids(request: FindIds, answer: FoundIds, known: bounds.Known) -> None:
+def _check_ids(request: FindIds, answer: FoundIds, known: Known) -> None:
     is_inside = all(place < len(request.columns) for place in answer.places)
-    bounds.require(is_inside and len(set(answer.places)) == len(answer.places), "places", "are not among the columns")
+    require(is_inside and len(set(answer.places)) == len(answer.places), "places", "are not among the columns")
 
 
 @Rules(WITH_STATISTICS, enforce=_enforce_ids, check_answer=_check_ids)
@@ -145,34 +139,28 @@ def _check_part_request(own: ClientState, request: OpenPart) -> None:
     if request.train_rows is not None:
         bounds.check_row_numbers(request.train_rows, "train_rows", rows)
     bounds.check_row_numbers(request.test_rows, "test_rows", rows)
-    bounds.require(all(i < len(request.columns) for i in request.ids), "ids", "name a feature that there is not")
+    require(all(i < len(request.columns) for i in request.ids), "ids", "name a feature that there is not")
     if request.multiplicity is not None:
         due = rows if request.train_rows is None else len(request.train_rows)
-        bounds.check_array(request.multiplicity, "multiplicity", (due,), kinds=frozenset("i"))
-        bounds.require(
-            not len(request.multiplicity) or int(request.multiplicity.min()) >= 0, "multiplicity", "is negative"
-        )
+        check_array(request.multiplicity, "multiplicity", (due,), kinds=frozenset("i"))
+        require(not len(request.multiplicity) or int(request.multiplicity.min()) >= 0, "multiplicity", "is negative")
 
 
-def _check_statistics(request: OpenPart, answer: FeatureStatistics | FeatureNames, known: bounds.Known) -> None:
+def _check_statistics(request: OpenPart, answer: FeatureStatistics | FeatureNames, known: Known) -> None:
     scan = known.scan(request)
     train = scan.rows if request.train_rows is None else len(request.train_rows)
     total = float(train or 0) if request.multiplicity is None else float(request.multiplicity.sum(dtype=np.float64))
     infos = [scan.columns[column] for column in request.columns if column < len(scan.columns)]
-    known.parts[request.job, request.part] = bounds.KnownPart(train, len(request.test_rows), infos)
+    known.parts[request.job, request.part] = KnownPart(train, len(request.test_rows), infos)
     is_masked = isinstance(answer, FeatureNames)
-    bounds.require(
-        is_masked == request.wants_key, "columns", "come with figures where none were asked for, or without them"
-    )
+    require(is_masked == request.wants_key, "columns", "come with figures where none were asked for, or without them")
     is_silent = isinstance(answer, FeatureNames) and not answer.columns and answer.key is None
     due = len(request.columns) if request.wants_statistics else 0
-    bounds.require(is_silent or len(answer.columns) == due, "columns", "are not those that were asked for")
+    require(is_silent or len(answer.columns) == due, "columns", "are not those that were asked for")
     for found, column in zip(answer.columns, request.columns, strict=False):
         info = scan.columns[column] if column < len(scan.columns) else None
         is_one = isinstance(found, NumberStatistics)
-        bounds.require(
-            info is None or is_one == bounds.is_number(info), "columns", "are of other types than the scan said"
-        )
+        require(info is None or is_one == bounds.is_number(info), "columns", "are of other types than the scan said")
         if isinstance(found, NumberStatistics):
             _check_number_statistics(found, total, info)
         elif isinstance(found, IdStatistics):
@@ -186,45 +174,37 @@ def _check_number_statistics(statistics: NumberStatistics, total: float, info: C
     bounds.check_count(statistics.weight, "columns.weight", most)
     bounds.check_count(statistics.missing, "columns.missing", most)
     bounds.check_count(statistics.weight + statistics.missing, "columns.missing", most)
-    bounds.check_array(statistics.mean, "columns.mean", (None,))
+    check_array(statistics.mean, "columns.mean", (None,))
     size = len(statistics.mean)
     largest = max(info.size, 1) if info is not None and info.kind != "vector" else 2**24
-    bounds.require(size <= largest, "columns.mean", f"has {size:,} numbers where {largest:,} are due")
+    require(size <= largest, "columns.mean", f"has {size:,} numbers where {largest:,} are due")
     bounds.check_amounts(statistics.spread, "columns.spread", (size,))
-    bounds.check_finite(statistics.mean, "columns.mean")
-    bounds.require(not (np.abs(statistics.mean) > bounds.LARGEST).any(), "columns.mean", "is too large to be squared")
+    check_finite(statistics.mean, "columns.mean")
+    require(not (np.abs(statistics.mean) > bounds.LARGEST).any(), "columns.mean", "is too large to be squared")
 
 
 def _check_category_statistics(statistics: CategoryStatistics, total: float) -> None:
-    count = len(statistics.categories)
-    bounds.require(len(set(statistics.categories)) == count, "columns.categories", "name one category twice")
+    bounds.check_distinct(statistics.categories, "columns.categories", "category")
     most = total * (1 + 1e-6) + 1e-6
     bounds.check_count(statistics.missing, "columns.missing", most)
-    bounds.check_amounts(statistics.weights, "columns.weights", (count,))
+    bounds.check_amounts(statistics.weights, "columns.weights", (len(statistics.categories),))
     # float32 on the wire rounds each of them
     bounds.check_count(float(statistics.weights.sum()) + statistics.missing, "columns.weights", most * (1 + 1e-5))
 
 
 def _check_id_statistics(statistics: IdStatistics, request: OpenPart, rows: int | None) -> None:
-    bounds.require(bool(request.ids) or request.finds_ids, "columns", "hold an id where none was asked for")
+    require(bool(request.ids) or request.finds_ids, "columns", "hold an id where none was asked for")
     count, most = statistics.count, MOST_CATEGORIES if rows is None else min(MOST_CATEGORIES, rows)
-    bounds.require(0 <= count <= most, "columns.count", f"is {count:,}, outside 0 to {most:,}")
-    bounds.require(
+    require(0 <= count <= most, "columns.count", f"is {count:,}, outside 0 to {most:,}")
+    require(
         (statistics.tokens is not None) == bool(request.id_salt), "columns.tokens", "come where none are due, or not"
     )
     if statistics.tokens is not None:
-        bounds.check_array(statistics.tokens, "columns.tokens", (count,), kinds=frozenset("i"))
-        is_ascending = bool((statistics.tokens[1:] > statistics.tokens[:-1]).all())
-        bounds.require(is_ascending, "columns.tokens", "are not ascending")
+        check_array(statistics.tokens, "columns.tokens", (count,), kinds=frozenset("i"))
+        bounds.check_ascending(statistics.tokens, "columns.tokens")
 
 
-@Rules(
-    WITH_STATISTICS,
-    enforce=_enforce_part,
-    check_request=_check_part_request,
-    check_answer=_check_statistics,
-    leaves_state=True,
-)
+@Rules(WITH_STATISTICS, _enforce_part, _check_part_request, _check_statistics, leaves_state=True)
 def _open_part(own: ClientState, request: OpenPart) -> FeatureStatistics | FeatureNames:
     row_rules.check_part(own, request)
     request = _cap_subjects(own, request)
@@ -239,8 +219,8 @@ def _open_part(own: ClientState, request: OpenPart) -> FeatureStatistics | Featu
         rounding = Rounding(own.policy.minimum_rows, hmac.digest(own.secret, b"moments", "sha256"))
         weights = existing_rows(request.train_rows, request.multiplicity).weights
         rows = float(len(columns[0][0])) if weights is None else effective_rows(weights)
-        found = [round_moments(s, rounding, rows) for s in found]
-    part.statistics = found if request.wants_moments else [without_moments(s) for s in found]
+        found = [stats.round_moments(s, rounding, rows) for s in found]
+    part.statistics = found if request.wants_moments else [stats.without_moments(s) for s in found]
     if own.agreed(request.job).feature_privacy is not None:
         part.statistics = [_hide_missing(own, part, *pair) for pair in zip(request.columns, found, strict=bool(found))]
     trim_heap()
@@ -249,7 +229,7 @@ def _open_part(own: ClientState, request: OpenPart) -> FeatureStatistics | Featu
     if own.key is None:
         return FeatureNames(columns=[])
     part.sealing = Sealing(request.job, own.name, request.part, own.key)
-    return FeatureNames(columns=[names_only(s) for s in part.statistics], key=part.sealing.offer())
+    return FeatureNames(columns=[stats.names_only(s) for s in part.statistics], key=part.sealing.offer())
 
 
 def _cap_subjects(own: ClientState, request: OpenPart) -> OpenPart:
@@ -268,8 +248,8 @@ def _compute_statistics(own: ClientState, part: Part, place: int, column: Column
     """A feature's statistics over the part's rows: of ids only how many, and their names are kept here."""
     request = part.request
     if not are_ids(own, request, place, column):
-        return statistics(*column, request.train_rows, request.multiplicity, own.policy.minimum_rows)
-    found = statistics(*column, request.train_rows, request.multiplicity)
+        return stats.statistics(*column, request.train_rows, request.multiplicity, own.policy.minimum_rows)
+    found = stats.statistics(*column, request.train_rows, request.multiplicity)
     assert isinstance(found, CategoryStatistics)
     part.ids[place] = found.categories
     return id_statistics(own, request, place, found)
@@ -278,7 +258,7 @@ def _compute_statistics(own: ClientState, part: Part, place: int, column: Column
 def _hide_missing(own: ClientState, part: Part, column: int, statistics: Statistics) -> Statistics:
     """Under noise, hides which values an expression makes NULL (NULLIF, CASE). NULLs of a plain column are shown."""
     scan = own.scan(part.request)
-    told = without_moments(statistics)
+    told = stats.without_moments(statistics)
     if not isinstance(told, NumberStatistics) or (scan.query is None and not is_computed(scan.expressions[column])):
         return told
     return replace(told, weight=told.weight + told.missing, missing=0.0)
@@ -291,16 +271,14 @@ def _enforce_sums(job: JobUnderContract, request: SumStatistics) -> None:
 
 
 def _check_sums_request(own: ClientState, request: SumStatistics) -> None:
-    part = own.part(request)
-    due = len(part.statistics)
-    bounds.require(len(request.columns) == due, "columns", f"are {len(request.columns)} where {due} are due")
+    bounds.check_length(request.columns, "columns", len(own.part(request).statistics))
     for agreed in request.columns:
         if isinstance(agreed, NumberStatistics):
-            bounds.check_array(agreed.mean, "columns.mean", (None,))
-            bounds.check_finite(agreed.mean, "columns.mean")
+            check_array(agreed.mean, "columns.mean", (None,))
+            check_finite(agreed.mean, "columns.mean")
 
 
-def _check_sums(request: SumStatistics, answer: Masked | Partial, known: bounds.Known) -> None:
+def _check_sums(request: SumStatistics, answer: Masked | Partial, known: Known) -> None:
     due: Shapes = []
     for column in request.columns:
         if isinstance(column, NumberStatistics):
@@ -311,16 +289,10 @@ def _check_sums(request: SumStatistics, answer: Masked | Partial, known: bounds.
     check_summands(answer, known.part(request), "moments" if request.is_second else "counts", due)
 
 
-@Rules(
-    WITH_STATISTICS,
-    enforce=_enforce_sums,
-    check_request=_check_sums_request,
-    check_answer=_check_sums,
-    leaves_state=True,
-)
+@Rules(WITH_STATISTICS, _enforce_sums, _check_sums_request, _check_sums, leaves_state=True)
 def _sum_statistics(own: ClientState, request: SumStatistics) -> Masked | Partial:
     part = own.part(request)
     part.meet(request.peers)
-    summands = second_summands if request.is_second else first_summands
+    summands = stats.second_summands if request.is_second else stats.first_summands
     values = summands(part.statistics, request.columns)
     return part.sealed(Partial(values=values), "moments" if request.is_second else "counts")

@@ -26,8 +26,9 @@ from tablepuppet.owner.policy import refused_by
 from tablepuppet.owner.state import ClientState
 from tablepuppet.owner.tokens import job_key, key_of
 from tablepuppet.privacy.masks import MaskKey, Masks, check_key, mask_key
+from tablepuppet.protocol import bounds
 from tablepuppet.protocol.base import MOST_COLUMNS, Discloses, Done, Exponent, Message, Place, ScanRequest, Text
-from tablepuppet.protocol.bounds import Known, check_array, check_count, check_range, check_row_numbers, require
+from tablepuppet.protocol.bounds import Known, check_array, require
 
 Words = NDArray[np.int64]
 Kinds = Annotated[list[Text], Meta(min_length=1, max_length=MOST_COLUMNS)]
@@ -104,13 +105,12 @@ def _enforce_groups(job: JobUnderContract, request: SendGroups | SumGroups | Hol
 
 def _check_groups(request: SendGroups, answer: Groups, known: Known) -> None:
     check_array(answer.tokens, "tokens", (None, 16), kinds=frozenset("u"))
-    check_count(len(answer.tokens), "tokens", known.most_rows)
+    bounds.check_count(len(answer.tokens), "tokens", known.most_rows)
     halves = np.ascontiguousarray(answer.tokens).view(">u8").astype(np.uint64)
     first, second = halves[:, 0], halves[:, 1]
     is_next = (first[1:] > first[:-1]) | ((first[1:] == first[:-1]) & (second[1:] > second[:-1]))
     require(bool(is_next.all()), "tokens", "are not ascending, each once")
-    due = sum(map(scales_of, answer.kinds))
-    require(len(answer.sizes) == due, "sizes", f"are {len(answer.sizes)} where {due} are due")
+    bounds.check_length(answer.sizes, "sizes", sum(map(scales_of, answer.kinds)))
     words = [words_of(kind) for kind in answer.kinds[1:]]
     known.scan(request).words = sum(w[0] for w in words), sum(w[1] for w in words)
 
@@ -129,21 +129,19 @@ def _send_groups(own: ClientState, request: SendGroups) -> Groups:
 
 def _check_sum_request(own: ClientState, request: SumGroups) -> None:
     groups, parties = own.scan(request).partials(), len(request.peers)
-    check_range(request.place, "place", 0, parties - 1)
-    require(len({peer.client for peer in request.peers}) == parties, "peers", "name one client twice")
+    bounds.check_range(request.place, "place", 0, parties - 1)
+    bounds.check_distinct([peer.client for peer in request.peers], "peers", "client")
     require(request.peers[request.place].client == own.name, "place", "is another client's")
     check_array(request.holders, "holders", (None,), kinds=frozenset("i"))
     shared = len(request.holders)
     is_inside = not shared or (int(request.holders.min()) >= 0 and int(request.holders.max()) < parties)
     require(is_inside, "holders", "name a client that there is not")
     check_array(request.rows, "rows", (shared,), kinds=frozenset("i"))
-    check_row_numbers(request.rows, "rows", groups.count)
-    own_rows = request.rows[request.rows >= 0]
-    require(len(np.unique(own_rows)) == len(own_rows), "rows", "name one group twice")
+    bounds.check_row_numbers(request.rows, "rows", groups.count)
+    bounds.check_distinct(request.rows[request.rows >= 0].tolist(), "rows", "group")
     require(bool((request.rows[request.holders == request.place] >= 0).all()), "holders", "hold what they do not have")
-    due = sum(map(scales_of, groups.kinds))
-    require(len(request.scales) == due, "scales", f"are {len(request.scales)} where {due} are due")
-    require(len(request.commitments) == parties, "commitments", "are not one for each client")
+    bounds.check_length(request.scales, "scales", sum(map(scales_of, groups.kinds)))
+    bounds.check_length(request.commitments, "commitments", parties)
 
 
 def _check_sums(request: SumGroups, answer: GroupSums, known: Known) -> None:
@@ -155,13 +153,7 @@ def _check_sums(request: SumGroups, answer: GroupSums, known: Known) -> None:
         check_array(answer.extremes, "extremes", (due, extremes), kinds=frozenset("i"))
 
 
-@Rules(
-    ALL_PURPOSES,
-    enforce=_enforce_groups,
-    check_request=_check_sum_request,
-    check_answer=_check_sums,
-    leaves_state=True,
-)
+@Rules(ALL_PURPOSES, _enforce_groups, _check_sum_request, _check_sums, leaves_state=True)
 def _sum_groups(own: ClientState, request: SumGroups) -> GroupSums:
     groups = own.scan(request).partials()
     salt = _secret(own, request, groups, b"salt")[:16]

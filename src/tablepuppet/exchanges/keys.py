@@ -145,14 +145,7 @@ def check_key_values(table: pa.Table, name: str, numbers: Sequence[int], infos: 
         require(is_due, name, f"are {str(found)[:100]}, and were described as {kind}")
 
 
-@Rules(
-    ALL_PURPOSES,
-    enforce=_enforce_keys,
-    check_request=_check_keys_request,
-    check_answer=_check_keys,
-    leaves_state=True,
-    is_fixed=True,
-)
+@Rules(ALL_PURPOSES, _enforce_keys, _check_keys_request, _check_keys, leaves_state=True, is_fixed=True)
 def _send_keys(own: ClientState, request: SendKeys) -> Keys:
     order, given = None, request.order
     if given is not None:  # by the clients' key; with its bits the server merges several clients' orders

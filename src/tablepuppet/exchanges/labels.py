@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import partial
 from typing import Annotated, Literal
 
@@ -23,6 +24,7 @@ from tablepuppet.owner.state import ClientState
 from tablepuppet.privacy.options import LabelPrivacy
 from tablepuppet.protocol import bounds
 from tablepuppet.protocol.base import Count, Discloses, Finite, Fraction, Message, Place, ScanRequest, Seed, Text
+from tablepuppet.protocol.bounds import Known, check_array, require
 from tablepuppet.protocol.contract import FoldBy, Folds
 from tablepuppet.sources.columns import STRING_KINDS
 
@@ -103,16 +105,18 @@ def _enforce_classes(job: JobUnderContract, request: DescribeLabels) -> None:
     job.count_once(f"classes {request.column}", request.scan)
 
 
-def _check_summary(request: DescribeLabels, answer: LabelSummary, known: bounds.Known) -> None:
+def _check_classes(classes: Collection[str | float]) -> None:
+    bounds.check_distinct(classes, "classes", "class")
+    require(len({type(c) for c in classes}) <= 1, "classes", "mix texts and numbers")
+
+
+def _check_summary(request: DescribeLabels, answer: LabelSummary, known: Known) -> None:
     scan = known.scan(request)
     bounds.check_count(answer.missing, "missing", bounds.LARGEST_COUNT if scan.rows is None else scan.rows)
     scan.missing[request.column] = answer.missing
     classes = answer.classes
-    bounds.require(len(set(classes)) == len(classes), "classes", "name one class twice")
-    bounds.require(len({type(c) for c in classes}) <= 1, "classes", "mix texts and numbers")
-    bounds.require(
-        answer.kind != "boolean" or classes == [0.0, 1.0], "classes", "of a boolean label are false and true"
-    )
+    _check_classes(classes)
+    require(answer.kind != "boolean" or classes == [0.0, 1.0], "classes", "of a boolean label are false and true")
 
 
 @Rules(WITH_LABELS, enforce=_enforce_classes, check_answer=_check_summary, is_fixed=True)
@@ -164,10 +168,7 @@ def _enforce_labels(job: JobUnderContract, request: SendLabels) -> None:
 
 def _check_labels_request(own: ClientState, request: SendLabels) -> None:
     _check_sides_request(own, request)
-    classes = request.classes
-    if classes is not None:
-        bounds.require(len({type(c) for c in classes}) <= 1, "classes", "mix texts and numbers")
-        bounds.require(len(set(classes)) == len(classes), "classes", "name one class twice")
+    _check_classes(request.classes or ())
 
 
 def _check_sides_request(own: ClientState, request: SplitRequest) -> None:
@@ -178,50 +179,42 @@ def _count_missing(labels: Array, classes: int | None) -> int:
     """How many are missing; none of the others is wrong."""
     is_there = ~np.isnan(labels)
     values = labels if is_there.all() else labels[is_there]
-    bounds.require(not np.isinf(values).any(), "values", "hold infinity")
+    require(not np.isinf(values).any(), "values", "hold infinity")
     if classes is None:
-        bounds.require(not (np.abs(values) > bounds.LARGEST).any(), "values", bounds.TOO_LARGE)
+        require(not (np.abs(values) > bounds.LARGEST).any(), "values", bounds.TOO_LARGE)
     else:
         is_class = (values >= 0).all() and (values < classes).all() and (values == np.floor(values)).all()
-        bounds.require(bool(is_class), "values", f"hold a number that is no class of {classes}")
+        require(bool(is_class), "values", f"hold a number that is no class of {classes}")
     return len(labels) - len(values)
 
 
-def _check_labels_answer(request: SendLabels, answer: Labels, known: bounds.Known) -> None:
+def _check_labels_answer(request: SendLabels, answer: Labels, known: Known) -> None:
     scan = known.scan(request)
     rows = scan.rows
-    bounds.check_array(answer.values, "values", (rows,), kinds=frozenset("f"))
-    bounds.check_array(answer.is_test, "is_test", (rows,), kinds=frozenset("b"))
+    check_array(answer.values, "values", (rows,), kinds=frozenset("f"))
+    check_array(answer.is_test, "is_test", (rows,), kinds=frozenset("b"))
     missing = _count_missing(answer.values, None if request.classes is None else len(request.classes))
     told = scan.missing.get(request.column)
     is_as_told = told in (None, missing) or request.job in known.noisy_labels
-    bounds.require(is_as_told, "values", f"are missing in {missing:,} rows, and {told} were described")
+    require(is_as_told, "values", f"are missing in {missing:,} rows, and {told} were described")
     if answer.folds is not None:
-        bounds.check_array(answer.folds, "folds", (rows,), kinds=frozenset("i"))
+        check_array(answer.folds, "folds", (rows,), kinds=frozenset("i"))
         last = request.folds - (request.fold_by != "time")
         is_fold = not len(answer.folds) or (answer.folds.min() >= 0 and answer.folds.max() <= last)
-        bounds.require(request.folds > 0 and bool(is_fold), "folds", "hold a number that is no fold")
+        require(request.folds > 0 and bool(is_fold), "folds", "hold a number that is no fold")
     _check_held_out(request, answer, rows)
 
 
 def _check_held_out(request: SplitRequest, answer: Labels | Sides, rows: int | None) -> None:
     is_split = request.test_column is not None or request.test_fraction > 0
     is_split = is_split or (isinstance(request, SendSides) and request.known_rows is not None)
-    bounds.require(is_split or not answer.is_test.any(), "is_test", "names test rows where none were asked for")
+    require(is_split or not answer.is_test.any(), "is_test", "names test rows where none were asked for")
     if answer.is_validation is not None:
-        bounds.check_array(answer.is_validation, "is_validation", (rows,), kinds=frozenset("b"))
-        bounds.require(
-            not (answer.is_validation & answer.is_test).any(), "is_validation", "names rows that are for the test"
-        )
+        check_array(answer.is_validation, "is_validation", (rows,), kinds=frozenset("b"))
+        require(not (answer.is_validation & answer.is_test).any(), "is_validation", "names rows that are for the test")
 
 
-@Rules(
-    WITH_LABELS,
-    enforce=_enforce_labels,
-    check_request=_check_labels_request,
-    check_answer=_check_labels_answer,
-    is_fixed=True,
-)
+@Rules(WITH_LABELS, _enforce_labels, _check_labels_request, _check_labels_answer, is_fixed=True)
 def _send_labels(own: ClientState, request: SendLabels) -> Labels:
     scan, contract, noise = own.scan(request), own.agreed(request.job), None
     (column, info), order = scan.column(request.column), scan.order()
@@ -274,9 +267,9 @@ def _enforce_sides(job: JobUnderContract, request: SendSides) -> None:
     job.count_once("sides", request.scan, len(terms))
 
 
-def _check_sides(request: SendSides, answer: Sides, known: bounds.Known) -> None:
+def _check_sides(request: SendSides, answer: Sides, known: Known) -> None:
     rows = known.scan(request).rows
-    bounds.check_array(answer.is_test, "is_test", (rows,), kinds=frozenset("b"))
+    check_array(answer.is_test, "is_test", (rows,), kinds=frozenset("b"))
     _check_held_out(request, answer, rows)
 
 
@@ -292,10 +285,10 @@ def _enforce_weights(job: JobUnderContract, request: SendWeights) -> None:
     job.count_once(f"weights {request.column}", request.scan, max(1, len(scan.numbers("split"))))
 
 
-def _check_weights(request: SendWeights, answer: Weights, known: bounds.Known) -> None:
-    bounds.check_array(answer.values, "values", (known.scan(request).rows,), kinds=frozenset("f"))
-    bounds.require(not np.isinf(answer.values).any(), "values", "hold infinity")
-    bounds.require(not (np.abs(answer.values) > bounds.LARGEST).any(), "values", bounds.TOO_LARGE)
+def _check_weights(request: SendWeights, answer: Weights, known: Known) -> None:
+    check_array(answer.values, "values", (known.scan(request).rows,), kinds=frozenset("f"))
+    require(not np.isinf(answer.values).any(), "values", "hold infinity")
+    require(not (np.abs(answer.values) > bounds.LARGEST).any(), "values", bounds.TOO_LARGE)
 
 
 @Rules(WITH_LABELS, enforce=_enforce_weights, check_answer=_check_weights, is_fixed=True)

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import PolicyError, TransportError
 from tablepuppet.exchanges.base import PREDICTING, SCORING, Rules
-from tablepuppet.exchanges.encoding import check_encoders
 from tablepuppet.exchanges.keys import check_key_values, check_table
+from tablepuppet.exchanges.parts import check_encoders
 from tablepuppet.models.neural import NeuralModel
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.owner.analyst_budget import is_noisy

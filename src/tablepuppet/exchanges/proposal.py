@@ -18,15 +18,14 @@ from tablepuppet.errors import PolicyError
 from tablepuppet.exchanges.base import BEFORE_CONTRACT, Rules
 from tablepuppet.owner import analyst_budget, row_rules
 from tablepuppet.owner.enforcement import JobUnderContract, breach
-from tablepuppet.owner.policy import Policy, TableRules, Use, refused_by
+from tablepuppet.owner.policy import Policy, Use, refused_by
 from tablepuppet.owner.releases import DisclosedValues, reads, unknowns
 from tablepuppet.owner.scans import ScanUse
 from tablepuppet.owner.state import ClientState
 from tablepuppet.protocol.base import Message
 from tablepuppet.protocol.bounds import Known, require
 from tablepuppet.protocol.contract import Contract, Role, ScanTerms
-from tablepuppet.protocol.merkle import TreeHead
-from tablepuppet.protocol.signatures import Signature
+from tablepuppet.protocol.evidence import Signature, TreeHead
 from tablepuppet.sources.columns import STRING_KINDS
 
 
@@ -67,7 +66,7 @@ def _judge(policy: Policy, request: ProposeContract, use: Use) -> None:
             _check_protected(contract, scan, base, policy)
             if contract.purpose == "predict" and policy.hides_values_of(base.table):
                 asked = base.compared | _read_by(scan, base, "split")
-                _check_shown(scan, base, policy.rules_of(base.table), asked)
+                _check_shown(scan, base, policy.find_granted(base.table, "filters"), asked)
         if scan.numbers("label"):
             policy.check_label_privacy(contract.label_privacy)
             if scan.query is not None and contract.label_privacy is not None:
@@ -147,8 +146,7 @@ def _check_reach(contract: Contract, scan: ScanTerms, used: ScanUse, policy: Pol
 
 def _check_protected(contract: Contract, scan: ScanTerms, used: ScanUse, policy: Policy) -> None:
     """Values that leave under noise must not leave otherwise: a filter, split or weight would count them exactly."""
-    rules = policy.rules_of(used.table)
-    granted = frozenset() if rules is None or rules.filters is None else rules.allowed("filters")
+    granted = policy.find_granted(used.table, "filters")
     keys, features = _read_by(scan, used, "key"), _read_by(scan, used, "feature")
     grouped = frozenset(name.lower() for name in used.grouping) - keys
     others = {
@@ -168,9 +166,8 @@ def _check_protected(contract: Contract, scan: ScanTerms, used: ScanUse, policy:
     _refuse_ways(features, public | {"what rows are grouped by": grouped - granted}, "features", used.table)
 
 
-def _check_shown(scan: ScanTerms, used: ScanUse, rules: TableRules | None, asked: Collection[str]) -> None:
+def _check_shown(scan: ScanTerms, used: ScanUse, granted: frozenset[str], asked: Collection[str]) -> None:
     """Scores belong to rows with known keys: a condition on another column would reveal that column of each row."""
-    granted = frozenset() if rules is None or rules.filters is None else rules.allowed("filters")
     known = _read_by(scan, used, "key") | _read_by(scan, used, "identifier") | granted
     for column in sorted(asked):
         if column.lower() not in known:
@@ -230,7 +227,9 @@ def _propose(own: ClientState, request: ProposeContract) -> Agreement:
     for scan in contract.scans:
         read = own.tables.scan(request.job, scan.scan)
         if read.subject is not None:  # some of whose rows may lie with the table's other clients
-            read.subject_rows = scan.clients * own.policy.rows_per_subject(scan.table)
+            most = own.policy.rows_per_subject(scan.table)
+            read.subject_rows = scan.clients * most
+            read.most_of_subject = most if contract.analyst is not None else None
         if contract.label_privacy is not None and scan.numbers("label"):
             own.tables.scan(request.job, scan.scan).is_identified = True
         if row_rules.applies(own) or scan.table in own.policy.subjects:
@@ -238,7 +237,7 @@ def _propose(own: ClientState, request: ProposeContract) -> Agreement:
     if own.releases.is_restoring:
         earlier = own.approvals.decision(contract, request.job)
         own.contracts.agree(request.job, contract, is_excused=earlier is not None and bool(earlier.notes))
-        return _agree(own, name)
+        return _agree(own, contract)
     told = own.waiting.get((request.job, name))
     if told is not None and own.approvals.decision(contract, request.job, told) is None:  # asked again, and still open
         return _wait(own, name)
@@ -275,7 +274,7 @@ def _propose(own: ClientState, request: ProposeContract) -> Agreement:
     own.contracts.agree(request.job, contract, is_excused=decision is not None and bool(decision.notes))
     rows = {f"{rows.kind} of {rows.table}": rows.sketch.name for rows in sets}
     own.log.write("agreed", request.job, name, {"tables": list(contract.tables), **({"rows": rows} if rows else {})})
-    return msgspec.structs.replace(_agree(own, name), analyst_left=left)
+    return msgspec.structs.replace(_agree(own, contract), analyst_left=left)
 
 
 def _check_names(own: ClientState, job: str, contract: Contract) -> None:
@@ -287,9 +286,8 @@ def _check_names(own: ClientState, job: str, contract: Contract) -> None:
             if opened.columns[number].kind not in STRING_KINDS:
                 continue
             for base in use.bases:
-                rules = own.policy.rules_of(base.table)
                 names = {i.name.lower() for i in own.tables.describe(base.table)[0] if i.kind in STRING_KINDS}
-                names |= set() if rules is None else rules.allowed("texts")
+                names |= own.policy.find_granted(base.table, "texts")
                 if any(name.lower() not in names for name in base.columns[number]):
                     raise refused_by(
                         "values",
@@ -314,8 +312,8 @@ def _without_budgeted(own: ClientState, job: str, contract: Contract) -> Contrac
     return msgspec.structs.replace(contract, scans=tuple(kept))
 
 
-def _agree(own: ClientState, name: str) -> Agreement:
-    least = own.policy.minimum_rows
+def _agree(own: ClientState, contract: Contract) -> Agreement:
+    name, least = contract.hash, own.policy.minimum_rows * analyst_budget.rows_each(own.policy, contract)
     key = hmac.digest(own.secret, b"figures", hashlib.sha256) if least > 1 else b""
     return Agreement(contract=name, is_agreed=True, least_rows=least, figures_key=key, head=own.log.lasting_head)
 

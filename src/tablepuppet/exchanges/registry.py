@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any, Union
 from tablepuppet.algorithms.boosting import exchanges as boosting
 from tablepuppet.algorithms.registry import ALGORITHMS, Options
 from tablepuppet.exchanges import (
-    encoding,
-    evaluation,
     features,
     groups,
     history,
     keys,
     labels,
+    parts,
     prediction,
     proposal,
     schema,
@@ -25,13 +24,12 @@ from tablepuppet.exchanges import (
     steps,
 )
 from tablepuppet.exchanges.base import Exchange
-from tablepuppet.exchanges.start import StartPart
 from tablepuppet.owner.policy import refused_by
 from tablepuppet.protocol.base import Failure, Message
 from tablepuppet.protocol.bounds import Known, WrongError
 
-_BEFORE_TRAINING = (schema, proposal, groups, history, keys, labels, features, encoding)
-_SUBJECTS = (*_BEFORE_TRAINING, start, steps, evaluation, prediction, boosting)
+_BEFORE_TRAINING = (schema, proposal, groups, history, keys, labels, features)
+_SUBJECTS = (*_BEFORE_TRAINING, parts, start, steps, prediction, boosting)
 _DECLARED = [found for subject in _SUBJECTS for found in vars(subject).values() if isinstance(found, Exchange)]
 _UPDATES = [steps.update_exchange(kind, *algorithm.answers) for algorithm in ALGORITHMS for kind in algorithm.requests]
 EXCHANGES: dict[type[Message], Exchange] = {exchange.request: exchange for exchange in (*_DECLARED, *_UPDATES)}
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
     REQUESTS = Message
     RESPONSES = Message
 else:
-    REQUESTS = Union[tuple(StartPart[Options] if kind is StartPart else kind for kind in EXCHANGES)]  # noqa: UP007
+    REQUESTS = Union[tuple(start.StartPart[Options] if kind is start.StartPart else kind for kind in EXCHANGES)]  # noqa: UP007
     RESPONSES = Union[(*dict.fromkeys(kind for e in EXCHANGES.values() for kind in e.answers), Failure)]
 
 

@@ -17,7 +17,7 @@ from tablepuppet.owner.enforcement import JobUnderContract, breach
 from tablepuppet.owner.releases import disclosed_values
 from tablepuppet.owner.state import ClientState
 from tablepuppet.protocol.base import MOST_COLUMNS, Count, Discloses, Done, Message, ScanRequest, Text
-from tablepuppet.protocol.bounds import Known, KnownScan, check_count, require
+from tablepuppet.protocol.bounds import Known, KnownScan, check_count, check_distinct, check_length, require
 from tablepuppet.protocol.columns import ColumnInfo, CutoffType, Merges
 
 
@@ -87,9 +87,7 @@ def check_row_count(rows: int, scan: KnownScan, known: Known) -> int:
     BEFORE_CONTRACT,
     enforce=NoCheck("it belongs to no job: names and types of columns are what a query is written from"),
     check_request=NoCheck("its texts are parsed and looked up before they are used"),
-    check_answer=lambda request, answer, known: require(
-        len({c.name for c in answer.columns}) == len(answer.columns), "columns", "name one column twice"
-    ),
+    check_answer=lambda request, answer, known: check_distinct([c.name for c in answer.columns], "columns", "column"),
 )
 def _describe_table(own: ClientState, request: DescribeTable) -> TableSchema:
     columns, stamp = own.tables.describe(request.table, request.query, request.cutoffs)
@@ -110,8 +108,7 @@ def _enforce_scan(job: JobUnderContract, request: OpenScan) -> None:
 
 
 def _check_scan_schema(request: OpenScan, answer: ScanSchema, known: Known) -> None:
-    asked = len(request.columns)
-    require(len(answer.columns) == asked, "columns", f"are {len(answer.columns)} where {asked} were asked for")
+    check_length(answer.columns, "columns", len(request.columns))
     known.scans[request.job, request.scan] = KnownScan(answer.columns)
 
 

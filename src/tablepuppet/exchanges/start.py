@@ -27,7 +27,6 @@ from tablepuppet.models.neural import Model, NeuralModel
 from tablepuppet.models.spec import ModelSpec, l2_of
 from tablepuppet.owner import releases, row_rules
 from tablepuppet.owner.enforcement import JobUnderContract, PartUnderContract, breach
-from tablepuppet.owner.run_noise import plan_run_noise
 from tablepuppet.owner.state import ClientState, Part, check_model, check_options, check_outputs
 from tablepuppet.privacy.masks import MaskKey
 from tablepuppet.protocol import base as messages
@@ -57,19 +56,15 @@ class StartPart(messages.PartRequest, Generic[_Options], frozen=True):
     facts: RunFacts | None = None  # of a private run: the client computes its noise from them, by the contract
     # Of each train row, summed over its joined rows; None: their number
     weights: Annotated[Array | None, messages.Discloses("summed weights", is_per_row=True)] = None
-    peers: list[MaskKey] = msgspec.field(
-        default_factory=list
-    )  # keys of all the block's parts, where summands leave under masks only
-    spread: list[messages.Amount] = msgspec.field(
-        default_factory=list
-    )  # of each output of a linear block before training, drawn from (seed, block); none: it begins at zero
+    # Keys of all the block's parts, where summands leave under masks only
+    peers: list[MaskKey] = msgspec.field(default_factory=list)
+    # Of each output of a linear block before training, drawn from (seed, block); none: it begins at zero
+    spread: list[messages.Amount] = msgspec.field(default_factory=list)
     l1: messages.Amount = 0.0
-    signs: list[Annotated[int, Meta(ge=-1, le=1)]] = msgspec.field(
-        default_factory=list
-    )  # of each encoded column's parameters; none: any
-    l2_by_output: list[messages.Amount] = msgspec.field(
-        default_factory=list
-    )  # of a linear block under a head; none: l2 for all
+    # Of each encoded column's parameters; none: any
+    signs: list[Annotated[int, Meta(ge=-1, le=1)]] = msgspec.field(default_factory=list)
+    # Of a linear block under a head; none: l2 for all
+    l2_by_output: list[messages.Amount] = msgspec.field(default_factory=list)
     # G over the folds that are trained on; None: all joined rows
     multiplicity: Annotated[RowNumbers | None, messages.Discloses("multiplicities", is_per_row=True)] = None
     starts: bool = False  # begin with the weights of the contract
@@ -82,9 +77,8 @@ class Started(messages.Message, frozen=True):
     # That the algorithm's server half wants; empty: none, or only in a masked sum (SendFigures)
     figures: Annotated[FiguresByName, messages.Discloses("figure")]
     width: Annotated[int, Meta(ge=0, le=2**31)]  # of θ
-    entropy: messages.Seed = (
-        0  # under privacy: chance for the server's samples, which a journal can repeat and nobody foretell
-    )
+    # Under privacy: chance for the server's samples, which a journal can repeat and nobody foretell
+    entropy: messages.Seed = 0
 
 
 class SendFigures(messages.PartRequest, frozen=True):
@@ -214,13 +208,7 @@ def _most_parameters(request: StartPart[Any], width: int) -> int:
     return sum((before + 1) * after for before, after in pairwise(sizes)) + request.outputs
 
 
-@Rules(
-    TRAINING,
-    enforce=_enforce_start,
-    check_request=_check_start_request,
-    check_answer=_check_started,
-    leaves_state=True,
-)
+@Rules(TRAINING, _enforce_start, _check_start_request, _check_started, leaves_state=True)
 def _start_part(own: ClientState, request: Start) -> Started:
     part = own.part(request)
     assert part.train is not None
@@ -262,7 +250,7 @@ def _start_part(own: ClientState, request: Start) -> Started:
         unit=request.model.unit,
         start=start,
         before=before,
-        private=plan_run_noise(own, part, request, multiplicity),
+        private=releases.plan_run_noise(own, part, request, multiplicity),
     )
     part.state, part.figures = algorithm_of(part.options).start(part.setup, part.options)
     is_zero = request.model.is_linear and not request.spread and (start is None or not start.any())

@@ -23,6 +23,7 @@ from tablepuppet.owner.releases import release_predictions
 from tablepuppet.owner.state import ClientState, Part
 from tablepuppet.protocol import base as messages
 from tablepuppet.protocol import bounds
+from tablepuppet.protocol.bounds import Known, KnownPart, WrongError, check_array, check_finite, require
 
 
 class Seal(messages.PartRequest, frozen=True):
@@ -54,15 +55,15 @@ def _check_step_request(own: ClientState, request: messages.Update) -> None:
     for name, disclosed in messages.marked_fields(kind).items():
         value = getattr(request, name)
         if value is not None and disclosed.is_per_row:
-            bounds.check_array(value, name, (rows, None))
+            check_array(value, name, (rows, None))
             due = (outputs,) if disclosed.what == "signals" else (1, outputs * (outputs + 1) // 2)
             width = value.shape[1]
             if width not in due:
-                raise bounds.WrongError(name, f"has {width} numbers a row where {due[-1]} are due")
+                raise WrongError(name, f"has {width} numbers a row where {due[-1]} are due")
     for name in kind.__struct_fields__:
         value = getattr(request, name)
         if isinstance(value, float) and not math.isfinite(value):
-            raise bounds.WrongError(name, "is not finite")
+            raise WrongError(name, "is not finite")
     next_rows, coefficients = getattr(request, "next_rows", None), getattr(request, "coefficients", None)
     if next_rows is not None:
         bounds.check_row_numbers(next_rows, "next_rows", part.train.rows, least=0)
@@ -73,10 +74,10 @@ def _check_step_request(own: ClientState, request: messages.Update) -> None:
 
 def _check_coefficients(part: Part, given: Any) -> None:
     trail = getattr(part.state, "trail", None)
-    bounds.check_array(given, "coefficients", (1 if trail is None else 1 + len(trail.constants) + len(trail.earlier),))
+    check_array(given, "coefficients", (1 if trail is None else 1 + len(trail.constants) + len(trail.earlier),))
 
 
-def _check_step(request: Any, answer: Any, known: bounds.Known) -> None:
+def _check_step(request: Any, answer: Any, known: Known) -> None:
     """An algorithm's step: predictions of the rows that it asked for, or a summand."""
     part = known.part(request)
     if isinstance(request, messages.Update):
@@ -91,42 +92,40 @@ def _check_step(request: Any, answer: Any, known: bounds.Known) -> None:
         _check_own(answer)
 
 
-def _check_predictions(answer: messages.Predictions, part: bounds.KnownPart) -> None:
+def _check_predictions(answer: messages.Predictions, part: KnownPart) -> None:
     check_predictions(answer.values, "values", part.wanted, part.outputs)
     products = answer.products
-    bounds.check_array(products, "products", (None,), kinds=_FLOATS)
+    check_array(products, "products", (None,), kinds=_FLOATS)
     if not 0 < products.size <= 100_000:
-        raise bounds.WrongError("products", f"are {products.size:,} numbers")
+        raise WrongError("products", f"are {products.size:,} numbers")
     first = float(products[0])
     if products.size > 1 or not isfinite(first):
-        bounds.check_finite(products, "products", diverged=True)
+        check_finite(products, "products", diverged=True)
     if first < 0:
-        raise bounds.WrongError("products", "begin with a negative square")
+        raise WrongError("products", "begin with a negative square")
     if part.has_trail:
         _check_vectors(products.size, part)
     else:
         due = part.products = part.products or products.size
         if products.size != due:
-            raise bounds.WrongError("products", f"are {products.size:,} numbers where they were {due:,} before")
+            raise WrongError("products", f"are {products.size:,} numbers where they were {due:,} before")
 
 
 def check_predictions(values: Any, name: str, rows: int | None, outputs: int | None) -> None:
-    bounds.check_array(values, name, (rows, outputs), kinds=_FLOATS)
+    check_array(values, name, (rows, outputs), kinds=_FLOATS)
     if values.size and not max(float(values.max()), -float(values.min())) <= bounds.LARGEST:  # NaN fails this too
-        raise bounds.WrongError(name, "holds numbers that are not finite, or too large to be squared", diverged=True)
+        raise WrongError(name, "holds numbers that are not finite, or too large to be squared", diverged=True)
 
 
-def _check_vectors(products: int, part: bounds.KnownPart) -> None:
+def _check_vectors(products: int, part: KnownPart) -> None:
     """Inner products of θ, its direction, constants and earlier directions; a round adds one direction at most."""
     count = isqrt(products)
-    bounds.require(count * count == products, "products", "are not those of each vector with each")
+    require(count * count == products, "products", "are not those of each vector with each")
     if part.vectors is None:
         has_constants = part.figures.get("spans_constant", 0.0) > 0
-        bounds.require((count > 2) == has_constants, "products", "are of other constants than the part began with")
+        require((count > 2) == has_constants, "products", "are of other constants than the part began with")
     else:
-        bounds.require(
-            part.vectors <= count <= part.vectors + 1, "products", "are of more or fewer vectors than can be"
-        )
+        require(part.vectors <= count <= part.vectors + 1, "products", "are of more or fewer vectors than can be")
     part.vectors = count
 
 
@@ -136,10 +135,10 @@ def _check_own(answer: messages.Message) -> None:
         value = getattr(answer, name)
         for values in value if isinstance(value, list) else [value]:
             if isinstance(values, np.ndarray):
-                bounds.require(values.dtype.kind in "fiub", name, f"hold elements of type {values.dtype}")
+                require(values.dtype.kind in "fiub", name, f"hold elements of type {values.dtype}")
 
 
-def check_summands(answer: Any, part: bounds.KnownPart, kind: str, due: Shapes | None = None) -> None:
+def check_summands(answer: Any, part: KnownPart, kind: str, due: Shapes | None = None) -> None:
     """One client's share of a sum, in plain numbers or under masks."""
     part.summed, part.shapes = kind, due
     if isinstance(answer, messages.Masked):
@@ -147,45 +146,43 @@ def check_summands(answer: Any, part: bounds.KnownPart, kind: str, due: Shapes |
         return
     _check_shapes(answer.values, part, due)
     for values in answer.values:
-        bounds.check_finite(values, "values", diverged=True)
+        check_finite(values, "values", diverged=True)
 
 
-def _check_shapes(values: Any, part: bounds.KnownPart, due: Shapes | None) -> None:
+def _check_shapes(values: Any, part: KnownPart, due: Shapes | None) -> None:
     """As many arrays as were asked for, each of its shape; of an algorithm's step, those that can be."""
     if due is not None:
-        bounds.require(len(values) == len(due), "values", f"are {len(values)} arrays where {len(due)} are due")
+        require(len(values) == len(due), "values", f"are {len(values)} arrays where {len(due)} are due")
         for one, shape in zip(values, due, strict=True):
-            bounds.check_array(one, "values", shape)
+            check_array(one, "values", shape)
         return
-    bounds.require(1 <= len(values) <= 3, "values", f"are {len(values)} arrays where one to three are due")
+    require(1 <= len(values) <= 3, "values", f"are {len(values)} arrays where one to three are due")
     theta = part.shape
     if theta is None:
         return
-    bounds.check_array(values[0], "values", theta)
+    check_array(values[0], "values", theta)
     for more in values[1:]:
         width, outputs = (*theta, 1)[:2]
         triangle, pairs = width * (width + 1) // 2, outputs * (outputs + 1) // 2
         matrices = {(width, width), (1, triangle), (pairs, triangle)}
         fits = more.shape in matrices | {(width, 1), (width, pairs), (0, 0)}
-        bounds.require(
-            fits, "values", f"has shape {'×'.join(map(str, more.shape))}, which is no curvature of the part's"
-        )
+        require(fits, "values", f"has shape {'×'.join(map(str, more.shape))}, which is no curvature of the part's")
 
 
-def _check_masked(answer: messages.Masked, part: bounds.KnownPart) -> None:
+def _check_masked(answer: messages.Masked, part: KnownPart) -> None:
     count = len(answer.kinds)
-    bounds.require(len(answer.exponents) == count, "exponents", "are not as many as there are arrays")
-    bounds.require(len(answer.scales) in (0, count), "scales", "are not as many as there are arrays")
-    bounds.require(len(answer.values) == len(answer.scales), "values", "are not as many as there are scales")
+    require(len(answer.exponents) == count, "exponents", "are not as many as there are arrays")
+    require(len(answer.scales) in (0, count), "scales", "are not as many as there are arrays")
+    require(len(answer.values) == len(answer.scales), "values", "are not as many as there are scales")
     for values in answer.values:
-        bounds.require(values.dtype == np.int64, "values", f"hold elements of type {values.dtype}")
+        require(values.dtype == np.int64, "values", f"hold elements of type {values.dtype}")
     due = part.shapes
-    bounds.require(
+    require(
         due is None or count == len(due), "kinds", f"are {count} arrays where {0 if due is None else len(due)} are due"
     )
     if answer.scales:
         named = part.scales.get(part.summed, [])[:count]
-        bounds.require(answer.scales == named, "scales", "are not those that were named")
+        require(answer.scales == named, "scales", "are not those that were named")
         _check_shapes(answer.values, part, due)
 
 
@@ -247,12 +244,12 @@ def _enforce_combined(job: JobUnderContract, request: messages.Combined) -> None
 
 def _check_combined_request(own: ClientState, request: messages.Combined) -> None:
     theta = own.started_part(request).state.theta
-    bounds.check_array(request.values[0], "values", theta.shape)
+    check_array(request.values[0], "values", theta.shape)
     for more in request.values[1:]:
-        bounds.check_array(more, "values", (0, 0))
+        check_array(more, "values", (0, 0))
 
 
-def _check_combined(request: messages.Combined, answer: Any, known: bounds.Known) -> None:
+def _check_combined(request: messages.Combined, answer: Any, known: Known) -> None:
     if request.scales:
         known.part(request).scales["training"] = list(request.scales)
     _check_step(request, answer, known)
@@ -270,7 +267,7 @@ def _enforce_seal(job: JobUnderContract, request: Seal) -> None:
     part.count("seal", 2 * sums + 2)
 
 
-def _check_sealed(request: Seal, answer: messages.Masked, known: bounds.Known) -> None:
+def _check_sealed(request: Seal, answer: messages.Masked, known: Known) -> None:
     part = known.part(request)
     part.scales[part.summed] = list(request.scales)
     _check_masked(answer, part)

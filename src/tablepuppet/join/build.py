@@ -105,7 +105,7 @@ def map_tables(
     _check_sides(bound, labels, [of_labels.total(own) for own in counts], request, choice)
     spans = [block_span(bound, block, client_rows) for block in bound.blocks]
     columns, dropped = [span for span, _ in spans], _rows(sides[0])
-    if privacy.features is not None and any(any(span.has_absent) for span in columns):
+    if privacy.features is not None and request.analyst_cap is None and any(any(s.has_absent) for s in columns):
         raise PrivacyError(
             "a feature has a value where a LEFT JOIN finds no row (COALESCE, IS NULL, CASE), and one row more or less "
             "moves its joined rows to that value, which privacy.features does not account for; select the plain column"

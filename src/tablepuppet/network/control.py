@@ -22,7 +22,7 @@ from tablepuppet.job import ARGUMENTS, PARTS, Job
 from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.model import Model
 from tablepuppet.protocol.codec import UNREADABLE, Buffer, Frame, check_stream, to_stream
-from tablepuppet.protocol.signatures import Signature
+from tablepuppet.protocol.evidence import Signature
 from tablepuppet.sql.bound import Branch, LabelPlace
 from tablepuppet.training.result import Result
 from tablepuppet.transport import envelopes as e

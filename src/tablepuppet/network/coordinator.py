@@ -32,7 +32,7 @@ from tablepuppet.network.runs import Card, Run, RunQueue
 from tablepuppet.network.settings import FederationSettings
 from tablepuppet.output_files import write_whole
 from tablepuppet.protocol.codec import Frame
-from tablepuppet.protocol.merkle import TreeHead
+from tablepuppet.protocol.evidence import TreeHead
 from tablepuppet.transport.switchboard import Switchboard, WaitRules
 
 log = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from tablepuppet.memory import memory_limit
 from tablepuppet.network.run_store import Key, Record, RunStore, StoreError
 from tablepuppet.protocol.base import Done, Failure
 from tablepuppet.protocol.codec import Frame, encode, message_name
-from tablepuppet.protocol.merkle import TreeHead
+from tablepuppet.protocol.evidence import TreeHead
 from tablepuppet.transport import envelopes as e
 from tablepuppet.transport.envelopes import Envelope, Request
 from tablepuppet.transport.flight import Connection, Identity, Party
@@ -55,7 +55,7 @@ class _Last(Envelope, frozen=True):
 class _Memory(msgspec.Struct):
     step: int = 0
     reply: Sequence[Frame] = ()
-    fingerprints: dict[int, int] = msgspec.field(default_factory=dict)
+    fingerprints: dict[int, int] = {}
 
 
 class IdempotentClient:

@@ -33,7 +33,7 @@ from tablepuppet.prediction.cache import PredictionCache
 from tablepuppet.prediction.model import Model
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.protocol.contract import Contract, canonical
-from tablepuppet.protocol.signatures import Signature
+from tablepuppet.protocol.evidence import Signature
 from tablepuppet.sql.bound import Holders
 from tablepuppet.training.result import RoundEvent
 from tablepuppet.transport.envelopes import Assembler, Envelope, Parcel, pack

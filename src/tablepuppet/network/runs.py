@@ -18,7 +18,7 @@ from tablepuppet.network.control import Failed, Finished, Kind, News, Round, Sta
 from tablepuppet.network.run_store import RunStore, StoreError
 from tablepuppet.network.run_transport import TimeSlice
 from tablepuppet.protocol.codec import Frame
-from tablepuppet.protocol.signatures import Signature
+from tablepuppet.protocol.evidence import Signature
 from tablepuppet.transport.envelopes import Envelope
 from tablepuppet.version import __version__
 

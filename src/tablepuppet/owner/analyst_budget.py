@@ -46,19 +46,29 @@ def _reads(policy: Policy, contract: Contract, use: Callable[[int], ScanUse]) ->
                 yield scan, base
 
 
+def rows_each(policy: Policy, contract: Contract) -> int:
+    """The rows that stand for one of a minimum size, which counts subjects: (Σw)² / Σw² over rows is at most as many
+    times that over subjects as a subject has rows."""
+    met = [scan.table for scan in contract.scans if _budget_of(policy, scan.table) is None]
+    return 1 if contract.analyst is None else max(map(policy.rows_per_subject, met), default=1)
+
+
 def check_shown(policy: Policy, contract: Contract, use: Callable[[int], ScanUse]) -> None:
     """Refuses a contract by which an analyst would see something of a table with a budget that has no noise."""
     if contract.analyst is not None and contract.purpose not in SHARES:
         raise PolicyError(f"the contract pays for noise, and a contract to {contract.purpose} has none; leave it out")
     found = list(_reads(policy, contract, use))
-    least, noise = max(policy.minimum_rows, policy.difference), contract.feature_privacy
+    least = max(policy.minimum_rows, policy.difference) * rows_each(policy, contract)
+    noise = contract.feature_privacy
     others = [use(scan.scan) for scan in contract.scans if not budgeted_tables(policy, use(scan.scan))]
     if contract.analyst is not None and others and least > 1:
-        policy.rule(
-            not any(base.table in policy.subjects for other in others for base in other.bases),
-            "minimum_rows",
-            "the server counts rows that meet a table with an analyst budget, under noise, and cannot count subjects",
-        )
+        for base in (base for other in others for base in other.bases if base.table in policy.subjects):
+            policy.rule(
+                policy.tables[base.table].rows_per_subject is not None,
+                f"tables.{base.table}.rows_per_subject",
+                "the server counts rows that meet a table with an analyst budget, under noise, and not subjects; their "
+                "rows need a limit",
+            )
         policy.rule(
             contract.purpose != "train" or (noise is not None and noise.noise is not None and noise.noise >= least),
             "minimum_rows",
@@ -67,12 +77,6 @@ def check_shown(policy: Policy, contract: Contract, use: Callable[[int], ScanUse
         )
     for scan, base in found:
         rule = f"budget.{base.table}.analyst"
-        policy.rule(
-            base.table not in policy.subjects,
-            rule,
-            f"an analyst budget protects one row of {base.table}, and its subjects may have several; ask its owner for "
-            "a view with one row for each",
-        )
         if contract.purpose == "predict":
             policy.rule(
                 policy.predictions is True,
@@ -90,8 +94,14 @@ def check_shown(policy: Policy, contract: Contract, use: Callable[[int], ScanUse
         if terms is None or terms.table != base.table or len(found) > 1:
             why = "reads two such tables, or one twice" if terms is not None else f"does not say how much; {_ASK}"
             raise refused_by(rule, f"what analysts see of {base.table} is noisy and counted, and the job {why}")
+        subject = policy.subjects.get(base.table, "")
         policy.rule(
-            base.stability is not None and terms.rows >= base.stability,
+            not subject or terms.subject == subject,
+            rule,
+            f"the noise is to be for each {subject} of {base.table}, and the contract states another unit",
+        )
+        policy.rule(
+            base.stability is not None and terms.rows >= base.stability * (scan.clients if subject else 1),
             rule,
             f"one row of {base.table} may change any number of the subquery's rows, and no noise covers that; use "
             "columns, WHERE and GROUP BY, without windows, LIMIT, DISTINCT ON, and joins inside",

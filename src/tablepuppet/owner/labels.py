@@ -29,15 +29,8 @@ from tablepuppet.privacy.options import LabelPrivacy
 from tablepuppet.protocol.bounds import LARGEST
 from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.protocol.contract import FoldBy
-from tablepuppet.sources.columns import (
-    NUMBER_KINDS,
-    STRING_KINDS,
-    arrow_texts,
-    holds_of,
-    numbers,
-    numpy_of,
-    strings,
-)
+from tablepuppet.sources import columns as raw
+from tablepuppet.sources.columns import NUMBER_KINDS, STRING_KINDS
 
 _FOLDS = 0xF01D  # added to the seed: folds are drawn apart from the test rows
 
@@ -57,7 +50,7 @@ class Split(msgspec.Struct, frozen=True, eq=False):
     def test(self, rows: int, order: RowNumbers | None) -> NDArray[np.bool_]:
         """The rows kept for the test, as a mask."""
         if self.test_where is not None:
-            return holds_of(self.test_where)
+            return raw.holds_of(self.test_where)
         is_test = split(rows, self.offset, self.seed, self.test_fraction, self.key)
         if self.known_rows is not None:
             is_test[self.known_rows :] = True
@@ -66,7 +59,7 @@ class Split(msgspec.Struct, frozen=True, eq=False):
     def validation(self, rows: int, order: RowNumbers | None, is_test: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
         """The validation rows among the others, as a mask; None: no row."""
         if self.validation_where is not None:
-            return holds_of(self.validation_where) & ~is_test
+            return raw.holds_of(self.validation_where) & ~is_test
         if not self.validation_fraction:
             return None
         # Just above the hashes of test rows: with or without validation, the test rows are the same.
@@ -100,9 +93,9 @@ def fold_numbers(
                 'time="CAST(day AS TIMESTAMP)"'
             )
         places = np.empty(rows, np.int64)
-        places[np.argsort(numbers(values, info)[:, 0], kind="stable")] = np.arange(rows)  # missing ones come last
+        places[np.argsort(raw.numbers(values, info)[:, 0], kind="stable")] = np.arange(rows)  # missing ones come last
         return (places * (folds + 1) // max(1, rows)).astype(np.int16)
-    distinct, codes = strings(pc.cast(values, pa.large_string()))
+    distinct, codes = raw.strings(pc.cast(values, pa.large_string()))
     key = (sides.seed % 2**64).to_bytes(8, "little")
     key = hmac.digest(sides.key, key, "sha256") if sides.key else key
     named = [str(value).encode() for value in distinct.to_pylist()]
@@ -236,7 +229,7 @@ def read_labels(
 def read_weights(column: pa.ChunkedArray, info: ColumnInfo) -> Array:
     if info.kind not in ("integer", "float", "decimal", "boolean"):
         raise MappingError(f"weight {info.name} has type {info.detail or info.kind}; a weight is a number. CAST it")
-    values = numbers(column, info)[:, 0]
+    values = raw.numbers(column, info)[:, 0]
     if np.isinf(values).any() or (values < 0).any():
         raise MappingError(
             f"weight {info.name} is negative or infinite in some row; weights are numbers from 0 up. Leave such rows "
@@ -251,7 +244,7 @@ def _label_numbers(column: pa.ChunkedArray, info: ColumnInfo) -> Array:
             f"label {info.name} has type {info.detail or info.kind}; a label is a number, a boolean, a date or "
             "a string. CAST it, or choose another column"
         )
-    values = numbers(column, info)[:, 0]
+    values = raw.numbers(column, info)[:, 0]
     if np.isinf(values).any():
         raise MappingError(f"label {info.name} contains infinity; filter such rows out, or use NULL")
     if (np.abs(values) > LARGEST).any():
@@ -260,11 +253,11 @@ def _label_numbers(column: pa.ChunkedArray, info: ColumnInfo) -> Array:
 
 
 def _string_classes(column: pa.ChunkedArray, info: ColumnInfo, classes: list[str | float], is_strict: bool) -> Array:
-    distinct, codes = strings(column)
-    known = pc.index_in(distinct, value_set=arrow_texts([str(value) for value in classes]))
+    distinct, codes = raw.strings(column)
+    known = pc.index_in(distinct, value_set=raw.arrow_texts([str(value) for value in classes]))
     if known.null_count and is_strict:
         raise _unknown_class(info)
-    found = numpy_of(known, missing=-1).astype(np.float64)
+    found = raw.numpy_of(known, missing=-1).astype(np.float64)
     table = np.append(np.where(found < 0, np.nan, found), np.nan)  # the last entry is for −1: NULL
     return cast("Array", table[codes])
 

@@ -3,7 +3,7 @@
     {"number": 3, "time": "2026-11-16T14:20:11+00:00", "event": "spent", "job": "", "contract": "",
      "detail": {"spendings": […]}, "previous": "9f…"}
 
-A line is a leaf of a Merkle tree (protocol/merkle.py), and `previous` is the root of all lines before it. The account
+A line is a leaf of a Merkle tree (protocol/evidence.py), and `previous` is the root of all lines before it. The account
 of privacy spent is computed from the lines; nothing leaves before its line is on the disk.
 
 Anyone who may write the file can cut off its end or put an older copy in its place. The last head is therefore kept
@@ -31,7 +31,7 @@ import msgspec
 from tablepuppet.errors import PolicyError
 from tablepuppet.output_files import write_whole
 from tablepuppet.privacy.ledger import Account, Spending, TableBudget
-from tablepuppet.protocol.merkle import ConsistencyProof, MerkleTree, TreeHead, head_of, prove_consistency
+from tablepuppet.protocol.evidence import ConsistencyProof, MerkleTree, TreeHead, head_of, prove_consistency
 
 log = logging.getLogger(__name__)
 Event = Literal[

@@ -55,9 +55,7 @@ class _Block(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     encoders: tuple[Encoder, ...]
     outputs: int = 1
     spec: ModelSpec = ModelSpec()
-    uses: tuple[
-        tuple[str, ...], ...
-    ] = ()  # the features as SQL over the table's columns; one for each use of the table
+    uses: tuple[tuple[str, ...], ...] = ()  # the features as SQL over the table's columns, for each use of the table
     splits: tuple[SplitRule, ...] = ()  # of boosted trees, which have neither encoders nor parameters
     askers: tuple[str, ...] = ()  # users who may apply it: who trained it, and those it was shared with; none: all
 
@@ -126,9 +124,8 @@ class PartStore:
             raise ModelError("a model's name must be sixteen hexadecimal digits, and a block's a number")
         before = self._find_part(part.model, part.name)
         if before is not None:
-            if (
-                not np.array_equal(before.theta, part.theta) or before.splits != part.splits
-            ):  # no server may put another part in its place
+            # No server may put another part in its place.
+            if not np.array_equal(before.theta, part.theta) or before.splits != part.splits:
                 raise ModelError(f"this client holds another part {part.name} of model {part.model} already")
             part = msgspec.structs.replace(part, uses=tuple(dict.fromkeys((*before.uses, *part.uses))))
         if self._folder is not None:

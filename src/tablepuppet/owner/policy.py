@@ -1,43 +1,10 @@
-"""Policy: the data that an owner lets leave, whatever the server asks.
+"""Policy: the data that an owner lets leave, whatever the server asks (docs/policy.md lists all rules).
 
     minimum_rows = 50            # fewer distinct rows of a table never take part, and no WHERE separates fewer
-    minimum_difference = 50      # jobs are about the same rows, or about rows that differ by so many
-    keys_in_plain = false        # join keys leave as tokens only
-    keys_need_dh = true          # …and only such as one leaking client does not open (privacy.md, Join keys)
-    max_blinded_keys = 100000    # of other owners, in a job: so many guesses a server has that another client helps
-    second_moments = false       # no exact TᵀT: newton and admm(union="exact") on a partitioned table are refused
-    minimum_clients = 3          # statistics, gradients, parameters leave only in masked sums over so many clients
-    merge_groups = true          # counts and sums of groups that another owner of the table has too go to one of us;
-                                 # "extremes": least and greatest values too. By default nothing of the kind leaves
-    release_parameters = true    # false: trained parameters stay here, and I predict with them
-    predictions = true           # a trained model may be applied to my rows, by default unless their features have a
-                                 # budget; "held": only one whose part I hold
-    identifiers = true           # key values may be shown with predictions; by default not under the first two rules
-    own_noise = true             # my noise on gradients is enough by itself, and no share of all clients' noise
-    max_splits = 50              # boosted trees may ask so many distinct splits of a table's rows, and no column whole
-    allow_reconstruction = false # no more predictions of a row, in training or after, than leave its features unknown
-
     [labels]
-    leave = true                 # false: no label leaves at all
-    epsilon = 2.0                # …and only randomised, with at most this ε of a column over all jobs
-
-    [budget.orders]              # the most that all jobs may spend of a table; it leaves under noise only
-    label = 6.0                  # ε of labels
-    features = 4.0               # ε of features towards outsiders
-    delta = 1e-5
-    analyst = {epsilon = 2, per = "month"}   # ε of all that each asker sees of it, under noise, in a period
-
+    epsilon = 2.0                # labels leave only randomised, with at most this ε of a column over all jobs
     [tables.orders]              # a table that is named here may be used for this and nothing else
     features = ["quantity", "hour"]
-    keys = ["item_id", "card_id"]
-    labels = ["returned"]
-    filters = ["quantity"]       # columns that a WHERE may read; by default the keys
-    cutoffs = ["ordered_at"]     # times that owners of histories may learn; by default none
-    pairs = ["card_id"]          # keys that may go with these times, or come with another owner's; by default none
-    texts = ["comment"]          # features that name nearly every row, and may leave as names of categories
-    row_key = "order_id"         # identifies a row in all jobs; by default all its columns
-    subject = "patient_id"       # whom a row is about: minimum sizes count them, and noise protects all rows of one
-    rows_per_subject = 5         # that train under noise on features; further rows do not
 
 In: such a file's rules (`read_policy`). Out: a Policy, whose checks pass or raise PolicyError: one sentence
 that names the rule. A contract is judged by them, and every request by its contract (exchanges/proposal.py).
@@ -59,7 +26,7 @@ from tablepuppet.privacy.ledger import TableBudget
 from tablepuppet.privacy.options import LabelPrivacy
 from tablepuppet.protocol.columns import Merges
 from tablepuppet.protocol.contract import Contract, ScanTerms
-from tablepuppet.protocol.signatures import Signature, check_signature, read_public
+from tablepuppet.protocol.evidence import Signature, check_signature, read_public
 
 Use = Callable[[str, int], ScanUse]  # the columns that a job's open scan reads
 AtLeastOne = Annotated[int, Meta(ge=1)]
@@ -79,13 +46,13 @@ class TableRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     features: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
-    filters: tuple[str, ...] | None = None
-    texts: tuple[str, ...] = ()
-    cutoffs: tuple[str, ...] = ()
-    pairs: tuple[str, ...] = ()
-    row_key: str | None = None
-    subject: str | None = None
-    rows_per_subject: AtLeastOne | None = None
+    filters: tuple[str, ...] | None = None  # columns that a WHERE may read; None: the keys
+    texts: tuple[str, ...] = ()  # features that name nearly every row, and may leave as names of categories
+    cutoffs: tuple[str, ...] = ()  # times that owners of histories may learn
+    pairs: tuple[str, ...] = ()  # keys that may go with these times, or come with another owner's
+    row_key: str | None = None  # identifies a row in all jobs; None: all its columns
+    subject: str | None = None  # whom a row is about: minimum sizes count them, and noise protects all rows of one
+    rows_per_subject: AtLeastOne | None = None  # that train under noise on features; further rows do not
 
     @property
     def restricts(self) -> bool:
@@ -106,20 +73,20 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """An owner's rules. Without a file everything that the messages allow is allowed."""
 
     ask: bool = False  # whether a person approves every contract (owner/owner_files.py)
-    minimum_rows: AtLeastOne = 1
+    minimum_rows: AtLeastOne = 1  # fewer distinct rows never take part, and no WHERE separates fewer
     minimum_difference: NotNegative | None = None  # rows by which two agreed sets differ, or not at all; None: as above
-    minimum_clients: AtLeastOne = 1
+    minimum_clients: AtLeastOne = 1  # over which statistics, gradients and parameters leave in masked sums only
     keys_in_plain: bool = True
-    keys_need_dh: bool = False
-    max_blinded_keys: NotNegative | None = None
-    second_moments: bool = True
-    merge_groups: bool | Literal["extremes"] = False
-    release_parameters: bool = True
+    keys_need_dh: bool = False  # whether keys leave only such as one leaking client does not open
+    max_blinded_keys: NotNegative | None = None  # of other owners, in a job: so many guesses a server has
+    second_moments: bool = True  # whether an exact TᵀT of a table with several owners leaves
+    merge_groups: bool | Literal["extremes"] = False  # with groups of other owners; "extremes": minima and maxima too
+    release_parameters: bool = True  # False: they stay here, and this owner predicts with them
     predictions: bool | Literal["held"] | None = None  # None: unless the features have a budget
     identifiers: bool | None = None  # None: unless keys stay hidden and rows come in numbers (the two rules above)
     allow_reconstruction: bool | None = None  # None: training as the job chooses; scores of few models, but in process
-    max_splits: NotNegative | None = None
-    own_noise: bool = False
+    max_splits: NotNegative | None = None  # distinct ones that boosted trees may ask of a table; no column whole
+    own_noise: bool = False  # this owner's noise on gradients is enough by itself, and no share of all clients'
     labels: LabelRules = LabelRules()
     askers: dict[str, str] = {}  # who may ask, and the public key that signs its contracts; none: anyone admitted
     budget: dict[str, TableBudget] = {}
@@ -134,6 +101,12 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         """The permitted uses of a table's columns; None: everything."""
         rules = self.tables.get(table)
         return rules if rules is not None and rules.restricts else None
+
+    def find_granted(self, table: str, role: str) -> frozenset[str]:
+        """The columns that the owner names for a role, in lower case; none where it is silent."""
+        rules = self.rules_of(table)
+        is_silent = rules is None or (role == "filters" and rules.filters is None)
+        return frozenset() if rules is None or is_silent else rules.allowed(role)
 
     @property
     def row_keys(self) -> dict[str, str]:
@@ -222,11 +195,9 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
                 f"these keys, under [tables.{scan.table}]",
             )
             for base in use.bases if moments.column >= 0 else ():
-                rules = self.rules_of(base.table)
-                granted = frozenset() if rules is None else rules.allowed("cutoffs")
                 for column in sorted(base.columns[moments.column]):
                     self.rule(
-                        column.lower() in granted,
+                        column.lower() in self.find_granted(base.table, "cutoffs"),
                         f"tables.{base.table}.cutoffs",
                         f"the distinct values of {column} would be told to the owner of {moments.history}; its owner "
                         f'can allow that with cutoffs = ["{column}"] under [tables.{base.table}]',
@@ -236,9 +207,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         """The expressions of a scan that may go with moments: of keys that this owner grants as pairs."""
 
         def grants(base: ScanUse, number: int) -> bool:
-            rules = self.rules_of(base.table)
-            granted = frozenset[str]() if rules is None else rules.allowed("pairs")
-            return granted.issuperset(column.lower() for column in base.columns[number])
+            return self.find_granted(base.table, "pairs").issuperset(column.lower() for column in base.columns[number])
 
         named = {n for base in use.bases for n, columns in enumerate(base.columns) if columns}
         return frozenset(number for number in named if all(grants(base, number) for base in use.bases))
@@ -324,18 +293,15 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         budget = self.budget.get(table)
         if budget is None or budget.features is None:
             return
+        what, way_out = "scores", "its owner can allow that with predictions = true"
         if purpose == "evaluate":
-            raise refused_by(
-                f"budget.{table}.features",
-                f"features of {table} leave under noise only, and metrics would be computed from them as they are; "
-                "measure the model on rows of your own",
-            )
-        if self.predictions is None:
-            raise refused_by(
-                f"budget.{table}.features",
-                f"features of {table} leave under noise only, and scores would be computed from them as they are; its "
-                "owner can allow that with predictions = true",
-            )
+            what, way_out = "metrics", "measure the model on rows of your own"
+        self.rule(
+            purpose != "evaluate" and self.predictions is not None,
+            f"budget.{table}.features",
+            f"features of {table} leave under noise only, and {what} would be computed from them as they are; "
+            f"{way_out}",
+        )
 
     def check_split_limit(self, are_trees: bool, most: int | None) -> None:
         self.rule(

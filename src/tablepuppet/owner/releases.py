@@ -8,6 +8,8 @@ Exposure belongs to a run of a contract. The owner names the run itself, whateve
 
 In: the release that a request asks for. Out: nothing, or a refusal before anything has left. Every
 release is first written to the owner's log (owner/owner_log.py).
+
+plan_run_noise: the noise of a private training, computed by the owner itself from the contract and its own counts.
 """
 
 from __future__ import annotations
@@ -15,23 +17,28 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
+from tablepuppet.algorithms.noise import RunFacts, RunTerms, plan_noise
 from tablepuppet.algorithms.options import AlgorithmOptions
+from tablepuppet.algorithms.private import PrivateGradient
 from tablepuppet.arrays import Array
 from tablepuppet.errors import PolicyError
 from tablepuppet.models.spec import ModelSpec
+from tablepuppet.owner.enforcement import breach
 from tablepuppet.owner.owner_log import OwnerLog
 from tablepuppet.owner.part_store import to_plain
 from tablepuppet.owner.policy import Policy
 from tablepuppet.owner.scans import ScanUse
 from tablepuppet.privacy.accounting import Mechanism
-from tablepuppet.privacy.gaussian import GradientPrivacy
+from tablepuppet.privacy.gaussian import GradientPrivacy, secure_generator
 from tablepuppet.privacy.ledger import Spending, without_noise
 from tablepuppet.protocol.columns import Encoder
 from tablepuppet.protocol.contract import Contract
@@ -190,7 +197,7 @@ class Releases:
 def bound_reach(use: ScanUse) -> int:
     """How many rows of a scan one row of its table changes; noise is added to no other."""
     if use.stability is None or use.others:
-        raise PolicyError("the request is outside its contract: one row of a table may change any number of its rows")
+        raise breach("one row of a table may change any number of its rows")
     return use.stability
 
 
@@ -306,3 +313,65 @@ def table_and_columns(own: ClientState, part: Part) -> tuple[str, tuple[str, ...
 def feature_expressions(own: ClientState, part: Part) -> list[str]:
     every = own.scan(part.request).expressions
     return [every[c] for c in part.request.columns]
+
+
+def plan_run_noise(
+    own: ClientState, part: Part, request: StartPart[AlgorithmOptions], multiplicity: Array
+) -> PrivateGradient | None:
+    """The noise that the contract asks for. The client prefers its own counts to those of the server."""
+    contract = own.contracts.contract(request.job)
+    use = own.tables.use(request.job, part.request.scan)
+    if request.facts is None or contract is None:
+        own.releases.charge_features(use, request, ())
+        return None
+    facts, terms = _own_facts(own, part, request), _agreed_terms(own, contract, request)
+    plan = plan_noise(terms, facts)
+    privacy = plan.gradients[request.block]
+    assert privacy is not None
+    most = Counter[str]()
+    for (job, number), opened in own.parts.items():
+        if job == request.job:
+            given = multiplicity if number == request.part else opened.request.multiplicity
+            read = own.tables.use(job, opened.request.scan)
+            most[read.table] += bound_reach(read) * (1 if given is None else int(given.max(initial=1)))
+    if plan.model is not None and most[use.table] > plan.model.max_joined_rows(use.table):
+        raise breach("rows of this table are joined more often than noise is computed for")
+    own.releases.charge_features(use, request, plan.spends.get(use.table, ()), privacy)
+    return PrivateGradient(privacy, secure_generator())
+
+
+def _agreed_terms(own: ClientState, contract: Contract, request: StartPart[AlgorithmOptions]) -> RunTerms:
+    under = own.contracts.jobs[request.job].part(request.part)
+    assert under.training is not None
+    return RunTerms(
+        options=request.algorithm,
+        is_linear=request.model.is_linear,
+        batch=under.training.batch(request.joined_rows),
+        l2=under.training.l2,
+        features=contract.feature_privacy,
+        predictions=contract.prediction_privacy,
+        showings=under.allowed.showings,
+    )
+
+
+def _own_facts(own: ClientState, part: Part, request: StartPart[AlgorithmOptions]) -> RunFacts:
+    """The facts of the run; those of this client's own block as it knows them."""
+    assert request.facts is not None
+    blocks, scan = list(request.facts.blocks), own.tables.scan(request.job, part.request.scan)
+    peers = () if part.sealing is None else tuple(peer.client for peer in part.sealing.peers)
+    told = blocks[request.block]
+    blocks[request.block] = replace(
+        told,
+        is_masked=bool(peers),
+        clients=peers or told.clients,
+        squared_norm=float(sum(max(1, scan.columns[c].size) for c in part.request.columns) or 1),
+        is_derived=told.is_derived or scan.query is not None,
+    )
+    opened = Counter[str]()
+    for (job, _), other in own.parts.items():
+        if job == request.job:
+            use = own.tables.use(job, other.request.scan)
+            opened[use.table] += bound_reach(use)
+    if any(count > request.facts.uses[table] for table, count in opened.items()):
+        raise breach("noise is computed for fewer uses of a table than there are")
+    return replace(request.facts, blocks=tuple(blocks))

@@ -103,7 +103,8 @@ def check_texts(own: ClientState, job: str, contract: Contract) -> None:
                 continue
             is_label = number in scan.numbers("label")
             is_told = names_rows(values) if is_label else _leaves(contract, scan, number, values)
-            if is_told and not _may_leave(own, job, scan, number):
+            read = {name.lower() for name in own.tables.use(job, scan.scan).columns[number]}
+            if is_told and not read <= own.policy.find_granted(scan.table, "texts"):
                 role, names = ("label", "classes") if is_label else ("feature", "categories")
                 stay = "" if is_label else "let them stay (ids=[…] with its name), "
                 raise refused_by(
@@ -119,12 +120,6 @@ def _leaves(contract: Contract, scan: ScanTerms, number: int, values: pa.Chunked
     blocks = [block for block in contract.blocks if block.scan == scan.scan and number in block.columns]
     stay = [block.finds_ids or block.columns.index(number) in block.ids for block in blocks]
     return not (stay and all(stay)) and names_rows(values)
-
-
-def _may_leave(own: ClientState, job: str, scan: ScanTerms, number: int) -> bool:
-    rules = own.policy.rules_of(scan.table)
-    granted = frozenset() if rules is None else rules.allowed("texts")
-    return {name.lower() for name in own.tables.use(job, scan.scan).columns[number]} <= granted
 
 
 def keep(own: ClientState, sets: list[RowSet]) -> None:

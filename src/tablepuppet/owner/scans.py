@@ -94,12 +94,14 @@ class Scan:
     row_keys_of: Mapping[str, str] = field(default_factory=dict)  # by table: the column that identifies its rows
     subjects_of: Mapping[str, str] = field(default_factory=dict)  # by table: the column of their subjects
     subject_rows: int = 1  # of one subject, that train under noise on features, at all clients
+    most_of_subject: int | None = None  # rows of one subject that are read at all; None: every one
     agreed: SumGroups | None = None  # which groups are shared with whom, until they are merged
     _rows: pa.Table | None = None
     _order: RowNumbers | None = None  # for each row, its position at the owner; None: the same, or freed with the rows
     _bits: Callable[[], NDArray[np.uint64]] | None = None  # that the order follows; None: there is no other order
     _ids: NDArray[np.uint64] | None = None
     _keys: NDArray[np.uint64] | None = None
+    _kept: RowNumbers | None = None  # of the rows that the source gives, where subjects have too many
     _is_let_go: bool = False  # whether the rows were read, and would have to be read again
     _content: int | None = None  # of all rows of the table, in any order
     _fingerprint: int | None = None  # of the rows in the order that the server sees
@@ -295,10 +297,16 @@ class Scan:
                 rows.select([asked.index(text) for text in raw]), is_key=self.subject is not None
             )
         self._rows = rows.select(range(kept))
+        if self.most_of_subject is not None:  # the first of each: rows of others have no say in which
+            assert self._keys is not None
+            self._kept = np.flatnonzero(row_sets.count_equal_before(self._keys[:, None]) < self.most_of_subject)
+            self._keys, self._rows = self._keys[self._kept], self._rows.take(self._kept)
+            self._ids = None if self._ids is None else self._ids[self._kept]
 
     def _read_again(self) -> None:
         """Sources over files refuse to read what has changed since the job began."""
         rows, order = self.source.read(self.expressions, self.filter).select(range(len(self.expressions))), self.order()
+        rows = rows if self._kept is None else rows.take(self._kept)
         if order is not None and len(order) != rows.num_rows:
             raise SourceError(f"table {self.table} has changed since the job began; run the job again")
         self._rows = rows

@@ -39,23 +39,10 @@ from tablepuppet.arrays import RowNumbers
 from tablepuppet.errors import ModelError, PolicyError, SourceError, TransportError
 from tablepuppet.owner.blinding import to_array, to_points
 from tablepuppet.privacy.options import KeyMode
-from tablepuppet.protocol.columns import (
-    CategoryEncoder,
-    CategoryStatistics,
-    ColumnInfo,
-    Encoder,
-    IdEncoder,
-    IdStatistics,
-)
-from tablepuppet.sources.columns import (
-    STRING_KINDS,
-    arrow_of,
-    arrow_texts,
-    decode,
-    in_one_piece,
-    strings,
-    strings_and_absent,
-)
+from tablepuppet.protocol import columns as protocol
+from tablepuppet.protocol.columns import ColumnInfo, Encoder, IdEncoder, IdStatistics
+from tablepuppet.sources import columns as raw
+from tablepuppet.sources.columns import STRING_KINDS, arrow_of, arrow_texts
 from tablepuppet.sources.encoding import KnownNames
 
 if TYPE_CHECKING:
@@ -95,10 +82,10 @@ def tokens(column: pa.ChunkedArray, info: ColumnInfo, mode: KeyMode, key: bytes,
     """The column's tokens: a sorted dictionary, and an index per row."""
     if not len(column):
         return pa.DictionaryArray.from_arrays(pa.nulls(0, pa.int32()), pa.nulls(0, TOKEN))
-    column = decode(column)
+    column = raw.decode(column)
     if isinstance(column.type, pa.BaseExtensionType):
         column = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
-    encoded = in_one_piece(column.dictionary_encode())
+    encoded = raw.in_one_piece(column.dictionary_encode())
     family = key_family(encoded.dictionary.type, info)
     messages = _messages(encoded.dictionary, family)
     hashed = keyed_hashes(messages, key, prefix(domain, family))
@@ -210,7 +197,7 @@ def look_like_ids(column: Column) -> bool:
 
 def _different(values: pa.ChunkedArray) -> int:
     if pa.types.is_dictionary(values.type):
-        return len(strings(values)[0])
+        return len(raw.strings(values)[0])
     return int(pc.count_distinct(values, mode="only_valid").as_py())
 
 
@@ -221,7 +208,7 @@ def are_ids(own: ClientState, request: OpenPart, place: int, column: Column) -> 
     return place in request.ids or (request.finds_ids and look_like_ids(column))
 
 
-def id_statistics(own: ClientState, request: OpenPart, place: int, found: CategoryStatistics) -> IdStatistics:
+def id_statistics(own: ClientState, request: OpenPart, place: int, found: protocol.CategoryStatistics) -> IdStatistics:
     """The statistics of a column of ids that may leave."""
     count, has_missing = len(found.categories), found.missing > 0
     if not request.id_salt:
@@ -255,7 +242,7 @@ def known_ids(
                 "this client's key is not the one that the model's ids were made with, and all of them would be "
                 "unknown; give the clients the key of then, or train again"
             )
-        distinct = strings_and_absent(*columns[place])[0]
+        distinct = raw.strings_and_absent(*columns[place])[0]
         tokens = id_tokens(distinct, key, f"{own.scan(asked).table} {place}")
         found[place] = KnownNames.of_ids(distinct, _places(tokens, encoder.tokens), encoder)
     return found
@@ -264,7 +251,7 @@ def known_ids(
 def held_encoders(encoders: Sequence[Encoder], names: dict[int, list[str]]) -> tuple[Encoder, ...]:
     """The encoders of a part that its owner holds: with the names that only it knows."""
     return tuple(
-        CategoryEncoder(names[place], encoder.has_missing, has_other=False)
+        protocol.CategoryEncoder(names[place], encoder.has_missing, has_other=False)
         if isinstance(encoder, IdEncoder) and encoder.tokens is None
         else encoder
         for place, encoder in enumerate(encoders)

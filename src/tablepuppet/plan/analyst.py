@@ -55,6 +55,7 @@ def analyst_terms(bound: BoundQuery, job: Job, purpose: Purpose) -> AnalystTerms
         epsilon=asked.epsilon,
         delta=asked.delta,
         shares=SHARES[purpose],
+        subject=bound.scans[places[0]].subject,
         rows=rows,
         cap=asked.cap,
         fits=asked.fits,
@@ -65,13 +66,20 @@ def analyst_terms(bound: BoundQuery, job: Job, purpose: Purpose) -> AnalystTerms
 def _conditions(bound: BoundQuery, job: Job, purpose: Purpose, places: list[int]) -> Iterator[tuple[bool, str]]:
     """Conditions that bound how far one row of the table reaches."""
     relations = [relation.scan for branch in bound.branches for relation in branch.relations]
-    kinds = {join.kind for branch in bound.branches for join in branch.joins}
+    kinds = {
+        (join.kind, branch.relations[join.relation].scan in places)
+        for branch in bound.branches
+        for join in branch.joins
+    }
     is_once = len(bound.branches) == 1 and sum(scan in places for scan in relations) == 1
     yield (
         is_once and len(bound.scans[places[0]].budgeted) == 1,
         "a job reads one such table, once; leave the others out",
     )
-    yield kinds <= {"inner"}, "a row of it may bring or take any number of rows without a partner; use inner JOIN"
+    yield (
+        kinds <= {("inner", False), ("inner", True), ("left", False)},  # so that every joined row has a row of it
+        "a row of it may bring or take any number of rows without a partner; use inner JOIN, or LEFT JOIN others to it",
+    )
     yield not bound.moments, "histories have no noisy form; train without them"
     privacy = job.privacy
     yield (
@@ -183,8 +191,9 @@ class AnalystNoise:
         for side in map(rows_here, sides):
             for place, root in asked:
                 index = (*side.indices, side.label_index)[place]
-                times = np.bincount(index.numbers(side.rows), minlength=1)
-                found.append((side.rows - root * float(np.linalg.norm(times))) / max(1.0, root - 1.0))
+                rows = index.numbers(side.rows)
+                times = np.bincount(rows[rows >= 0], minlength=1)  # a LEFT JOIN may find none
+                found.append((int(times.sum()) - root * float(np.linalg.norm(times))) / max(1.0, root - 1.0))
         if found and self.add("partners", np.array(found), norm).min() < _SURE * self.deviation("partners", norm):
             raise JobError("few rows of a partner are most of all joined rows (rule minimum_rows)")
 

@@ -2,6 +2,9 @@
 
 In: a table mapping, its Shape and the job. Out: one Insight per party, and the Exposure of each block. A prediction h
 of a row is one equation in the row's d columns, so d of them reveal the row.
+
+Custody: either the result or the block's owner alone keeps a block's trained parameters. In the second case the owner
+can only train where the server never sees them (PolicyError otherwise).
 """
 
 from __future__ import annotations
@@ -11,19 +14,19 @@ import re
 import msgspec
 
 from tablepuppet.algorithms.registry import algorithm_of
-from tablepuppet.algorithms.shape import BlockShape, Shape
-from tablepuppet.errors import PrivacyError
+from tablepuppet.algorithms.shape import BlockShape, Exchanges, RunShape, Shape
+from tablepuppet.errors import PolicyError, PrivacyError
 from tablepuppet.formatting import plural
 from tablepuppet.job import Job
 from tablepuppet.join.groups import MergedGroups
 from tablepuppet.join.mapping import MappingSummary
 from tablepuppet.models.losses import Loss
-from tablepuppet.plan.disclosure import Ids, exchanges_of, held_blocks
 from tablepuppet.privacy.options import KeyMode
 from tablepuppet.sources.columns import STRING_KINDS
 from tablepuppet.sources.cutoffs import name_for_people
 from tablepuppet.sql.bound import Scan
 
+Ids = tuple[tuple[str, ...], ...]  # for each block and feature: "", or where its ids are known, "here" or by "tokens"
 _QUOTED = re.compile(r'"(\w+)"')  # a quoted name that needs no quotes
 _NAMED = 6  # features of a block that are listed by name
 
@@ -45,6 +48,54 @@ class Exposure(msgspec.Struct, frozen=True):
     @property
     def reconstructs(self) -> bool:
         return self.numbers >= self.width
+
+
+def held_blocks(job: Job, mapping: MappingSummary, ids: Ids = ()) -> tuple[bool, ...]:
+    """Whether each block's parameters stay with its owners, as do those of ids that only one owner knows."""
+    blocks = range(len(mapping.bound.blocks))
+    has_ids = ["here" in places for places in ids] or [False] * len(blocks)
+    return tuple(not job.release or bool(_withholding(mapping, block)) or has_ids[block] for block in blocks)
+
+
+def check_custody(job: Job, mapping: MappingSummary) -> None:
+    """Refuses algorithms that would show the server parameters that an owner's policy keeps."""
+    for number, block in enumerate(mapping.bound.blocks):
+        keepers = _withholding(mapping, number)
+        if keepers and algorithm_of(job.options).is_pooled:
+            raise _refusal(keepers[0], f'algorithm="{job.algorithm}" fits them at the server; use another algorithm')
+        if keepers and len(mapping.parts_of(number)) > 1:
+            raise _refusal(
+                keepers[0],
+                f"table {block.table} has several owners, who agree on them through the server; "
+                "give the table one owner, or ask this one to release them",
+            )
+
+
+def _withholding(mapping: MappingSummary, block: int) -> list[str]:
+    """The clients of a block whose policy keeps the parameters."""
+    scans = mapping.bound.scans
+    return [part.client for part in mapping.parts_of(block) if part.client in scans[part.scan].withholding]
+
+
+def _refusal(client: str, why: str) -> PolicyError:
+    return PolicyError(
+        f"client {client}: its policy refuses the request: trained parameters do not leave this owner, and {why} "
+        "(rule release_parameters)"
+    )
+
+
+def exchanges_of(job: Job, loss: Loss, rows: int, epochs: int | None = None) -> Exchanges:
+    """The exchanges of a job's algorithm with each part."""
+    run = RunShape(
+        epochs=job.epochs if epochs is None else epochs,
+        rows=rows,
+        batch_size=job.batch(rows),
+        is_linear=job.model.spec.is_linear,
+        is_private=job.privacy.features is not None,
+        curvature_varies=not loss.is_quadratic and loss.outputs == 1,
+        has_head=not job.model.is_sum,
+    )
+    return algorithm_of(job.options).exchanges(job.options, run)
 
 
 def exposures(shape: Shape, job: Job, loss: Loss) -> list[Exposure]:

@@ -29,13 +29,12 @@ from tablepuppet.plan.costs import (
     server_memory,
     shape_of,
 )
-from tablepuppet.plan.disclosure import Ids, training_disclosures
 from tablepuppet.plan.explain import document, plan_html, render
 from tablepuppet.plan.history import find_leaks, history_insights
-from tablepuppet.plan.knowledge import Exposure, Insight, exposures, insights
+from tablepuppet.plan.knowledge import Exposure, Ids, Insight, exposures, insights
 from tablepuppet.plan.private import PrivatePlan, plan_privacy
 from tablepuppet.privacy.ledger import Ledger
-from tablepuppet.transport.meter import Account, DisclosureKey
+from tablepuppet.transport.meter import Account
 
 _MANY_ROUNDS = 150  # of a run: on a slow network more of them take longer than 20 seconds
 
@@ -180,16 +179,6 @@ class Plan(msgspec.Struct, frozen=True, eq=False, dict=True):
         if own is not None:
             return own.exposures(self.shape, self.job.options)
         return exposures(self.shape, self.job, self.loss)
-
-    def disclosures(self, epochs: int | None = None) -> dict[DisclosureKey, int]:
-        """The disclosures of a run of `epochs` epochs (the job's unless given) to each party, as the meter counts them.
-
-        Checks and splits of boosted trees depend on the data: these are upper bounds.
-        """
-        own = own_model(self.job.model.spec)
-        if own is not None:
-            return own.disclosures(self.mapping, self.shape, self.job)
-        return training_disclosures(self, epochs or self.job.epochs)
 
     @cached_property
     def private(self) -> PrivatePlan:

@@ -31,7 +31,7 @@ from tablepuppet.join.labels import Task
 from tablepuppet.join.mapping import LabelInfo, Part, TableMapping, rows_here, summarise
 from tablepuppet.models.losses import LabelFacts, Loss, Squared, usual_loss
 from tablepuppet.plan.analyst import AnalystNoise, NoisySizes
-from tablepuppet.plan.disclosure import check_custody
+from tablepuppet.plan.knowledge import check_custody
 from tablepuppet.plan.plan import Plan
 from tablepuppet.privacy.labels import Channel
 from tablepuppet.privacy.options import Rounding

@@ -17,7 +17,7 @@ from tablepuppet.errors import PrivacyError
 from tablepuppet.job import Job
 from tablepuppet.join.mapping import MappingSummary
 from tablepuppet.models.losses import Loss
-from tablepuppet.plan.disclosure import exchanges_of
+from tablepuppet.plan.knowledge import exchanges_of
 from tablepuppet.privacy.accounting import gaussian_noise
 from tablepuppet.privacy.labels import true_epsilon
 from tablepuppet.privacy.ledger import Ledger, Release, check_budget

@@ -1,8 +1,9 @@
 """Analyst budgets: an owner's limit on the ε that each asker spends of a table in a period, and the noise of a job.
 
-Two tables are neighbours where one base row is there or is not, with its keys, features and label. A job
-releases sums over joined rows, of which a base row changes `rows` × `cap`. All of them carry Gaussian noise, and
-form one Gaussian mechanism of noise σ: a part with a share s of the job has σ/√s, for Σ s/σ² = 1/σ².
+Two tables are neighbours where one base row is there or is not, with its keys, features and label; or all rows of
+one subject. A job releases sums over joined rows, of which that unit changes `rows` × `cap`. All of them carry
+Gaussian noise, and form one Gaussian mechanism of noise σ: a part with a share s of the job has σ/√s, for Σ s/σ² =
+1/σ².
 
 In: an owner's budget, a job's ε. Out: the deviations of its noise, and its cost. Nothing here draws.
 """
@@ -54,7 +55,8 @@ class AnalystTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     epsilon: float  # of training and all that it shows
     delta: float
     shares: dict[Part, float]  # the parts that this job releases, and their shares
-    rows: int = 1  # rows of the job's query that one base row changes
+    subject: str = ""  # the column of subjects, all of whose rows are the unit; "": a base row
+    rows: int = 1  # rows of the job's query that one base row or subject changes
     cap: Annotated[int, Meta(ge=1)] = 1  # joined rows that each of them is in, at the most: others are left out
     fits: Annotated[int, Meta(ge=1)] = 1  # models of a search that share ε
     ahead: Annotated[int, Meta(ge=0)] = 0  # how many of them are still to come after this job
@@ -83,11 +85,12 @@ class AnalystTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     def lines(self) -> list[str]:
         """The cost in words."""
         each = ", ".join(f"{part} {self.epsilon_of(part):.3g}" for part in self.shares)
+        unit = f"one {self.subject} of {self.table}, with all rows," if self.subject else f"a row of {self.table}"
         later = "" if sum(self.shares.values()) > 0.99 else f"; training costs ε = {self.epsilon:.3g}"
         later += "" if self.fits == 1 else f"; all {self.fits:,} models of the search cost ε = {self.epsilon:.3g}"
         return [
             f"analyst budget of {self.table}: this costs ε = {self.epsilon_of():.3g} at δ = {self.delta:g} ({each}), "
-            f"for a row of {self.table} that is there or is not, in at most {self.rows * self.cap:,} joined rows{later}"
+            f"for {unit} that is there or is not, in at most {self.rows * self.cap:,} joined rows{later}"
         ]
 
 

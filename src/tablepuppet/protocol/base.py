@@ -190,7 +190,7 @@ class Combined(PartRequest, frozen=True):
     """Continue with the combined sum of all clients of the block. → Predictions | Partial | Masked"""
 
     values: Annotated[list[Array], Meta(min_length=1, max_length=2), Discloses("agreed values")]
-    scales: list[Exponent] = msgspec.field(default_factory=list)  # of the next masked summand
+    scales: list[Exponent] = []  # of the next masked summand
 
 
 class Move(PartRequest, frozen=True):

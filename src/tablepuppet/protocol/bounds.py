@@ -8,6 +8,7 @@ shape, or to earlier answers (`Known`).
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Sized
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,6 +100,18 @@ class Known:
 def require(is_so: bool, name: str, what: str) -> None:
     if not is_so:
         raise WrongError(name, what)
+
+
+def check_length(given: Sized, name: str, due: int) -> None:
+    require(len(given) == due, name, f"are {len(given):,} where {due:,} are due")
+
+
+def check_distinct(given: Collection[Any], name: str, what: str) -> None:
+    require(len(set(given)) == len(given), name, f"name one {what} twice")
+
+
+def check_ascending(values: Any, name: str) -> None:
+    require(bool((values[1:] > values[:-1]).all()), name, "are not ascending")
 
 
 def check_count(number: float, name: str, most: float = LARGEST_COUNT) -> None:

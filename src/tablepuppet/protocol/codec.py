@@ -125,7 +125,7 @@ class Frame(msgspec.Struct, frozen=True):
     """One encoded message."""
 
     header: bytes
-    buffers: Sequence[Buffer] = msgspec.field(default_factory=list)
+    buffers: Sequence[Buffer] = []
 
     @property
     def wire(self) -> Wire:

@@ -181,9 +181,8 @@ class Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     allow_reconstruction: bool = False  # whether exact predictions of a private job may reveal its features
     split: tuple[float, float] = (0.0, 0.0)  # fractions of test and validation rows
     seed: int = 0  # that they are drawn by, with the clients' key
-    holds_all_labels: bool = (
-        False  # nobody else has rows with labels: they are numbered from 0, groups dealt out evenly
-    )
+    # Nobody else has rows with labels: they are numbered from 0, groups dealt out evenly
+    holds_all_labels: bool = False
     others: tuple[Training, ...] = ()  # further settings that a search tries
     fits: int = 1  # how many models are trained: a setting on all folds but one, each
     folds: Folds | None = None  # of cross-validation

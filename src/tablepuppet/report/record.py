@@ -14,7 +14,7 @@ import msgspec
 from tablepuppet.errors import ModelError, unreadable
 from tablepuppet.join.mapping import RelationStats
 from tablepuppet.plan.knowledge import Exposure, Insight
-from tablepuppet.protocol.merkle import TreeHead
+from tablepuppet.protocol.evidence import TreeHead
 
 
 class _Plain(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -22,17 +22,8 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import Array, Codes, RowNumbers
 from tablepuppet.errors import JobError, SourceError, TransportError
 from tablepuppet.models.features import Features
-from tablepuppet.protocol.columns import (
-    CategoryEncoder,
-    CategoryStatistics,
-    ColumnInfo,
-    Encoder,
-    IdEncoder,
-    IdStatistics,
-    NumberEncoder,
-    NumberStatistics,
-    Statistics,
-)
+from tablepuppet.protocol import columns as protocol
+from tablepuppet.protocol.columns import CategoryEncoder, ColumnInfo, Encoder, IdEncoder, NumberEncoder
 from tablepuppet.sources import columns as raw
 from tablepuppet.sources.statistics import RowWeights
 from tablepuppet.threads import parallel_for
@@ -59,7 +50,7 @@ class KnownNames(msgspec.Struct, frozen=True, eq=False):
 
 
 def encoder(
-    statistics: Statistics, standardize: bool = True, max_categories: int | None = None, salt: str = ""
+    statistics: protocol.Statistics, standardize: bool = True, max_categories: int | None = None, salt: str = ""
 ) -> Encoder:
     """How to encode a feature with these statistics over the joined training rows.
 
@@ -68,9 +59,9 @@ def encoder(
     """
     if max_categories is not None and max_categories < 1:
         raise JobError(f"max_categories is {max_categories}; it must be at least 1, or None to keep all")
-    if isinstance(statistics, NumberStatistics):
+    if isinstance(statistics, protocol.NumberStatistics):
         return _number_encoder(statistics, standardize)
-    if isinstance(statistics, IdStatistics):
+    if isinstance(statistics, protocol.IdStatistics):
         told = (statistics.count, statistics.has_missing, statistics.tokens)
         return IdEncoder(*told, salt if statistics.tokens is not None else "", statistics.check)
     return _category_encoder(statistics, max_categories)
@@ -107,7 +98,7 @@ def encode(
     return Features(dense, tuple(codes), dense_columns, tuple(code_columns), int(starts[-1]))
 
 
-def _number_encoder(statistics: NumberStatistics, standardize: bool) -> NumberEncoder:
+def _number_encoder(statistics: protocol.NumberStatistics, standardize: bool) -> NumberEncoder:
     has_missing = statistics.missing > 0
     fill = statistics.mean
     if not standardize:
@@ -119,7 +110,7 @@ def _number_encoder(statistics: NumberStatistics, standardize: bool) -> NumberEn
     return NumberEncoder(mean=fill, scale=scale, fill=fill, has_missing=has_missing)
 
 
-def _category_encoder(statistics: CategoryStatistics, max_categories: int | None) -> CategoryEncoder:
+def _category_encoder(statistics: protocol.CategoryStatistics, max_categories: int | None) -> CategoryEncoder:
     categories = statistics.categories
     is_long = max_categories is not None and len(categories) > max_categories
     if is_long:

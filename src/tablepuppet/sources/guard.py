@@ -92,10 +92,7 @@ QUERY_NODES: Final = NODES | _CLAUSES | AGGREGATES | _OVER_WINDOWS
 MAX_LENGTH = 50_000  # characters
 MAX_DEPTH = 200
 MAX_LITERAL = 2_000  # characters of one text in quotes
-_MOST: dict[type[exp.Expr], int] = {
-    exp.Levenshtein: 4,
-    exp.TimeToStr: 16,
-}  # calls in one expression that cost much, or grow
+_MOST: dict[type[exp.Expr], int] = {exp.Levenshtein: 4, exp.TimeToStr: 16}  # calls that cost much, or grow
 _JOINED = (exp.Concat, exp.ConcatWs, exp.DPipe)
 _GROWING = (*_JOINED, exp.Array)
 _MOST_JOINED = 64  # columns whose texts are concatenated: a row's value is as long as all of them

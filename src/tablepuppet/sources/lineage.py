@@ -80,8 +80,8 @@ class _Rows(msgspec.Struct):
     outputs: dict[str, BaseColumns]
     conditions: BaseColumns = _NONE
     grouping: BaseColumns = _NONE
-    stability: dict[str, int | None] = msgspec.field(default_factory=dict)
-    keys: list[frozenset[str]] = msgspec.field(default_factory=list)  # outputs no two rows agree in
+    stability: dict[str, int | None] = {}
+    keys: list[frozenset[str]] = []  # outputs no two rows agree in
 
 
 class _Joined(msgspec.Struct):

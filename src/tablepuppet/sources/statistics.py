@@ -100,10 +100,8 @@ def _of_numbers(
 ) -> NumberStatistics:
     """Some rows at a time, added up in order: of a long column, nothing on the way is as long."""
     rows = len(column) if taken is None else len(taken)
-    values, once = (
-        None if taken is None else raw.numbers_and_absent(column, info),
-        np.ones(min(rows, ROWS_PER_STATISTICS)),
-    )
+    values = None if taken is None else raw.numbers_and_absent(column, info)
+    once = np.ones(min(rows, ROWS_PER_STATISTICS))
     has_missing = column.null_count > 0 or info.absent is True
 
     def present(here: slice) -> tuple[Array, Array, Array]:
@@ -112,9 +110,8 @@ def _of_numbers(
         heavy, without = once[: len(some)] if weights is None else floats(weights[here]), once[:0]
         if not has_missing:
             return some, heavy, without
-        is_missing = raw.missing_rows(
-            some
-        )  # taken by their places: several times faster than by a mask without a pattern
+        is_missing = raw.missing_rows(some)
+        # Taken by their places: several times faster than by a mask without a pattern
         there, without = np.flatnonzero(~is_missing), heavy.take(np.flatnonzero(is_missing))
         return some.take(there, axis=0), heavy.take(there), without
 

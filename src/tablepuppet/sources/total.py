@@ -46,9 +46,7 @@ class TotalSource:
 
     def read(self, expressions: Sequence[str], filter: str | None) -> pa.Table:
         chosen = filter
-        if (
-            filter is not None
-        ):  # each condition by itself: the owner's database may still evaluate those that cannot fail
+        if filter is not None:  # each condition by itself: the database may still evaluate those that cannot fail
             kinds = {info.name.lower(): info.kind for info in self._source.describe()}
             conditions = conjuncts_of(parse_one(filter, dialect="duckdb"))
             chosen = " AND ".join(

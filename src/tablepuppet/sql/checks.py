@@ -16,13 +16,13 @@ from sqlglot import exp
 
 from tablepuppet.errors import CatalogError, QueryError, did_you_mean
 from tablepuppet.protocol.columns import ColumnInfo
-from tablepuppet.sql.bound import Branch, LabelPlace, Scan, format_expression
+from tablepuppet.sql import bound
+from tablepuppet.sql.bound import Branch, LabelPlace, Scan, format_expression, key_type, type_name
 from tablepuppet.sql.grammar import start_of
 from tablepuppet.sql.joins import KeyEquality
 from tablepuppet.sql.names import ResolvedBranch, resolve
 from tablepuppet.sql.parsing import parse
 from tablepuppet.sql.scans import PlacedBranch, Scans
-from tablepuppet.sql.types import common_key_cast, key_type, type_name, union_column
 from tablepuppet.sql.ucq import Ucq
 
 
@@ -91,7 +91,7 @@ def _keys_differ(ucq: Ucq, branch: ResolvedBranch, key: KeyEquality, left: Colum
     found = " and ".join(f"{text} is {type_name(column)}" for text, column in sides)
     unusable = [text for text, column in sides if key_type(column) is None]
     what = f"{' and '.join(unusable)} cannot be a key" if unusable else "these keys are not of the same type"
-    target = common_key_cast(left, right)
+    target = bound.common_key_cast(left, right)
     if target is None:
         advice = "Join on columns that hold integers, strings, dates or UUIDs"
     else:
@@ -140,7 +140,7 @@ def union_of(ucq: Ucq, branches: Sequence[PlacedBranch], scans: Sequence[Scan], 
                 ),
                 branch.resolved.outputs[position].at,
             )
-        merged = union_column(branches[0].output_name(position), [columns[0], column])
+        merged = bound.union_column(branches[0].output_name(position), [columns[0], column])
         if merged is None:
             raise ucq.refuse(
                 f"column {position + 1} of the result is {type_name(columns[0])} in the first SELECT "
@@ -148,7 +148,7 @@ def union_of(ucq: Ucq, branches: Sequence[PlacedBranch], scans: Sequence[Scan], 
                 f"({branch.output_name(position)}); UNION ALL needs one type for both, so cast one or select another",
                 branch.resolved.outputs[position].at,
             )
-    whole = union_column(branches[0].output_name(position), columns)
+    whole = bound.union_column(branches[0].output_name(position), columns)
     assert whole is not None  # every pair with the first fits, and fitting is an equivalence
     return whole
 

@@ -19,11 +19,10 @@ from tablepuppet.exchanges.schema import OpenScan, ScanSchema
 from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.sources.cutoffs import FOUND
 from tablepuppet.sql import bound
-from tablepuppet.sql.bound import Branch, LabelPlace, Scan, format_expression, render
+from tablepuppet.sql.bound import Branch, LabelPlace, Scan, common_cast, render
 from tablepuppet.sql.groups import WITNESS, GroupColumn
 from tablepuppet.sql.names import ResolvedBranch
 from tablepuppet.sql.schemas import TableShape
-from tablepuppet.sql.types import common_cast, merged_column, type_name
 from tablepuppet.sql.ucq import Ucq
 from tablepuppet.transport.link import Link
 
@@ -33,9 +32,9 @@ class _Draft(msgspec.Struct):
 
     shape: TableShape
     filters: tuple[exp.Expr, ...]
-    expressions: dict[str, exp.Expr] = msgspec.field(default_factory=dict)  # by text, as the first client spells it
-    places: list[exp.Expr] = msgspec.field(default_factory=list)  # where the query uses each for the first time
-    witness_of: dict[tuple[int, int], None] = msgspec.field(default_factory=dict)
+    expressions: dict[str, exp.Expr] = {}  # by text, as the first client spells it
+    places: list[exp.Expr] = []  # where the query uses each for the first time
+    witness_of: dict[tuple[int, int], None] = {}
     is_outer: bool = False  # whether some use of it is by LEFT JOIN
 
     def texts(self, client: str) -> list[str]:
@@ -135,10 +134,10 @@ def _add_types(ucq: Ucq, draft: _Draft, schemas: Mapping[str, ScanSchema]) -> Sc
     columns = []
     for number, text in enumerate(draft.expressions):
         by_client = {client: schema.columns[number] for client, schema in schemas.items()}
-        column = merged_column(text, by_client)
+        column = bound.merged_column(text, by_client)
         if column is None:
-            given = "; ".join(f"{client}: {type_name(info)}" for client, info in by_client.items())
-            readable = format_expression(draft.expressions[text])
+            given = "; ".join(f"{client}: {bound.type_name(info)}" for client, info in by_client.items())
+            readable = bound.format_expression(draft.expressions[text])
             raise ucq.refuse(
                 f"the clients of table {shape.name} give {readable} different types ({given}). "
                 f"Write a cast that brings them together, for example CAST({readable} AS {common_cast(by_client)})."

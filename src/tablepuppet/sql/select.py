@@ -13,9 +13,8 @@ from sqlglot import Token, TokenType, exp
 from tablepuppet.errors import QueryError
 from tablepuppet.sources.syntax import conditions_of, conjuncts_of
 from tablepuppet.sql import ucq
-from tablepuppet.sql.grammar import SAMPLE, At, check_clauses, refusal, start_of, word_before, words
+from tablepuppet.sql.grammar import SAMPLE, At, check_clauses, check_nodes, refusal, start_of, word_before, words
 from tablepuppet.sql.joins import join_tree
-from tablepuppet.sql.scalar import check_nodes
 from tablepuppet.sql.ucq import Conjunctive, Item, Scope, Source, Star
 
 _NESTED = (

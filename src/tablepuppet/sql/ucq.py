@@ -1,7 +1,7 @@
 """Ucq: a union of conjunctive queries, as written. `parse` returns it, and `bind` takes it.
 
 Each branch is one SELECT: its items, the tables of its FROM clause in the order of the text, and the conjuncts of
-its WHERE clause. Every expression has passed the list of scalar.py. Its identifiers carry their place in the text
+its WHERE clause. Every expression has passed the list of grammar.py. Its identifiers carry their place in the text
 (`meta["start"]`), so that later stages can still point at it. No schema is known yet: a column without an alias may
 still belong to any table.
 
@@ -27,8 +27,7 @@ from sqlglot import TokenType, exp
 from tablepuppet.errors import CatalogError, QueryError, did_you_mean
 from tablepuppet.sources.cutoffs import is_cutoffs
 from tablepuppet.sources.guard import QUERY_NODES
-from tablepuppet.sql.grammar import At, refusal, word_before
-from tablepuppet.sql.scalar import check_nodes
+from tablepuppet.sql.grammar import At, check_nodes, refusal, word_before
 
 Tables = Mapping[str, tuple[str, ...]]  # of a federation: the clients of each
 

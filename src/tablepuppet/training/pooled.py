@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Fitted, PartSetup, Problem
 from tablepuppet.arrays import Array, Codes, floats
-from tablepuppet.exchanges.encoding import RevealedFeatures, RevealFeatures
+from tablepuppet.exchanges.parts import RevealedFeatures, RevealFeatures
 from tablepuppet.join.joined_rows import JoinedRows
 from tablepuppet.join.mapping import Part, rows_here
 from tablepuppet.models.features import Features

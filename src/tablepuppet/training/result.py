@@ -26,7 +26,7 @@ from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.model import BlockModel, Model, ModelContent, TableUse
 from tablepuppet.prediction.split import split_of
 from tablepuppet.privacy.ledger import Ledger
-from tablepuppet.protocol.merkle import TreeHead
+from tablepuppet.protocol.evidence import TreeHead
 from tablepuppet.sources.guard import columns_of
 from tablepuppet.sql.bound import BoundQuery, Scan
 from tablepuppet.training.curves import Curves

@@ -107,7 +107,7 @@ def check_label_rows(mapping: TableMapping, job: Job, rounding: Rounding) -> Non
 
 def partner_rules(mapping: TableMapping, rounding: Rounding) -> tuple[list[int], list[tuple[int, int, int]]]:
     """The rows that owners of each block ask for, then those of a label's table without features; 1: any. And of other
-    tables, with all joined rows and the most of one row."""
+    tables, with the joined rows that have a row of it and the most of one row."""
     asked, bound = dict(rounding.by_client), mapping.bound
     branch = bound.branches[0]
     scans = [branch.relations[block.members[0].relation].scan for block in bound.blocks]
@@ -118,7 +118,7 @@ def partner_rules(mapping: TableMapping, rounding: Rounding) -> tuple[list[int],
         return 1 if own.budgeted else max(asked.get(client, 1) for client in own.clients)
 
     others = [(own.scan, fit) for own, fit in zip(branch.relations, mapping.fits, strict=True) if own.scan not in scans]
-    lookups = [(least(scan), mapping.joined_rows, fit.max_fan_out) for scan, fit in others]
+    lookups = [(least(scan), round(fit.mean_fan_out * fit.matched), fit.max_fan_out) for scan, fit in others]
     return [least(scan) for scan in scans], lookups
 
 

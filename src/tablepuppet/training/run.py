@@ -17,15 +17,14 @@ from msgspec.structs import replace
 from tablepuppet.algorithms.base import Problem, Server
 from tablepuppet.arrays import Array
 from tablepuppet.errors import TrainingError
-from tablepuppet.exchanges.evaluation import Evaluate, Evaluation, HoldPart, Keep, Parameters, Release, Restore
+from tablepuppet.exchanges.parts import Evaluate, Evaluation, HoldPart, Keep, Parameters, Release, Restore
 from tablepuppet.exchanges.start import Started, StartPart
 from tablepuppet.join.joined_rows import Joined, JoinedRows
 from tablepuppet.join.mapping import Part
 from tablepuppet.memory import trim_heap
 from tablepuppet.models.heads.base import TrainedHead, apply_head
 from tablepuppet.models.metrics import Moment
-from tablepuppet.plan.disclosure import held_blocks
-from tablepuppet.plan.knowledge import check_exposure
+from tablepuppet.plan.knowledge import check_exposure, held_blocks
 from tablepuppet.plan.prepare import Prepared
 from tablepuppet.prediction.model import BlockModel, mean_contribution
 from tablepuppet.protocol.base import Message, Move

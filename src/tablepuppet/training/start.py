@@ -18,14 +18,14 @@ from tablepuppet.algorithms.base import Figures, Problem
 from tablepuppet.arrays import Array
 from tablepuppet.contract import id_features
 from tablepuppet.errors import PrivacyError, TransportError
-from tablepuppet.exchanges import encoding, features
+from tablepuppet.exchanges import features, parts
 from tablepuppet.exchanges.start import SendFigures, Started
 from tablepuppet.job import Job
 from tablepuppet.join.mapping import Part, TableMapping
 from tablepuppet.models.heads.base import TrainedHead, apply_head
 from tablepuppet.models.heads.kinds import SUM_BY_ROWS, make_head
 from tablepuppet.models.spec import l2_of
-from tablepuppet.plan.disclosure import Ids
+from tablepuppet.plan.knowledge import Ids
 from tablepuppet.plan.plan import Plan
 from tablepuppet.plan.prepare import Prepared, column_signs
 from tablepuppet.protocol.base import Message
@@ -64,7 +64,7 @@ def agree_on_encoders(union: UnionOperator, mapping: TableMapping, job: Job) -> 
     encoders = gather_statistics(union, mapping, job)
 
     def encode(part: Part) -> Message:
-        return encoding.EncodeFeatures(job=union.job, part=part.number, encoders=encoders[part.block])
+        return parts.EncodeFeatures(job=union.job, part=part.number, encoders=encoders[part.block])
 
     widths = union.ask(encode, "setup")
     for block in union.blocks:

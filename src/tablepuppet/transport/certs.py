@@ -29,7 +29,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from tablepuppet.errors import TransportError
 from tablepuppet.output_files import replace_file
-from tablepuppet.protocol.signatures import to_pem
+from tablepuppet.protocol.evidence import to_pem
 
 log = logging.getLogger(__name__)
 Role = Literal["server", "party"]

@@ -34,7 +34,7 @@ from tablepuppet.errors import TransportError
 from tablepuppet.exchanges.registry import REQUESTS, RESPONSES
 from tablepuppet.formatting import printable
 from tablepuppet.protocol.codec import Frame
-from tablepuppet.protocol.merkle import TreeHead
+from tablepuppet.protocol.evidence import TreeHead
 
 PIECE = 1 << 20
 LIMIT = 1 << 34  # bytes of one parcel, unless the federation sets another limit

@@ -31,8 +31,7 @@ from tablepuppet.protocol.base import Failure, Message
 from tablepuppet.protocol.bounds import Known, WrongError
 from tablepuppet.protocol.codec import Frame, Wire, decode, encode
 from tablepuppet.protocol.contract import Contract
-from tablepuppet.protocol.merkle import TreeHead
-from tablepuppet.protocol.signatures import Signature
+from tablepuppet.protocol.evidence import Signature, TreeHead
 from tablepuppet.transport.meter import Meter, Phase
 
 _LINES = "\n"  # an error may show a line of SQL below its message

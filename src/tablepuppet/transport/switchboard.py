@@ -19,7 +19,7 @@ import msgspec
 from tablepuppet.errors import DisconnectedError, RunInterruptedError, TransportError
 from tablepuppet.formatting import LONGEST_FAILURE, printable
 from tablepuppet.protocol.codec import Frame
-from tablepuppet.protocol.merkle import TreeHead
+from tablepuppet.protocol.evidence import TreeHead
 from tablepuppet.transport.connections import Stream
 from tablepuppet.transport.envelopes import LIMIT, Envelope, Forget, Goodbye, KnownHeads, NoRoomError, Reply, Request
 

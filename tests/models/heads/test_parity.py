@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tests.algorithms.neural_join import JOINS, federation
 from tests.models.heads.head_join import SEED, BesideSum, Oracle, trained
+from tests.plan.disclosure import expect_disclosures
 
 import tablepuppet as tp
 from tablepuppet.models.heads.base import HeadSpec
@@ -215,7 +216,7 @@ def test_explain_knows_the_bytes_of_wider_blocks() -> None:
     planned = result.plan.cost("sgd", 3)
     assert planned.rounds == result.traffic.rounds
     assert planned.bytes == pytest.approx(result.traffic.bytes, rel=0.05)
-    assert result.traffic.all_told == result.plan.disclosures(len(result.history))
+    assert result.traffic.all_told == expect_disclosures(result.plan, len(result.history))
     # Blocks under a head begin at random numbers, which are told; rows of orders are held out or trained with.
     assert [e.numbers for e in of_the_sum.exposures] == [4, 7, 7]
     assert [e.numbers for e in result.plan.exposures] == [9 * 4, 9 * 8, 9 * 8]

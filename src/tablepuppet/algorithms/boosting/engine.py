@@ -39,7 +39,7 @@ from tablepuppet.join.mapping import Part
 from tablepuppet.join.row_index import RowIndex
 from tablepuppet.memory import trim_heap
 from tablepuppet.models.metrics import Moment
-from tablepuppet.plan.disclosure import held_blocks
+from tablepuppet.plan.knowledge import held_blocks
 from tablepuppet.plan.plan import Plan
 from tablepuppet.plan.prepare import Prepared, monotone_signs
 from tablepuppet.prediction.model import BlockModel

@@ -16,7 +16,7 @@ from tablepuppet.algorithms.boosting.tree_checks import NUMBER, WHOLE, CategoryB
 from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.algorithms.shape import Exchanges
 from tablepuppet.exchanges.base import SCORING, TRAINING, NoCheck, Rules
-from tablepuppet.exchanges.evaluation import enforce_holding, enforce_release
+from tablepuppet.exchanges.parts import enforce_holding, enforce_release
 from tablepuppet.exchanges.prediction import check_asked_rows, count_scores
 from tablepuppet.owner.enforcement import JobUnderContract, breach
 from tablepuppet.owner.state import ClientState

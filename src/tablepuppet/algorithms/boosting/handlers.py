@@ -255,20 +255,24 @@ def _bits(
 def _charge(own: ClientState, request: OfRows, rules: Sequence[trees.SplitRule]) -> None:
     """Counts the answers of rows to splits. A split that a server chose may reveal all of a column with few values, so
     it counts as a number."""
-    noisy = is_noisy(own.policy, own.contracts.contract(request.job), own.tables.use(request.job, request.scan))
-    if own.releases.limits_scores and not noisy:
+    if own.releases.limits_scores and not _is_noisy(own, request):
         place = (own, request.job, request.scan, request.columns)
         table = own.scan(request).table
         values = DisclosedValues(table, reads(*place), len(rules), trees.splits_name(rules))
         own.releases.charge_scores(values, partial(unknowns, *place))
 
 
+def _is_noisy(own: ClientState, request: OfRows) -> bool:
+    return is_noisy(own.policy, own.contracts.contract(request.job), own.tables.use(request.job, request.scan))
+
+
 def _without_rare_names(
     own: ClientState, request: OfRows, rules: Sequence[trees.SplitRule]
 ) -> Sequence[trees.SplitRule]:
-    """The rules that rows answer: names that few rows of the whole table hold are left out, as in training."""
+    """The rules that rows answer: names that few rows of the whole table hold are left out, as in training; but not
+    for an analyst, as one row more would bring the scores of all of them."""
     least = own.policy.minimum_rows
-    if least <= 1 or not any(rule.left or rule.known for rule in rules):
+    if least <= 1 or _is_noisy(own, request) or not any(rule.left or rule.known for rule in rules):
         return rules
     named = sorted({rule.feature for rule in rules if rule.left or rule.known})
     infos = own.scan(request).columns

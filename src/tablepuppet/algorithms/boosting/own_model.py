@@ -31,7 +31,6 @@ OWN_MODEL = OwnModel(
     advise=plan.advise_trees,
     insights=plan.tree_insights,
     exposures=plan.tree_exposures,
-    disclosures=plan.tree_disclosures,
     plan_noise=leaf_privacy.plan_leaves,
     fingerprints=lambda model: prediction.read_grown_trees(model).names,
     ask_rows=prediction.ask_bits,

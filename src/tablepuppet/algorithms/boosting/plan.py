@@ -6,11 +6,8 @@ In: a table mapping, its Shape and the job. Out: insights and exposures, as know
 from __future__ import annotations
 
 import msgspec
-import numpy as np
 
-from tablepuppet.algorithms.boosting.bins import Columns
 from tablepuppet.algorithms.boosting.options import Boosting
-from tablepuppet.algorithms.boosting.tree_checks import NUMBER
 from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.algorithms.shape import BlockShape, Shape
 from tablepuppet.errors import PrivacyError
@@ -18,9 +15,7 @@ from tablepuppet.formatting import plural
 from tablepuppet.job import Job
 from tablepuppet.join.mapping import MappingSummary
 from tablepuppet.plan.costs import Advice, Cost, cost, range_of
-from tablepuppet.plan.disclosure import Account, held_blocks, setup_disclosures
-from tablepuppet.plan.knowledge import Exposure, Insight, common_insights, merging_insights, owners_of
-from tablepuppet.transport.meter import DisclosureKey
+from tablepuppet.plan.knowledge import Exposure, Insight, common_insights, held_blocks, merging_insights, owners_of
 
 
 def tree_insights(mapping: MappingSummary, shape: Shape, job: Job) -> list[Insight]:
@@ -84,43 +79,6 @@ def _of_rows(options: Boosting) -> str:
         "included (of strings with many rare categories, at once which rows have the same one); after many trees these "
         "bits are practically the binned table"
     )
-
-
-def tree_disclosures(mapping: MappingSummary, shape: Shape, job: Job) -> dict[DisclosureKey, int]:
-    """A run's disclosures by recipient, from its first key to the last split; checks and splits are upper bounds."""
-    account, options, held = Account(), _as_boosting(job.options), held_blocks(job, mapping)
-    account.told = setup_disclosures(mapping, job.privacy.keys)
-    told = _count_drawn_splits(shape, job)
-    for part in mapping.parts:
-        block, subject = shape.blocks[part.block], f"part {part.number}"
-        shared = int(block.is_split)
-        checks = 0 if options.is_random else options.most_checks
-        account.client(part.client, subject, multiplicities=1, node_sums=checks)
-        account.server(
-            part.client,
-            subject,
-            sketches=shared,
-            figure=3 if options.is_random else 1 + shared,
-            sums=checks * shared,
-            splits=(options.most_splits if told is None else told[part.block]) + earlier_splits(job, part.block),
-            parameters=int(not held[part.block]),
-        )
-    return account.told
-
-
-def _count_drawn_splits(shape: Shape, job: Job) -> list[int] | None:
-    """By block: how many splits are revealed, if borders are public and no column is text. Else None: the number
-    depends on the data, or on names."""
-    options = _as_boosting(job.options)
-    if job.privacy.features is None or any(block.strings for block in shape.blocks):
-        return None
-    from tablepuppet.algorithms.boosting.drawn import Drawable, Draws  # here: they load the compiler
-
-    blocks = []
-    for block in shape.blocks:
-        layout = Columns.of([NUMBER] * block.numbers, [options.bins + 1] * block.numbers)
-        blocks.append(Drawable(layout, np.ones(block.numbers, np.bool_), options.max_splits))
-    return [len(keys) for keys in Draws(blocks, options, job.seed, range(options.trees)).keys]
 
 
 def earlier_splits(job: Job, block: int) -> int:

@@ -1,24 +1,139 @@
-"""Between rounds and after the last: a part is measured, its best parameters are kept, and then released or held."""
+"""A part from its features to its end: they are encoded; between rounds it is measured, and its best parameters are
+kept; after the last they are released or held.
+
+All clients of a block share its encoders. A baseline in one process may pool the encoded features.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy as np
 from msgspec.structs import replace
 
-from tablepuppet.arrays import Array
-from tablepuppet.errors import TransportError
+from tablepuppet.arrays import Array, Codes
+from tablepuppet.errors import PolicyError, TransportError
 from tablepuppet.exchanges.base import TRAINING, Rules
 from tablepuppet.exchanges.steps import check_predictions
+from tablepuppet.memory import trim_heap
 from tablepuppet.owner import releases
 from tablepuppet.owner.enforcement import JobUnderContract, breach
 from tablepuppet.owner.part_store import BlockPart
 from tablepuppet.owner.state import ClientState, Kept, Part
-from tablepuppet.owner.tokens import held_encoders
+from tablepuppet.owner.tokens import held_encoders, known_ids
+from tablepuppet.protocol import bounds
 from tablepuppet.protocol.base import Amount, Discloses, Done, Message, PartRequest, Place
 from tablepuppet.protocol.bounds import Known, WrongError, check_array, check_finite, require
-from tablepuppet.sources.encoding import start_weights
+from tablepuppet.protocol.columns import Encoder, IdEncoder, NumberEncoder
+from tablepuppet.sources.encoding import encode, encoded_width, start_weights, without_rare
+from tablepuppet.sources.statistics import existing_rows
+
+
+class EncodeFeatures(PartRequest, frozen=True):
+    """Encode the part's features like this, as all clients of the block do. → Encoded"""
+
+    encoders: Annotated[list[Encoder], Discloses("encoders")]
+
+
+class Encoded(Message, frozen=True):
+    width: Place
+
+
+class RevealFeatures(PartRequest, frozen=True):
+    """Send the encoded features of all rows: the centralised baseline only. → RevealedFeatures"""
+
+    as_codes: bool = False  # texts as codes of their categories, not as columns of zeros and ones
+
+
+class RevealedFeatures(Message, frozen=True):
+    train: Annotated[Array, Discloses("features", is_per_row=True)]
+    test: Annotated[Array, Discloses("features", is_per_row=True)]
+    train_codes: tuple[Codes, ...] = ()
+    test_codes: tuple[Codes, ...] = ()
+    row_width: int = 0  # columns that a row stands for, where texts come as codes
+
+
+def check_encoders(encoders: Sequence[Encoder], due: int) -> None:
+    bounds.check_length(encoders, "encoders", due)
+    for one in encoders:
+        if isinstance(one, NumberEncoder):
+            check_array(one.mean, "encoders.mean", (None,))
+            for name in ("mean", "scale", "fill"):
+                check_array(getattr(one, name), f"encoders.{name}", (one.mean.size,))
+                check_finite(getattr(one, name), f"encoders.{name}")
+            require(not (one.scale < 0).any(), "encoders.scale", "is negative")
+        elif isinstance(one, IdEncoder):
+            if one.tokens is not None:
+                check_array(one.tokens, "encoders.tokens", (one.count,), kinds=frozenset("i"))
+                bounds.check_ascending(one.tokens, "encoders.tokens")
+        else:
+            bounds.check_distinct(one.categories, "encoders.categories", "category")
+
+
+def _check_encoded(request: EncodeFeatures, answer: Encoded, known: Known) -> None:
+    due = sum(map(encoded_width, request.encoders))
+    require(answer.width == due, "width", f"is {answer.width:,} where these encoders make {due:,} columns")
+    known.part(request).width = due
+
+
+@Rules(
+    TRAINING,
+    enforce=lambda job, request: job.part(request.part).count("encode", 1),
+    check_request=lambda own, request: check_encoders(request.encoders, len(own.part(request).request.columns)),
+    check_answer=_check_encoded,
+    leaves_state=True,
+)
+def _encode_features(own: ClientState, request: EncodeFeatures) -> Encoded:
+    part = own.part(request)
+    opened = part.request
+    pairs = [own.column(opened.job, opened.scan, c) for c in opened.columns]
+    columns, infos = [c for c, _ in pairs], [i for _, i in pairs]
+    least = own.policy.minimum_rows
+    named = zip(request.encoders, pairs, strict=True)
+    rows = existing_rows(opened.train_rows, opened.multiplicity)
+    common = [without_rare(encoder, *pair, rows, least) for encoder, pair in named]
+    encoders = known_ids(own, opened, pairs, common, part.ids)
+    part.train = encode(columns, infos, opened.train_rows, encoders)
+    part.test = encode(columns, infos, opened.test_rows, encoders)
+    part.encoders = tuple(request.encoders)
+    same = [p for (job, _), p in own.parts.items() if job == opened.job and p.request.scan == opened.scan]
+    if all(p.train is not None for p in same):  # training continues with features alone
+        del columns, pairs, named
+        for each in same:
+            if releases.limits_predictions(own, each):
+                releases.count_unknowns(own, each)
+        own.scan(opened).let_go()
+    trim_heap()  # before training: Arrow's pool would keep the memory of encoding
+    return Encoded(width=part.train.width)
+
+
+def _enforce_pooling(job: JobUnderContract, request: RevealFeatures) -> None:
+    job.policy.check_release("a model that is fitted at the server is known there")
+    if not job.training.is_pooled:
+        raise breach("features are not pooled")
+    job.part(request.part).count("pool", 1)
+
+
+def _check_revealed(request: RevealFeatures, answer: RevealedFeatures, known: Known) -> None:
+    part = known.part(request)
+    width = None if request.as_codes else part.width
+    for name, rows in (("train", part.train), ("test", part.test)):
+        check_array(getattr(answer, name), name, (rows, width))
+        check_finite(getattr(answer, name), name)
+
+
+@Rules(TRAINING, enforce=_enforce_pooling, check_answer=_check_revealed)
+def _reveal_features(own: ClientState, request: RevealFeatures) -> RevealedFeatures:
+    part = own.part(request)
+    if not own.may_reveal:
+        raise PolicyError("features are never pooled; a baseline that pools them runs in process only")
+    if part.train is None or part.test is None:
+        raise TransportError("a part must be encoded before its features can be pooled")
+    if not request.as_codes:
+        return RevealedFeatures(train=part.train.to_dense(), test=part.test.to_dense())
+    codes = (part.train.codes, part.test.codes)
+    return RevealedFeatures(part.train.dense, part.test.dense, *codes, row_width=part.train.width)
 
 
 class Evaluate(PartRequest, frozen=True):

@@ -1,83 +1,43 @@
-"""The disclosures of a run and their counts, predicted from messages' declarations (protocol/) before one is sent.
+"""The disclosures of a run and their counts, predicted from messages' declarations (protocol/): the meter's oracle.
 
-In: a mapping's sizes, a job and how often its algorithm asks (algorithms/shape.py). Out: the same account that the
-meter counts (transport/meter.py), entry by entry: numbers of each row, or times where a disclosure is not by row.
-Explain, the refusal rule and the report read it.
-
-Custody: either the result or the block's owner alone keeps a block's trained parameters. In the second case the owner
-can only train where the server never sees them (PolicyError otherwise).
+In: a plan, and how many epochs its run had. Out: the same account that the meter counts (transport/meter.py), entry by
+entry: numbers of each row, or times where a disclosure is not by row.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+
+from tablepuppet.algorithms.boosting.bins import Columns
+from tablepuppet.algorithms.boosting.drawn import Drawable, Draws
+from tablepuppet.algorithms.boosting.options import Boosting
+from tablepuppet.algorithms.boosting.plan import earlier_splits
+from tablepuppet.algorithms.boosting.tree_checks import NUMBER
 from tablepuppet.algorithms.registry import algorithm_of
-from tablepuppet.algorithms.shape import Exchanges, RunShape, Shape
-from tablepuppet.errors import PolicyError
+from tablepuppet.algorithms.shape import Exchanges, Shape
 from tablepuppet.job import Job
 from tablepuppet.join.groups import MergedGroups
 from tablepuppet.join.keys import key_domains
 from tablepuppet.join.mapping import MappingSummary, PartSummary
-from tablepuppet.models.losses import Loss
+from tablepuppet.plan.knowledge import exchanges_of, held_blocks
+from tablepuppet.plan.plan import Plan
 from tablepuppet.privacy.options import KeyMode
 from tablepuppet.transport.meter import DisclosureKey
 
-if TYPE_CHECKING:
-    from tablepuppet.plan.plan import Plan
 
-Ids = tuple[tuple[str, ...], ...]  # for each block and feature: "", or where its ids are known, "here" or by "tokens"
+def expect_disclosures(plan: Plan, epochs: int | None = None) -> dict[DisclosureKey, int]:
+    """The disclosures of a run of `epochs` epochs (the job's unless given) to each party, as the meter counts them.
 
-
-def held_blocks(job: Job, mapping: MappingSummary, ids: Ids = ()) -> tuple[bool, ...]:
-    """Whether each block's parameters stay with its owners, as do those of ids that only one owner knows."""
-    blocks = range(len(mapping.bound.blocks))
-    has_ids = ["here" in places for places in ids] or [False] * len(blocks)
-    return tuple(not job.release or bool(_withholding(mapping, block)) or has_ids[block] for block in blocks)
+    Checks and splits of boosted trees depend on the data: these are upper bounds.
+    """
+    if isinstance(plan.job.options, Boosting):
+        return _expect_of_trees(plan.mapping, plan.shape, plan.job, plan.job.options)
+    return _expect_of_sums(plan, epochs or plan.job.epochs)
 
 
-def check_custody(job: Job, mapping: MappingSummary) -> None:
-    """Refuses algorithms that would show the server parameters that an owner's policy keeps."""
-    for number, block in enumerate(mapping.bound.blocks):
-        keepers = _withholding(mapping, number)
-        if keepers and algorithm_of(job.options).is_pooled:
-            raise _refusal(keepers[0], f'algorithm="{job.algorithm}" fits them at the server; use another algorithm')
-        if keepers and len(mapping.parts_of(number)) > 1:
-            raise _refusal(
-                keepers[0],
-                f"table {block.table} has several owners, who agree on them through the server; "
-                "give the table one owner, or ask this one to release them",
-            )
-
-
-def _withholding(mapping: MappingSummary, block: int) -> list[str]:
-    """The clients of a block whose policy keeps the parameters."""
-    scans = mapping.bound.scans
-    return [part.client for part in mapping.parts_of(block) if part.client in scans[part.scan].withholding]
-
-
-def _refusal(client: str, why: str) -> PolicyError:
-    return PolicyError(
-        f"client {client}: its policy refuses the request: trained parameters do not leave this owner, and {why} "
-        "(rule release_parameters)"
-    )
-
-
-def exchanges_of(job: Job, loss: Loss, rows: int, epochs: int | None = None) -> Exchanges:
-    """The exchanges of a job's algorithm with each part."""
-    run = RunShape(
-        epochs=job.epochs if epochs is None else epochs,
-        rows=rows,
-        batch_size=job.batch(rows),
-        is_linear=job.model.spec.is_linear,
-        is_private=job.privacy.features is not None,
-        curvature_varies=not loss.is_quadratic and loss.outputs == 1,
-        has_head=not job.model.is_sum,
-    )
-    return algorithm_of(job.options).exchanges(job.options, run)
-
-
-class Account:
+class _Account:
     """Disclosures under construction."""
 
     def __init__(self) -> None:
@@ -97,9 +57,9 @@ class Account:
                 self.told[told] = self.told.get(told, 0) + count
 
 
-def setup_disclosures(mapping: MappingSummary, keys: KeyMode) -> dict[DisclosureKey, int]:
+def _expect_setup(mapping: MappingSummary, keys: KeyMode) -> dict[DisclosureKey, int]:
     """Row counts, keys and labels: a job of any kind begins with them."""
-    account, bound = Account(), mapping.bound
+    account, bound = _Account(), mapping.bound
     if keys == "dh":
         owners: dict[int, set[str]] = {}
         for (holder, _), domain in key_domains(bound).items():
@@ -127,7 +87,7 @@ def setup_disclosures(mapping: MappingSummary, keys: KeyMode) -> dict[Disclosure
     return account.told
 
 
-def _of_groups(account: Account, client: str, scan: int, merged: MergedGroups, *, has_extremes: bool) -> None:
+def _of_groups(account: _Account, client: str, scan: int, merged: MergedGroups, *, has_extremes: bool) -> None:
     held, subject = int(merged.held[client] > 0), f"scan {scan}"
     sent = int(merged.shared > merged.held[client])
     account.server(client, subject, group_tokens=1, magnitudes=int(merged.has_floats))
@@ -136,9 +96,9 @@ def _of_groups(account: Account, client: str, scan: int, merged: MergedGroups, *
     account.client(client, subject, group_sums=held, group_extremes=held * has_extremes)
 
 
-def statistics_disclosures(mapping: MappingSummary, shape: Shape) -> dict[DisclosureKey, int]:
+def _expect_statistics(mapping: MappingSummary, shape: Shape) -> dict[DisclosureKey, int]:
     """The statistics for encoders."""
-    account = Account()
+    account = _Account()
     for part in mapping.parts:
         block, subject = shape.blocks[part.block], f"part {part.number}"
         account.client(part.client, subject, multiplicities=1)
@@ -150,11 +110,11 @@ def statistics_disclosures(mapping: MappingSummary, shape: Shape) -> dict[Disclo
     return account.told
 
 
-def training_disclosures(plan: Plan, epochs: int) -> dict[DisclosureKey, int]:
+def _expect_of_sums(plan: Plan, epochs: int) -> dict[DisclosureKey, int]:
     """All disclosures of a training run of so many epochs, from its first key to its last parameter."""
     mapping, shape, job = plan.mapping, plan.shape, plan.job
-    account = Account()
-    account.told = setup_disclosures(mapping, job.privacy.keys) | statistics_disclosures(mapping, shape)
+    account = _Account()
+    account.told = _expect_setup(mapping, job.privacy.keys) | _expect_statistics(mapping, shape)
     asked = exchanges_of(job, plan.loss, mapping.train_rows, epochs)
     held = held_blocks(job, mapping, plan.ids)
     for part in mapping.parts:
@@ -167,7 +127,7 @@ def training_disclosures(plan: Plan, epochs: int) -> dict[DisclosureKey, int]:
     return account.told
 
 
-def _of_part(account: Account, part: PartSummary, plan: Plan, asked: Exchanges, *, is_held: bool) -> None:
+def _of_part(account: _Account, part: PartSummary, plan: Plan, asked: Exchanges, *, is_held: bool) -> None:
     shape, job = plan.shape, plan.job
     block, subject = shape.blocks[part.block], f"part {part.number}"
     outputs = block.outputs
@@ -195,3 +155,37 @@ def _of_part(account: Account, part: PartSummary, plan: Plan, asked: Exchanges, 
         norms=steps + asked.has_opening + asked.evaluations,
         parameters=int(not is_held),
     )
+
+
+def _expect_of_trees(mapping: MappingSummary, shape: Shape, job: Job, options: Boosting) -> dict[DisclosureKey, int]:
+    """A run's disclosures by recipient, from its first key to the last split; checks and splits are upper bounds."""
+    account, held = _Account(), held_blocks(job, mapping)
+    account.told = _expect_setup(mapping, job.privacy.keys)
+    told = _count_drawn_splits(shape, job, options)
+    for part in mapping.parts:
+        block, subject = shape.blocks[part.block], f"part {part.number}"
+        shared = int(block.is_split)
+        checks = 0 if options.is_random else options.most_checks
+        account.client(part.client, subject, multiplicities=1, node_sums=checks)
+        account.server(
+            part.client,
+            subject,
+            sketches=shared,
+            figure=3 if options.is_random else 1 + shared,
+            sums=checks * shared,
+            splits=(options.most_splits if told is None else told[part.block]) + earlier_splits(job, part.block),
+            parameters=int(not held[part.block]),
+        )
+    return account.told
+
+
+def _count_drawn_splits(shape: Shape, job: Job, options: Boosting) -> list[int] | None:
+    """By block: how many splits are revealed, if borders are public and no column is text. Else None: the number
+    depends on the data, or on names."""
+    if job.privacy.features is None or any(block.strings for block in shape.blocks):
+        return None
+    blocks = []
+    for block in shape.blocks:
+        layout = Columns.of([NUMBER] * block.numbers, [options.bins + 1] * block.numbers)
+        blocks.append(Drawable(layout, np.ones(block.numbers, np.bool_), options.max_splits))
+    return [len(keys) for keys in Draws(blocks, options, job.seed, range(options.trees)).keys]

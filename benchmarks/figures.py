@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
+from tablepuppet import __version__
 from tablepuppet.formatting import size
-from tablepuppet.version import __version__
 
 L2 = 1e-4
 _STATUS = Path("/proc/self/status")

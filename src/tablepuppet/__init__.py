@@ -6,7 +6,7 @@ The names below are loaded when they are first used: `import tablepuppet` and `t
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from tablepuppet.version import __version__ as __version__
+__version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from tablepuppet.algorithms.admm.options import Admm as Admm

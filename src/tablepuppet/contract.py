@@ -42,15 +42,10 @@ def roles_of(bound: BoundQuery, identifiers: Sequence[tuple[int, int]] = ()) -> 
             play(branch.relations[pair.left].scan, pair.left_column, "key")
             play(branch.relations[pair.right].scan, pair.right_column, "key")
         place = branch.label_place
-        named: tuple[tuple[int, terms.Role], ...] = (
-            (place.label, "label"),
-            (place.weight, "weight"),
-            (place.test, "split"),
-            (place.validation, "split"),
-            (place.fold, "split"),
-        )
-        for column, role in named:
-            if column >= 0:
+        sides = (place.test, place.validation, place.fold)
+        named: dict[terms.Role, tuple[int, ...]] = {"label": (place.label,), "weight": (place.weight,), "split": sides}
+        for role, columns in named.items():
+            for column in (column for column in columns if column >= 0):
                 play(place.scan, column, role)
     for block in bound.blocks:
         for branch, member in zip(bound.branches, block.members, strict=True):

@@ -96,7 +96,7 @@ def columns(rows: Sequence[Sequence[str]], indent: str = "  ", flush_first: bool
     return lines
 
 
-def groups(titles: Sequence[str], tables: Sequence[Sequence[Sequence[str]]], indent: str = "  ") -> list[str]:
+def groups(titles: Sequence[str], tables: Sequence[Sequence[Sequence[str]]]) -> list[str]:
     """Tables side by side, each under its title, a rule between them.
 
     >>> print(*groups(["", "time"], [[["", "rows"], ["a", "1"]], [["UK", "US"], ["2 s", "1 s"]]]), sep="\\n")
@@ -109,7 +109,7 @@ def groups(titles: Sequence[str], tables: Sequence[Sequence[Sequence[str]]], ind
         lines = [title, *columns(table, indent="", flush_first=i == 0)]
         width = max(map(len, lines))
         made.append([line.ljust(width) for line in lines])
-    return [(indent + " │ ".join(line)).rstrip() for line in zip(*made, strict=True)]
+    return [("  " + " │ ".join(line)).rstrip() for line in zip(*made, strict=True)]
 
 
 LONGEST_FAILURE = 1000  # characters of another party's error message

@@ -15,7 +15,7 @@ from sqlglot import exp
 
 import tablepuppet as tp
 from tablepuppet.owner.policy import Policy
-from tablepuppet.sources.cutoffs import AT, AT_ONCE, CUTOFF, is_cutoffs
+from tablepuppet.sources.history_queries import AT, AT_ONCE, CUTOFF, is_cutoffs
 from tablepuppet.sql.history import join_histories
 from tablepuppet.sql.parsing import syntax_tree
 

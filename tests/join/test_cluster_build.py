@@ -12,6 +12,7 @@ import pytest
 from tests.join.cut import distribute_rows
 
 import tablepuppet as tp
+from tablepuppet.arrays import VALUES_PER_CLUSTER_SORT
 from tablepuppet.contract import agree, job_contracts
 from tablepuppet.job import make_job
 from tablepuppet.join.build import map_tables
@@ -22,7 +23,6 @@ from tablepuppet.join.cluster.rows import ClusterRows
 from tablepuppet.join.cluster.worker import Worker
 from tablepuppet.join.labels import MappingRequest
 from tablepuppet.join.mapping import TableMapping
-from tablepuppet.sizes import VALUES_PER_CLUSTER_SORT
 from tablepuppet.sql import bind, parse
 from tablepuppet.train import new_job_id
 from tablepuppet.transport.link import Link

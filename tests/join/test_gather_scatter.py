@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tablepuppet.arrays import RowNumbers, Triangles
+from tablepuppet.arrays import JOINED_ROWS_PER_SHARD, RowNumbers, Triangles
 from tablepuppet.join.joined_rows import JoinedRows
 from tablepuppet.join.row_index import RowIndex, gather, scatter_add
 from tablepuppet.join.walk import Shard, Signal, Sums
-from tablepuppet.sizes import JOINED_ROWS_PER_SHARD
 
 
 def check(index: RowNumbers, rows: int, outputs: int, seed: int) -> None:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.join.counted import multiplicities
 
+from tablepuppet.arrays import JOINED_ROWS_PER_SHARD
 from tablepuppet.join import joined_rows as module
 from tablepuppet.join.joined_rows import JoinedRows, RowIndex, by_label
-from tablepuppet.sizes import JOINED_ROWS_PER_SHARD
 
 
 @st.composite

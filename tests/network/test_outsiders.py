@@ -16,6 +16,7 @@ import pyarrow.flight as flight
 import pytest
 from tests.network.parties import Parties, protocol, tables
 
+from tablepuppet import __version__
 from tablepuppet.errors import DisconnectedError, TransportError
 from tablepuppet.network.control import FROM_ANYBODY
 from tablepuppet.network.serve import Server
@@ -26,7 +27,6 @@ from tablepuppet.transport import envelopes as e
 from tablepuppet.transport.connections import Stream
 from tablepuppet.transport.envelopes import pack
 from tablepuppet.transport.flight import Connection, Identity, Listener, ListenerSettings, Party
-from tablepuppet.version import __version__
 
 
 @pytest.fixture

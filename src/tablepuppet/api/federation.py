@@ -11,10 +11,9 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from tablepuppet import train as story
-from tablepuppet.api.history import WINDOWS, Column, Wanted, Windows, suggest
+from tablepuppet.api.history import WINDOWS, Column, Wanted, Windows, split_by_time, suggest
 from tablepuppet.api.model_verbs import ModelVerbs, with_start
 from tablepuppet.api.owners import federation_from_toml, make_clients, name_owners, read_toml
-from tablepuppet.api.time_split import split_by_time
 from tablepuppet.errors import JobError
 from tablepuppet.formatting import fragment, table
 from tablepuppet.job import BatchSize, Job, make_job

@@ -23,8 +23,8 @@ from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from tablepuppet import __version__
 from tablepuppet.errors import TablePuppetError, TrainingError, TransportError
-from tablepuppet.version import __version__
 
 if TYPE_CHECKING:
     import typer

@@ -32,7 +32,7 @@ from tablepuppet.protocol.bounds import require
 from tablepuppet.protocol.codec import to_stream
 from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.protocol.contract import Moments, ScanTerms, canonical
-from tablepuppet.sources.cutoffs import is_plain_column
+from tablepuppet.sources.history_queries import is_plain_column
 
 MOST_CUTOFFS = 1_000_000
 Sealed = Annotated[bytes, Meta(max_length=1 << 25)]

@@ -91,14 +91,14 @@ def _check_keys_request(own: ClientState, request: SendKeys) -> None:
 
 def _check_keys(request: SendKeys, answer: Keys, known: Known) -> None:
     rows = check_row_count(answer.rows, known.scan(request), known)
-    check_table(answer.columns, "columns", request.columns, rows)
+    check_table(answer.columns, request.columns, rows)
     require(
         bool(answer.check) or request.tokens not in ("hmac", "dh"),
         "check",
         "is missing, without which keys cannot be compared",
     )
     if request.tokens == "plain":
-        check_key_values(answer.columns, "columns", request.columns, known.scan(request).columns)
+        check_key_values(answer.columns, request.columns, known.scan(request).columns)
     else:
         for column in answer.columns.columns:
             kind = column.type
@@ -124,25 +124,25 @@ _ARROW: dict[str, tuple[Callable[[pa.DataType], bool], ...]] = {  # kinds that k
 }
 
 
-def check_table(table: pa.Table, name: str, numbers: Sequence[int], rows: int) -> None:
+def check_table(table: pa.Table, numbers: Sequence[int], rows: int) -> None:
     """These columns and no others; every buffer, offset and index of the table lies within it."""
     columns = len(numbers)
-    require(table.num_columns == columns, name, f"has {table.num_columns:,} columns where {columns:,} are due")
-    require(table.num_rows == rows or not columns, name, f"has {table.num_rows:,} rows where {rows:,} are due")
+    require(table.num_columns == columns, "columns", f"has {table.num_columns:,} columns where {columns:,} are due")
+    require(table.num_rows == rows or not columns, "columns", f"has {table.num_rows:,} rows where {rows:,} are due")
     try:
         table.validate(full=True)
     except (pa.ArrowException, ValueError) as error:
-        raise WrongError(name, f"is damaged ({str(error)[:200]})") from None
-    require(table.column_names == [f"c{n}" for n in numbers], name, "are not those that were asked for")
+        raise WrongError("columns", f"is damaged ({str(error)[:200]})") from None
+    require(table.column_names == [f"c{n}" for n in numbers], "columns", "are not those that were asked for")
 
 
-def check_key_values(table: pa.Table, name: str, numbers: Sequence[int], infos: Sequence[ColumnInfo]) -> None:
+def check_key_values(table: pa.Table, numbers: Sequence[int], infos: Sequence[ColumnInfo]) -> None:
     """Columns as they are, of the kind that their owner described them as."""
     for number, column in zip(numbers, table.columns, strict=True):
         kind = infos[number].kind if number < len(infos) else "other"
         found = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
         is_due = any(is_one(found) for is_one in _ARROW.get(kind, (lambda _: True,)))
-        require(is_due, name, f"are {str(found)[:100]}, and were described as {kind}")
+        require(is_due, "columns", f"are {str(found)[:100]}, and were described as {kind}")
 
 
 @Rules(ALL_PURPOSES, _enforce_keys, _check_keys_request, _check_keys, leaves_state=True, is_fixed=True)

@@ -208,8 +208,8 @@ def _enforce_identifiers(job: JobUnderContract, request: SendIdentifiers) -> Non
 def _check_identifiers(request: SendIdentifiers, answer: Identifiers, known: Known) -> None:
     scan = known.scan(request)
     due = answer.columns.num_rows if scan.rows is None else scan.rows
-    check_table(answer.columns, "columns", request.columns, due)
-    check_key_values(answer.columns, "columns", request.columns, scan.columns)
+    check_table(answer.columns, request.columns, due)
+    check_key_values(answer.columns, request.columns, scan.columns)
 
 
 @Rules(PREDICTING, enforce=_enforce_identifiers, check_answer=_check_identifiers)

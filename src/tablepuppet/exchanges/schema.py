@@ -139,14 +139,9 @@ def _open_scan(own: ClientState, request: OpenScan) -> ScanSchema:
     )
 
 
-def _enforce_count(job: JobUnderContract, request: CountRows) -> None:
-    job.scan(request.scan)
-    job.count_once("count", request.scan)
-
-
 @Rules(
     WITH_LABELS,
-    enforce=_enforce_count,
+    enforce=lambda job, request: job.count_once("count", request.scan),
     check_answer=lambda request, answer, known: check_row_count(answer.rows, known.scan(request), known),
     is_fixed=True,
 )

@@ -29,11 +29,10 @@ import pyarrow as pa
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import RowNumbers
+from tablepuppet.arrays import JOINED_ROWS_PER_PIECE, ROWS_PER_ARROW_BATCH, RowNumbers
 from tablepuppet.join.keys import ScanKeys
 from tablepuppet.join.row_index import count_rows
 from tablepuppet.memory import free_memory
-from tablepuppet.sizes import JOINED_ROWS_PER_PIECE, ROWS_PER_ARROW_BATCH
 from tablepuppet.sources.columns import arrow_of
 from tablepuppet.sources.duckdb_source import silence
 from tablepuppet.sql.bound import BoundQuery, Branch, KeyPair

@@ -23,10 +23,17 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Walkable
-from tablepuppet.arrays import Array, RowNumbers, floats, pieces
+from tablepuppet.arrays import (
+    JOINED_ROWS_PER_SHARD,
+    ROWS_IN_CACHE,
+    VALUES_PER_SORTED_PIECE,
+    Array,
+    RowNumbers,
+    floats,
+    pieces,
+)
 from tablepuppet.join.row_index import IndexFacts, RowIndex, count_rows, distinct, gather, rises
 from tablepuppet.join.walk import BlockValues, JoinStep, Lane, LaneResult, Pass, Shard, Sums, Work, add_sums, walk_lane
-from tablepuppet.sizes import JOINED_ROWS_PER_SHARD, ROWS_IN_CACHE, VALUES_PER_SORTED_PIECE
 from tablepuppet.threads import one_blas_thread, pool
 
 __all__ = ["JoinStep", "JoinedRows", "LaneResult", "Pass", "RowIndex", "Shard", "Sums", "Work", "add_sums", "batch"]

@@ -31,7 +31,7 @@ from tablepuppet.owner.tokens import SIZE
 from tablepuppet.privacy.options import KeyMode, Privacy
 from tablepuppet.protocol.base import Message
 from tablepuppet.sources.columns import decode, in_one_piece, numpy_of
-from tablepuppet.sources.cutoffs import name_for_people
+from tablepuppet.sources.history_queries import name_for_people
 from tablepuppet.sql.bound import CUTOFF_OUTPUTS, BoundQuery, Place
 from tablepuppet.transport.link import Link
 

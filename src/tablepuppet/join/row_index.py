@@ -13,8 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array, RowNumbers, pieces
-from tablepuppet.sizes import ROWS_IN_CACHE
+from tablepuppet.arrays import ROWS_IN_CACHE, Array, RowNumbers, pieces
 
 _SPARSE_ROWS = 1 << 18  # rows of a block, from which a shard's values are added one by one: few rows have any
 _FEW_COLUMNS = 4  # that are added up one by one as fast as by a sparse product, to the same bits

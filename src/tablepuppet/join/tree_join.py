@@ -20,10 +20,9 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from tablepuppet.arrays import Array, RowNumbers, pieces
+from tablepuppet.arrays import JOINED_ROWS_PER_PIECE, ROWS_IN_CACHE, Array, RowNumbers, pieces
 from tablepuppet.join.duckdb_join import Counts, Marks, Use
 from tablepuppet.join.keys import ScanKeys
-from tablepuppet.sizes import JOINED_ROWS_PER_PIECE, ROWS_IN_CACHE
 from tablepuppet.sql.bound import Branch
 from tablepuppet.threads import pool
 

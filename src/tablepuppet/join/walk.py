@@ -15,10 +15,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array, Triangles, floats
+from tablepuppet.arrays import NUMBERS_PER_TRIANGLES, Array, Triangles, floats
 from tablepuppet.join.row_index import Place, gather, scatter_add
 from tablepuppet.models.losses import Weighted
-from tablepuppet.sizes import NUMBERS_PER_TRIANGLES
 
 if TYPE_CHECKING:
     from tablepuppet.join.joined_rows import JoinedRows

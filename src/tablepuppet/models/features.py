@@ -19,9 +19,8 @@ import scipy
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array, Codes, Following, RowNumbers
+from tablepuppet.arrays import NUMBERS_PER_WEIGHTED_COPY, ROWS_PER_LOOKUP, Array, Codes, Following, RowNumbers
 from tablepuppet.errors import TrainingError
-from tablepuppet.sizes import NUMBERS_PER_WEIGHTED_COPY, ROWS_PER_LOOKUP
 from tablepuppet.threads import pool
 
 _MAX_COLUMNS_TO_COUNT = 3  # for more columns one sparse product is faster than a bincount for each

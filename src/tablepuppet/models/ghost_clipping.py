@@ -11,9 +11,9 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
+from tablepuppet.arrays import NUMBERS_PER_ROW_GRADIENTS
 from tablepuppet.errors import TrainingError
 from tablepuppet.models.modules import need_torch
-from tablepuppet.sizes import NUMBERS_PER_ROW_GRADIENTS
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,14 +18,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array, RowNumbers, pieces
+from tablepuppet.arrays import ROWS_PER_NETWORK_PASS, Array, RowNumbers, pieces
 from tablepuppet.errors import TransportError
 from tablepuppet.models.features import Features
 from tablepuppet.models.ghost_clipping import clipped_sums
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.modules import need_torch, one_torch_thread, torch_random
 from tablepuppet.models.spec import ModelSpec
-from tablepuppet.sizes import ROWS_PER_NETWORK_PASS
 
 if TYPE_CHECKING:
     from torch import Tensor

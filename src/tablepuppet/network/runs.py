@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from tablepuppet import __version__
 from tablepuppet.errors import TransportError
 from tablepuppet.formatting import printable
 from tablepuppet.network.control import Failed, Finished, Kind, News, Round, State, Waiting, run_protocol
@@ -20,7 +21,6 @@ from tablepuppet.network.run_transport import TimeSlice
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.protocol.evidence import Signature
 from tablepuppet.transport.envelopes import Envelope
-from tablepuppet.version import __version__
 
 log = logging.getLogger(__name__)
 NewsItem = tuple[News, list[Frame]]

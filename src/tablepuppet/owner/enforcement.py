@@ -156,6 +156,7 @@ class JobUnderContract:
             raise breach("it is about another kind of model")
 
     def count_once(self, stage: str, scan: int, limit: int = 1) -> None:
+        self.scan(scan)
         self.asked[stage, scan] += 1
         if self.asked[stage, scan] > limit:
             raise breach(f"{stage} of one scan leave once, and were asked for again")

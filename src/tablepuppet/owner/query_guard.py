@@ -27,9 +27,8 @@ from tablepuppet.errors import PolicyError, SourceError, did_you_mean
 from tablepuppet.owner.group_sums import Partials
 from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.sources import duckdb_source, guard
-from tablepuppet.sources.cutoffs import CUTOFF, CUTOFFS, KEY
 from tablepuppet.sources.grouped_queries import GROUPS, UnmergeableError, source_of, split_groups
-from tablepuppet.sources.history_queries import count_keys, count_rows, list_keys, pair_keys
+from tablepuppet.sources.history_queries import CUTOFF, CUTOFFS, KEY, count_keys, count_rows, list_keys, pair_keys
 from tablepuppet.sources.lineage import Lineage, trace
 from tablepuppet.sources.source import Source
 from tablepuppet.sources.total import TotalSource, make_total

@@ -257,7 +257,8 @@ class RowSets:
 
     def sketch(self, keys: Keys, limit: int) -> Sketch:
         """The sketch of a set that can count differences of fewer than `limit` rows."""
-        return Sketch.of(keys, _cells(limit))
+        cells = 4 * (1 << (max(_LEAST, limit) - 1).bit_length()) // 3 + 1  # a third more than rows, to a power of two
+        return Sketch.of(keys, cells)
 
     def nearest(self, table: str, kind: Kind, keys: Keys, limit: int, sketch: Sketch | None = None) -> int | None:
         """The fewest rows by which an earlier set differs from this one: at least 1, and fewer than `limit`."""
@@ -310,8 +311,3 @@ class RowSets:
                     f"the row sets in {self._path} cannot be read ({error}); nothing is agreed to without them"
                 ) from None
         return self._database
-
-
-def _cells(limit: int) -> int:
-    """Cells of one line: a third more than the rows that may differ, to a power of two of these."""
-    return 4 * (1 << (max(_LEAST, limit) - 1).bit_length()) // 3 + 1

@@ -26,9 +26,9 @@ from tablepuppet.owner.group_sums import Partials
 from tablepuppet.owner.query_guard import CheckedQuery, DerivedSource, MergedSource, partials_of
 from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.sources.columns import holds_of, in_another_order
-from tablepuppet.sources.cutoffs import CUTOFF
 from tablepuppet.sources.duckdb_source import quote_name
 from tablepuppet.sources.guard import columns_of, compared_columns
+from tablepuppet.sources.history_queries import CUTOFF
 from tablepuppet.sources.lineage import BaseColumns
 from tablepuppet.sources.source import Source
 

@@ -23,7 +23,6 @@ clients' key and a salt of the job. The message holds the table's name: tokens o
 from __future__ import annotations
 
 import hmac
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING
@@ -40,7 +39,7 @@ from tablepuppet.errors import ModelError, PolicyError, SourceError, TransportEr
 from tablepuppet.owner.blinding import to_array, to_points
 from tablepuppet.privacy.options import KeyMode
 from tablepuppet.protocol import columns as protocol
-from tablepuppet.protocol.columns import ColumnInfo, Encoder, IdEncoder, IdStatistics
+from tablepuppet.protocol.columns import ColumnInfo, Encoder, IdEncoder, IdStatistics, decimal_scale
 from tablepuppet.sources import columns as raw
 from tablepuppet.sources.columns import STRING_KINDS, arrow_of, arrow_texts
 from tablepuppet.sources.encoding import KnownNames
@@ -136,18 +135,11 @@ def key_family(kind: pa.DataType, info: ColumnInfo) -> str:
     if pa.types.is_date(kind):
         return "date"
     if info.kind == "decimal":
-        scale = _scale(kind, info)
+        scale = int(kind.scale) if pa.types.is_decimal(kind) else decimal_scale(info.detail) or 0
         return "integer" if scale == 0 else f"decimal {scale}"
     if info.kind in ("integer", "string", "boolean", "uuid"):
         return info.kind
     raise SourceError(f"column {info.name} has type {info.detail or info.kind}, which cannot be a key")
-
-
-def _scale(kind: pa.DataType, info: ColumnInfo) -> int:
-    if pa.types.is_decimal(kind):
-        return int(kind.scale)
-    found = re.search(r"\(\s*\d+\s*(?:,\s*(-?\d+)\s*)?\)", info.detail)
-    return int(found.group(1) or 0) if found else 0
 
 
 def _messages(values: pa.Array, family: str) -> Iterator[bytes]:

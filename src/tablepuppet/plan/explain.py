@@ -46,8 +46,9 @@ def plan_html(plan: Plan) -> str:
 
 def _sections(plan: Plan) -> list[list[str]]:
     """The title, the operators, rows, costs, and sentences."""
-    sections = [_title(plan), _tree(plan), _rows(plan), _costs(plan)]
-    sections += [_advice(plan), *([_gains(plan.gains)] if plan.gains else []), _knowledge(plan)]
+    advice = [f"Advice: {plan.advice.algorithm}", *_wrap(plan.advice.why, *plan.remarks, further="  ")]
+    sections = [_title(plan), _tree(plan), _rows(plan), _costs(plan), advice]
+    sections += [*([_gains(plan.gains)] if plan.gains else []), _knowledge(plan)]
     if plan.ledger.releases:  # ε with unit, observer, δ and sampling
         sections.append(["Privacy that the job spends, if every epoch is run", *_wrap(*plan.ledger.lines())])
     if plan.notes:
@@ -231,10 +232,6 @@ def _comparison(plan: Plan, counted: Account, epochs: int) -> list[str]:
         table.append([name, rounds, *sizes, *_times(one)])
     unit = plan.algorithm.epoch
     return [f"Estimated and counted: {plan.job.algorithm}, {plural(epochs, unit)}", *columns(table)]
-
-
-def _advice(plan: Plan) -> list[str]:
-    return [f"Advice: {plan.advice.algorithm}", *_wrap(plan.advice.why, *plan.remarks, further="  ")]
 
 
 def _knowledge(plan: Plan) -> list[str]:

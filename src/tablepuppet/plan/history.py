@@ -13,7 +13,7 @@ from tablepuppet.formatting import plural
 from tablepuppet.job import Job
 from tablepuppet.join.mapping import MappingSummary
 from tablepuppet.plan.knowledge import Insight
-from tablepuppet.sources.cutoffs import BEGINS
+from tablepuppet.sources.history_queries import BEGINS
 from tablepuppet.sources.syntax import conjuncts_of
 from tablepuppet.sql.correlation import has_cutoff
 

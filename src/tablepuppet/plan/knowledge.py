@@ -23,7 +23,7 @@ from tablepuppet.join.mapping import MappingSummary
 from tablepuppet.models.losses import Loss
 from tablepuppet.privacy.options import KeyMode
 from tablepuppet.sources.columns import STRING_KINDS
-from tablepuppet.sources.cutoffs import name_for_people
+from tablepuppet.sources.history_queries import name_for_people
 from tablepuppet.sql.bound import Scan
 
 Ids = tuple[tuple[str, ...], ...]  # for each block and feature: "", or where its ids are known, "here" or by "tokens"

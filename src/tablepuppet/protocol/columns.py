@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 import msgspec
@@ -31,6 +32,12 @@ class ColumnInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     size: Annotated[int, Meta(ge=0, le=2**24)] = 0  # length of a vector
     nullable: bool = True  # as far as its owner's database knows
     absent: Absent = None  # its value where a LEFT JOIN finds no row
+
+
+def decimal_scale(detail: str) -> int | None:
+    """The scale that a decimal type's name gives: decimal(18, 2), numeric(10), decimal128(38, 0)."""
+    found = re.search(r"\(\s*\d+\s*(?:,\s*(-?\d+)\s*)?\)", detail)
+    return None if found is None else int(found.group(1) or 0)
 
 
 class NumberStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):

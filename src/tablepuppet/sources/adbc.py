@@ -64,9 +64,12 @@ DRIVERS: Final = {
 
 
 class Session:
-    """A table behind a session of an ADBC driver; each database opens it, and explains its errors, in its own way."""
+    """A table behind a session of an ADBC driver; each database opens it, and explains its errors, in its own way.
 
-    relation: str
+    Errors of a driver are SourceErrors without a secret or a row's value in them.
+    """
+
+    relation: str  # the table's name, quoted
     title = "the database"
     reasons: Mapping[str, str] = {}  # what words in its errors mean
 
@@ -114,6 +117,7 @@ class Session:
             return list(cursor.fetchall())
 
     def stream(self, scan: PushDown) -> Iterator[pa.RecordBatch]:
+        """The answer to a scan's SELECT: at least one batch, even if it has no rows."""
         names = [f"{FETCHED}{k}" for k in range(len(scan.fetched))]
         with self._execute(scan.select) as cursor:
             reader = cursor.fetch_record_batch()
@@ -129,6 +133,7 @@ class Session:
             self.close()
 
     def stamp(self) -> str | None:
+        """A text that is another one whenever the table may have changed; None: there is no telling."""
         return None
 
     def close(self) -> None:

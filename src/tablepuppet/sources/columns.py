@@ -251,14 +251,11 @@ def put_together(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.Tab
 
 
 def _own_columns(batches: list[pa.RecordBatch], schema: pa.Schema) -> list[pa.ChunkedArray]:
-    table = pa.Table.from_batches(batches, schema).combine_chunks()
-    return [_encode(column) if pa.types.is_string(column.type) else column for column in table.columns]
-
-
-def _encode(texts: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Texts as codes, where they repeat."""
-    is_repeated = pc.count_distinct(texts).as_py() * _REPEATS <= len(texts)
-    return texts.dictionary_encode() if is_repeated else texts
+    columns = pa.Table.from_batches(batches, schema).combine_chunks().columns
+    for number, texts in enumerate(columns):
+        if pa.types.is_string(texts.type) and pc.count_distinct(texts).as_py() * _REPEATS <= len(texts):
+            columns[number] = texts.dictionary_encode()
+    return list(columns)
 
 
 def _join(pieces: list[pa.ChunkedArray]) -> pa.ChunkedArray:

@@ -22,7 +22,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 from urllib.parse import quote
 
 import duckdb
@@ -37,7 +37,7 @@ from tablepuppet.sources.files import STORES, WEB
 from tablepuppet.sources.memory import check_names, open_memory
 from tablepuppet.sources.mysql import MySQL
 from tablepuppet.sources.postgresql import PostgreSQL
-from tablepuppet.sources.pushdown import Dialect, OwnerColumn, PushDown, push_down
+from tablepuppet.sources.pushdown import OwnerColumn, push_down
 from tablepuppet.sources.source import FileSource, Source, SourceSpec, redact
 
 log = logging.getLogger(__name__)
@@ -67,29 +67,7 @@ def _value(name: str, table: str) -> str:
     return os.environ[name]
 
 
-class Driver(Protocol):
-    """One table of one database. Its errors are SourceErrors without a secret or a row's value in them."""
-
-    dialect: Dialect
-    relation: str  # the table's name, quoted
-
-    def columns(self) -> list[OwnerColumn]:
-        """The table's columns, as they are now."""
-        ...
-
-    def stream(self, scan: PushDown) -> Iterator[pa.RecordBatch]:
-        """The answer to a scan's SELECT: at least one batch, even if it has no rows."""
-        ...
-
-    def stamp(self) -> str | None:
-        """A text that is another one whenever the table may have changed; None: there is no telling."""
-        ...
-
-    def run(self, query: str) -> pa.Table:
-        """The answer to the owner's own query; nothing is asked after it."""
-        ...
-
-    def close(self) -> None: ...
+Driver = Adbc | MySQL | PostgreSQL | SQLite
 
 
 class DatabaseSource:
@@ -150,11 +128,6 @@ class DatabaseSource:
             raise SourceError(
                 f"table {self._name} has changed since the job began: {'; '.join(changed)}; run the job again"
             )
-
-
-def is_database_url(url: str) -> bool:
-    """Whether this is scheme://…, and no file of a store; a path is not."""
-    return "://" in url and not is_remote_url(url)
 
 
 def is_remote_url(url: str) -> bool:

@@ -46,8 +46,7 @@ class Dialect(msgspec.Struct, frozen=True):
 _LOGIC: Final[frozenset[type[exp.Expr]]] = frozenset({exp.And, exp.Or, exp.Not, exp.Paren, exp.Is, exp.In, exp.Between})
 _ORDER: Final[frozenset[type[exp.Expr]]] = frozenset({exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE})
 _CHOICE: Final[frozenset[type[exp.Expr]]] = frozenset({exp.Case, exp.Coalesce})
-_NUMBERS: Final[frozenset[type[exp.Expr]]] = frozenset({exp.Neg, exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Abs})
-ARITHMETIC: Final = _NUMBERS
+ARITHMETIC: Final[frozenset[type[exp.Expr]]] = frozenset({exp.Neg, exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Abs})
 COMMON: Final = _LOGIC | _ORDER | _CHOICE | ARITHMETIC
 _PARTS: Final = frozenset({"YEAR", "MONTH", "DAY", "HOUR", "MINUTE"})
 # How a text that is compared with a date or a time must be written to be read alike everywhere.
@@ -157,7 +156,7 @@ def family(node: exp.Expr, known: Mapping[str, OwnerColumn], dialect: Dialect) -
         return children[0]
     if kind in (exp.And, exp.Or, exp.Not):
         return "boolean" if set(children) == {"boolean"} else None
-    if kind in _NUMBERS:
+    if kind in ARITHMETIC:
         return "number" if set(children) == {"number"} else None
     shared = _common_family(children, list(node.iter_expressions()))
     if shared is None or kind is exp.Coalesce:

@@ -31,11 +31,9 @@ class Source(Protocol):
 
     def describe(self) -> list[ColumnInfo]:
         """The table's own columns."""
-        ...
 
     def describe_scan(self, expressions: Sequence[str], filter: str | None) -> list[ColumnInfo]:
         """The type of each expression, under the names c0, c1, …; rows are not read."""
-        ...
 
     def read(self, expressions: Sequence[str], filter: str | None) -> pa.Table:
         """One column per expression, c0, c1, …, for the rows that pass the filter.
@@ -43,15 +41,12 @@ class Source(Protocol):
         Two reads of an unchanged table give the rows in the same order: row numbers
         are positions in it.
         """
-        ...
 
     def stamp(self) -> str | None:
         """A text that is another one whenever the table may have changed; None: there is no telling."""
-        ...
 
     def close(self) -> None:
         """Gives back files and connections; closing twice does no harm."""
-        ...
 
 
 class SourceSpec(msgspec.Struct, frozen=True):
@@ -102,7 +97,7 @@ def open_source(value: object, name: str) -> Source:
         value = SourceSpec(str(value))
     if not isinstance(value, SourceSpec):
         return memory.open_memory(value, name)
-    if databases.is_database_url(value.url):
+    if "://" in value.url and not databases.is_remote_url(value.url):
         return databases.open_database(value, name)
     if value.table is not None or value.query is not None:
         given = f"table={value.table!r}" if value.table is not None else "a query"

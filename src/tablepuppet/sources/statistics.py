@@ -73,7 +73,7 @@ def without_moments(statistics: Statistics) -> Statistics:
     if not isinstance(statistics, NumberStatistics):
         return statistics
     zeros = np.zeros_like(statistics.mean)
-    return NumberStatistics(weight=statistics.weight, missing=statistics.missing, mean=zeros, spread=zeros)
+    return msgspec.structs.replace(statistics, mean=zeros, spread=zeros)
 
 
 def merge(parts: Sequence[Statistics]) -> Statistics:
@@ -266,10 +266,7 @@ def names_only(statistics: Statistics) -> Statistics:
     """Which categories there are, or how long vectors are: no count and no sum."""
     if isinstance(statistics, CategoryStatistics):
         return msgspec.structs.replace(statistics, weights=np.zeros(len(statistics.categories)), missing=0.0)
-    if isinstance(statistics, IdStatistics):
-        return statistics
-    zeros = np.zeros(statistics.mean.size)
-    return NumberStatistics(weight=0.0, missing=0.0, mean=zeros, spread=zeros)
+    return statistics if isinstance(statistics, IdStatistics) else _no_values(0.0, statistics.mean.size)
 
 
 def first_summands(own: Sequence[Statistics], agreed: Sequence[Statistics]) -> list[Array]:
@@ -327,7 +324,7 @@ def means_only(agreed: Sequence[Statistics]) -> list[Statistics]:
         elif isinstance(common, IdStatistics):
             found.append(IdStatistics(0, has_missing=False))
         else:
-            found.append(NumberStatistics(weight=0.0, missing=0.0, mean=common.mean, spread=np.zeros(common.mean.size)))
+            found.append(msgspec.structs.replace(_no_values(0.0, common.mean.size), mean=common.mean))
     return found
 
 

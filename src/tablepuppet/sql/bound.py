@@ -20,8 +20,8 @@ from sqlglot import exp
 from sqlglot.expressions import SAFE_IDENTIFIER_RE
 
 from tablepuppet.privacy.options import KeyMode
-from tablepuppet.protocol.columns import ColumnInfo, CutoffType, Kind, Merges
-from tablepuppet.sources.cutoffs import AT, AT_ONCE, is_plain_column
+from tablepuppet.protocol.columns import ColumnInfo, CutoffType, Kind, Merges, decimal_scale
+from tablepuppet.sources.history_queries import AT, AT_ONCE, is_plain_column
 from tablepuppet.sql.ucq import JoinKind, Tables
 
 
@@ -316,7 +316,7 @@ def key_type(column: ColumnInfo) -> str | None:
         case "integer":
             return "integer"
         case "decimal":
-            scale = _scale(column.detail)
+            scale = decimal_scale(column.detail)
             return None if scale is None else "integer" if scale == 0 else f"decimal of scale {scale}"
         case "timestamp":
             zoned = re.search(r"\btz\b|tz=|timestamptz|with time zone", column.detail.lower())
@@ -325,12 +325,6 @@ def key_type(column: ColumnInfo) -> str | None:
             return column.kind
         case _:
             return None
-
-
-def _scale(detail: str) -> int | None:
-    """The scale that a decimal type's name gives: decimal(18, 2), numeric(10), decimal128(38, 0)."""
-    found = re.search(r"\(\s*\d+\s*(?:,\s*(-?\d+)\s*)?\)", detail)
-    return None if found is None else int(found.group(1) or 0)
 
 
 def common_key_cast(left: ColumnInfo, right: ColumnInfo) -> tuple[str, str] | None:
@@ -343,7 +337,7 @@ def common_key_cast(left: ColumnInfo, right: ColumnInfo) -> tuple[str, str] | No
     if kinds <= {"integer", "boolean"}:
         return "integer", "BIGINT"
     if kinds <= {"integer", "float", "decimal", "boolean"}:
-        scale = max(_FLOAT_SCALE if side.kind == "float" else _scale(side.detail) or 0 for side in (left, right))
+        scale = max(_FLOAT_SCALE if side.kind == "float" else decimal_scale(side.detail) or 0 for side in (left, right))
         return f"decimal of scale {scale}", f"DECIMAL(38, {scale})"
     return "string", "VARCHAR"
 

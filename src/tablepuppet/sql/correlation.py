@@ -13,8 +13,8 @@ from typing import cast
 from sqlglot import exp
 
 from tablepuppet.errors import QueryError
-from tablepuppet.sources.cutoffs import AT, CUTOFF, CUTOFFS, FOUND, KEY
 from tablepuppet.sources.guard import AGGREGATES
+from tablepuppet.sources.history_queries import AT, CUTOFF, CUTOFFS, FOUND, KEY
 from tablepuppet.sources.syntax import conditions_of
 from tablepuppet.sql.grammar import At
 
@@ -225,13 +225,12 @@ def derived_table(query: exp.Select, name: exp.Identifier) -> exp.Subquery:
 
 def name_items(items: Sequence[exp.Expr]) -> list[exp.Expr]:
     """SELECT items, each with the name that a query gives it."""
-
-    def add_name(item: exp.Expr) -> exp.Expr:
-        if item.is_star or isinstance(item, exp.Alias):
-            return item.copy()
-        return exp.alias_(item.copy(), item.alias_or_name or item.sql("duckdb"), quoted=True)
-
-    return [add_name(item) for item in items]
+    return [
+        item.copy()
+        if item.is_star or isinstance(item, exp.Alias)
+        else exp.alias_(item.copy(), item.alias_or_name or item.sql("duckdb"), quoted=True)
+        for item in items
+    ]
 
 
 def filter_aggregates(value: exp.Expr, conditions: Sequence[exp.Expr]) -> exp.Expr:

@@ -63,12 +63,8 @@ def line_and_column(text: str, offset: int) -> tuple[int, int]:
     >>> line_and_column("SELECT x\\nFROM t", 14)
     (2, 6)
     """
-    lines = text.splitlines(keepends=True) or [""]
-    for number, line in enumerate(lines, start=1):
-        if offset < len(line):
-            return number, offset + 1
-        offset -= len(line)
-    return len(lines), len("".join(lines[-1].splitlines())) + 1
+    lines = text[: offset + 1].splitlines(keepends=True) or [""]
+    return len(lines), len(lines[-1]) if offset < len(text) else len("".join(lines[-1].splitlines())) + 1
 
 
 def refusal(text: str, message: str, at: At, kind: type[QueryError] = QueryError) -> QueryError:

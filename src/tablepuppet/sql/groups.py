@@ -19,9 +19,9 @@ import msgspec
 from sqlglot import exp
 
 from tablepuppet.protocol.columns import Merges
-from tablepuppet.sources.cutoffs import CUTOFFS, is_cutoffs, reads_cutoffs
 from tablepuppet.sources.grouped_queries import UnmergeableError, grouped_by, grouped_select, named_items, split_groups
 from tablepuppet.sources.guard import AGGREGATES
+from tablepuppet.sources.history_queries import CUTOFFS, is_cutoffs, reads_cutoffs
 from tablepuppet.sources.syntax import conjuncts_of, relations_of
 
 Partitions = Mapping[str, Sequence[str]]  # table → the columns that it is partitioned by, both in lower case

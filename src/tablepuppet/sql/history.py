@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 from sqlglot import exp
 
 from tablepuppet.errors import QueryError
-from tablepuppet.sources.cutoffs import AT, AT_ONCE, BEGINS, KEY, KEYS
 from tablepuppet.sources.grouped_queries import grouped_by, named_items
+from tablepuppet.sources.history_queries import AT, AT_ONCE, BEGINS, KEY, KEYS
 from tablepuppet.sources.syntax import conditions_of, conjuncts_of, relations_of, unused_name
 from tablepuppet.sql import correlation
 from tablepuppet.sql.correlation import ORDER, Correlation, column_of, correlate, derived_table, name_items

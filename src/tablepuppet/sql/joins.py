@@ -44,7 +44,8 @@ class Filter:
     @property
     def rejected(self) -> tuple[int, ...]:
         """The tables whose missing rows (all NULL) never pass."""
-        return (self.relation,) if rejects_null(self.predicate) else ()
+        value = value_of_missing(self.predicate)
+        return (self.relation,) if value is None or value is False else ()
 
 
 class KeyEquality(msgspec.Struct, frozen=True):
@@ -150,12 +151,6 @@ def value_of_missing(expression: exp.Expr) -> Any:
 def _with_nulls(expression: exp.Expr, nulls: Mapping[str, exp.Expr]) -> str:
     bare = expression.transform(lambda node: nulls.get(node.sql(), node) if type(node) is exp.Column else node)
     return str(bare.sql("duckdb", comments=False))
-
-
-def rejects_null(predicate: exp.Expr) -> bool:
-    """A row whose columns are all NULL never passes this predicate."""
-    value = value_of_missing(predicate)
-    return value is None or value is False
 
 
 def keeps_null(expression: exp.Expr) -> bool:

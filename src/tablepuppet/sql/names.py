@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from sqlglot import exp
 
 from tablepuppet.errors import QueryError, did_you_mean, nearest
-from tablepuppet.sources.cutoffs import PREFIX
+from tablepuppet.sources.history_queries import PREFIX
 from tablepuppet.sql.bound import format_expression
 from tablepuppet.sql.joins import JoinTree, join_tree
 from tablepuppet.sql.schemas import Origin, TableShape

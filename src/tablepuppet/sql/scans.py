@@ -17,7 +17,7 @@ from sqlglot import exp
 
 from tablepuppet.exchanges.schema import OpenScan, ScanSchema
 from tablepuppet.protocol.columns import ColumnInfo
-from tablepuppet.sources.cutoffs import FOUND
+from tablepuppet.sources.history_queries import FOUND
 from tablepuppet.sql import bound
 from tablepuppet.sql.bound import Branch, LabelPlace, Scan, common_cast, render
 from tablepuppet.sql.groups import WITNESS, GroupColumn

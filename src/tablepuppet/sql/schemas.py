@@ -21,8 +21,8 @@ from sqlglot import exp
 from tablepuppet.errors import QueryError, did_you_mean
 from tablepuppet.exchanges.schema import DescribeTable, TableSchema
 from tablepuppet.protocol.columns import ColumnInfo, CutoffType, Merges
-from tablepuppet.sources.cutoffs import AT, AT_ONCE, CUTOFF, reads_cutoffs
 from tablepuppet.sources.guard import AGGREGATES
+from tablepuppet.sources.history_queries import AT, AT_ONCE, CUTOFF, reads_cutoffs
 from tablepuppet.sql.bound import merged_column, partitions_of, type_name
 from tablepuppet.sql.groups import GroupColumn, group_columns, inner_queries, mergeable
 from tablepuppet.sql.ucq import Conjunctive, Source, Tables, Ucq, as_table, base_tables, matches

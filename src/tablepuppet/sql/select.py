@@ -269,9 +269,10 @@ def one_table(scope: Scope, expression: exp.Expr, *, is_branch: bool = False) ->
             expression,
         )
     if len(relations) > 1:
+        columns = ", ".join(dict.fromkeys(f"{c.table}.{c.name}" for c in expression.find_all(exp.Column)))
         raise scope.refuse(
             f"this item mixes columns of {scope.names(relations)}, and no row of one table goes to the owner of "
-            f"another. Select the columns as items of their own ({_columns(expression)}): a model weighs and adds them "
+            f"another. Select the columns as items of their own ({columns}): a model weighs and adds them "
             "up, which makes every sum and difference, the time between two dates among them. A product or a ratio is "
             'not a sum: boosted trees (model="boosted") and heads (head="factor", head="mlp") learn such things '
             "from the columns themselves, and with items ln(x) and ln(y) a model can learn its logarithm. An owner "
@@ -279,12 +280,6 @@ def one_table(scope: Scope, expression: exp.Expr, *, is_branch: bool = False) ->
             expression,
         )
     return relations[0]
-
-
-def _columns(expression: exp.Expr) -> str:
-    """The columns of an expression, as they would be selected."""
-    found = (f"{column.table}.{column.name}" for column in expression.find_all(exp.Column))
-    return ", ".join(dict.fromkeys(found))
 
 
 def _item(node: exp.Expr, text: str) -> Item | Star:

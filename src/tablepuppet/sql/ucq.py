@@ -25,8 +25,8 @@ from msgspec.structs import replace
 from sqlglot import TokenType, exp
 
 from tablepuppet.errors import CatalogError, QueryError, did_you_mean
-from tablepuppet.sources.cutoffs import is_cutoffs
 from tablepuppet.sources.guard import QUERY_NODES
+from tablepuppet.sources.history_queries import is_cutoffs
 from tablepuppet.sql.grammar import At, check_nodes, refusal, word_before
 
 Tables = Mapping[str, tuple[str, ...]]  # of a federation: the clients of each
@@ -191,7 +191,7 @@ def add_condition(text: str, sources: Sequence[Source], condition: exp.Expr) -> 
             condition,
         )
     query = exp.select("*").from_(as_table(sources[at])).where(condition.copy())
-    return _replace_query(sources, at, derive(text, query))
+    return _replace_query(text, sources, at, query)
 
 
 def add_item(text: str, sources: Sequence[Source], item: Item, number: int) -> tuple[tuple[Source, ...], Item]:
@@ -205,11 +205,11 @@ def add_item(text: str, sources: Sequence[Source], item: Item, number: int) -> t
     query = exp.select("*", exp.Alias(this=value, alias=column)).from_(as_table(sources[at]))
     shown = item.name or exp.Identifier(this=name, quoted=True)
     moved = exp.Column(this=column.copy(), table=sources[at].alias.copy())
-    return _replace_query(sources, at, derive(text, query)), Item(moved, shown)
+    return _replace_query(text, sources, at, query), Item(moved, shown)
 
 
-def _replace_query(sources: Sequence[Source], at: int, query: exp.Query) -> tuple[Source, ...]:
-    return (*sources[:at], replace(sources[at], derived=query), *sources[at + 1 :])
+def _replace_query(text: str, sources: Sequence[Source], at: int, query: exp.Query) -> tuple[Source, ...]:
+    return (*sources[:at], replace(sources[at], derived=derive(text, query)), *sources[at + 1 :])
 
 
 def as_table(source: Source) -> exp.Expr:

@@ -26,13 +26,13 @@ import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from tablepuppet import __version__
 from tablepuppet.errors import DisconnectedError, TablePuppetError, TransportError
 from tablepuppet.formatting import printable
 from tablepuppet.transport import certs
 from tablepuppet.transport import envelopes as e
 from tablepuppet.transport.connections import Guest, Stream, Watch, first_line
 from tablepuppet.transport.envelopes import LIMIT, Assembler, Envelope, Room, client_protocol
-from tablepuppet.version import __version__
 
 log = logging.getLogger(__name__)
 _STREAMS: dict[str, int] = {"client": 8, "user": 32}  # connections that one party may hold at a time

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array
+from tablepuppet.arrays import MATRICES_IN_CACHE, Array
 from tablepuppet.models.features import Features
-from tablepuppet.sizes import MATRICES_IN_CACHE
 
 
 def packed_width(size: int) -> int:

@@ -24,14 +24,13 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Problem, Summable
 from tablepuppet.algorithms.numerics.linear_systems import eigenvalues
-from tablepuppet.arrays import Array, Following, freeze
+from tablepuppet.arrays import NUMBERS_IN_CACHE, ROWS_IN_CACHE, Array, Following, freeze
 from tablepuppet.errors import ScoreRangeError
 from tablepuppet.models.linear import MOST_CONSTANTS
 from tablepuppet.models.losses import Loss, Weighted
 from tablepuppet.models.losses.logistic import curvature_of_slopes
 from tablepuppet.models.metrics import Sums
 from tablepuppet.privacy.labels import Channel
-from tablepuppet.sizes import NUMBERS_IN_CACHE, ROWS_IN_CACHE
 from tablepuppet.threads import parallel_for
 
 _ITERATIONS = 12

@@ -19,11 +19,11 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 
+from tablepuppet import __version__
 from tablepuppet.errors import JobError, TrainingError
 from tablepuppet.job.job import Engine, Local, Ray
 from tablepuppet.join.cluster.partitions import Storage
 from tablepuppet.join.cluster.worker import Worker
-from tablepuppet.version import __version__
 
 log = logging.getLogger(__name__)
 _LIVES = 5  # workers that one call may cost before the run gives up

@@ -18,14 +18,13 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.arrays import VALUES_PER_CLUSTER_SORT, Array, RowNumbers
 from tablepuppet.join.cluster.cluster import Cluster
 from tablepuppet.join.cluster.partitions import Partition, write_labels
 from tablepuppet.join.cluster.worker import Kept, Source, Walk
 from tablepuppet.join.joined_rows import JoinedRows, add_lanes, batch, by_label, collapse_weights
 from tablepuppet.join.row_index import IndexFacts, RowIndex
 from tablepuppet.join.walk import JoinStep, Pass, Work
-from tablepuppet.sizes import VALUES_PER_CLUSTER_SORT
 
 
 class ClusterRows(msgspec.Struct, frozen=True, eq=False, dict=True):

@@ -19,13 +19,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet import __version__
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.join.cluster.partitions import Partition, PartitionSpec, Storage, load, write_partition
 from tablepuppet.join.factorised.tiles import Lane, SeriesWalk, walk_lanes
 from tablepuppet.join.join import JoinedSide
 from tablepuppet.join.joined_rows import JoinedRows, LaneResult, Work
 from tablepuppet.join.row_index import IndexFacts, counts_up, rises
-from tablepuppet.version import __version__
 
 
 def merge(views: Sequence[IndexFacts]) -> IndexFacts:

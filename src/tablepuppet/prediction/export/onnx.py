@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from tablepuppet import __version__
 from tablepuppet.errors import ModelError
 from tablepuppet.prediction.export import block_named, layers_of
 from tablepuppet.prediction.model import Model
 from tablepuppet.protocol.columns import CategoryEncoder, Encoder, IdEncoder, NumberEncoder
-from tablepuppet.version import __version__
 
 MISSING = "<missing>"  # a text, where the empty one is a category
 _OPSETS = {"": 18, "ai.onnx.ml": 3}

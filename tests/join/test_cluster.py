@@ -54,7 +54,7 @@ def nodes() -> Iterator[Nodes]:
     ray.init(address=started.cluster.address, log_to_driver=False, logging_level=logging.ERROR)
     yield started
     ray.shutdown()
-    started.cluster.shutdown()  # type: ignore[no-untyped-call]
+    started.cluster.shutdown()
 
 
 def trained(name: str, rows: int, engine: Any, **options: Any) -> tp.Result:

@@ -326,9 +326,9 @@ def prepare_job(
     request = _map_request(job, job_id)
     if measured is None:
         request = replace(request, folds=folds, walk=job.data.walk, has_sums=partial(has_sums, job))
-    choice = None if measured is None else measured.choice(bound, link, job_id)
-    if noise is not None:
-        with hide_rows(noise):
+    with hide_rows(noise):
+        choice = None if measured is None else measured.choice(bound, link, job_id)
+        if noise is not None:
             capped = replace(request, walk="materialised", may_draw=False, has_sums=None, analyst_cap=noise.terms.cap)
             mapping = map_tables(bound, link, capped, choice=choice)
             is_split = measured is None and bool(job.split.test_where or job.split.test_fraction)

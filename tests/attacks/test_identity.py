@@ -68,6 +68,16 @@ def test_without_a_key_a_table_that_changed_is_another_release() -> None:
     assert len(set(spent)) == 2
 
 
+@pytest.mark.parametrize("keys", [[7, *range(199)], [None, None, *range(198)]])
+def test_noisy_labels_of_two_rows_with_one_key_would_tell_whether_they_are_equal(keys: list[int | None]) -> None:
+    tables = shop()
+    tables["orders"] = tables["orders"].set_column(tables["orders"].column_names.index("id"), "id", pa.array(keys))
+    with tp.Federation(tables, key=KEY, policies={"orders": BY_ID}) as federation:
+        for filter in ('"id" >= 0', '"id" > 50'):  # each of the two may be asked for by itself
+            with pytest.raises(PolicyError, match=r"several rows of orders have one id.*rule tables\.orders\.row_key"):
+                noisy_labels(federation, filter)
+
+
 def test_a_table_whose_key_alone_is_named_may_be_used_as_before_and_a_wrong_key_is_refused() -> None:
     with tp.Federation(shop(), policies={"orders": Policy(tables={"orders": TableRules(row_key="id")})}) as federation:
         federation.train(QUERY, label="y", epochs=1)

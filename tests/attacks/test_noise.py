@@ -166,6 +166,10 @@ def test_local_predictions_count_evaluation_and_every_use_of_a_table() -> None:
     assert {r.table: r.steps for r in twice.ledger.releases}["items"] == 2 * (3 + 4)
     for plan in (once, twice):
         assert plan.ledger.epsilon("predictions", "items", "server") <= 2.0 * (1 + 1e-3)
+        [most] = {release.noise for release in plan.ledger.releases}
+        for added in plan.private.noise.gradients:  # what clients add is what the ledger counts
+            assert added is not None
+            assert added.prediction_noise == pytest.approx(most * 2.0 * added.prediction_bound)
 
 
 def test_noise_leaves_no_digits_that_tell_of_the_value() -> None:

@@ -15,6 +15,7 @@ from tablepuppet.privacy.accounting import (
     gaussian_event,
     gaussian_noise,
     participation,
+    replacement_epsilon,
 )
 from tablepuppet.privacy.ledger import Ledger, Release, check_budget
 
@@ -44,6 +45,11 @@ def test_epsilon_of_a_release_is_that_of_its_event_at_the_probability_of_taking_
     accountant.compose(dp_accounting.SelfComposedDpEvent(event, 50))
     assert release(cap=20, steps=50).spent() == pytest.approx(accountant.get_epsilon(1e-5), rel=2e-3)
     assert release(cap=20, steps=50).spent() > release(cap=1, steps=50).spent()
+
+
+def test_any_other_row_in_a_rows_place_moves_sums_twice_as_far() -> None:
+    twice = composed_epsilon((Mechanism(1.5, 4),), 1e-5)
+    assert replacement_epsilon((Mechanism(3.0, 4),), 1e-5) == pytest.approx(twice)
 
 
 def test_a_row_takes_part_with_the_probability_that_any_of_its_joined_rows_is_drawn() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -14,13 +15,24 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
+from tests.privacy.test_runs import Tap
 
 import tablepuppet as tp
 from tablepuppet.algorithms.boosting.fixed_point import LeafNoise
 from tablepuppet.arrays import Array
 from tablepuppet.cli.main import main
-from tablepuppet.errors import PolicyError, PrivacyError
-from tablepuppet.models.losses import Logistic
+from tablepuppet.errors import (
+    DisconnectedError,
+    PolicyError,
+    PrivacyError,
+    QueryError,
+    SourceError,
+    TrainingError,
+    TransportError,
+)
+from tablepuppet.exchanges.proposal import ProposeContract
+from tablepuppet.exchanges.schema import OpenScan
+from tablepuppet.models.losses import Logistic, Loss, Softmax, Squared
 from tablepuppet.models.metrics import Moment
 from tablepuppet.owner.owner_log import OwnerLog, verify
 from tablepuppet.owner.policy import Policy, read_policy
@@ -28,12 +40,18 @@ from tablepuppet.plan.analyst import AnalystNoise
 from tablepuppet.privacy.accounting import gaussian_noise
 from tablepuppet.privacy.analyst import SHARES, AnalystBudget, AnalystTerms, Part, epsilon_left
 from tablepuppet.privacy.ledger import Spending, TableBudget
+from tablepuppet.protocol.contract import Folds
 from tablepuppet.training.metrics import Criterion
-from tablepuppet.training.noisy import NoisyMetrics
+from tablepuppet.training.noisy import NoisyMetrics, _contributions, _norm
+from tablepuppet.training.rounding import hide_rows
 
 QUERY = "SELECT o.q, i.price, o.y FROM orders o JOIN items i ON o.item = i.item"
 BOUNDS = {"q": (-3, 3), "price": (-3, 3)}
 TREES: dict[str, Any] = {"model": "boosted", "splits": "random", "trees": 3, "depth": 2}
+
+
+WEAKER: list[dict[str, Any]] = [{"splits": "best"}, {"subsample": 0.5}, {"trees": 4}]
+WEAKER_TERMS: list[dict[str, Any]] = [{"table": "items"}, {"rows": 0}, {"epsilon": 90.0}]
 
 
 def tables(rows: int = 1500, seed: int = 0) -> dict[str, pa.Table]:
@@ -74,6 +92,11 @@ def test_a_policy_names_an_analysts_budget(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("per", "period"), [("day", "2026-11-18"), ("week", "2026-W47"), ("month", "2026-11")])
 def test_a_period_has_a_name(per: Any, period: str) -> None:
     assert AnalystBudget(epsilon=1.0, per=per).period(datetime(2026, 11, 18, tzinfo=UTC)) == period
+
+
+def test_a_week_over_new_year_is_one_period() -> None:
+    days = [datetime(2025, 12, 29, tzinfo=UTC), datetime(2026, 1, 4, tzinfo=UTC)]
+    assert {AnalystBudget(epsilon=1.0, per="week").period(day) for day in days} == {"2026-W01"}
 
 
 def test_what_is_left_is_what_one_more_job_may_take() -> None:
@@ -120,6 +143,22 @@ def test_a_job_is_charged_and_one_that_exceeds_the_budget_is_refused() -> None:
         owners.evaluate(result, privacy=asks(0.5))
         spent = [s for s in owners._clients["orders"].log.account.spendings if s.what == "analyst"]
         assert [s.noise for s in spent] == [gaussian_noise(ε, 1e-5, 1, 1.0) for ε in (1.5, 0.5)]
+
+
+def test_the_same_job_again_draws_other_noise_and_is_charged_again() -> None:
+    with federation() as owners:
+        plans = [owners.explain(QUERY, label="y", **TREES, privacy=asks()) for _ in range(2)]
+        charged = owners._clients["orders"].log.account.spendings
+    assert plans[0].mapping.train_rows != plans[1].mapping.train_rows
+    assert [(s.what, s.noise) for s in charged] == 2 * [("analyst", charged[0].noise)]
+    assert len({s.name for s in charged}) == 2
+
+
+def test_noise_on_what_is_shown_hides_as_many_rows_as_a_partner_asks_for() -> None:
+    terms = AnalystTerms(table="orders", epsilon=90.0, delta=1e-5, shares=SHARES["train"])
+    parts: tuple[Part, ...] = ("sizes", "metrics")
+    assert all(AnalystNoise(terms).deviation(part, 1.0) < 20 for part in parts)
+    assert all(AnalystNoise(terms, least=20).deviation(part, 1.0) >= 20 for part in parts)
 
 
 def test_explain_prints_what_training_costs_and_what_is_left_and_costs_its_sizes() -> None:
@@ -226,6 +265,43 @@ def test_a_job_over_two_such_tables_or_none_is_refused() -> None:
         owners.explain(QUERY, label="y", **TREES, privacy=asks())
 
 
+def test_an_owner_refuses_terms_of_an_analysts_job_that_a_server_weakened() -> None:
+    with federation() as owners:
+        tap, client = Tap(owners), owners._clients["orders"]
+        owners.train(QUERY, label="y", **TREES, privacy=asks())
+        [honest] = [m for m in tap.asked(ProposeContract) if "orders" in m.contract.tables]
+        opened = [m for m in tap.asked(OpenScan) if m.table == "orders"]
+        contract = honest.contract
+        training, terms, noise = contract.training, contract.analyst, contract.feature_privacy
+        assert training is not None
+        assert terms is not None
+        assert noise is not None
+        assert noise.noise is not None
+        changes: list[dict[str, Any]] = [
+            *({"training": msgspec.structs.replace(training, algorithm=training.algorithm | own)} for own in WEAKER),
+            {"training": msgspec.structs.replace(training, earlier_splits=3)},
+            {"training": msgspec.structs.replace(training, has_weights=True)},
+            *({"analyst": msgspec.structs.replace(terms, **changed)} for changed in WEAKER_TERMS),
+            {"analyst": None},
+            {"feature_privacy": msgspec.structs.replace(noise, noise=0.99 * noise.noise)},
+            {"feature_privacy": None},
+            {"shuffles": 1},
+            {"folds": Folds(2)},
+            {"others": (training,)},
+            {"purpose": "profile", "training": None},
+        ]
+        for number, change in enumerate(({}, *changes)):
+            job = f"job {number}"
+            for message in opened:
+                client.answer(msgspec.structs.replace(message, job=job))
+            asked = msgspec.structs.replace(honest, job=job, contract=msgspec.structs.replace(contract, **change))
+            if not change:
+                assert client.answer(asked).is_agreed  # type: ignore[attr-defined]
+                continue
+            with pytest.raises(PolicyError):
+                client.answer(asked)
+
+
 def test_a_refusal_by_an_exact_count_is_none_that_an_analyst_meets() -> None:
     jobs = [QUERY, QUERY + " WHERE o.id <> 7"]
     with federation(policies=with_budget(minimum_rows=20)) as owners:
@@ -242,6 +318,18 @@ def test_what_fails_on_rows_fails_alike() -> None:
             owners.explain(query, label="y", **TREES, **split, privacy=asks())
         found.append(str(failure.value))
     assert len(set(found)) == 1
+
+
+@pytest.mark.parametrize("kind", [TrainingError, TransportError, SourceError, QueryError, MemoryError, ValueError])
+def test_every_kind_of_failure_on_rows_is_the_same_one(kind: type[Exception]) -> None:
+    terms = AnalystTerms(table="orders", epsilon=1.0, delta=1e-5, shares=SHARES["train"])
+    with pytest.raises(PrivacyError, match="the job fails on its rows, or") as failure, hide_rows(AnalystNoise(terms)):
+        raise kind("1,499 rows")
+    assert "1,499" not in str(failure.value)
+    with pytest.raises(kind, match="1,499"), hide_rows(None):
+        raise kind("1,499 rows")
+    with pytest.raises(DisconnectedError), hide_rows(AnalystNoise(terms)):  # the run goes on when the client is back
+        raise DisconnectedError("away")
 
 
 def test_groups_that_fail_for_one_row_do_not_reveal_it() -> None:
@@ -455,6 +543,20 @@ def test_two_evaluations_of_neighbouring_rows_tell_a_row_no_better_than_epsilon_
     best = max(np.mean(told[0] > t) - np.mean(told[1] > t) for t in range(100, 300))
     most = (math.e - 1) / (math.e + 1) + 1e-5
     assert best <= most + 3 * math.sqrt(0.5 / trials)
+
+
+@pytest.mark.parametrize("loss", [Logistic(), Softmax(3), Squared()], ids=lambda loss: loss.name)
+def test_no_joined_row_contributes_more_than_its_sums_have_noise_for(loss: Loss) -> None:
+    terms = AnalystTerms(table="orders", epsilon=1.0, delta=1e-5, shares=SHARES["evaluate"])
+    noise, found = AnalystNoise(terms, bounds=(-1.0, 3.0)), []
+    for label, score in itertools.product(
+        (0.0, 1.0, -9.0, 9.0) if loss.task == "number" else (0.0, 1.0), (-50.0, 50.0)
+    ):
+        scores = np.full((1, loss.outputs), score)
+        scores[0, 0] = -score if loss.outputs > 1 else score
+        found.append(float(np.linalg.norm(_contributions(loss, scores, np.array([label]), noise))))
+    assert max(found) <= _norm(loss) + 1e-12
+    assert max(found) >= _norm(loss) - (1e-12 if loss.task == "number" else 0.3)
 
 
 def test_metrics_are_those_of_exact_sums_where_noise_is_small() -> None:

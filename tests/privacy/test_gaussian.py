@@ -84,6 +84,13 @@ def test_two_generators_never_agree() -> None:
     assert len({generator.random() for generator in generators}) == len(generators)
 
 
+def test_noise_does_not_follow_from_what_samples_are_drawn_by() -> None:
+    first, second = secure_generator(), secure_generator()
+    second.bit_generator.state = first.bit_generator.state
+    assert (first.integers(2**62, size=4) == second.integers(2**62, size=4)).all()
+    assert first.bytes(64) != second.bytes(64)
+
+
 def test_base_rows_are_sampled_at_the_stated_rate() -> None:
     private = PrivateGradient(GradientPrivacy(clip=1.0, noise=1.0, rate=0.07, limit=9), secure_generator())
     counts, sizes = np.zeros(200), []

@@ -6,11 +6,13 @@ import math
 from typing import Literal
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import scipy.stats
 
 from tablepuppet.errors import PrivacyError
 from tablepuppet.owner.labels import LabelNoise
+from tablepuppet.owner.row_sets import row_ids
 from tablepuppet.privacy.labels import argmax_truth, channel_of, privatise, true_epsilon, uniform_numbers
 from tablepuppet.privacy.options import LabelPrivacy
 
@@ -78,6 +80,18 @@ def test_asked_again_a_row_has_the_same_noise_and_other_labels_have_other_noise(
         noise.add_to(changed, [0.0, 1.0], None) != first
     )  # a changed label draws anew, and no other does
     assert set(moved.tolist()) <= {7}
+
+
+def test_rows_that_are_equal_in_every_column_have_draws_of_their_own() -> None:
+    ids = row_ids(pa.table({"c0": ["a"] * 50}))
+    assert len(np.unique(uniform_numbers(SECRET, "labels", ids, np.zeros(50)), axis=0)) == 50
+
+
+def test_noisy_numbers_have_no_digits_that_tell_of_the_label() -> None:
+    privacy = LabelPrivacy(epsilon=2.0, mechanism="laplace", bounds=(0.0, 1.0))
+    grid = 2.0**-31  # of a deviation's power of two, ½, and 30 bits below it
+    noisy = privatise(np.random.default_rng(0).random(1000), privacy, None, uniform(1000))
+    assert (np.rint(noisy / grid) * grid == noisy).all()
 
 
 def test_two_classes_are_unbiased_after_the_channel() -> None:

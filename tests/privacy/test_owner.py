@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from pathlib import Path
 from typing import Any
@@ -180,7 +181,7 @@ def test_a_table_joined_with_itself_pays_for_both_places() -> None:
     )
     query = "SELECT a.x, b.x AS x2, a.y FROM e a JOIN e b ON a.n = b.k"
     given = {
-        "features": {"epsilon": 1.0, "cap": 3, "bounds": {"x": (-1, 1), "x2": (-1, 1)}},
+        "features": {"epsilon": 1.0, "cap": 3, "clip": 10.0, "bounds": {"x": (-1, 1), "x2": (-1, 1)}},
         "allow_reconstruction": True,
     }
     with tp.Federation({"e": edges}) as owners:
@@ -189,6 +190,26 @@ def test_a_table_joined_with_itself_pays_for_both_places() -> None:
     assert len(outsider) == 1  # a batch is one for both places, and so is the figure
     assert outsider[0].multiplicity == 6
     assert plan.ledger.epsilon("features", "e", "outsider") == pytest.approx(1.0, rel=5e-3)
+    model, noise = plan.private.noise.model, plan.private.noise.deviations
+    assert model is not None
+    [counted] = model.mechanisms("e", noise)
+    for here, there in itertools.product(range(4), repeat=2):  # joined rows of a batch that a row is in, at each place
+        through = [there * model.across(0), here * model.across(1)]  # the other place's signal
+        own = [clip * bool(rows) for clip, rows in zip(model.clips, (here, there), strict=True)]
+        assert counted.moved(here + there) >= np.linalg.norm((np.array(own) + through) / noise) or not here + there
+
+
+def test_leaves_of_a_table_joined_with_itself_have_noise_for_both_places() -> None:
+    edges = pa.table({"k": np.arange(40) % 4, "n": np.arange(1, 41) % 4, "x": np.linspace(-1, 1, 40)})
+    edges = edges.append_column("y", pa.array(np.arange(40) % 2 == 0))
+    given = {"features": {"epsilon": 1.0, "cap": 3, "bounds": {"x": (-1, 1), "x2": (-1, 1)}}}
+    trees: dict[str, Any] = {"model": "boosted", "splits": "random", "trees": 2, "depth": 2}
+    with tp.Federation({"e": edges}) as owners:
+        query = "SELECT a.x, b.x AS x2, a.y FROM e a JOIN e b ON a.n = b.k"
+        plan = owners.explain(query, label="y", **trees, privacy=given | {"allow_reconstruction": True})
+    [release] = plan.ledger.releases
+    assert release.multiplicity == 6
+    assert release.spent() == pytest.approx(1.0, rel=5e-3)
 
 
 @pytest.mark.one_in(3)

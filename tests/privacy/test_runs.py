@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -52,6 +52,9 @@ def tables(rows: int = 300, users: int = 30) -> dict[str, pa.Table]:
     }
 
 
+M = TypeVar("M")
+
+
 class Tap:
     """Stands between the server and the clients and keeps every frame."""
 
@@ -75,6 +78,10 @@ class Tap:
 
     def bytes(self) -> bytes:
         return b"".join(b"".join([f.header, *f.buffers]) for f in (*self.down, *self.up))
+
+    def asked(self, kind: type[M]) -> list[M]:
+        """The requests of a kind so far."""
+        return [m for m in (decode(f, REQUESTS) for f in self.down) if isinstance(m, kind)]
 
     def predictions(self) -> list[Any]:
         answers = [decode(f, RESPONSES) for f in self.up]

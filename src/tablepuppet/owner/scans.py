@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from msgspec.structs import replace as replace_fields
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import RowNumbers
-from tablepuppet.errors import SourceError, TransportError
+from tablepuppet.errors import PolicyError, SourceError, TransportError
 from tablepuppet.owner import row_sets, singling_out
 from tablepuppet.owner.group_sums import Partials
 from tablepuppet.owner.query_guard import CheckedQuery, DerivedSource, MergedSource, partials_of
@@ -285,6 +286,13 @@ class Scan:
 
     def _read(self) -> None:
         whole = row_sets.whole_rows(self.source, self.row_key, row_sets.AS_TEXT) if self.is_identified else ()
+        if whole and self.row_key is not None:
+            keys = self.source.read(whole, None).column(0)  # of all rows: another filter would show the other row
+            if len(pc.unique(keys)) < len(keys):
+                raise PolicyError(
+                    f"its policy refuses the request: several rows of {self.table} have one {self.row_key}, and their "
+                    f"noisy labels would tell which labels are equal (rule tables.{self.table}.row_key)"
+                )
         raw = row_sets.whole_rows(self.source, self.subject or self.row_key) if self.is_keyed else ()
         asked = (*self.expressions, *whole)
         asked += tuple(text for text in raw if text not in asked)

@@ -12,6 +12,7 @@ exact numbers.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from tablepuppet.arrays import Array, effective_rows
-from tablepuppet.errors import JobError, MappingError, ModelError, PolicyError, PrivacyError
+from tablepuppet.errors import DisconnectedError, PolicyError, PrivacyError, RunInterruptedError
 from tablepuppet.job import Job
 from tablepuppet.join.joined_rows import Joined
 from tablepuppet.join.mapping import TableMapping
@@ -39,7 +40,7 @@ from tablepuppet.training.result import EpochRecord, Result, RoundEvent
 if TYPE_CHECKING:
     from tablepuppet.training.search import SearchResult
 
-
+log = logging.getLogger(__name__)
 _POINTS = 200  # of a curve, at the most
 
 
@@ -70,12 +71,16 @@ class SupportCounts(msgspec.Struct, frozen=True):
 
 @contextmanager
 def hide_rows(noise: AnalystNoise | None) -> Iterator[None]:
-    """Gives one and the same error for every failure on rows of a table with an analyst budget."""
+    """Gives one and the same error for every failure on rows of a table with an analyst budget; the server's log has
+    the reason. The job was charged when it was agreed to. Privacy errors are about terms, and are shown."""
     try:
         yield
-    except (MappingError, ModelError, JobError, PolicyError):
+    except (PrivacyError, DisconnectedError, RunInterruptedError):
+        raise
+    except Exception as error:
         if noise is None:
             raise
+        log.info("a job over %s failed: %s: %s", noise.terms.table, type(error).__name__, error)
         raise PrivacyError(
             f"the job fails on its rows, or they are too few for its noise, or most of them meet few rows of a partner "
             f"that has a rule minimum_rows; more would tell of {noise.terms.table}, which has an analyst budget. Take "

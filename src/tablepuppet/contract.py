@@ -22,7 +22,7 @@ from tablepuppet.privacy.options import KeyMode, Privacy, Rounding
 from tablepuppet.protocol import contract as terms
 from tablepuppet.protocol.base import What
 from tablepuppet.sources.columns import STRING_KINDS
-from tablepuppet.sql.bound import Block, BoundQuery
+from tablepuppet.sql.bound import Block, BoundQuery, key_domains
 from tablepuppet.transport.link import Link
 
 Place = tuple[int, int]  # scan, expression
@@ -251,11 +251,14 @@ def _for_clients(
 
 
 def _scan_terms(bound: BoundQuery, number: int, client: str, roles: Roles, keys: KeyMode) -> terms.ScanTerms:
-    scan, texts = bound.scans[number], bound.texts_for(number, client)
+    scan, texts, domains = bound.scans[number], bound.texts_for(number, client), key_domains(bound)
     return terms.ScanTerms(
         scan=number,
         table=scan.table,
-        columns=tuple(terms.Column(t, tuple(roles.get((number, c), ()))) for c, t in enumerate(texts.columns)),
+        columns=tuple(
+            terms.Column(text, tuple(roles.get((number, c), ())), domains.get((number, c), -1))
+            for c, text in enumerate(texts.columns)
+        ),
         filter=texts.filter,
         clients=len(scan.clients),
         query=scan.query,

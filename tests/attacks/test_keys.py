@@ -9,13 +9,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from tests.attacks.meddler import Meddler
+from tests.attacks.meddler import Meddler, shop
 from tests.plan.disclosure import expect_disclosures
+from tests.privacy.test_runs import Tap
 
 import tablepuppet as tp
 from tablepuppet.errors import MappingError, PolicyError
-from tablepuppet.exchanges.keys import BlindedKeys, BlindKeys, Keys
+from tablepuppet.exchanges.keys import BlindedKeys, BlindKeys, Keys, SendKeys
 from tablepuppet.exchanges.labels import DescribeLabels
+from tablepuppet.exchanges.proposal import ProposeContract
 from tablepuppet.exchanges.registry import REQUESTS, RESPONSES
 from tablepuppet.owner import blinding
 from tablepuppet.owner.blinding import blind, blinding_key, points_of, to_array, to_points
@@ -227,3 +229,21 @@ def test_the_order_of_blinding_does_not_matter_and_each_is_one_exchange() -> Non
     by_hand = one.exchange(X25519PublicKey.from_public_bytes(points[0].tobytes()))
     assert blind(points, one)[0].tobytes() == by_hand
     assert np.array_equal(to_points(to_array(points)[3:]), points[3:])
+
+
+def test_a_server_compares_no_keys_but_those_that_the_contract_compares() -> None:
+    """Tokens of two columns under one domain would tell which values both have."""
+    tables = shop() | {"people": pa.table({"id": np.arange(200), "age": np.linspace(18, 80, 200)})}
+    joins = "JOIN items i ON o.item = i.item JOIN people p ON o.id = p.id"
+    query = f"SELECT o.amount, i.price, p.age, o.y FROM orders o {joins}"
+    with tp.Federation(tables) as federation:
+        tap = Tap(federation)
+        federation.explain(query, label="y")
+        [honest] = [asked for asked in tap.asked(SendKeys) if len(asked.columns) == 2]
+        [contract] = [m.contract for m in tap.asked(ProposeContract) if "orders" in m.contract.tables]
+        assert [line.split(": ")[1] for line in contract.lines() if "join key" in line] == ["join key 0", "join key 1"]
+        for domains in (["0", "0"], ["1", "0"], ["0"], ["0", "7"]):
+            asked = {"columns": honest.columns, "order": honest.order, "domains": domains, "scan": honest.scan}
+            meddler = Meddler(federation, "orders", SendKeys, lambda job, asked=asked: [SendKeys(job=job, **asked)])
+            federation.explain(query, label="y")
+            assert "compared with others than was agreed on" in meddler.answers[0].message

@@ -78,7 +78,7 @@ AGREED = {  # refused unless the contract has it
     "ProposeContract": "contract signature",
     "ScoreRows": "shuffled fixed",
     "ScoreOwnRows": "shuffled",
-    "SendKeys": "tokens order",
+    "SendKeys": "tokens order domains",
     "SendLabels": "seed test_fraction validation_fraction test_column validation_column folds fold_by fold_column",
     "SendSides": "seed test_fraction validation_fraction test_column validation_column is_keyed",
     "StartPart": "algorithm l2 l1 signs l2_by_output peers starts continues weights",
@@ -122,7 +122,6 @@ DATA = {  # what a model is trained or applied with; what it does to rows is cli
     "RevealKeys": "keys",
     "ScoreRows": "encoders theta outputs value",
     "Seal": "scales",
-    "SendKeys": "domains",
     "SendLabels": "classes",
     "SendSides": "offset known_rows",  # places of rows, which no guarantee hides (docs/guard-rails.md)
     "SgdUpdate": "signal learning_rate",

@@ -126,11 +126,11 @@ def test_what_the_policy_forbids_is_refused(parties: Parties) -> None:
 def test_without_a_policy_nothing_is_read_before_a_person_approves(parties: Parties) -> None:
     impostor = meet(parties, policy=None)
     columns = [("item", ("key",)), ("x", ("feature",)), ("z", ()), ("y", ("label",))]
-    terms = ScanTerms(0, "orders", tuple(Column(c, cast("Any", roles)) for c, roles in columns), None)
+    terms = ScanTerms(0, "orders", tuple(Column(c, cast("Any", roles), 0) for c, roles in columns), None)
     contract = Contract(purpose="profile", asker="a server", label="y", scans=(terms,), blocks=())
     agreement, *others = impostor.ask(
         ProposeContract(job=RUN, contract=contract),
-        SendKeys(job=RUN, scan=0, columns=[0], tokens="hmac", domains=["item"]),
+        SendKeys(job=RUN, scan=0, columns=[0], tokens="hmac", domains=["0"]),
         CountRows(job=RUN, scan=0),
         RevealFeatures(job=RUN, part=0),
     )
@@ -144,7 +144,7 @@ def test_without_a_policy_nothing_is_read_before_a_person_approves(parties: Part
     Approvals(state).decide(contract.hash[:12], is_approved=True)
     agreement, keys, counted = impostor.ask(
         ProposeContract(job=RUN, contract=contract),
-        SendKeys(job=RUN, scan=0, columns=[0], tokens="hmac", domains=["item"]),
+        SendKeys(job=RUN, scan=0, columns=[0], tokens="hmac", domains=["0"]),
         CountRows(job=RUN, scan=0),
     )
     assert isinstance(agreement, Agreement)

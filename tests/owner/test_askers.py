@@ -13,10 +13,12 @@ import pytest
 
 import tablepuppet as tp
 from tablepuppet.errors import JobError, PolicyError
+from tablepuppet.owner.owner_files import use_of
 from tablepuppet.owner.policy import Policy, read_policy
 from tablepuppet.protocol.contract import Contract
 from tablepuppet.protocol.evidence import (
     Signature,
+    _message,
     check_signature,
     new_asker_key,
     public_text,
@@ -98,8 +100,20 @@ def test_a_signature_is_good_for_the_days_of_its_contract(key: Path) -> None:
     assert check_signature(TERMS, good, public) == ""
     old = (datetime.now(UTC) - timedelta(days=31)).isoformat(timespec="seconds")
     assert "not that of the asker's key" in check_signature(TERMS, msgspec.structs.replace(good, time=old), public)
+    later = (datetime.now(UTC) + timedelta(hours=1)).isoformat(timespec="seconds")  # it would be good for longer
+    ahead = Signature(later, private.sign(_message(TERMS, later)))  # type: ignore[call-arg]
+    assert "too old" in check_signature(TERMS, ahead, public)
     day = msgspec.structs.replace(TERMS, days=-1)
     assert "too old" in check_signature(day, sign_contract(day, private), public)
+
+
+def test_no_term_is_left_out_of_a_contracts_name_and_of_what_an_approval_of_its_asker_covers() -> None:
+    fields = Contract.__struct_fields__
+    other = {field: msgspec.structs.replace(TERMS, **{field: "another"}) for field in fields}
+    assert len({contract.hash for contract in other.values()} | {TERMS.hash}) == len(fields) + 1
+    who_reads_what = {"asker", "readers", "purpose", "scans", "blocks", "keys", "most_keys", "allow_reconstruction"}
+    noise = {"label_privacy", "feature_privacy", "prediction_privacy"}
+    assert {field for field in fields if use_of(other[field]) != use_of(TERMS)} == who_reads_what | noise
 
 
 def test_the_key_of_a_certificate_signs_too(tmp_path: Path) -> None:

@@ -19,11 +19,11 @@ from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.algorithms.shape import Exchanges, Shape
 from tablepuppet.job import Job
 from tablepuppet.join.groups import MergedGroups
-from tablepuppet.join.keys import key_domains
 from tablepuppet.join.mapping import MappingSummary, PartSummary
 from tablepuppet.plan.knowledge import exchanges_of, held_blocks
 from tablepuppet.plan.plan import Plan
 from tablepuppet.privacy.options import KeyMode
+from tablepuppet.sql.bound import key_domains
 from tablepuppet.transport.meter import DisclosureKey
 
 

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from tablepuppet.sources.lineage import trace
 
 TABLES = {"t": ["k", "g", "x"], "u": ["k", "y"]}
+PER_T = "(SELECT k, sum(x) AS x FROM t GROUP BY k)"
+PER_U = "(SELECT k, max(y) AS y FROM u GROUP BY k)"
 _NUMBER = st.one_of(st.none(), st.integers(0, 3))
 
 
@@ -114,6 +116,18 @@ def test_one_base_row_changes_no_more_rows_than_stated_in_many_queries(source: s
         ("SELECT k FROM t ORDER BY x LIMIT 5", None, 0),
         ("SELECT k FROM t WHERE x > (SELECT avg(y) FROM u)", 1, None),
         ("WITH c AS (SELECT k, x FROM t) SELECT a.k FROM c a, c b WHERE a.k = b.k", None, 0),
+        ("SELECT k FROM t ORDER BY x OFFSET 5", None, 0),
+        ("SELECT DISTINCT ON (g) k FROM t", None, 0),
+        (f"SELECT d.k, s.x FROM {PER_U} d FULL JOIN {PER_T} s ON d.k = s.k", 4, 4),
+        (f"SELECT d.k, s.x FROM {PER_U} d RIGHT JOIN {PER_T} s ON d.k = s.k", 2, 4),
+        (f"SELECT d.k, s.x FROM {PER_U} d JOIN {PER_T} s ON d.k = s.k AND s.x > (SELECT avg(y) FROM u)", 2, None),
+        (f"SELECT d.k, s.x FROM {PER_U} d ASOF JOIN {PER_T} s ON d.k = s.k AND d.y >= s.x", None, None),
+        (f"SELECT d.k, s.x FROM {PER_U} d JOIN {PER_T[:-1]}, g + 1) s ON d.k = s.k", 2, None),
+        (
+            f"SELECT a.k FROM (SELECT d.k, s.x FROM {PER_U} d JOIN t s ON d.k = s.k) a JOIN {PER_T} b ON a.k = b.k",
+            None,
+            None,
+        ),
     ],
 )
 def test_the_bound_of_each_clause(query: str, t: int | None, u: int | None) -> None:

@@ -73,6 +73,8 @@ def _enforce_keys(job: JobUnderContract, request: SendKeys) -> None:
     scan = job.scan(request.scan)
     if sorted(request.columns) != sorted(scan.numbers("key")):
         raise breach("the key expressions are not those that were agreed on")
+    if request.tokens != "plain" and request.domains != [str(scan.columns[c].domain) for c in request.columns]:
+        raise breach("keys are compared with others than was agreed on")
     if request.tokens != contract.keys:
         raise breach(f"keys leave as {contract.keys}, and were asked for as {request.tokens}")
     order = request.order
@@ -82,11 +84,6 @@ def _enforce_keys(job: JobUnderContract, request: SendKeys) -> None:
         raise breach("the table has one owner, and its rows are in no order that others share")
     job.count_once("keys", request.scan)
     job.domains.update(request.domains)
-
-
-def _check_keys_request(own: ClientState, request: SendKeys) -> None:
-    due = 0 if request.tokens == "plain" else len(request.columns)
-    require(request.tokens == "plain" or len(request.domains) == due, "domains", f"are not one for each of {due} keys")
 
 
 def _check_keys(request: SendKeys, answer: Keys, known: Known) -> None:
@@ -145,7 +142,7 @@ def check_key_values(table: pa.Table, numbers: Sequence[int], infos: Sequence[Co
         require(is_due, "columns", f"are {str(found)[:100]}, and were described as {kind}")
 
 
-@Rules(ALL_PURPOSES, _enforce_keys, _check_keys_request, _check_keys, leaves_state=True, is_fixed=True)
+@Rules(ALL_PURPOSES, enforce=_enforce_keys, check_answer=_check_keys, leaves_state=True, is_fixed=True)
 def _send_keys(own: ClientState, request: SendKeys) -> Keys:
     order, given = None, request.order
     if given is not None:  # by the clients' key; with its bits the server merges several clients' orders

@@ -32,7 +32,7 @@ from tablepuppet.privacy.options import KeyMode, Privacy
 from tablepuppet.protocol.base import Message
 from tablepuppet.sources.columns import decode, in_one_piece, numpy_of
 from tablepuppet.sources.history_queries import name_for_people
-from tablepuppet.sql.bound import CUTOFF_OUTPUTS, BoundQuery, Place
+from tablepuppet.sql.bound import CUTOFF_OUTPUTS, BoundQuery, Place, key_domains
 from tablepuppet.transport.link import Link
 
 
@@ -212,25 +212,6 @@ def _merge_orders(orders: Sequence[NDArray[np.int64] | None]) -> NDArray[np.int6
     place = np.empty(sum(map(len, shared)), np.int64)
     place[np.argsort(np.concatenate(shared), kind="stable")] = np.arange(len(place))
     return place
-
-
-def key_domains(bound: BoundQuery) -> dict[Place, int]:
-    """Every key column and the number of its domain: columns that are compared, however indirectly, share it."""
-    root: dict[Place, Place] = {}
-
-    def find(place: Place) -> Place:
-        while root.setdefault(place, place) != place:
-            place = root[place]
-        return place
-
-    for branch in bound.branches:
-        for left, right in ((find(a), find(b)) for a, b in branch.compared):
-            root[max(left, right)] = min(left, right)
-    for number, scan in enumerate(bound.scans):
-        for place in scan.witness_of:
-            root[find((number, 0))] = find(place)
-    numbers = {place: i for i, place in enumerate(sorted({find(p) for p in root}))}
-    return {place: numbers[find(place)] for place in sorted(root)}
 
 
 def _number_keys(

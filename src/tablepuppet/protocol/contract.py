@@ -45,6 +45,7 @@ class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     expression: str
     roles: tuple[Role, ...]
+    domain: int = -1  # of a key: it is compared with keys of the same domain, at every owner; −1: it is none
 
 
 class Moments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -343,4 +344,5 @@ def _scan_lines(scan: ScanTerms) -> Iterator[str]:
             else f"{moments.history} is read until {values} of {moments.table}"
         )
     for column in scan.columns:
-        yield f"  {column.expression}: {', '.join(_ROLES[role] for role in column.roles) or 'no use'}"
+        roles = [f"{_ROLES[role]} {column.domain}" if role == "key" else _ROLES[role] for role in column.roles]
+        yield f"  {column.expression}: {', '.join(roles) or 'no use'}"

@@ -239,6 +239,25 @@ class BoundQuery(msgspec.Struct, frozen=True):
         return found.spelled[found.clients.index(client)]
 
 
+def key_domains(bound: BoundQuery) -> dict[Place, int]:
+    """Every key column and the number of its domain: columns that are compared, however indirectly, share it."""
+    root: dict[Place, Place] = {}
+
+    def find(place: Place) -> Place:
+        while root.setdefault(place, place) != place:
+            place = root[place]
+        return place
+
+    for branch in bound.branches:
+        for left, right in ((find(a), find(b)) for a, b in branch.compared):
+            root[max(left, right)] = min(left, right)
+    for number, scan in enumerate(bound.scans):
+        for place in scan.witness_of:
+            root[find((number, 0))] = find(place)
+    numbers = {place: i for i, place in enumerate(sorted({find(p) for p in root}))}
+    return {place: numbers[find(place)] for place in sorted(root)}
+
+
 def render(expression: exp.Expr, spelling: Mapping[str, str]) -> str:
     """The SQL of an expression over its table's own columns, each spelt as one client spells it."""
 

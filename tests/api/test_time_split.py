@@ -11,6 +11,7 @@ from tests.fuzz.test_histories import rows_of
 from tests.sql.test_history import make_tables
 
 import tablepuppet as tp
+from tablepuppet.errors import CatalogError
 
 QUERY = "SELECT t.x, (SELECT count(*) FROM results r WHERE r.k = t.k AND r.day < t.ts) AS n, t.y FROM task t"
 
@@ -61,6 +62,8 @@ def test_a_saved_model_is_measured_on_its_later_rows(tmp_path: Path) -> None:
         result = federation.train(QUERY, label="y", model="linear", split="t.ts", test_fraction=0.2)
         result.save(tmp_path / "model")
         measured = federation.evaluate(tp.load(tmp_path / "model"))
+        with pytest.raises(CatalogError, match="leave the query out"):
+            federation.evaluate(result, QUERY)
     assert measured.metrics["rmse"] == pytest.approx(result.metrics["test"]["rmse"])
     assert not any("before training rows" in note for note in result.notes)
 

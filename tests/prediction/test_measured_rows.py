@@ -90,6 +90,8 @@ def test_an_evaluation_is_that_of_test_rows(shop: tp.Federation, options: dict[s
         found = shop.evaluate(result, rows=side)
         assert dict(found) == pytest.approx(result.metrics[side], rel=1e-6)
         assert found.rows.joined == (sides == side).sum()
+        curve = shop.partial_dependence(result, "x", values=[0.0], rows=side)
+        assert curve.attrs["rows"] == found.rows.joined
     assert str(shop.evaluate(result)).endswith(f"{(sides == 'test').sum()} rows that the model was not trained on")
     assert shop.evaluate(result, rows="all").rows.joined == ROWS
 
@@ -115,6 +117,7 @@ def test_two_models_are_compared_on_rows_that_neither_has_seen(shop: tp.Federati
         found = shop.compare(models[i], models[k])
         assert found.rows.joined == ((sides[i] == "test") & (sides[k] == "test")).sum()
         assert "rows that neither model was trained on" in str(found)
+        assert ("models are equal" in str(found)) == (i == k)
         assert found.to_dict()["which_rows"] == "test"
         trained = shop.compare(models[i], models[k], rows="train").rows.joined
         assert trained == ((sides[i] == "train") & (sides[k] == "train")).sum()

@@ -250,6 +250,8 @@ class ModelVerbs:
         >>> federation.partial_dependence(model, feature="i.kind")["value"].tolist()
         ['book', 'shoe']
         """
+        if query and not feature and len(query.split()) == 1:  # the feature, as the second argument
+            return self.partial_dependence(model, feature=query, values=values, points=points, rows=rows)
         named = None if values is None else list(values)
         options = {"feature": feature, "values": named, "points": points, "rows": rows}
         return cast(Inspection, self._ask_about("partial_dependence", model_of(model), query, **options)).frame()

@@ -220,11 +220,11 @@ class MeasuredRows(msgspec.Struct, frozen=True):
 
 
 class _Draw(msgspec.Struct, frozen=True):
-    """Rows of a label's place whose side follows from their numbers."""
+    """Rows of a label's place whose side follows from their numbers, or by the condition if no label is read."""
 
     place: LabelPlace
     terms: SideTerms
-    known: SplitRows  # the rows that sides were drawn for
+    known: SplitRows | None  # the rows that sides were drawn for; None: the condition decides
 
 
 class RowSelection(msgspec.Struct, frozen=True):
@@ -264,10 +264,12 @@ class RowSelection(msgspec.Struct, frozen=True):
         """The marks of the requested rows, once owners have given their sides."""
 
         def marks(labels: LabelSpace, client_rows: Sequence[dict[str, int]]) -> NDArray[np.bool_]:
-            chosen = np.ones(len(labels.values), np.bool_) if self.condition is None else labels.is_test.copy()
+            is_known = self.condition is not None and not _is_unlabelled(bound)
+            chosen = labels.is_test.copy() if is_known else np.ones(len(labels.values), np.bool_)
             for draw, is_test in self._ask(bound, link, job, client_rows):
                 start = labels.offsets[draw.place]
-                chosen[start : start + len(is_test)] &= is_test if self.wanted == "test" else ~is_test
+                is_wanted = is_test if self.wanted == "test" or draw.known is None else ~is_test
+                chosen[start : start + len(is_test)] &= is_wanted
             return chosen
 
         return RowChoice(marks, self._nothing_left)
@@ -290,6 +292,10 @@ class RowSelection(msgspec.Struct, frozen=True):
                 draw = _Draw(branch.label_place, terms, known)
                 if draw not in found and (known.rows or self.wanted == "train"):
                     found.append(draw)
+        if self.condition is not None and _is_unlabelled(bound):
+            seed, is_keyed = self.records[0].seed, self.records[0].is_keyed
+            for place in dict.fromkeys(branch.label_place for branch in bound.branches):
+                found.append(_Draw(place, SideTerms(place.scan, 0.0, 0.0, seed, is_keyed), None))
         return found
 
     def _ask(
@@ -299,6 +305,10 @@ class RowSelection(msgspec.Struct, frozen=True):
         draws, requests = self._draws(bound), []
         for draw in draws:
             scan, known = draw.place.scan, client_rows[draw.place.scan]
+            if draw.known is None:
+                own = _request(draw.terms, job, 0, test_column=draw.place.test)
+                requests.append(dict.fromkeys(bound.scans[scan].clients, own))
+                continue
             if not bound.scans[scan].budgeted:  # of a table with an analyst budget nobody compares numbers of rows
                 known = _rows_by_client(draw.known.rows, known, bound.scans[scan].table)
             starts = _starts(known, draw.known.offset)
@@ -321,6 +331,10 @@ class RowSelection(msgspec.Struct, frozen=True):
             f"the query has no row that {whom} trained on. Measure on new rows, train with test_fraction or "
             f"test_where, or say so: {_ALL}"
         )
+
+
+def _is_unlabelled(bound: BoundQuery) -> bool:
+    return bound.branches[0].label_place.label < 0
 
 
 def _known_rows(record: SplitRecord, bound: BoundQuery, number: int) -> SplitRows:

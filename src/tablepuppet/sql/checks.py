@@ -16,6 +16,7 @@ from sqlglot import exp
 
 from tablepuppet.errors import CatalogError, QueryError, did_you_mean
 from tablepuppet.protocol.columns import ColumnInfo
+from tablepuppet.sources.cutoffs import BEGINS
 from tablepuppet.sql import bound
 from tablepuppet.sql.bound import Branch, LabelPlace, Scan, format_expression, key_type, type_name
 from tablepuppet.sql.grammar import start_of
@@ -291,6 +292,11 @@ def _expression(branch: ResolvedBranch, relation: int, name: str, text: str) -> 
             raise QueryError("it is more than one expression")
         return outputs[0].expression
     except QueryError as error:
+        if BEGINS in text:
+            raise CatalogError(
+                "the model was tested on the latest rows, and only its own query knows from which moment on; leave the "
+                'query out, or measure all rows of this one (rows="all")'
+            ) from None
         raise CatalogError(
             f"{name} is an expression over the columns of {alias}, the table that holds the label: {error}"
         ) from None

@@ -139,7 +139,7 @@ class Comparison(msgspec.Struct, frozen=True):
     rows: MeasuredRows
     difference: float
     standard_error: float
-    margin: float  # up to which a difference may be chance, or is too small to matter
+    margin: float  # up to which a difference may be chance, or is too small to matter; 0: there is none in any row
     baseline: Metrics = msgspec.field(default_factory=dict)  # of the majority class, or the mean, of these rows
 
     @property
@@ -170,6 +170,8 @@ class Comparison(msgspec.Struct, frozen=True):
         return fragment(str(self), table(_HEAD, rows))
 
     def __str__(self) -> str:
+        if self.margin == 0.0:
+            return f"The two models are equal: they predict the same for {self.rows}."
         verdict = "better" if self.is_better else "worse" if self.is_worse else "neither better nor worse"
         return (
             f"The second model is {verdict}: its mean loss differs by {self.difference:+.4g} "
@@ -196,7 +198,8 @@ def compare(first: Scored, second: Scored, measured: MeasuredRows) -> Comparison
     index = rows.label_index.numbers(rows.rows)
     witnesses = np.bincount(index, gained - mean, minlength=1)
     error = float(np.sqrt(np.square(witnesses).sum())) / rows.rows
-    margin = max(likely_error(error, len(np.unique(index))), _SMALL * abs(float(before.mean())))
+    least = _SMALL * abs(float(before.mean())) if gained.any() else 0.0
+    margin = max(likely_error(error, len(np.unique(index))), least)
     metrics = (first.measure().metrics, second.measure().metrics)
     return Comparison(*metrics, measured, mean, error, margin, first.measure_constant())
 

@@ -16,7 +16,7 @@ from sqlglot import exp
 
 from tablepuppet.errors import CatalogError, QueryError, did_you_mean
 from tablepuppet.protocol.columns import ColumnInfo
-from tablepuppet.sources.cutoffs import BEGINS
+from tablepuppet.sources.history_queries import BEGINS
 from tablepuppet.sql import bound
 from tablepuppet.sql.bound import Branch, LabelPlace, Scan, format_expression, key_type, type_name
 from tablepuppet.sql.grammar import start_of

@@ -103,6 +103,27 @@ def test_a_filter_on_the_label_is_refused_under_noise_unless_its_owner_grants_it
         federation.explain(query, **given)
 
 
+@pytest.mark.parametrize("rules", ["[labels]\nepsilon = 1.0\n", "[budget.orders]\nlabel = 1.0\n"])
+def test_another_job_does_not_read_as_something_else_what_left_as_a_noisy_label(rules: str, tmp_path: Path) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text(rules)
+    noisy = {"label": {"epsilon": 1.0}}
+    plain = "SELECT o.amount, i.price, i.colour, o.id % 2 AS z FROM orders o JOIN items i ON o.item = i.item"
+    with tp.Federation(shop(), policies={"orders": path}) as federation:
+        federation.explain(QUERY, label="y", model="logistic", privacy=noisy)
+        federation.profile(plain)
+        others = {"o.amount": "o.amount + o.y AS amount", "o.item = i.item": "o.item + o.y = i.item"}
+        for query in (plain + " WHERE o.y = 1", *(plain.replace(*pair) for pair in others.items())):
+            with pytest.raises(PolicyError, match="labels made of column y left under noise"):
+                federation.explain(query, label="z", model="logistic", privacy=noisy)
+        with pytest.raises(PolicyError, match="labels made of column y left under noise"):
+            federation.profile(plain + " WHERE o.y = 1")
+        path.write_text(rules + '[tables.orders]\nfeatures = ["amount", "y"]\nlabels = ["y"]\nkeys = ["item"]\n')
+        with tp.Federation(shop(), policies={"orders": path}) as granted:
+            granted.explain(QUERY, label="y", model="logistic", privacy=noisy)
+            granted.profile(QUERY)
+
+
 def test_rows_to_predict_are_not_chosen_by_a_label_that_leaves_under_noise_only() -> None:
     """Whether a row is among the predictions would be its label."""
     strict = {"orders": Policy(labels=LabelRules(epsilon=1.0))}

@@ -35,7 +35,7 @@ from tablepuppet.models.spec import ModelSpec
 from tablepuppet.owner.enforcement import breach
 from tablepuppet.owner.owner_log import OwnerLog
 from tablepuppet.owner.part_store import to_plain
-from tablepuppet.owner.policy import Policy
+from tablepuppet.owner.policy import Policy, refused_by
 from tablepuppet.owner.scans import ScanUse
 from tablepuppet.privacy.accounting import Mechanism
 from tablepuppet.privacy.gaussian import GradientPrivacy, secure_generator
@@ -90,6 +90,23 @@ class Releases:
                     self.check_plain_label(base.table, is_derived=scan.query is not None)
                 if contract.training is not None and scan.numbers("feature") and contract.feature_privacy is None:
                     self._refuse_plain(base.table, "features")
+        told = {column for s in self.log.account.spendings if s.what == "label" for column in s.columns}
+        for scan in contract.scans if told else ():
+            others = [n for n, column in enumerate(scan.columns) if set(column.roles) - {"label"}]
+            for base in use(scan.scan).bases:
+                read = (base.compared | base.grouping).union(*(base.columns[n] for n in others))
+                self._refuse_told(base.table, sorted(c for c in read if f"{base.table}.{c}".lower() in told))
+
+    def _refuse_told(self, table: str, columns: Sequence[str]) -> None:
+        """What left as noisy labels plays no other role, which would tell it exactly, unless its owner names roles."""
+        budget = self.policy.budget.get(table)
+        is_limited = self.policy.labels.epsilon is not None or (budget is not None and budget.label is not None)
+        if columns and is_limited and self.policy.rules_of(table) is None:
+            raise refused_by(
+                f"tables.{table}",
+                f"labels made of column {columns[0]} left under noise, and as a feature, key or condition it would "
+                "leave as it is; leave it out, or ask the owner to name what each column may be used for",
+            )
 
     def charge_label(self, table: str, columns: tuple[str, ...], epsilon: float, release: str) -> None:
         """Noisy labels are about to leave: the ε of all labels made of the same columns adds up."""

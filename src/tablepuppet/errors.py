@@ -25,6 +25,8 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
+from tablepuppet.formatting import printable
+
 _PACKAGE = os.path.dirname(__file__)
 
 
@@ -124,6 +126,7 @@ def _excerpt(text: str, line: int | None, column: int | None) -> str:
 
 
 _SHOWN = 12
+_LONGEST_NAME = 100  # characters that are shown of a name, which may be another party's
 # Names that other libraries give to our options and models, by ours.
 _ELSEWHERE = {
     "boosted": "decisiontree gbdt gbm gradientboosting histgradientboosting lgbm lightgbm randomforest xgb xgboost",
@@ -187,9 +190,10 @@ def did_you_mean(name: str, known: Sequence[str]) -> str:
     """
     near = nearest(name, known)
     if near is not None:
-        return f"Did you mean {near}?"
+        return f"Did you mean {printable(near, most=_LONGEST_NAME)}?"
     more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
-    return f"Known: {', '.join(known[:_SHOWN])}{more}." if known else "There is none."
+    names = ", ".join(printable(k, most=_LONGEST_NAME) for k in known[:_SHOWN])
+    return f"Known: {names}{more}." if known else "There is none."
 
 
 def hint(name: str, known: Sequence[str], whose: str = "it", shown: Sequence[str] = ()) -> str:

@@ -31,7 +31,7 @@ from tablepuppet.transport.envelopes import Role, client_protocol
 
 QUERY = "SELECT o.x, o.z, i.price, i.kind, o.y FROM orders o JOIN items i ON o.item = i.item"
 SECRET = b"a secret of the clients, 32 bytes"
-LASTING = ("runs.sqlite", "runs.sqlite-wal", "secret", "heads.json", "log.jsonl")  # what stays between runs
+LASTING = ("runs.sqlite", "runs.sqlite-wal", "secret", "log.jsonl")  # what stays between runs
 OWNERS = {"store-eu": "orders", "store-us": "orders", "supplier": "items"}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -23,7 +24,7 @@ from tablepuppet.transport.envelopes import Assembler, Room
 
 @pytest.fixture
 def parties(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Parties]:
-    monkeypatch.setattr(connections.Watch.__init__, "__defaults__", (connections.Limits(1.0, 2.0),))
+    monkeypatch.setattr(connections, "Limits", partial(connections.Limits, 1.0, 2.0))
     made = Parties(tmp_path)
     made.write(tables(20))
     server = Server(read_federation(made.federation))

@@ -6,6 +6,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -109,7 +110,11 @@ def test_only_one_process_uses_a_folder_and_nobody_else_reads_it(tmp_path: Path)
             [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=False
         )
         assert f"another process uses {tmp_path}" in done.stderr
+    store = RunStore(tmp_path)
+    ending = threading.Timer(0.5, store.close)  # a process that was told to end, and does
+    ending.start()
     assert subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False).returncode == 0
+    ending.join()
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b"x" * len(b)])

@@ -23,6 +23,7 @@ from tablepuppet.network.run_store import RunStore
 from tablepuppet.network.runs import Card, Run
 from tablepuppet.network.settings import FederationSettings, ServerSettings
 from tablepuppet.protocol.codec import Frame
+from tablepuppet.protocol.evidence import TreeHead
 from tablepuppet.transport.switchboard import Switchboard
 
 JOB = make_job(QUERY, label="y", model="auto", algorithm="newton", given={})
@@ -89,6 +90,21 @@ def small(tmp_path: Path) -> Iterator[Coordinator]:
     made.close()
 
 
+def test_heads_of_clients_logs_outlive_the_coordinator_and_a_full_disk_fails_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "heads.json").write_text(json.dumps({"b": {"size": 2, "root": "b" * 64}}))  # of an earlier release
+    for sizes in ({"b": 2}, {"a": 1, "b": 2}):
+        board = Switchboard(["a"])
+        coordinator = Coordinator(settings(tmp_path), board)
+        assert {client: head.size for client, head in board.heads.items()} == sizes
+        board._keep_head("a", TreeHead(size=1, root="a" * 64))
+        assert coordinator.status()["runs"] == []
+        coordinator.close()
+    board._keep_head("a", TreeHead(size=2, root="c" * 64))  # its store is closed
+    assert "cannot be written down" in caplog.text
+
+
 def test_what_users_hand_in_takes_no_more_memory_than_is_theirs(small: Coordinator) -> None:
     """A hundred jobs of half a gigabyte each would have been kept in memory while they waited, and after."""
     given = Frame(b"\x00garbage", [bytes(1 << 20)])
@@ -150,8 +166,9 @@ def test_a_run_that_goes_on_waits_for_nobody_any_more(store: RunStore) -> None:
 
 
 def test_a_line_of_the_log_is_an_object_for_machines() -> None:
-    record = logging.LogRecord("tablepuppet.network.x", logging.WARNING, "x.py", 1, "client %s is gone", ("a",), None)
+    said = ("a\x9b2J",)
+    record = logging.LogRecord("tablepuppet.network.x", logging.WARNING, "x.py", 1, "client %s is gone", said, None)
     line = json.loads(JsonLines().format(record))
     assert line["level"] == "warning"
-    assert line["message"] == "client a is gone"
+    assert line["message"] == "client a\\x9b2J is gone"
     assert line["logger"] == "tablepuppet.network.x"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import resource
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,10 @@ from urllib.request import urlopen
 import pytest
 from tests.network.parties import QUERY, Parties, assert_same, in_process, tables
 
+from tablepuppet.errors import TransportError
 from tablepuppet.network.run_worker import Pipe
-from tablepuppet.transport.connections import Limits, _Stranger, find_excess
+from tablepuppet.network.serve import Monitor
+from tablepuppet.transport.connections import SPARE, Limits, RevokedList, _Stranger, find_excess
 from tablepuppet.transport.envelopes import Goodbye
 
 SOFT = 1024  # systemd's default
@@ -119,6 +123,60 @@ def test_thousands_of_strangers_keep_nobody_from_the_server(
     tmp_path: Path, count: int, word: str, how: str, limits: tuple[int, int]
 ) -> None:
     hold_out(tmp_path, count, word, how, limits)
+
+
+@pytest.fixture
+def monitor() -> Iterator[Monitor]:
+    made = Monitor("127.0.0.1:0", lambda: {}, lambda: "ok")
+    yield made
+    made.close()
+
+
+def test_a_health_check_whose_request_comes_late_is_answered_in_a_crowd(monitor: Monitor) -> None:
+    with ExitStack() as leaving:
+        for _ in range(300):  # who have sent half a request each
+            one = leaving.enter_context(socket.create_connection(("127.0.0.1", monitor.port)))
+            one.sendall(b"GET /health HTTP/1.1\r\nX-Slow: ")
+        with socket.create_connection(("127.0.0.1", monitor.port), timeout=SECONDS) as late:
+            time.sleep(0.3)
+            late.sendall(b"GET /health HTTP/1.1\r\n\r\n")
+            assert late.makefile().read().endswith('{"status": "ok"}')
+
+
+@pytest.mark.parametrize(
+    ("asked", "status"), [(b"GET /elsewhere HTTP/1.1", b"404"), (b"POST /health HTTP/1.1", b"404"), (b"", b"404")]
+)
+def test_whatever_else_is_asked_of_health_is_answered_too(monitor: Monitor, asked: bytes, status: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", monitor.port), timeout=SECONDS) as one:
+        one.sendall(asked + b"\r\n\r\n")
+        assert one.makefile("rb").readline().startswith(b"HTTP/1.0 " + status)
+    with urlopen(f"http://127.0.0.1:{monitor.port}/health", timeout=SECONDS) as answer:
+        assert answer.status == 200
+
+
+def test_the_list_of_revoked_certificates_is_read_where_strangers_hold_all_descriptors(tmp_path: Path) -> None:
+    path = tmp_path / "revoked.txt"
+    path.write_text("a\n")
+    listed = RevokedList(path)
+    SPARE.fill()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held: list[int] = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(SOFT, HARD), HARD))
+        with suppress(OSError):
+            while True:
+                held.append(os.open(os.devnull, os.O_RDONLY))
+        assert listed.read() == {10}
+        with SPARE.lend():
+            path.write_text("a\nbb\n")
+        assert listed.read() == {10, 187}
+        path.unlink()
+        with pytest.raises(TransportError, match="no list of revoked certificates"):
+            listed.read()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for descriptor in held:
+            os.close(descriptor)
 
 
 def test_the_silent_go_first_and_the_oldest_of_them() -> None:

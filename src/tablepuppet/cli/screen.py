@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tablepuppet.errors import JobError
+from tablepuppet.formatting import printable
 from tablepuppet.output_files import reason
 from tablepuppet.progress import show_rounds
 from tablepuppet.training.result import RoundEvent
@@ -78,7 +79,7 @@ class Screen:
             with _refuse_full_disk():
                 for one in shown:
                     # Plain text may hold brackets, which rich would take for mark-up.
-                    self.out.print(Text(one) if isinstance(one, str) else one)
+                    self.out.print(Text(printable(one, keep="\n\t")) if isinstance(one, str) else one)
 
     def show_json(self, document: Any) -> None:
         """A result for machines; nothing without --json. Numbers that JSON does not have become null."""
@@ -89,6 +90,7 @@ class Screen:
 
     def error(self, kind: str, message: str) -> None:
         """One clear message on standard error, and with --json as a document on standard output."""
+        message = printable(message, keep="\n\t")
         self.show_json({"error": {"kind": kind, "message": message}})
         self.err.print(Text.assemble(("Error: ", "bold red"), message))
 
@@ -125,5 +127,5 @@ def table(*columns: str, title: str | None = None, rows: Iterable[Iterable[objec
     for i, column in enumerate(columns):
         made.add_column(column, justify="right" if i and column else "left", no_wrap=True)
     for row in rows:
-        made.add_row(*(f"{cell:.6g}" if isinstance(cell, float) else str(cell) for cell in row))
+        made.add_row(*(f"{cell:.6g}" if isinstance(cell, float) else printable(str(cell)) for cell in row))
     return made

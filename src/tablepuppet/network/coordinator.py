@@ -16,7 +16,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -26,17 +25,17 @@ from tablepuppet.errors import ApprovalError, JobError, RunInterruptedError, Tab
 from tablepuppet.memory import memory_limit
 from tablepuppet.network.control import Failed, Submit, Waiting
 from tablepuppet.network.run_process import RunDiedError, RunProcess
-from tablepuppet.network.run_store import RunStore, is_out_of_room, read_earlier_runs
+from tablepuppet.network.run_store import Key, RunStore, StoreError, is_out_of_room, read_earlier_runs
 from tablepuppet.network.run_transport import GivesWayError, Journal, RunTransport, TimeSlice
 from tablepuppet.network.runs import Card, Run, RunQueue
 from tablepuppet.network.settings import FederationSettings
-from tablepuppet.output_files import write_whole
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.protocol.evidence import TreeHead
+from tablepuppet.transport.envelopes import Envelope
 from tablepuppet.transport.switchboard import Switchboard, WaitRules
 
 log = logging.getLogger(__name__)
-_HEADS = msgspec.json.Decoder(dict[str, TreeHead])
+_HEADS: Key = ("", "heads", 0)  # a record of no run
 _KEPT = 50  # finished runs of one user whose results stay
 _QUEUED = 100  # runs of one user that wait
 _DEATHS = 2  # of a run's processes, after which it is set aside
@@ -44,6 +43,12 @@ _ASK_AGAIN = (1.0, 30.0)  # seconds between two checks for a person's approval: 
 _APPROVAL = 30 * 86400.0  # seconds until a run without approval fails
 _SHARE = 0.7  # of the memory, for the process of a run
 _OF_A_USER = 16  # times less is for the inputs and results of one user's runs
+
+
+class Heads(Envelope, frozen=True):
+    """On the disk: the newest head of each client's log."""
+
+    heads: dict[str, TreeHead]
 
 
 class Coordinator:
@@ -196,20 +201,26 @@ class Coordinator:
 
     def _keep_heads(self) -> None:
         """Reads the heads of clients' logs that an earlier process received, and writes down those to come."""
-        path = self._folder / "heads.json"
-        if path.exists():
+        earlier = self._folder / "heads.json"  # of an earlier release
+        try:
+            kept = self._store.read(_HEADS, Heads)
+            if kept is not None:
+                self._switchboard.heads |= kept[0].heads
+            elif earlier.exists():
+                self._switchboard.heads |= msgspec.json.decode(earlier.read_bytes(), type=dict[str, TreeHead])
+        except (OSError, StoreError, msgspec.MsgspecError):
+            raise TransportError(
+                f"the heads of clients' logs in {self._folder} cannot be read; restore the folder, or move it away: "
+                "its runs must then be started again, and a log that was deleted meanwhile is not noticed"
+            ) from None
+
+        def write() -> None:
             try:
-                self._switchboard.heads |= _HEADS.decode(path.read_bytes())
-            except (OSError, msgspec.MsgspecError):
-                raise TransportError(
-                    f"{path}, the heads of clients' logs, cannot be read; restore it, or remove it: a log that was "
-                    "deleted meanwhile is then not noticed"
-                ) from None
+                self._store.write({_HEADS: (Heads(heads=dict(self._switchboard.heads)), ())})
+            except StoreError as error:  # the next one is written with this one
+                log.error("the head of a client's log cannot be written down: %s", error)
 
-        def write(target: Path) -> None:
-            target.write_bytes(msgspec.json.encode(self._switchboard.heads))
-
-        self._switchboard.on_head = lambda: write_whole(path, write, "clients' heads", TransportError)
+        self._switchboard.on_head = write
 
     def _take_up(self) -> None:
         """Runs of an earlier life: those under way go on, the others are remembered."""

@@ -56,7 +56,7 @@ class JsonLines(logging.Formatter):
             "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": printable(record.getMessage(), keep="\n"),
         }
         if record.exc_info:
             document["traceback"] = self.formatException(record.exc_info)

@@ -29,12 +29,13 @@ from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport.envelopes import Assembler, Envelope, Parcel, pack
 
 log = logging.getLogger(__name__)
-Part = Literal["card", "step", "setup", "last"]
+Part = Literal["card", "step", "setup", "last", "heads"]
 Key = tuple[str, Part, int]  # a run, a part of its state, a number
 Record = tuple[Envelope, Sequence[Frame]]
 _FILE = "runs.sqlite"
 _PERIOD = 0.05  # seconds between two times that the log is forced to the disk, where nothing is urgent
 _LONGEST_PAUSE = 5.0  # seconds between two attempts to write to a full disk
+_HANDOVER = 5.0  # seconds that another process may still take to end
 _LEAST_ROOM = 1 << 16  # bytes that a card of a run may need
 _FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)  # the second where a quota is used up
 _OPENING = (
@@ -73,7 +74,7 @@ class RunStore:
             path.chmod(0o600)
         except OSError as error:
             raise StoreError(f"cannot write in the folder {folder} for state: {error.strerror}") from None
-        self._database = sqlite3.connect(path, timeout=0.0, isolation_level=None, check_same_thread=False)
+        self._database = sqlite3.connect(path, timeout=_HANDOVER, isolation_level=None, check_same_thread=False)
         try:
             for statement in _OPENING:
                 self._database.execute(statement)
@@ -166,7 +167,7 @@ class RunStore:
 
     def runs(self) -> list[str]:
         """Every run that has a record."""
-        return [run for (run,) in self._select("SELECT DISTINCT run FROM pieces ORDER BY 1")]
+        return [run for (run,) in self._select("SELECT DISTINCT run FROM pieces WHERE run != '' ORDER BY 1")]
 
     def forget(self, run: str) -> None:
         """Removes a run's records; `tidy` removes them from the log, too."""

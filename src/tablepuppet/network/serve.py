@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import queue
+import selectors
 import socket
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
+
+import msgspec
 
 from tablepuppet.errors import DisconnectedError, TablePuppetError, TransportError
 from tablepuppet.formatting import printable
@@ -27,104 +28,147 @@ from tablepuppet.network.control import to_frame
 from tablepuppet.network.coordinator import Coordinator
 from tablepuppet.network.runs import Run
 from tablepuppet.network.settings import FederationSettings
-from tablepuppet.transport.connections import OUT_OF_DESCRIPTORS, Stream
+from tablepuppet.transport.connections import OUT_OF_DESCRIPTORS, SPARE, Stream
 from tablepuppet.transport.envelopes import Goodbye, Role, Room, Welcome, client_protocol
 from tablepuppet.transport.flight import Listener, ListenerSettings
 from tablepuppet.transport.switchboard import Switchboard
 
 log = logging.getLogger(__name__)
-_HEALTH_CONNECTIONS = 64  # at a time
+_HEALTH_CONNECTIONS = 256  # at a time
+_HEALTH_BACKLOG = 4096  # that wait to be let in
+_HEALTH_AT_ONCE = 64  # that are let in before anybody else is attended to
 _HEALTH_SECONDS = 5.0  # that one of them may last
 _HEALTH_REQUEST = 8192  # bytes
-_HEALTH_SPARE = 16  # descriptors for when no other is left
+_HEALTH_PERIOD = 0.2  # seconds until it looks for those that last too long
+_HEALTH_GRACE = 0.1  # seconds that each of them has, however many come
+_HEALTH_RETRY = 0.01  # seconds until it tries again to let somebody in
 
 
-class Monitor(ThreadingHTTPServer):
+class _Guest(msgspec.Struct):
+    """Somebody who asks for a page."""
+
+    since: float
+    asked: bytes = b""
+    answer: memoryview = memoryview(b"")  # what is left to send of it
+
+
+class Monitor:
     """A small HTTP server: /health, /status (JSON) and /metrics (Prometheus).
 
-    It answers even if many are connected: it has descriptors of its own, and cuts off slow or excess connections.
+    One thread serves everybody at once, so that a slow request holds up no other. Where many come, the oldest are cut
+    off, and whoever has sent half a request; the next are let in once there is room.
     """
-
-    daemon_threads = True
-    request_queue_size = 4096
 
     def __init__(self, address: str, status: Callable[[], dict[str, Any]], health: Callable[[], str]) -> None:
         host, _, port = address.rpartition(":")
-        if not host or not port.isdigit():
+        if not host or not port.isdigit() or int(port) >= 1 << 16:
             raise TransportError(f"health must be host:port, not {address!r}")
-        self.status, self.health = status, health
-        self._spare: list[int] = []
-        self._since: dict[socket.socket, float] = {}
-        self._lock = threading.Lock()
+        self._status, self._health = status, health
         try:
-            super().__init__((host, int(port)), _Handler)
+            self._door = socket.create_server((host, int(port)), backlog=_HEALTH_BACKLOG)
         except OSError as error:
             raise TransportError(
                 f"cannot listen on {address} for health checks: {error.strerror}; choose another port"
             ) from None
-        self.port = int(self.server_address[1])
-        self._thread = threading.Thread(target=self.serve_forever, name="health", daemon=True)
+        self._door.setblocking(False)
+        self.port = int(self._door.getsockname()[1])
+        self._ready = selectors.DefaultSelector()
+        self._ready.register(self._door, selectors.EVENT_READ)
+        self._guests: dict[socket.socket, _Guest] = {}  # the oldest first
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="health", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        self.shutdown()
-        self.server_close()
+        self._over.set()
         self._thread.join()
 
-    def get_request(self) -> tuple[socket.socket, Any]:
-        try:
-            return super().get_request()
-        except OSError as error:
-            if error.errno not in OUT_OF_DESCRIPTORS or not self._spare:
-                raise
-        os.close(self._spare.pop())
-        return super().get_request()
+    def _serve(self) -> None:
+        while not self._over.is_set():
+            for key, _ in self._ready.select(_HEALTH_PERIOD):
+                if key.fileobj is self._door:
+                    self._let_in()
+                elif key.fileobj in self._guests:  # and was not dropped meanwhile
+                    self._attend(key.fileobj, key.data)
+            latest = time.monotonic() - _HEALTH_SECONDS
+            for one in [one for one, guest in self._guests.items() if guest.since < latest]:
+                self._drop(one)
+        for one in list(self._guests):
+            self._drop(one)
+        self._ready.close()
+        self._door.close()
 
-    def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Accepts a connection. If many are open, only one that has sent a whole request is accepted."""
-        with self._lock:
-            is_crowded = len(self._since) >= _HEALTH_CONNECTIONS
-        if not is_crowded:
-            return True
+    def _let_in(self) -> None:
+        for _ in range(_HEALTH_AT_ONCE):
+            if len(self._guests) == _HEALTH_CONNECTIONS:
+                oldest, guest = next(iter(self._guests.items()))
+                if time.monotonic() - guest.since < _HEALTH_GRACE:
+                    self._over.wait(_HEALTH_RETRY)
+                    return
+                self._drop(oldest)
+            try:
+                one = self._door.accept()[0]
+            except OSError as error:
+                if error.errno not in OUT_OF_DESCRIPTORS:
+                    return
+                try:
+                    with SPARE.lend():
+                        one = self._door.accept()[0]
+                except OSError:
+                    self._over.wait(_HEALTH_RETRY)
+                    return
+            one.setblocking(False)
+            self._guests[one] = guest = _Guest(time.monotonic())
+            self._ready.register(one, selectors.EVENT_READ, guest)
+            self._attend(one, guest)  # who waited for long has sent its request by now
+
+    def _attend(self, one: Any, guest: _Guest) -> None:
         try:
-            return b"\r\n\r\n" in request.recv(_HEALTH_REQUEST, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            if not guest.answer:
+                said = one.recv(_HEALTH_REQUEST)
+                guest.asked += said
+                if b"\r\n\r\n" not in guest.asked:
+                    is_crowded = len(self._guests) > _HEALTH_CONNECTIONS // 2
+                    if not said or len(guest.asked) > _HEALTH_REQUEST or is_crowded:
+                        self._drop(one)
+                    return
+                guest.answer = memoryview(self._answer(guest.asked))
+                self._ready.modify(one, selectors.EVENT_WRITE, guest)
+            guest.answer = guest.answer[one.send(guest.answer) :]
+        except BlockingIOError:
+            return
         except OSError:
-            return False
+            log.debug("a health check ended early", exc_info=True)
+            guest.answer = memoryview(b"")
+        if not guest.answer:
+            self._drop(one)
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        with self._lock:
-            self._since[request] = time.monotonic()
-            while len(self._since) > _HEALTH_CONNECTIONS:
-                self._cut(next(iter(self._since)))
-        super().process_request(request, client_address)
+    def _drop(self, one: socket.socket) -> None:
+        del self._guests[one]
+        self._ready.unregister(one)
+        one.close()
 
-    def shutdown_request(self, request: Any) -> None:
-        with self._lock:
-            self._since.pop(request, None)
-        super().shutdown_request(request)
-
-    def service_actions(self) -> None:
-        """Between two requests: ends those that last too long, and takes descriptors for the next flood."""
-        latest = time.monotonic() - _HEALTH_SECONDS
-        with self._lock:
-            for request in [r for r, since in self._since.items() if since < latest]:
-                self._cut(request)
-        with suppress(OSError):
-            while len(self._spare) < _HEALTH_SPARE:
-                self._spare.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-
-    def server_close(self) -> None:
-        super().server_close()
-        while self._spare:
-            os.close(self._spare.pop())
-
-    def _cut(self, request: socket.socket) -> None:
-        del self._since[request]
-        with suppress(OSError):
-            request.shutdown(socket.SHUT_RDWR)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        log.debug("a health check ended early", exc_info=True)
+    def _answer(self, asked: bytes) -> bytes:
+        """The page that a request asks for, with its head."""
+        words, kind, status = asked.split(maxsplit=2), "application/json", HTTPStatus.OK
+        try:
+            match words[1] if words[:1] == [b"GET"] and len(words) > 1 else b"":
+                case b"/health":
+                    health = self._health()
+                    status = HTTPStatus.OK if health == "ok" else HTTPStatus.SERVICE_UNAVAILABLE
+                    page = json.dumps({"status": health})
+                case b"/status":
+                    page = json.dumps(self._status())
+                case b"/metrics":
+                    kind, page = "text/plain; version=0.0.4", metrics(self._status())
+                case _:
+                    status, page = HTTPStatus.NOT_FOUND, ""
+        except Exception:  # a bug must not end the health checks
+            log.exception("a health check failed")
+            status, page = HTTPStatus.INTERNAL_SERVER_ERROR, ""
+        size = len(page.encode())
+        head = f"HTTP/1.0 {status.value} {status.phrase}\r\nContent-Type: {kind}\r\nContent-Length: {size}\r\n\r\n"
+        return f"{head}{page}".encode()
 
 
 def metrics(status: dict[str, Any]) -> str:
@@ -150,32 +194,6 @@ def metrics(status: dict[str, Any]) -> str:
             labels = f'{{{label}="{value}"}}' if label else ""
             lines.append(f"tablepuppet_{name}{labels} {count}")
     return "\n".join(lines) + "\n"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    timeout = 10
-    server: Monitor
-
-    def do_GET(self) -> None:
-        status, health = self.server.status, self.server.health
-        pages: dict[str, tuple[str, Callable[[], str]]] = {
-            "/health": ("application/json", lambda: json.dumps({"status": health()})),
-            "/status": ("application/json", lambda: json.dumps(status())),
-            "/metrics": ("text/plain; version=0.0.4", lambda: metrics(status())),
-        }
-        if self.path not in pages:
-            self.send_error(404)
-            return
-        kind, page = pages[self.path]
-        body = page().encode()
-        self.send_response(503 if self.path == "/health" and health() != "ok" else 200)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Health checks are not worth a line each."""
 
 
 class Server:

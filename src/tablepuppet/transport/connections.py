@@ -4,9 +4,9 @@ Stream: any thread may send; one thread receives. Heartbeats slip in between the
 returned by `receive`: they only show that the other side lives.
 
 Watch: ends connections of silent strangers, of too many strangers and of revoked parties, so that descriptors are
-left for the parties of the federation. A connection that has not greeted lasts some seconds (`Limits`). A newly
-revoked certificate ends the connections that it opened. gRPC neither lists nor ends connections: the
-process inspects its own TCP connections. Linux only; elsewhere nobody is seen.
+left for the parties of the federation; some are kept for files. A connection that has not greeted lasts some seconds
+(`Limits`). A newly revoked certificate ends the connections that it opened. gRPC neither lists nor ends connections:
+the process inspects its own TCP connections. Linux only; elsewhere nobody is seen.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -37,9 +37,38 @@ from tablepuppet.transport import certs
 from tablepuppet.transport.envelopes import PIECE, Assembler, Envelope, Heartbeat, Parcel, pack
 
 OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+_SPARE = 32
 _REVOKED_PERIOD = 2.0  # seconds between two reads of the list of revoked certificates
 _BEAT = b"H"
 _LARGEST_PIECE = 2 * PIECE + 1024
+
+
+class SpareDescriptors:
+    """Descriptors that this process keeps for what it must open while strangers hold all others."""
+
+    def __init__(self) -> None:
+        self._held: list[int] = []
+        self._lock = threading.Lock()
+
+    def fill(self) -> None:
+        """Takes as many as are missing, or as there are."""
+        with self._lock, suppress(OSError):
+            while len(self._held) < _SPARE:
+                self._held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+
+    @contextmanager
+    def lend(self) -> Iterator[None]:
+        """All of them are free inside: strangers take some of them, too."""
+        with self._lock:
+            while self._held:
+                os.close(self._held.pop())
+        try:
+            yield
+        finally:
+            self.fill()
+
+
+SPARE = SpareDescriptors()
 
 
 class Stream:
@@ -223,6 +252,31 @@ def _has_spoken(held: socket.socket) -> bool:
 log = logging.getLogger(__name__)
 
 
+class RevokedList:
+    """The list of revoked certificates, in memory; read again whenever its file changed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: tuple[int, ...] | None = None
+        self._numbers: frozenset[int] = frozenset()
+        self._lock = threading.Lock()
+        with suppress(TransportError):  # whoever greets is refused
+            self.read()
+
+    def read(self) -> frozenset[int]:
+        with self._lock:
+            try:
+                found = os.stat(self._path)
+                seen = found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+            except OSError:
+                seen = None
+            if seen is None or seen != self._seen:
+                with SPARE.lend():
+                    self._numbers = certs.read_revoked(self._path)
+                self._seen = seen
+            return self._numbers
+
+
 class Limits(msgspec.Struct, frozen=True):
     """How long, and how many, connections stay that have not greeted."""
 
@@ -271,7 +325,7 @@ class Guest(msgspec.Struct, eq=False):
 class Watch:
     """Checks the connections of one port again and again, until it is ended."""
 
-    def __init__(self, port: int, revoked: Path | None) -> None:
+    def __init__(self, port: int, revoked: RevokedList | None) -> None:
         half = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
         self._limits = Limits(all=min(Limits().all, half))
         self._revoked = revoked
@@ -307,6 +361,7 @@ class Watch:
                 ending |= self._find_revoked()
             if ending:
                 self._sockets.cut(ending)
+            SPARE.fill()
 
     def _find_strangers(self) -> set[Peer]:
         now = time.monotonic()
@@ -326,7 +381,7 @@ class Watch:
         if self._revoked is None or not guests:
             return set()
         try:
-            revoked = certs.read_revoked(self._revoked)
+            revoked = self._revoked.read()
         except TransportError as error:
             log.error("%s", error)  # new greetings are refused meanwhile
             return set()

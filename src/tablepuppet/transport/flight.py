@@ -31,7 +31,7 @@ from tablepuppet.errors import DisconnectedError, TablePuppetError, TransportErr
 from tablepuppet.formatting import printable
 from tablepuppet.transport import certs
 from tablepuppet.transport import envelopes as e
-from tablepuppet.transport.connections import Guest, Stream, Watch, first_line
+from tablepuppet.transport.connections import Guest, RevokedList, Stream, Watch, first_line
 from tablepuppet.transport.envelopes import LIMIT, Assembler, Envelope, Room, client_protocol
 
 log = logging.getLogger(__name__)
@@ -106,7 +106,9 @@ class Listener(flight.FlightServerBase):  # type: ignore[misc]
         except (pa.ArrowException, OSError) as error:
             reason = _why_taken(location) or first_line(error)
             raise TransportError(f"cannot listen on {location}: {reason}; choose another port or address") from None
-        self._watch = Watch(self.port, settings.revoked if self._authority is not None else None)
+        listed = settings.revoked if self._authority is not None else None
+        self._revoked = None if listed is None else RevokedList(listed)
+        self._watch = Watch(self.port, self._revoked)
 
     def shutdown(self) -> None:
         self._watch.end()
@@ -185,10 +187,10 @@ class Listener(flight.FlightServerBase):  # type: ignore[misc]
         return hello.name, role
 
     def _check_revoked(self, serial: int) -> None:
-        if self._settings.revoked is None:
+        if self._revoked is None:
             return
         try:
-            revoked = certs.read_revoked(self._settings.revoked)
+            revoked = self._revoked.read()
         except TransportError as error:  # its path is the server's own affair
             log.error("%s", error)
             raise TransportError("the server cannot tell which certificates were revoked; try later") from None

@@ -11,8 +11,10 @@ import pytest
 
 import tablepuppet as tp
 from tablepuppet.errors import ApprovalError, PolicyError
+from tablepuppet.owner.owner_files import Approvals
 from tablepuppet.owner.policy import Policy, TableRules
 from tablepuppet.owner.row_sets import RowSets
+from tablepuppet.protocol.contract import Contract
 
 ROWS = 600
 FEATURES = ["age", "income", "delay"]
@@ -100,10 +102,13 @@ def test_rows_that_differ_by_few_from_those_of_an_earlier_job_are_refused() -> N
         for low, high in ranges[1:]:
             with pytest.raises(PolicyError, match=r"differ from those of an earlier agreed job by fewer than 50"):
                 owners.explain(f"{QUERY} WHERE p.id BETWEEN {low} AND {high}", label="late", test_fraction=0.0)
-        log = owners._clients["people"].log.entries
-    agreed = [entry for entry in log if entry.event == "agreed"]
+        client = owners._clients["people"]
+        kept = {name for (name,) in client.row_sets._open_database().execute("SELECT name FROM sets")}
+    agreed = [entry for entry in client.log.entries if entry.event == "agreed"]
     assert len(agreed) == 3
-    assert all(entry.detail["rows"] for entry in agreed)
+    names = {name for entry in agreed for name in entry.detail["rows"].values()}
+    assert len(names) == 2
+    assert not names & kept  # the log's head is shown: who knows all rows but one could guess that one by their names
 
 
 def test_a_list_of_keys_with_one_more_is_noticed_whatever_else_is_asked() -> None:
@@ -286,6 +291,18 @@ def test_a_person_may_approve_rows_that_a_rule_refuses_and_another_contract_need
             (contract,) = approvals.waiting()
             approvals.decide(contract.hash, is_approved=True)
             train(owners, where)
+
+
+def test_an_approval_covers_the_objections_that_were_shown() -> None:
+    approvals, contract = Approvals(), Contract(purpose="train", asker="ann", label="y", scans=(), blocks=())
+    approvals.wait(contract)
+    approvals.decide(contract.hash, is_approved=True)
+    assert approvals.decision(contract, "job") is not None
+    assert approvals.decision(contract, "job", ("its rows differ",)) is None
+    approvals.wait(contract, ("its rows differ", "few rows"))
+    assert approvals.waiting() == [contract]
+    approvals.decide(contract.hash, is_approved=True)
+    assert approvals.decision(contract, "job", ("few rows",)) is not None
 
 
 def test_row_sets_outlive_the_process_and_are_readable_by_their_owner_alone(tmp_path: Path) -> None:

@@ -78,6 +78,22 @@ def test_features_add_up_over_jobs_until_the_budget_is_spent() -> None:
             train(owners)
 
 
+@pytest.mark.parametrize("noisy", [{"features": FEATURES}, {"predictions": {"mode": "local", "epsilon": 4.0}}], ids=str)
+def test_a_server_does_not_train_more_models_than_the_account_counts(noisy: dict[str, Any]) -> None:
+    """Each would have noise of its own, and they would average."""
+    with federation() as owners:
+        tap = Tap(owners)
+        train(owners, **noisy)
+        client, opened = owners._clients["users"], [m for m in tap.asked(OpenScan) if m.table == "users"]
+        [honest] = [m for m in tap.asked(ProposeContract) if "users" in m.contract.tables]
+        for number, change in enumerate([{"fits": 5}, {"others": (honest.contract.training,)}]):
+            for message in opened:
+                client.answer(msgspec.structs.replace(message, job=f"job {number}"))
+            contract = msgspec.structs.replace(honest.contract, **change)
+            with pytest.raises(PolicyError, match="several models, and noise on features is counted for one"):
+                client.answer(ProposeContract(job=f"job {number}", contract=contract))
+
+
 def test_an_account_outlives_its_process_and_is_never_half_written(tmp_path: Path) -> None:
     spending = Spending(table="t", what="label", name="a", epsilon=1.0)
     OwnerLog(tmp_path / "log.jsonl").spend(spending)

@@ -55,6 +55,8 @@ def _judge(policy: Policy, request: ProposeContract, use: Use) -> None:
     policy.check_asker(contract, request.signature)
     if contract.training is not None and contract.purpose not in ("train", "explain"):
         raise PolicyError(f"the contract is to {contract.purpose}, and has terms of training that do not belong to it")
+    if contract.is_noisy and (contract.fits > 1 or contract.others):
+        raise PolicyError("the contract trains several models, and noise on features is counted for one")
     analyst_budget.check_shown(policy, contract, partial(use, request.job))
     for scan in contract.scans:
         used = use(request.job, scan.scan)
@@ -272,7 +274,9 @@ def _propose(own: ClientState, request: ProposeContract) -> Agreement:
     left = analyst_budget.charge(own.policy, own.log, contract, partial(own.tables.use, request.job))
     row_rules.keep(own, sets)
     own.contracts.agree(request.job, contract, is_excused=decision is not None and bool(decision.notes))
-    rows = {f"{rows.kind} of {rows.table}": rows.sketch.name for rows in sets}
+    named = {f"{rows.kind} of {rows.table}": rows.sketch.name for rows in sets}
+    # The log's head is shown: without the secret, whoever knows all rows but one could test a guess by it.
+    rows = {of: hmac.digest(own.secret, b"rows " + name.encode(), "sha256").hex()[:16] for of, name in named.items()}
     own.log.write("agreed", request.job, name, {"tables": list(contract.tables), **({"rows": rows} if rows else {})})
     return msgspec.structs.replace(_agree(own, contract), analyst_left=left)
 

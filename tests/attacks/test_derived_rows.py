@@ -156,6 +156,10 @@ def test_a_budget_holds_for_whatever_subquery_reads_its_table(budget: TableBudge
 RULES: dict[str, tuple[TableRules, str]] = {
     "a column": (TableRules(features=("amount",), keys=("item",), filters=("salary",)), "column y may not be"),
     "a filter": (TableRules(features=("amount",), keys=("item",), labels=("y",)), "column salary may not be filtered"),
+    "a role": (
+        TableRules(features=("amount", "y"), keys=("item",), filters=("salary", "item")),
+        "column y may not be the label",
+    ),
     "subjects": (TableRules(subject="id"), "makes rows of its own of orders"),
 }
 

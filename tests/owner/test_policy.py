@@ -128,6 +128,8 @@ def test_a_filter_on_another_column_is_refused(tmp_path: Path) -> None:
     assert "column spent may not be filtered by (rule tables.orders.filters)" in message
     message = refusal(tmp_path, "orders", f'{ORDERS}    filters = ["channel"]', f"{TEXT} WHERE o.quantity > 5")
     assert "column quantity may not be filtered by" in message
+    message = refusal(tmp_path, "orders", ORDERS, f"{TEXT} WHERE o.spent IS NOT NULL")
+    assert "column spent may not be read" in message
 
 
 def test_an_expression_uses_every_column_in_it(tmp_path: Path) -> None:

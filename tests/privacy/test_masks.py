@@ -8,6 +8,7 @@ import pytest
 import scipy.stats
 
 from tablepuppet.errors import PrivacyError
+from tablepuppet.owner.state import Sealing
 from tablepuppet.privacy.masks import MaskKey, Masks, mask_key, new_private
 
 SHARED = b"s" * 32
@@ -45,14 +46,23 @@ def test_every_answer_has_a_mask_of_its_own() -> None:
     assert not (masks(3)[0].masked(zeros, 0) == first.masked(zeros, 0)).any()  # keys are made anew
 
 
+def test_whole_numbers_have_a_mask_of_their_own_each_time() -> None:
+    parts = [Sealing("job", f"client{n}", n, SHARED) for n in range(3)]
+    for part in parts:
+        part.meet([other.offer() for other in parts])
+    zeros = [np.zeros(50, np.int64)]
+    first, second = (part.seal_integers(zeros)[0] for part in 2 * parts[:1])
+    assert not (first == second).any()
+
+
 def test_a_key_that_no_client_vouches_for_is_refused() -> None:
     privates, keys = block(3)
     server = mask_key(new_private(), b"not the clients' secret" * 2, "job", "client1", 1)
     with pytest.raises(PrivacyError, match="not made by a client"):
         Masks.among([keys[0], server, keys[2]], privates[0], SHARED, "job", 0)
-    renamed = msgspec.structs.replace(keys[1], client="client9")
-    with pytest.raises(PrivacyError, match="not made by a client"):
-        Masks.among([keys[0], renamed, keys[2]], privates[0], SHARED, "job", 0)
+    for other in ({"client": "client9"}, {"part": 7}):
+        with pytest.raises(PrivacyError, match="not made by a client"):
+            Masks.among([keys[0], msgspec.structs.replace(keys[1], **other), keys[2]], privates[0], SHARED, "job", 0)
 
 
 def test_a_key_of_another_job_or_given_twice_is_refused() -> None:

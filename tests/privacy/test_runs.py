@@ -30,7 +30,7 @@ from tablepuppet.owner.tokens import job_key, tokens
 from tablepuppet.privacy.accounting import gaussian_noise
 from tablepuppet.protocol.base import Predictions
 from tablepuppet.protocol.codec import Frame, decode
-from tablepuppet.protocol.columns import ColumnInfo, NumberStatistics
+from tablepuppet.protocol.columns import CategoryStatistics, ColumnInfo, NumberStatistics
 
 QUERY = "SELECT r.x, u.age, u.band, r.late FROM rides r JOIN users u ON r.uid = u.uid"
 BOUNDS = {"x": (-1.0, 1.0), "age": (18.0, 80.0)}
@@ -259,8 +259,21 @@ def test_under_feature_privacy_no_moment_is_sent_and_the_intercept_follows_from_
     numbers = [c for columns in told for c in columns if isinstance(c, NumberStatistics)]
     assert len(numbers) == 2
     assert not any(c.mean.any() or c.spread.any() for c in numbers)
+    bands = [c for columns in told for c in columns if isinstance(c, CategoryStatistics)]
+    assert [c.weights.tolist() for c in bands] == [[1.0, 1.0, 1.0]]  # names are public, and not how many rows have one
     late = labels.mean()
     assert result.encoded_intercept == pytest.approx([np.log(late / (1 - late))], abs=1e-3)
+
+
+def test_which_categories_a_private_model_keeps_depends_on_their_names_alone() -> None:
+    encoders, held = [], tables()
+    for bands in (["a"] * 16 + ["b"] * 14, ["a"] * 14 + ["b"] * 16):
+        users = held["users"].set_column(2, "band", pa.array(bands))
+        privacy = {"features": {"noise": 2.0, "bounds": BOUNDS}, "allow_reconstruction": True}
+        with tp.Federation(held | {"users": users}) as federation:
+            result = train(federation, privacy=privacy, algorithm="sgd", epochs=1, max_categories=1)
+        encoders.append(str([block.encoders for block in result.blocks]))
+    assert encoders[0] == encoders[1]
 
 
 @pytest.mark.one_in(3)

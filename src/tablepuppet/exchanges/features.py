@@ -256,9 +256,12 @@ def _compute_statistics(own: ClientState, part: Part, place: int, column: Column
 
 
 def _hide_missing(own: ClientState, part: Part, column: int, statistics: Statistics) -> Statistics:
-    """Under noise, hides which values an expression makes NULL (NULLIF, CASE). NULLs of a plain column are shown."""
+    """Under noise, hides which values an expression makes NULL (NULLIF, CASE), and how many rows have a category. NULLs
+    of a plain number and names of categories are shown."""
     scan = own.scan(part.request)
     told = stats.without_moments(statistics)
+    if isinstance(told, CategoryStatistics):
+        return replace(told, weights=np.ones(len(told.categories)), missing=float(told.missing > 0))
     if not isinstance(told, NumberStatistics) or (scan.query is None and not is_computed(scan.expressions[column])):
         return told
     return replace(told, weight=told.weight + told.missing, missing=0.0)

@@ -23,7 +23,7 @@ PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q --
 WORKERS := $(shell expr $$(nproc) + 2)# two more than cores: tests of networks wait
 COVERAGE ?=# options of pytest-cov, which nightly gives
 unexport PYTHONDONTWRITEBYTECODE # tests start hundreds of processes, and each would compile the package again
-SOURCES := $(foreach d,src tests examples evaluation benchmarks tools,$(if $(wildcard $(d)/*.py $(d)/*/*.py),$(d)))
+SOURCES := $(wildcard conftest.py) $(foreach d,src tests examples evaluation benchmarks tools,$(if $(wildcard $(d)/*.py $(d)/*/*.py),$(d)))
 
 .PHONY: help demo test check rules types check-install docs wheel nightly test-all bench evaluation fmt clean
 

@@ -7,7 +7,7 @@ In: the expressions of each scan that the query reads, with their roles; the job
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import msgspec
 from msgspec.structs import replace
@@ -301,50 +301,45 @@ def _disclosures(contract: terms.Contract) -> tuple[terms.Disclosure, ...]:
     trainings = () if contract.training is None else (contract.training, *contract.others)
     tables = {scan.scan: scan.table for scan in scans}
 
-    def tell(table: str, what: What, times: int | None = 1, to: str = "server") -> None:
-        found.append(terms.Disclosure(what, "client" if to == "client" else "server", table, times))
+    def tell(table: str, *values: What, times: int | None = 1, to: Literal["server", "client"] = "server") -> None:
+        found.extend(terms.Disclosure(what, to, table, times) for what in values)
 
     for scan in scans:
-        tell(scan.table, "row count")
-        tell(scan.table, "key tokens")
-        tell(scan.table, "cutoff count", sum(moments.column >= 0 for moments in scan.moments))
-        tell(scan.table, "cutoffs", int(any(moments.column < 0 for moments in scan.moments)), to="client")
+        tell(scan.table, "row count", "key tokens")
+        tell(scan.table, "cutoff count", times=sum(moments.column >= 0 for moments in scan.moments))
+        tell(scan.table, "cutoffs", times=int(any(moments.column < 0 for moments in scan.moments)), to="client")
         if scan.merges:
-            tell(scan.table, "group tokens")
-            tell(scan.table, "magnitudes")
-            tell(scan.table, "masked group sums")
-            tell(scan.table, "shared groups", to="client")
-            tell(scan.table, "group sums", to="client")
+            tell(scan.table, "group tokens", "magnitudes", "masked group sums")
+            tell(scan.table, "shared groups", "group sums", to="client")
         if scan.merges == "extremes":
             tell(scan.table, "masked group extremes")
             tell(scan.table, "group extremes", to="client")
-        if purpose in ("train", "explain", "evaluate") and scan.numbers("label"):
-            tell(scan.table, "labels")
-        if purpose in ("train", "explain", "evaluate") and scan.numbers("weight"):
-            tell(scan.table, "weights")
+        if purpose in ("train", "explain", "evaluate"):
+            tell(scan.table, "labels", times=int(bool(scan.numbers("label"))))
+            tell(scan.table, "weights", times=int(bool(scan.numbers("weight"))))
         if purpose == "predict" and scan.numbers("identifier"):
             tell(scan.table, "identifiers")
-        tell(scan.table, "split", sum(own.scan == scan.scan for own in contract.sides))
+        tell(scan.table, "split", times=sum(own.scan == scan.scan for own in contract.sides))
     for block in blocks:
         table = tables[block.scan]
         if purpose in ("predict", "evaluate"):
             copies = [other for other in blocks if other.place == block.place]
             values = sum(other.values for other in copies)
-            tell(table, "scores", len(copies) * (1 + contract.shuffles * len(block.columns)) + values)
+            tell(table, "scores", times=len(copies) * (1 + contract.shuffles * len(block.columns)) + values)
             continue
         if purpose in ("train", "explain"):
             tell(table, "category names" if block.is_masked else "statistics")
             tell(table, "multiplicities", to="client")
         if purpose == "train" and any(training.most_splits for training in trainings):
             most = max(training.most_splits + training.earlier_splits for training in trainings)
-            tell(table, "splits", fits * most)
+            tell(table, "splits", times=fits * most)
         elif purpose == "train" and trainings:
             is_whole = all(training.batch_size is None for training in trainings)
             epochs = max(training.epochs for training in trainings)
-            tell(table, "predictions", fits * (2 * epochs + 2) if is_whole else None)
-            tell(table, "held-out predictions", fits * (epochs + 1))
-            tell(table, "signals", fits * (epochs + 1) if is_whole else None, to="client")
-            tell(table, "parameters", int(trainings[0].releases))
+            tell(table, "predictions", times=fits * (2 * epochs + 2) if is_whole else None)
+            tell(table, "held-out predictions", times=fits * (epochs + 1))
+            tell(table, "signals", times=fits * (epochs + 1) if is_whole else None, to="client")
+            tell(table, "parameters", times=int(trainings[0].releases))
     return tuple(dict.fromkeys(d for d in found if d.times != 0))
 
 

@@ -37,12 +37,9 @@ def memory_limit() -> int:
 
 def free_memory() -> int:
     """Bytes that are still free."""
-    return min([_available(), *(max(limit - used, 0) for limit, used in (*_limits(), *_own_limits()))])
-
-
-def _available() -> int:
     found = _kernel_bytes(_MEMINFO, "MemAvailable:")
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if found is None else found
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if found is None else found
+    return min([available, *(max(limit - used, 0) for limit, used in (*_limits(), *_own_limits()))])
 
 
 def _kernel_bytes(path: Path, name: str) -> int | None:

@@ -10,6 +10,7 @@ work with its `clone` and `is_classifier`, without needing scikit-learn.
 from __future__ import annotations
 
 import inspect
+from html import escape
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -164,10 +165,8 @@ class _RelationalEstimator:
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in changed.items())})"
 
     def _repr_html_(self) -> str:
-        import html
-
         fitted = self.result_._repr_html_() if hasattr(self, "result_") else ""
-        return f"<pre>{html.escape(repr(self))}</pre>{fitted}"
+        return f"<pre>{escape(repr(self))}</pre>{fitted}"
 
 
 class RelationalClassifier(_RelationalEstimator):

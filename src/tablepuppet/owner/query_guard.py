@@ -121,8 +121,8 @@ MOST_HISTORY_ROWS = 50_000_000
 _MERGED = "tablepuppet merged"
 
 
-class DerivedSource:
-    """The rows of a query over sources that the caller opened, and will close."""
+class DerivedSource(Source):
+    """The rows of a query over sources that the caller opened, and will close; nothing is held between two readings."""
 
     def __init__(self, name: str, query: CheckedQuery, sources: Mapping[str, Source], cutoffs: str = "") -> None:
         self.name = name
@@ -167,9 +167,6 @@ class DerivedSource:
     def stamp(self) -> str | None:
         stamps = [source.stamp() for source in self.sources.values()]
         return None if None in stamps else " ".join(map(str, stamps))
-
-    def close(self) -> None:
-        """Nothing is held between two readings."""
 
     def open_rows(self, filter: str | None, text: str | None = None) -> duckdb_source.DuckSource:
         """The rows of the query, or of another one over the same columns."""

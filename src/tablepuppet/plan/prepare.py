@@ -61,11 +61,12 @@ def prepare(mapping: TableMapping, job: Job, noise: AnalystNoise | None = None) 
     summary = summarise(mapping) if sizes is None else sizes.summary
     check_custody(job, summary)
     if job.model.name == "auto":
-        kind = job.model.loss_class or usual_loss(len(mapping.label.classes))
-        job = job.replace(model=kind.model, loss=None)
+        usual = job.model.loss_class or usual_loss(len(mapping.label.classes))
+        job = job.replace(model=usual.model, loss=None)
     job = job.replace(options=job.options_for_run).over(summary.train_rows).with_penalty(summary.train_rows)
     mapping = mapping if job.data.exposure is None else _rates(mapping)
-    loss = _loss(job, mapping)
+    kind = job.model.loss_class or usual_loss(len(mapping.label.classes))
+    loss = kind.of(_label_facts(kind, mapping), **job.model.loss_options)
     check_labels(loss, mapping)
     mapping = add_weights(_unbias_labels(mapping, loss), job)
     _check_stopping(job, mapping, loss)
@@ -157,11 +158,6 @@ def has_sums(job: Job, label: LabelInfo) -> bool:
     kind = job.model.loss_class or usual_loss(len(label.classes))
     is_exact = may_draw(job) and label.channel is None and job.search is None
     return is_exact and algorithm_of(job.options).takes_trees and job.model.is_convex and kind.is_separable()
-
-
-def _loss(job: Job, mapping: TableMapping) -> Loss:
-    kind = job.model.loss_class or usual_loss(len(mapping.label.classes))
-    return kind.of(_label_facts(kind, mapping), **job.model.loss_options)
 
 
 def _label_facts(kind: type[Loss], mapping: TableMapping) -> LabelFacts:

@@ -231,13 +231,13 @@ def canonical(value: Any) -> bytes:
 
 def fingerprint(encoders: Sequence[Encoder], theta: Array, spec: ModelSpec, outputs: int) -> str:
     """One block of a model in thirty-two digits: parameters, encoders and their meaning."""
-    digest = hashlib.sha256(msgspec.json.encode([encoders, spec, outputs], enc_hook=_plain))
+
+    def write_array(value: Any) -> Any:
+        return [value.shape, value.astype(np.int64 if value.dtype.kind == "i" else np.float64).tobytes().hex()]
+
+    digest = hashlib.sha256(msgspec.json.encode([encoders, spec, outputs], enc_hook=write_array))
     digest.update(np.ascontiguousarray(theta, np.float64).tobytes())
     return digest.hexdigest()[:32]
-
-
-def _plain(value: Any) -> Any:
-    return [value.shape, value.astype(np.int64 if value.dtype.kind == "i" else np.float64).tobytes().hex()]
 
 
 _ROLES = {

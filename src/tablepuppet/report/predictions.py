@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Columns = Mapping[str, Sequence[float]]
 _MAX_CLASSES = 20  # that a table in the page has room for
 _MAX_WEIGHTS = 6000  # in the page, which keeps it small; the run's record has them all
+_PRECISION_RECALL = ("recall", "precision", "threshold", "f1")
 
 
 class Drawing(msgspec.Struct, frozen=True):
@@ -70,8 +71,8 @@ def _draw_predictions(found: Sequence[tuple[str, str, CurvesRecord]]) -> dict[st
         share = min(curves.precision_recall["precision"][0] for _, _, curves in curved)
         for title, columns, (start, end) in (
             ("ROC", _roc, (0.0, 1.0)),
-            ("Precision and recall", _precision_recall, (share, share)),
-            ("Calibration", lambda curves: curves.calibration, (0.0, 1.0)),
+            ("Precision and recall", lambda c: {n: c.precision_recall[n] for n in _PRECISION_RECALL}, (share, share)),
+            ("Calibration", lambda c: c.calibration, (0.0, 1.0)),
         ):
             lines = [(i, name, columns(curves)) for i, name, curves in curved]
             charts.append(_draw_lines(title, lines, limits=(0.0, 1.0), guide=((0.0, start), (1.0, end))))
@@ -105,10 +106,6 @@ def _roc(curves: CurvesRecord) -> Columns:
     wrong = [count / max(1, negatives) for count in found]
     ends = {"false positive rate": [*wrong, 0.0], "true positive rate": [*c["recall"], 0.0]}
     return {**ends, "threshold": [*c["threshold"], 1.0]}
-
-
-def _precision_recall(curves: CurvesRecord) -> Columns:
-    return {name: curves.precision_recall[name] for name in ("recall", "precision", "threshold", "f1")}
 
 
 def _residuals(numbers: NumbersRecord) -> Columns:

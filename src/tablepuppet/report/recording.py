@@ -55,6 +55,7 @@ def record_of(result: Result) -> r.RunRecord:
         job=job.replace(epochs=max(1, len(result.history))),
         widths=tuple(block.width for block in result.blocks),
     )
+    slowest = np.concatenate([[0], np.cumsum([one.slowest for one in result.traffic.each_round], dtype=np.int64)])
     pairs = [(number, output) for number, group in enumerate(result.trees) for output in range(len(group))]
     record = r.RunRecord(
         name=job.algorithm,
@@ -65,7 +66,7 @@ def record_of(result: Result) -> r.RunRecord:
         metrics={side: {**of} for side, of in result.metrics.items()},
         baseline={**result.baseline},
         baseline_name=result.baseline_name,
-        history=_history(result),
+        history=[_copy_fields(r.Epoch, one, slowest_bytes=int(slowest[one.rounds])) for one in result.history],
         epoch=result.epoch,
         converged=result.converged,
         notes=result.remarks,
@@ -138,11 +139,6 @@ def _data(result: Result) -> r.DataRecord:
     ]
     outputs = result.plan.loss.outputs
     return _copy_fields(r.DataRecord, mapping, relations=list(mapping.fits), blocks=blocks, outputs=outputs)
-
-
-def _history(result: Result) -> list[r.Epoch]:
-    slowest = np.concatenate([[0], np.cumsum([one.slowest for one in result.traffic.each_round], dtype=np.int64)])
-    return [_copy_fields(r.Epoch, record, slowest_bytes=int(slowest[record.rounds])) for record in result.history]
 
 
 def _coefficients(result: Result) -> r.Coefficients:

@@ -202,7 +202,7 @@ _DRIVERS: Final[Mapping[str, Callable[[SourceSpec, str, str], Driver]]] = {
 }
 
 
-class DuckFile:
+class DuckFile(Source):
     """A table of an owner's DuckDB file. Whoever has it open keeps writers out: it is open while it is read."""
 
     def __init__(self, name: str, open_file: Callable[[], duckdb_source.DuckSource]) -> None:
@@ -220,12 +220,6 @@ class DuckFile:
     def read(self, expressions: Sequence[str], filter: str | None) -> pa.Table:
         with self._open_for_reading() as opened:
             return opened.read(expressions, filter, duckdb_source.MOST_HELD)
-
-    def stamp(self) -> str | None:
-        return None
-
-    def close(self) -> None:
-        """It is open while it is read, and then only."""
 
     @contextmanager
     def _open_for_reading(self) -> Iterator[duckdb_source.DuckSource]:

@@ -44,9 +44,11 @@ class Source(Protocol):
 
     def stamp(self) -> str | None:
         """A text that is another one whenever the table may have changed; None: there is no telling."""
+        return None
 
     def close(self) -> None:
-        """Gives back files and connections; closing twice does no harm."""
+        """Gives back files and connections, if there are any; closing twice does no harm."""
+        return
 
 
 class SourceSpec(msgspec.Struct, frozen=True):

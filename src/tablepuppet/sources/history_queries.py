@@ -59,7 +59,7 @@ def pair_keys(text: str, keys: Sequence[str]) -> str:
     tree = parse_one(text, dialect="duckdb")
     select = _reader(tree)
     join = next(join for join in select.args["joins"] if is_cutoffs(join.this))
-    equal = [_column(f"{KEY} {k}", CUTOFFS).eq(_find_output(select, key)) for k, key in enumerate(keys)]
+    equal = [exp.column(f"{KEY} {k}", CUTOFFS, quoted=True).eq(_find_output(select, key)) for k, key in enumerate(keys)]
     bounds = join.args.get("on")
     join.set("on", exp.and_(*equal, *([] if bounds is None else [bounds.copy()]), copy=False))
     join.set("kind", None)
@@ -113,13 +113,10 @@ def _rows(select: exp.Select, items: Sequence[exp.Expr], *, with_cutoffs: bool) 
 def _find_output(select: exp.Select, name: str) -> exp.Expr:
     """What an output is made of, where it is a column that a * stands for too."""
     if select.args["from_"].this.alias_or_name == KEYS:
-        return _column(name, KEYS)
+        return exp.column(name, KEYS, quoted=True)
     for item in select.expressions:
         if item.alias_or_name.lower() == name.lower() and not item.is_star:
             bare: exp.Expr = item.unalias()
             return bare.copy()
-    return _column(name, next(item.table for item in select.expressions if item.is_star and item.table))
-
-
-def _column(name: str, table: str) -> exp.Column:
-    return exp.column(exp.to_identifier(name, quoted=True), exp.to_identifier(table, quoted=True))
+    table = next(item.table for item in select.expressions if item.is_star and item.table)
+    return exp.column(name, table, quoted=True)

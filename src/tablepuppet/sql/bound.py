@@ -17,7 +17,6 @@ from typing import Literal, NamedTuple
 
 import msgspec
 from sqlglot import exp
-from sqlglot.expressions import SAFE_IDENTIFIER_RE
 
 from tablepuppet.privacy.options import KeyMode
 from tablepuppet.protocol.columns import ColumnInfo, CutoffType, Kind, Merges, decimal_scale
@@ -271,16 +270,9 @@ def format_expression(expression: exp.Expr, alias: str | None = None) -> str:
     """The expression for a reader: quotes only where they are needed, and `alias` before each column."""
 
     def plain(part: exp.Expr) -> exp.Expr:
-        if not isinstance(part, exp.Column):
-            return part
-        table = None if alias is None else _identifier(alias)
-        return exp.Column(this=_identifier(part.name), table=table)
+        return exp.column(part.name, table=alias) if isinstance(part, exp.Column) else part
 
     return expression.transform(plain).sql("duckdb", comments=False)
-
-
-def _identifier(name: str) -> exp.Identifier:
-    return exp.Identifier(this=name, quoted=SAFE_IDENTIFIER_RE.match(name) is None)
 
 
 _NUMBERS: frozenset[Kind] = frozenset({"integer", "float", "decimal"})

@@ -47,9 +47,9 @@ class Correlation:
 
     def on(self, name: exp.Identifier) -> exp.Expr:
         """The condition that joins the history's rows, called `name`."""
-        equal = [other.copy().eq(column_of(f"{KEY} {k}", name)) for k, (_, other) in enumerate(self.keys)]
+        equal = [other.copy().eq(exp.column(f"{KEY} {k}", name, quoted=True)) for k, (_, other) in enumerate(self.keys)]
         if self.moment is not None:
-            equal.append(self.moment.copy().eq(column_of(AT, name)))
+            equal.append(self.moment.copy().eq(exp.column(AT, name, quoted=True)))
         return exp.and_(*equal, copy=False)
 
     def columns(self) -> list[exp.Expr]:
@@ -97,7 +97,7 @@ class Correlation:
             return column
         if isinstance(value, exp.Literal):
             return exp.Coalesce(this=column, expressions=[value.copy()])
-        mark = column_of(AT if self.moment is not None else f"{KEY} 0", name)
+        mark = exp.column(AT if self.moment is not None else f"{KEY} 0", name, quoted=True)
         missing = exp.Is(this=mark, expression=exp.Null())
         return exp.Case(ifs=[exp.If(this=missing, true=value.copy())], default=column)
 
@@ -204,7 +204,7 @@ def has_cutoff(node: exp.Expr) -> bool:
 
 
 def cutoff_column() -> exp.Column:
-    return column_of(CUTOFF, exp.to_identifier(CUTOFFS, quoted=True))
+    return exp.column(CUTOFF, CUTOFFS, quoted=True)
 
 
 def cutoff_table() -> exp.Table:
@@ -213,10 +213,6 @@ def cutoff_table() -> exp.Table:
 
 def mark_found() -> exp.Expr:
     return exp.alias_(exp.true(), FOUND, quoted=True)
-
-
-def column_of(name: str, table: exp.Identifier) -> exp.Column:
-    return exp.Column(this=exp.to_identifier(name, quoted=True), table=table.copy())
 
 
 def derived_table(query: exp.Select, name: exp.Identifier) -> exp.Subquery:

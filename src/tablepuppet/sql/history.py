@@ -29,7 +29,7 @@ from tablepuppet.sources.grouped_queries import grouped_by, named_items
 from tablepuppet.sources.history_queries import AT, AT_ONCE, BEGINS, KEY, KEYS
 from tablepuppet.sources.syntax import conditions_of, conjuncts_of, relations_of, unused_name
 from tablepuppet.sql import correlation
-from tablepuppet.sql.correlation import ORDER, Correlation, column_of, correlate, derived_table, name_items
+from tablepuppet.sql.correlation import ORDER, Correlation, correlate, derived_table, name_items
 from tablepuppet.sql.grammar import At, refusal
 from tablepuppet.sql.groups import has_aggregate
 from tablepuppet.sql.ucq import Tables
@@ -137,7 +137,7 @@ class _Branch:
         name = exp.to_identifier(source.alias_or_name)
         keys = exp.select(*found.columns()[:-1]).distinct().from_(source.copy())
         listed = exp.to_identifier(KEYS, quoted=True)
-        equal = [own.copy().eq(column_of(f"{KEY} {k}", listed)) for k, (own, _) in enumerate(found.keys)]
+        equal = [own.copy().eq(exp.column(f"{KEY} {k}", listed, quoted=True)) for k, (own, _) in enumerate(found.keys)]
         star = exp.Column(this=exp.Star(), table=name.copy())
         derived = exp.select(star, *found.columns())
         derived = derived.from_(derived_table(keys, listed) if found.keys else correlation.cutoff_table())
@@ -202,7 +202,7 @@ class _Branch:
         for condition in conjuncts_of(join.args.get("on")):
             for column in list(condition.find_all(exp.Column)):
                 if column.table.lower() == name.name.lower() and column.name.lower() in moments:
-                    column.replace(column_of(at, name))
+                    column.replace(exp.column(at, name, quoted=True))
             on.append(condition)
         join.this.replace(derived_table(derived, name))
         join.set("on", exp.and_(*on, copy=False))
@@ -297,7 +297,7 @@ class _Branch:
             raise self._refuse("a subquery in the SELECT list gives one value; write LIMIT 1", scalar.node)
         item = exp.alias_(found.query.expressions[0].unalias().copy(), "value", quoted=True)
         self._add(found.latest([item, correlation.mark_found()], limit, found.query.args.get("order")), found, name)
-        self._show(scalar, column_of("value", name))
+        self._show(scalar, exp.column("value", name, quoted=True))
 
     def _join_values(self, scalars: Sequence[_Scalar]) -> None:
         """Aggregates over one history; a condition that not all of them have becomes a FILTER of those that do."""
@@ -311,7 +311,7 @@ class _Branch:
             column = f"value {number}"
             items.append(exp.alias_(value, column, quoted=True))
             missing = correlation.value_without_rows(items[-1], self._refuse)
-            shown.append(first.fill(missing, column_of(column, name), name))
+            shown.append(first.fill(missing, exp.column(column, name, quoted=True), name))
         shared = [c for c in conditions[0] if c.sql() in common]
         self._add(first.groups([*items, correlation.mark_found()], shared), first, name)
         for scalar, value in zip(scalars, shown, strict=True):
@@ -351,7 +351,7 @@ class _Branch:
         for item in self.select.expressions:
             is_star = isinstance(item, exp.Column) and isinstance(item.this, exp.Star)
             is_own = is_star and item.table.lower() == name.name.lower()
-            items += [column_of(output, name) for output in outputs] if is_own else [item]
+            items += [exp.column(output, name, quoted=True) for output in outputs] if is_own else [item]
         self.select.set("expressions", items)
 
     def _check_plain(self, query: exp.Select, at: exp.Expr) -> None:

@@ -5,8 +5,6 @@ expression itself, and answers a wrong request with a Failure that holds no data
 send (the paper's three functions) are one call: a frame in, a frame out.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping

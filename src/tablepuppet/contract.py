@@ -4,8 +4,6 @@ In: the expressions of each scan that the query reads, with their roles; the job
 `Contract` for each client, over its own scans and blocks alone. Every later request to a client must be in it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 

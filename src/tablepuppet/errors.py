@@ -18,8 +18,6 @@ A message states the fault, the finding and the next step. It never holds a
 row's value, a key, a label or a secret.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from difflib import get_close_matches

@@ -4,8 +4,6 @@ Also makes foreign text safe to show: no control character reaches a terminal or
 notebooks: small fragments, without script and without style sheets of their own, in which all text is escaped.
 """
 
-from __future__ import annotations
-
 import math
 import unicodedata
 from collections.abc import Iterable, Sequence

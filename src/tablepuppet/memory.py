@@ -9,8 +9,6 @@ the whole process: commands and the service set them (`train`, `serve`, `join`, 
 process.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import resource

@@ -4,8 +4,6 @@ In: a path and a function that writes a file. Out: the file, or an error of the 
 `check_place` checks the folder first, so that hours of training do not end at a folder that does not exist.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 from collections.abc import Callable

@@ -10,8 +10,6 @@ One pool of threads walks over the lanes of joined rows. It keeps as many result
 result can be as large as the tables, so a lane is begun only when an earlier one's result has been taken.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections import deque

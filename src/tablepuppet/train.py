@@ -1,7 +1,5 @@
 """The story of a training run: text → query → tables → mapping → plan → result."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

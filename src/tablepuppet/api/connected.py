@@ -3,8 +3,6 @@
 A user's end: it submits jobs, follows them and gets their results, over one connection per question.
 """
 
-from __future__ import annotations
-
 import logging
 import random
 import time

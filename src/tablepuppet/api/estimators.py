@@ -7,8 +7,6 @@ arguments, `fit` returns self, learned attributes end in an underscore, use befo
 work with its `clone` and `is_classifier`, without needing scikit-learn.
 """
 
-from __future__ import annotations
-
 import inspect
 from html import escape
 from pathlib import Path

@@ -14,8 +14,6 @@ the columns of the label's table. Out: the query in which that table carries the
 test, and the condition `test_where`. The label's owner computes that moment, and nobody else learns it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple

@@ -5,8 +5,6 @@ Each client has its own tables, rules and secret; all share a key that the serve
 A federation file is TOML (docs/cli.md). Relative paths are relative to the folder of the file that names them.
 """
 
-from __future__ import annotations
-
 import hmac
 import secrets
 import tomllib

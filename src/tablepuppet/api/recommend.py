@@ -5,8 +5,6 @@ Out: a query in which that user meets every item, and one of the items that the 
 under the owners' rules for it; owners are asked for nothing else. Also here: the quality of recommended orders.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

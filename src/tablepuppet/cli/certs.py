@@ -1,7 +1,5 @@
 """tablepuppet certs: a small certificate authority for one federation."""
 
-from __future__ import annotations
-
 import os
 import secrets
 from pathlib import Path

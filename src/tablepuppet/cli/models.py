@@ -4,8 +4,6 @@ compare and drift are for cron: is the new model worse, are the rows still those
 if it is worse or the rows have drifted, so that a script can retrain, or keep the old model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,8 +1,6 @@
 """A federation's processes (serve, join), its runs (status, submit, wait, resume, cancel), and an owner's decisions
 (contracts, approve, deny, log)."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal

@@ -3,8 +3,6 @@
 The demo makes its own runs: sixteen airlines and three other owners train one model, by each algorithm.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

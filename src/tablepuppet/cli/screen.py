@@ -3,8 +3,6 @@
 With --json a command writes one JSON document and nothing else to standard output. Progress appears only on a terminal.
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 import sys

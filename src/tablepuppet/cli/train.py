@@ -12,8 +12,6 @@ read_job: the file's path → a JobFile: the query, the arguments of Federation.
 paths are relative to the file that names them.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import tomllib

@@ -8,8 +8,6 @@ The question: will a flight arrive more than a quarter of an hour late? Features
 scheduled departure, so there is no departure delay and no arrival time.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pyarrow as pa

@@ -3,8 +3,6 @@
 A *part* is one client's share of a block: some feature columns of a scan, for the rows that matter.
 """
 
-from __future__ import annotations
-
 import hmac
 from typing import Annotated
 

@@ -7,8 +7,6 @@ Keys for masks follow from this owner's secret, the contract and the aggregates;
 the clients received. A client that is asked the same again answers the same. No mask serves two different answers.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 from typing import Annotated

@@ -6,8 +6,6 @@ another. Only distinct moments leave, never whose they are. Where both owners gr
 tokens of the keys that it is about.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Join keys: as tokens or in plain, in an order that only the clients know, or blinded by all owners of a domain."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Annotated

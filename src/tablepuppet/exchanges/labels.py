@@ -1,7 +1,5 @@
 """Labels and weights of a table's rows, and each row's side of the split."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from functools import partial
 from typing import Annotated, Literal

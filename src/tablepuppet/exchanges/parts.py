@@ -4,8 +4,6 @@ kept; after the last they are released or held.
 All clients of a block share its encoders. A baseline in one process may pool the encoded features.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """Predictions: rows scored by a model that is sent, or by the part of one that its owner holds, and what names rows."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Annotated, Any
 

@@ -3,8 +3,6 @@
 Nothing is read before. All that a job will ask for is judged here, before its first row leaves.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 from collections.abc import Collection

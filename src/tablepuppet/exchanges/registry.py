@@ -4,8 +4,6 @@ A subject's exchanges are all that its module declares; an algorithm declares it
 ends decode only the requests and answers in this list, and find every check in it.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any, Union
 
 from tablepuppet.algorithms.boosting import exchanges as boosting

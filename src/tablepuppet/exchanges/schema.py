@@ -4,8 +4,6 @@ A *scan* is one client's reading of one table under one filter; row numbers are 
 contract is proposed (proposal.py).
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import msgspec

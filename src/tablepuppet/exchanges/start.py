@@ -1,7 +1,5 @@
 """The start of training: makes a part's model, and sends the numbers that the server half needs."""
 
-from __future__ import annotations
-
 import secrets
 from collections import Counter
 from functools import partial

@@ -4,8 +4,6 @@ A summand adds to what all clients of a block share. Its first array is as large
 curvatures of theirs. Under masks nothing can be read in it but its shape and scale, so these are held to.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from math import isfinite, isqrt

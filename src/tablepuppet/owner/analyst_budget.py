@@ -5,8 +5,6 @@ without noise; then the charge in the owner's log, and the asker's remaining ε.
 trust it with exact rows, as in every job; this module limits the server's answers to analysts (docs/guarantees.md).
 """
 
-from __future__ import annotations
-
 import math
 import secrets
 from collections.abc import Callable, Iterator

@@ -16,8 +16,6 @@ The library holds Python's lock while it multiplies. Many keys are shared out am
 reads its share from one pipe, writes the result to another, and knows nothing else.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import os

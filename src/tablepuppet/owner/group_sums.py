@@ -11,11 +11,9 @@ holds a group makes its merged states from the words of all.
     least, greatest     whether there is a value, and its bits
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -53,7 +51,7 @@ class Partials(msgspec.Struct, frozen=True, eq=False):
     @classmethod
     def of(
         cls, rows: pa.Table, infos: Sequence[ColumnInfo], casts: Sequence[str], query: GroupedQuery, key: bytes
-    ) -> Partials:
+    ) -> Self:
         """From the rows of a partial query; `infos`, `casts`: the kinds of its columns."""
         groups, states = query.groups, query.states
         if any(info.kind == "float" for info in infos[:groups]):

@@ -5,8 +5,6 @@ and Sorenson 1993), of public numbers: how long it takes depends on them. A nint
 take, which blinding.py uses where there are few keys, and the tests as the oracle.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 

@@ -8,8 +8,6 @@ does not depend on how the table is cut into consecutive slices among clients, a
 Folds may keep groups together, or go by time.
 """
 
-from __future__ import annotations
-
 import hmac
 from collections.abc import Callable, Sequence
 from hashlib import blake2b

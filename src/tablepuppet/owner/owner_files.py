@@ -9,8 +9,6 @@ the command `tablepuppet approve`, a program or a console writes a decision here
     state/orders/approvals.json           decisions: which contract or which asker and columns, until when
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import secrets

@@ -14,8 +14,6 @@ A line that was being written when the machine died let nothing leave: it is cut
 releases wrote hashes of single lines and a file `account.json`; both are read in once.
 """
 
-from __future__ import annotations
-
 import getpass
 import hashlib
 import logging

@@ -8,8 +8,6 @@ predictions with it. A part is applied only to the expressions that it was train
 its own choice a server could read the parameters off the predictions.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re

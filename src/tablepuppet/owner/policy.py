@@ -10,8 +10,6 @@ In: such a file's rules (`read_policy`). Out: a Policy, whose checks pass or rai
 that names the rule. A contract is judged by them, and every request by its contract (exchanges/proposal.py).
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Callable, Collection
 from pathlib import Path

@@ -13,8 +13,6 @@ MergedSource: the same for a query over groups whose rows lie at several clients
 those of others. Its rows are those of the query over the merged groups, with the same names and types.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import lru_cache

@@ -16,15 +16,13 @@ et al., "What's the difference?", SIGCOMM 2011). Its size follows from the limit
 is added to three cells. The cells of two sets are subtracted, and the remainder is decoded row by row.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import os
 import sqlite3
 import threading
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import duckdb
 import msgspec
@@ -151,7 +149,7 @@ class Sketch(msgspec.Struct, frozen=True, eq=False):
     cells: NDArray[np.uint64]  # (3, lines, cells)
 
     @classmethod
-    def of(cls, keys: Keys, size: int) -> Sketch:
+    def of(cls, keys: Keys, size: int) -> Self:
         cells = np.zeros((3, _HASHES, size), np.uint64)
         _add_rows(cells, np.stack([np.ones_like(keys), keys, mix(keys ^ _CHECK)]))
         return cls(len(keys), cells)
@@ -169,10 +167,10 @@ class Sketch(msgspec.Struct, frozen=True, eq=False):
         return self.cells.astype("<u8").tobytes()
 
     @classmethod
-    def from_bytes(cls, rows: int, size: int, content: bytes) -> Sketch:
+    def from_bytes(cls, rows: int, size: int, content: bytes) -> Self:
         return cls(rows, np.frombuffer(content, "<u8").reshape(3, _HASHES, size).astype(np.uint64))
 
-    def difference(self, other: Sketch, limit: int) -> int | None:
+    def difference(self, other: Self, limit: int) -> int | None:
         """By how many rows two sets differ, where it is fewer than `limit`; None: by more."""
         cells = self.cells - other.cells
         if int(cells.any(axis=0).sum(axis=1).max()) >= limit:  # each row that differs is in one cell of each line

@@ -18,8 +18,6 @@ For a query over an owner's tables: its expressions and conditions over one tabl
 chooses rows by their order or number: single rows would then leave through any aggregate.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 

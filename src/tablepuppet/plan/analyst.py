@@ -4,11 +4,10 @@ In: a bound query and a job. Out: its terms, or a refusal of anything without a 
 the sizes of a mapping under noise. Plans and printed output follow from noisy sizes alone, and reveal nothing more.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import msgspec
 import numpy as np
@@ -220,7 +219,7 @@ class NoisySizes(msgspec.Struct, frozen=True):
     labels: tuple[Array, Array]  # values, and how many training rows have each
 
     @classmethod
-    def of(cls, mapping: TableMapping, noise: AnalystNoise) -> NoisySizes:
+    def of(cls, mapping: TableMapping, noise: AnalystNoise) -> Self:
         """One joined row counts on its side, for its class, for a row of each relation and of each block."""
         exact = summarise(mapping)
         scan = next(n for n, own in enumerate(mapping.bound.scans) if own.budgeted)

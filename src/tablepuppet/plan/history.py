@@ -3,8 +3,6 @@
 In: a summary of the mapping. Out: lines for explain, an Insight per owner of a history, and notes on leaks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from sqlglot import exp, parse_one

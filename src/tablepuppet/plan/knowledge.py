@@ -7,8 +7,6 @@ Custody: either the result or the block's owner alone keeps a block's trained pa
 can only train where the server never sees them (PolicyError otherwise).
 """
 
-from __future__ import annotations
-
 import re
 
 import msgspec

@@ -1,7 +1,5 @@
 """Plan: the run to come, as data. `explain` renders it, the engine runs it."""
 
-from __future__ import annotations
-
 import json
 from functools import cached_property
 from typing import Any, cast

@@ -12,8 +12,6 @@ training uses it:
 Penalties and signs are matched with the names of blocks and features. Arrays over rows live here, and end with the run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from math import log2
 from typing import Any

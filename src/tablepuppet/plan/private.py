@@ -4,8 +4,6 @@ In: a job and a table mapping. Out: a `PrivatePlan`: the facts that clients comp
 the job's planned spending. algorithms/noise.py has the noise itself. Nothing here reads a feature.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -8,8 +8,6 @@ share the further messages here. A part answers an update with its predictions, 
 over the block, in plain numbers (`Partial`) or under masks (`Masked`). Their rules are in exchanges/steps.py.
 """
 
-from __future__ import annotations
-
 import sys
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_type_hints

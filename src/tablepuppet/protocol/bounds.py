@@ -5,8 +5,6 @@ and lists are declared with the field (`msgspec.Meta`). This module relates fiel
 shape, or to earlier answers (`Known`).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Sized
 from dataclasses import dataclass, field

@@ -11,8 +11,6 @@ this one field is read here by hand. Arrow itself verifies the rest, and `Table.
 offset and index.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 import threading

@@ -1,7 +1,5 @@
 """Columns as both ends speak of them: their kinds, statistics over a part's rows, and the encoders made from those."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Literal
 

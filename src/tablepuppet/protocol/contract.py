@@ -5,8 +5,6 @@ its receiver and its limit, and the noise. Its hash names it in logs and approva
 answers within it, and nothing else (owner/enforcement.py).
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Sequence
 from html import escape

@@ -16,8 +16,6 @@ restored from an older copy or forked: its first `size` entries have another roo
 proof shows the same without the entries: it has some log₂ n hashes (RFC 6962, section 2.1.2).
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import hashlib

@@ -8,8 +8,6 @@ fallbacks: a chart follows the page's light or dark scheme, and also stands alon
 hover, without any script.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -8,8 +8,6 @@ A card states the data, the model, its quality and all disclosures. The record d
 what: the card leaves this to its owner, as a heading with a question.
 """
 
-from __future__ import annotations
-
 import json
 import textwrap
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ JSON holds a record in full, and gives it back. The report is rendered from reco
 has just ended (recording.py) look the same.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Literal
 

@@ -8,8 +8,6 @@ A column of SQLite may hold values of any type. Its declared type says which are
 error, never a silent zero. The file is opened for reading only.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -4,11 +4,9 @@ In: raw Arrow columns. Out: codes, sketches that clients of one block make commo
 A vector counts as one column per entry.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -46,7 +44,7 @@ class RawColumn(msgspec.Struct, frozen=True, eq=False):
     def __len__(self) -> int:
         return len(self.values)
 
-    def take(self, rows: RowNumbers) -> RawColumn:
+    def take(self, rows: RowNumbers) -> Self:
         """These rows; −1 is one that was not found."""
         return replace(self, values=np.append(self.values, self.values.dtype.type(self.absent))[rows])
 

@@ -9,8 +9,6 @@ is released. Columns of a long table are therefore copied into memory of their o
 repeat become codes on the way, so that nobody hashes them again.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final

@@ -14,8 +14,6 @@ Row order: a scan is read once a job and kept (store.py), so row numbers cannot 
 plans that do not reorder, so that two reads of an unchanged table agree too.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re

@@ -9,9 +9,8 @@ In: merged statistics. Out: an encoder per feature, and the encoded rows (docs/a
   encoded like any other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
+from typing import Self
 
 import msgspec
 import numpy as np
@@ -44,7 +43,7 @@ class KnownNames(msgspec.Struct, frozen=True, eq=False):
     width: int
 
     @classmethod
-    def of_ids(cls, names: pa.Array, codes: Codes, encoder: IdEncoder) -> KnownNames:
+    def of_ids(cls, names: pa.Array, codes: Codes, encoder: IdEncoder) -> Self:
         """Ids as their owner knows them."""
         return cls(names, codes, encoder.count if encoder.has_missing else -1, -1, encoded_width(encoder))
 

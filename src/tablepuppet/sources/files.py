@@ -9,8 +9,6 @@ store's files and fetches changed ones again. Credentials come the store's own w
 role), or placeholders in the URL (databases.py); none is ever printed.
 """
 
-from __future__ import annotations
-
 import base64
 import glob
 import hashlib

@@ -11,8 +11,6 @@ The first runs over one client's rows. Its *states* s are merged group by group 
 second runs over the merged groups.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple

@@ -8,8 +8,6 @@ nothing but the row. It cannot make a value grow beyond the length of the expres
 machine with a short text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from typing import Final
 

@@ -8,8 +8,6 @@ and cutoff, and to count rows first. Keys of a query are outputs of it. Each sta
 cutoff is about one key.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

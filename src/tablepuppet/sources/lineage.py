@@ -15,9 +15,8 @@ and another one come.
 Nothing is read: the answer holds for every content of the tables. Anything that cannot be resolved has no bound.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Self
 
 import msgspec
 from msgspec.structs import replace
@@ -92,7 +91,7 @@ class _Joined(msgspec.Struct):
     keys: list[frozenset[Name]]
 
     @classmethod
-    def of(cls, alias: str, rows: _Rows) -> _Joined:
+    def of(cls, alias: str, rows: _Rows) -> Self:
         keys = [frozenset((alias, column) for column in key) for key in rows.keys]
         return cls({alias: rows}, dict(rows.stability), keys)
 
@@ -271,10 +270,8 @@ _CONDITIONS = ("where", "having", "qualify")
 
 def _parts(node: exp.Expr) -> list[exp.Expr]:
     """The expressions of a SELECT or of a join: all but its sources."""
-    sources = (exp.From, exp.With, exp.Join)
-    children = [c for key, c in node.args.items() if not (isinstance(node, exp.Join) and key == "this")]
-    flat = [c for child in children for c in (child if isinstance(child, list) else [child])]
-    return [c for c in flat if isinstance(c, exp.Expr) and not isinstance(c, sources)]
+    children = (c for c in node.iter_expressions() if not (isinstance(node, exp.Join) and c.arg_key == "this"))
+    return [c for c in children if not isinstance(c, exp.From | exp.With | exp.Join)]
 
 
 def _without_bound(rows: _Rows) -> dict[str, int | None]:

@@ -7,8 +7,6 @@ same table with one more column, a fixed-size list, which a query selects as a f
 where it is. With a cache folder, equal texts under the same embedder are never embedded twice.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import secrets
@@ -17,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -191,7 +189,7 @@ class _Kept:
     vectors: NDArray[np.float32]
 
     @classmethod
-    def open(cls, using: str | Embedder, cache: Path | None) -> _Kept:
+    def open(cls, using: str | Embedder, cache: Path | None) -> Self:
         named = using if isinstance(using, str) else f"{using.__module__}.{getattr(using, '__qualname__', using)}"
         digest = hashlib.sha256(named.encode()).hexdigest()[:24]
         file = None if cache is None else cache / f"embedding-{digest}.parquet"

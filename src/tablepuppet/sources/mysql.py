@@ -5,8 +5,6 @@ In: a URL, mysql://user:password@host:3306/shop, and a table. Out: a Driver. MyS
 computed there either. Rows come in the order of the primary key.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import socket

@@ -4,8 +4,6 @@ In: a URL as libpq takes it (also with PGUSER, PGPASSWORD, a password file or a 
 `schema.items`. Out: a Driver. The session is read-only, in UTC, and asks for plans that keep a table's own order.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any, Final

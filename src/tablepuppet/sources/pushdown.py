@@ -8,8 +8,6 @@ accepts are pushed down. The client's own DuckDB computes the rest over the colu
 ln(0), integer division, casts, LIKE with escapes, upper case of ß and more.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal

@@ -10,8 +10,6 @@ The next job reads changed files anew: when a job begins, a source opens its fil
 during a job, the source refuses to read and names them.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable, Sequence

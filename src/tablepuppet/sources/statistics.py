@@ -11,11 +11,9 @@ are agreed on, these arrays sum over the clients to the counts and moments of al
     second   Σ G (x − m), Σ G (x − m)²  about the mean m that the first sum gave, which cancels less than Σ G x² would
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Self, cast
 
 import msgspec
 import numpy as np
@@ -169,7 +167,7 @@ class RowWeights(NamedTuple):
     weights: Array | None  # None: alike
 
     @classmethod
-    def of(cls, taken: RowNumbers | None, multiplicity: NDArray[Any] | None) -> RowWeights:
+    def of(cls, taken: RowNumbers | None, multiplicity: NDArray[Any] | None) -> Self:
         if taken is None:
             return cls(None, None if multiplicity is None else floats(multiplicity))
         rows, where = np.unique(taken, return_inverse=True)

@@ -1,7 +1,5 @@
 """Helpers for sqlglot's trees: conditions that AND joins, relations of FROM, free names."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from itertools import count
 

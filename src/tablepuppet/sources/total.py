@@ -9,8 +9,6 @@ TRY takes no aggregate. Sums and means are of doubles, which do not overflow, an
 in a function of their values. Any other failure gives the same refusal, whatever its reason (client.py).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 

@@ -11,8 +11,6 @@ NOT IN and NOT EXISTS become an anti-join on the same keys. IN and EXISTS become
 the keys. Groups, windows and the like over several owners' rows cannot be rewritten.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import msgspec

@@ -13,8 +13,6 @@ rows to predict on may lack it. The relation that held the label is the *base*. 
 and carries its key.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ from the rows that hold it. In: SQL over the label's table, as a user writes it 
 where nothing was asked for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import msgspec

@@ -4,8 +4,6 @@ In: a SELECT that names columns of an outer table. Out: its equal keys, the one 
 and its other conditions. Then the queries for its rows, groups or latest rows per key and cutoff (sql/history.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast

@@ -13,8 +13,6 @@ a table would disagree. An owner would refuse these too, but their reason deserv
 `refuse` and its like: a node of the syntax tree or an offset → line and column, and the error that points there.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

@@ -10,8 +10,6 @@ join/keys.py sees whether two clients share one.
 Names of WITH are replaced by their queries (sql/parsing.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 

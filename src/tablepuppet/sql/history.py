@@ -17,8 +17,6 @@ The owner of r runs that query. Its cutoffs are the distinct values of t.ts. The
 r, and to nobody else (exchanges/history.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -5,8 +5,6 @@ the subquery's expression for x. None where a column's table does not follow fro
 does more than join.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec

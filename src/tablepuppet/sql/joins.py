@@ -13,8 +13,6 @@ there, which DuckDB computes. See Galindo-Legaria and Rosenthal, "Outerjoin simp
 optimization" (TODS 22, 1997).
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Every column then names its table's alias and is spelt as its owner spells it; s
 equality; each item belongs to one table.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import msgspec

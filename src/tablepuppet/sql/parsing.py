@@ -4,8 +4,6 @@ sqlglot makes the tree of one SELECT statement. An invalid text, however long, d
 strange, always raises a QueryError.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 

@@ -7,8 +7,6 @@ numbers its relations in the order of the FROM clause. A bound branch numbers th
 every join meets a relation that is already there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 read_from: its FROM clause → one Source for each table, in the order of the text.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from msgspec.structs import replace

@@ -15,8 +15,6 @@ table that it is about:
     FROM orders o … WHERE o.id IN (SELECT id FROM returns)     →     FROM (SELECT * FROM orders o WHERE o.id IN (…)) o
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Literal
 

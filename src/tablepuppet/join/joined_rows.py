@@ -29,12 +29,13 @@ from tablepuppet.arrays import (
     VALUES_PER_SORTED_PIECE,
     Array,
     RowNumbers,
+    distinct_values,
     floats,
     pieces,
 )
 from tablepuppet.join.row_index import IndexFacts, RowIndex, count_rows, distinct, gather, rises
 from tablepuppet.join.walk import BlockValues, JoinStep, Lane, LaneResult, Pass, Shard, Sums, Work, add_sums, walk_lane
-from tablepuppet.threads import one_blas_thread, pool
+from tablepuppet.threads import one_blas_thread, parallel_for, pool
 
 __all__ = ["JoinStep", "JoinedRows", "LaneResult", "Pass", "RowIndex", "Shard", "Sums", "Work", "add_sums", "batch"]
 
@@ -209,7 +210,7 @@ def lanes_of(rows: int, scattered: int) -> list[Lane]:
 def by_label(labels: NDArray[Any], counts: RowNumbers, weights: Array | None) -> JoinedRows:
     """The different labels in one block, each with the weight of all joined rows that have it. While nothing is
     predicted, sums over them are sums over all joined rows. `counts`: joined rows per label row."""
-    found: NDArray[Any] = np.unique(labels)
+    found = distinct_values(labels)
     if len(found) == len(labels):
         found, heavy = labels, np.asarray(counts * (1.0 if weights is None else weights), np.float64)
     else:
@@ -223,7 +224,10 @@ def by_label(labels: NDArray[Any], counts: RowNumbers, weights: Array | None) ->
 
 def ascending(values: Array) -> Iterator[Array]:
     """The values in ascending order, some at a time; nobody else may use `values` any more."""
-    values.sort()
+    half = -(-len(values) // 2)
+    if half < len(values):
+        values.partition(half)
+    parallel_for(lambda some: values[some].sort(), len(values), max(1, half))
     return (values[here] for here in pieces(max(1, len(values)), VALUES_PER_SORTED_PIECE))
 
 

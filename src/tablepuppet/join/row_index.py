@@ -122,26 +122,27 @@ def scatter_add(out: Array, base: int, columns: Sequence[Array], place: Place | 
             inside[:, first : first + values.shape[1]] = values
             first += values.shape[1]
         return
-    rows, values = place.rows, columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
-    if place.is_there is not None:
-        rows, values = rows[place.is_there], values[place.is_there]
+    rows, is_there = place.rows, place.is_there
+    if is_there is not None:
+        rows, columns = rows[is_there], [values[is_there] for values in columns]
     if len(rows):
         low, high = int(rows.min()), int(rows.max()) + 1
-        _add_rows(out[low - base : high - base], rows - low, values, is_sparse=place.is_sparse)
+        _add_rows(out[low - base : high - base], np.subtract(rows, low, dtype=np.intp), columns, place.is_sparse)
 
 
-def _add_rows(out: Array, rows: RowNumbers, values: Array, *, is_sparse: bool) -> None:
-    """out[rows[j]] += values[j]."""
-    if is_sparse:
-        for column in range(values.shape[1]):  # `add.at` is fast along one axis only
-            np.add.at(out[:, column], rows, values[:, column])
-    elif values.shape[1] <= _FEW_COLUMNS:
-        for column in range(values.shape[1]):
-            out[:, column] += np.bincount(rows, values[:, column], len(out))
+def _add_rows(out: Array, rows: NDArray[np.intp], columns: Sequence[Array], is_sparse: bool) -> None:
+    """out[rows[j]] += the columns' j-th entries."""
+    if is_sparse or out.shape[1] <= _FEW_COLUMNS:
+        for number, column in enumerate(column for values in columns for column in values.T):
+            if is_sparse:
+                np.add.at(out[:, number], rows, column)  # which is fast along one axis only
+            else:
+                out[:, number] += np.bincount(rows, column, len(out))
     else:
         from scipy.sparse import csc_array  # here: it takes a tenth of a second to load
 
-        starts = np.arange(len(rows) + 1, dtype=rows.dtype)
+        starts = np.arange(len(rows) + 1)
+        values = columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
         out += csc_array((np.ones(len(rows)), rows, starts), shape=(len(out), len(rows))) @ values
 
 

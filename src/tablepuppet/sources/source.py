@@ -91,21 +91,24 @@ def redact(url: str) -> str:
 def open_source(value: object, name: str) -> Source:
     """Opens the user's source of table `name`."""
     # Here, because each family is built on the types above.
-    from tablepuppet.sources import databases, files, memory
+    from tablepuppet.sources import files, memory
 
     if isinstance(value, str | Path):
         value = SourceSpec(str(value))
     if not isinstance(value, SourceSpec):
         return memory.open_memory(value, name)
-    if "://" in value.url and not databases.is_remote_url(value.url):
-        return databases.open_database(value, name)
+    if "://" in value.url:
+        from tablepuppet.sources import databases  # with all its drivers
+
+        if not databases.is_remote_url(value.url):
+            return databases.open_database(value, name)
     if value.table is not None or value.query is not None:
         given = f"table={value.table!r}" if value.table is not None else "a query"
         raise SourceError(
             f"table {name}: {given} was given for the file {redact(value.url)}; "
             "a file is one table: leave the argument out"
         )
-    if databases.is_remote_url(value.url):
+    if "://" in value.url:
         return files.open_remote(databases.fill_placeholders(value.url, name), value.url, name)
     return files.open_path(value.url, name)
 

@@ -170,8 +170,8 @@ class RowWeights(NamedTuple):
     def of(cls, taken: RowNumbers | None, multiplicity: NDArray[Any] | None) -> Self:
         if taken is None:
             return cls(None, None if multiplicity is None else floats(multiplicity))
-        rows, where = np.unique(taken, return_inverse=True)
-        return cls(rows, np.bincount(where, multiplicity, len(rows)).astype(np.float64))
+        rows = np.flatnonzero(np.bincount(taken))
+        return cls(rows, np.bincount(taken, multiplicity)[rows].astype(np.float64))
 
     def effective(self, codes: NDArray[Any], size: int) -> Array:
         """The effective rows of each code of a column."""

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-import scipy
 
 from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure
 from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Fitted, PartSetup, Problem
@@ -84,12 +83,16 @@ def minimise(features: Array, labels: Array, loss: Loss, l2: float, tolerance: f
 
 def _solve(hessian: Array, slope: Array, l2: float) -> Array:
     """H⁻¹ g; the pseudo-inverse where nothing is penalised and features may be collinear."""
+    from scipy import linalg  # here: it takes a tenth of a second to load
+
     if l2 > 0:
-        return np.asarray(scipy.linalg.cho_solve(scipy.linalg.cho_factor(hessian), slope))
-    return np.asarray(scipy.linalg.pinvh(hessian) @ slope)
+        return np.asarray(linalg.cho_solve(linalg.cho_factor(hessian), slope))
+    return np.asarray(linalg.pinvh(hessian) @ slope)
 
 
 def _lbfgs(features: Array, labels: Array, loss: Loss, l2: float, tolerance: float) -> Fitted:
+    from scipy.optimize import minimize  # here: it takes a tenth of a second to load
+
     rows, width = features.shape
     shape = (width + 1, loss.outputs)
 
@@ -101,7 +104,7 @@ def _lbfgs(features: Array, labels: Array, loss: Loss, l2: float, tolerance: flo
         slope = np.concatenate([features.T @ residual + l2 * x[:-1], residual.sum(axis=0, keepdims=True)])
         return value, slope.ravel()
 
-    found = scipy.optimize.minimize(
+    found = minimize(
         value_and_slope,
         np.zeros(shape[0] * shape[1]),
         jac=True,

@@ -14,7 +14,6 @@ from collections.abc import Callable
 
 import msgspec
 import numpy as np
-import scipy  # its rooms are loaded when they are used
 
 from tablepuppet.arrays import Array
 from tablepuppet.errors import TrainingError
@@ -31,6 +30,8 @@ class Products(msgspec.Struct, frozen=True, eq=False):
 
     def solve(self, scale: float, ridge: float, right: Array, start: Array | None = None, *, to: float) -> Array:
         """(scale·S + ridge·I)⁻¹ right, until the residual is `to` times the right-hand side."""
+        from scipy.sparse import linalg  # here: it takes a tenth of a second to load
+
         curved, shape = scale * self.diagonal + ridge, right.shape
         inverse = np.divide(1.0, curved, out=np.zeros_like(curved), where=curved > 0)[:, None]
 
@@ -41,7 +42,7 @@ class Products(msgspec.Struct, frozen=True, eq=False):
         def precondition(flat: Array) -> Array:
             return np.asarray(inverse * flat.reshape(shape)).ravel()
 
-        size, linalg = right.size, scipy.sparse.linalg
+        size = right.size
         operators = [linalg.LinearOperator((size, size), f, dtype=np.float64) for f in (apply, precondition)]
         first = None if start is None else start.ravel()
         found, _ = linalg.cg(operators[0], right.ravel(), first, rtol=to, maxiter=_ITERATIONS, M=operators[1])

@@ -40,18 +40,31 @@ def test_an_authority_issues_renews_and_revokes(tmp_path: Path, capsys: pytest.C
 
 def test_an_authority_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert certs(tmp_path, "init") == 0
-    assert certs(tmp_path, "init") == 1
+    assert certs(tmp_path, "init") == 2
     assert "already holds an authority" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    "words", [("party", "../../etc/passwd"), ("party", "ca"), ("renew", "nobody"), ("revoke", "nobody")]
+    "words",
+    [
+        ("party", "../../etc/passwd"),
+        ("party", "ca"),
+        ("party", "x" * 300),
+        ("renew", "nobody"),
+        ("renew", "ca"),
+        ("revoke", "nobody"),
+        ("revoke", "../x"),
+        ("server", "\u00fc.example"),
+        ("sign", "none"),
+        ("open", "ca.pem", "ca.pem", "--as", "ca"),
+    ],
 )
 def test_what_cannot_be_done_is_said(
-    tmp_path: Path, words: tuple[str, str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, words: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     certs(tmp_path, "init")
-    assert certs(tmp_path, *words) == 1
+    assert certs(tmp_path, *words) == 2
     assert capsys.readouterr().err
 
 
@@ -60,7 +73,7 @@ def test_the_clients_secret_is_made_once_and_read_by_its_owner_alone(tmp_path: P
     assert main(["certs", "secret", str(path)]) == 0
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert len(path.read_text().strip()) == 64
-    assert main(["certs", "secret", str(path)]) == 1
+    assert main(["certs", "secret", str(path)]) == 2
 
 
 @pytest.mark.parametrize(
@@ -75,5 +88,5 @@ def test_a_missing_file_comes_with_the_command_that_makes_it(
     command: list[str], advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["certs", *command]) == 1
+    assert main(["certs", *command]) == 2
     assert advice in " ".join(capsys.readouterr().err.split())

@@ -69,6 +69,8 @@ def test_a_wrong_call_gives_exit_code_2(
     shown = capsys.readouterr()
     assert shown.err
     assert "Traceback" not in shown.err
+    assert main([*arguments, "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["error"]["message"]
 
 
 def test_the_program_itself_leaves_with_the_exit_code(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 from tests.network.parties import Parties, protocol, tables
 
 from tablepuppet import __version__
-from tablepuppet.errors import DisconnectedError, TransportError
+from tablepuppet.errors import DisconnectedError, JobError, TransportError
 from tablepuppet.network.control import FROM_ANYBODY
 from tablepuppet.network.serve import Server
 from tablepuppet.network.settings import read_federation
@@ -271,9 +271,9 @@ def test_without_tls_only_this_machine_is_spoken_to() -> None:
         raise AssertionError
 
     door = ListenerSettings({}, lambda: e.Welcome(heartbeat=1, limit=1, runs=[]), nothing, FROM_ANYBODY)
-    with pytest.raises(TransportError, match="this machine only"):
+    with pytest.raises(JobError, match="this machine only"):
         Listener("grpc+tcp://0.0.0.0:0", door, None)
-    with pytest.raises(TransportError, match="this machine only"):
+    with pytest.raises(JobError, match="this machine only"):
         Connection("grpc+tcp://192.0.2.1:1", Party("a", "client", None), e.FROM_SERVER)
 
 

@@ -9,7 +9,7 @@ import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from tablepuppet.errors import TransportError
+from tablepuppet.errors import JobError, TransportError
 from tablepuppet.transport import certs
 
 
@@ -40,13 +40,13 @@ def test_private_keys_are_for_their_owner_alone(folder: Path) -> None:
 
 
 def test_a_second_authority_does_not_replace_the_first(folder: Path) -> None:
-    with pytest.raises(TransportError, match="already holds an authority"):
+    with pytest.raises(JobError, match="already holds an authority"):
         certs.create_authority(folder)
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "../x", "-x", "a b", "ca", "x" * 65])
 def test_a_name_that_is_no_file_name_is_refused(folder: Path, name: str) -> None:
-    with pytest.raises(TransportError, match="cannot be a party's name"):
+    with pytest.raises(JobError, match="cannot be a party's name"):
         certs.issue(folder, name)
 
 
@@ -70,7 +70,7 @@ def test_revocation_lists_the_certificate_and_not_its_successor(folder: Path) ->
 
 def test_a_damaged_list_of_revoked_certificates_is_an_error(folder: Path) -> None:
     (folder / "revoked.txt").write_text("not hex\n")
-    with pytest.raises(TransportError, match="serial numbers"):
+    with pytest.raises(JobError, match="serial numbers"):
         certs.read_revoked(folder / "revoked.txt")
 
 
@@ -112,5 +112,5 @@ def test_what_is_wrong_with_ones_own_files_is_said_before_dialling(folder: Path,
         "cannot read the certificate .*tablepuppet certs party": (folder / "ca.pem", folder / "nobody.pem", key),
     }
     for message, files in wrong.items():
-        with pytest.raises(TransportError, match=message):
+        with pytest.raises(JobError, match=message):
             certs.check_own(*files)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tablepuppet.errors import TransportError
+from tablepuppet.errors import JobError
 from tablepuppet.transport import certs
 from tablepuppet.transport.flight import Identity
 
@@ -31,7 +31,7 @@ def test_a_party_makes_its_own_key_and_the_authority_signs_it(folders: dict[str,
     folder = folders["store-eu"]
     Identity(folder / "ca.pem", folder / "store-eu.pem", folder / "store-eu.key").check()
     assert (folder / "store-eu.key").stat().st_mode & 0o077 == 0
-    with pytest.raises(TransportError, match="exists already"):
+    with pytest.raises(JobError, match="exists already"):
         certs.request_certificate(folder, "store-eu")
 
 
@@ -44,10 +44,10 @@ def test_a_secret_passes_between_clients_sealed(folders: dict[str, Path]) -> Non
     own = (supplier / "supplier.pem", supplier / "supplier.key")
     found = certs.open_sealed(sealed, *own, supplier / "store-eu.pem", supplier / "ca.pem")
     assert found == b"the clients' secret"
-    with pytest.raises(TransportError, match="not a secret for supplier"):  # by somebody else
+    with pytest.raises(JobError, match="not a secret for supplier"):  # by somebody else
         certs.open_sealed(sealed, *own, supplier / "supplier.pem", supplier / "ca.pem")
     damaged = sealed[:-1] + bytes([sealed[-1] ^ 1])
-    with pytest.raises(TransportError, match="not a secret for supplier"):
+    with pytest.raises(JobError, match="not a secret for supplier"):
         certs.open_sealed(damaged, *own, supplier / "store-eu.pem", supplier / "ca.pem")
 
 
@@ -59,5 +59,5 @@ def test_keys_that_others_can_read_are_warned_about(folders: dict[str, Path], ca
 
 
 def test_a_missing_list_of_revoked_certificates_refuses(tmp_path: Path) -> None:
-    with pytest.raises(TransportError, match="there is no list"):
+    with pytest.raises(JobError, match="there is no list"):
         certs.read_revoked(tmp_path / "revoked.txt")

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Annotated
 
 from tablepuppet.cli.screen import Screen, argument, option, table
-from tablepuppet.errors import TransportError
+from tablepuppet.errors import JobError
 from tablepuppet.protocol.evidence import new_asker_key, public_text, read_asker_key
 from tablepuppet.transport import certs as authority
 
 FolderOption = Annotated[Path, option("--folder DIR", "Where the authority lives.")]
 NameArgument = Annotated[str, argument("NAME", "The party's name, as in the federation file.")]
-DaysOption = Annotated[int, option("--days", "How long the certificate is valid.", min=1)]
+DaysOption = Annotated[int, option("--days", "How long the certificate is valid.", min=1, max=36_500)]
 _FOLDER = Path("certs")
 
 
@@ -133,7 +133,7 @@ def share(
     content = authority.read_file(secret, "the secret").strip()
     for recipient in recipients:
         target = secret.with_name(f"{recipient.stem}.sealed")
-        target.write_bytes(authority.seal(content, own, key, recipient, ca))
+        authority.write_file(target, authority.seal(content, own, key, recipient, ca), 0o644)
         _finish(screen, target, f"For {recipient.stem} alone, by any channel.")
 
 
@@ -160,6 +160,8 @@ def list_certificates(screen: Screen, folder: FolderOption = _FOLDER) -> None:
 
     [bold]Example:[/bold] tablepuppet certs list
     """
+    if not folder.is_dir():
+        raise JobError(f"there is no folder {folder}; `tablepuppet certs init` makes an authority in it")
     listed = folder / "revoked.txt"
     revoked = authority.read_revoked(listed) if listed.exists() else frozenset()
     found = {p.stem: authority.read_certificate(p) for p in sorted(folder.glob("*.pem"))}
@@ -178,7 +180,7 @@ def _write_secret(path: Path, content: str) -> None:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
-        raise TransportError(f"cannot write {path}: {error.strerror}") from None
+        raise JobError(f"cannot write {path}: {error.strerror}") from None
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
         file.write(content + "\n")
 

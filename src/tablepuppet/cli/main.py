@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import typer
 
 _INTERRUPTED = 130
+_WRONG_CALL = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -73,6 +74,9 @@ def _run(given: list[str]) -> int:
         code = done.code if isinstance(done.code, int) else int(done.code is not None)
         if code == _INTERRUPTED:  # typer keeps silent about it
             return _report_interrupt(screen.wants_json)
+        if code == _WRONG_CALL:  # typer has said so to people
+            wrong = done.__context__
+            screen.show_json({"error": {"kind": type(wrong).__name__, "message": str(wrong)}})
         return code
     except TablePuppetError as error:
         screen.error(type(error).__name__, str(error))

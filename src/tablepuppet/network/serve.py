@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import queue
 import selectors
 import socket
@@ -20,7 +21,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from tablepuppet.errors import DisconnectedError, TablePuppetError, TransportError
+from tablepuppet.errors import DisconnectedError, JobError, TablePuppetError, TransportError
 from tablepuppet.formatting import printable
 from tablepuppet.memory import memory_limit
 from tablepuppet.network import control as c
@@ -62,13 +63,14 @@ class Monitor:
     def __init__(self, address: str, status: Callable[[], dict[str, Any]], health: Callable[[], str]) -> None:
         host, _, port = address.rpartition(":")
         if not host or not port.isdigit() or int(port) >= 1 << 16:
-            raise TransportError(f"health must be host:port, not {address!r}")
+            raise JobError(f"health must be host:port, not {address!r}")
         self._status, self._health = status, health
         try:
             self._door = socket.create_server((host, int(port)), backlog=_HEALTH_BACKLOG)
         except OSError as error:
+            reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
             raise TransportError(
-                f"cannot listen on {address} for health checks: {error.strerror}; choose another port"
+                f"cannot listen on {address} for health checks: {reason}; choose another port"
             ) from None
         self._door.setblocking(False)
         self.port = int(self._door.getsockname()[1])

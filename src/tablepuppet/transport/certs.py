@@ -27,13 +27,14 @@ from cryptography.hazmat.primitives import hashes, hpke, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from tablepuppet.errors import TransportError
-from tablepuppet.output_files import replace_file
+from tablepuppet.errors import JobError, TransportError
+from tablepuppet.output_files import reason, replace_file
 from tablepuppet.protocol.evidence import to_pem
 
 log = logging.getLogger(__name__)
 Role = Literal["server", "party"]
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
+_HOST = re.compile(r"[A-Za-z0-9*]([A-Za-z0-9._*-]{0,252})")
 _PUBLIC = 0o644
 _INFO = b"tablepuppet clients' secret for "
 _SIGNATURE = ec.ECDSA(hashes.SHA256())
@@ -45,18 +46,24 @@ _MAKERS = {"the request": "request NAME", "the secret": "secret", "the sealed se
 def create_authority(folder: Path, days: int = 3650) -> None:
     """Writes a new authority, `ca.pem` and `ca.key`, where there is none yet."""
     if (folder / "ca.key").exists():
-        raise TransportError(f"{folder} already holds an authority; its certificates would stop working")
-    folder.mkdir(parents=True, exist_ok=True)
+        raise JobError(f"{folder} already holds an authority; its certificates would stop working")
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "TablePuppet federation")])
     own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     builder = _builder(name, name, key.public_key(), days).add_extension(x509.BasicConstraints(True, 0), critical=True)
     builder = builder.add_extension(_usage(is_authority=True), critical=True).add_extension(own, critical=False)
-    replace_file(folder / "ca.key", to_pem(key))
-    replace_file(
-        folder / "ca.pem", builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM), _PUBLIC
-    )
-    (folder / "revoked.txt").touch()
+    write_file(folder / "ca.key", to_pem(key))
+    write_file(folder / "ca.pem", builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM), _PUBLIC)
+    write_file(folder / "revoked.txt", b"", _PUBLIC)
+
+
+def write_file(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """A file in a folder that is made where there is none; by default only its owner can read it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, content, mode)
+    except OSError as error:
+        raise JobError(f"cannot write {path}: {reason(error)}; choose another folder") from None
 
 
 def issue(folder: Path, name: str, role: Role = "party", hosts: Sequence[str] = (), days: int = 365) -> Path:
@@ -66,17 +73,17 @@ def issue(folder: Path, name: str, role: Role = "party", hosts: Sequence[str] = 
     """
     _check_name(name)
     if role == "server" and not hosts:
-        raise TransportError("a server's certificate needs the host names or addresses under which it is reached")
+        raise JobError("a server's certificate needs the host names or addresses under which it is reached")
     key = ec.generate_private_key(ec.SECP256R1())
     certificate = _certificate(folder, name, key.public_key(), hosts if role == "server" else (), days)
-    replace_file(folder / f"{name}.key", to_pem(key))
-    replace_file(folder / f"{name}.pem", certificate, _PUBLIC)
+    write_file(folder / f"{name}.key", to_pem(key))
+    write_file(folder / f"{name}.pem", certificate, _PUBLIC)
     return folder / f"{name}.pem"
 
 
 def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name) or name == "ca":
-        raise TransportError(f"{name!r} cannot be a party's name; use letters, digits, '.', '_' and '-'")
+        raise JobError(f"{name!r} cannot be a party's name; use letters, digits, '.', '_' and '-'")
 
 
 def _certificate(folder: Path, name: str, key: ec.EllipticCurvePublicKey, hosts: Sequence[str], days: int) -> bytes:
@@ -99,6 +106,7 @@ def _certificate(folder: Path, name: str, key: ec.EllipticCurvePublicKey, hosts:
 
 def renew(folder: Path, name: str, days: int = 365) -> Path:
     """A new key and certificate with the names of the old one, which is not revoked by this."""
+    _check_name(name)
     old = read_certificate(folder / f"{name}.pem")
     purposes = old.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     if ExtendedKeyUsageOID.SERVER_AUTH not in purposes:
@@ -109,11 +117,12 @@ def renew(folder: Path, name: str, days: int = 365) -> Path:
 
 def revoke(folder: Path, name: str) -> int:
     """Adds the certificate of a name to `revoked.txt`; returns its serial number."""
+    _check_name(name)
     serial = read_certificate(folder / f"{name}.pem").serial_number
     listed = read_revoked(folder / "revoked.txt") if (folder / "revoked.txt").exists() else frozenset()
     if serial not in listed:
         lines = "".join(f"{s:x}\n" for s in sorted(listed | {serial}))
-        replace_file(folder / "revoked.txt", lines.encode(), _PUBLIC)
+        write_file(folder / "revoked.txt", lines.encode(), _PUBLIC)
     return serial
 
 
@@ -122,9 +131,9 @@ def read_revoked(path: Path) -> frozenset[int]:
     try:
         return frozenset(int(line, 16) for line in path.read_text(encoding="ascii").split())
     except FileNotFoundError:
-        raise TransportError(f"there is no list of revoked certificates {path}; make an empty one if none is") from None
+        raise JobError(f"there is no list of revoked certificates {path}; make an empty one if none is") from None
     except (OSError, ValueError):
-        raise TransportError(f"{path} is not a list of serial numbers, one hexadecimal number a line") from None
+        raise JobError(f"{path} is not a list of serial numbers, one hexadecimal number a line") from None
 
 
 def read_file(path: Path, what: str) -> bytes:
@@ -133,7 +142,7 @@ def read_file(path: Path, what: str) -> bytes:
         return path.read_bytes()
     except OSError as error:
         maker = _MAKERS.get(what, "party NAME, by whoever keeps the federation's authority")
-        raise TransportError(
+        raise JobError(
             f"cannot read {what} {path}: {error.strerror}; check the path, or have it made (tablepuppet certs {maker})"
         ) from None
 
@@ -142,7 +151,7 @@ def read_certificate(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(read_file(path, "the certificate"))
     except ValueError:
-        raise TransportError(f"{path} is not a certificate in PEM form") from None
+        raise JobError(f"{path} is not a certificate in PEM form") from None
 
 
 def sign(key: bytes, challenge: bytes) -> bytes:
@@ -154,9 +163,9 @@ def _load_key(content: bytes, name: object = "the key") -> ec.EllipticCurvePriva
     try:
         private = serialization.load_pem_private_key(content, password=None)
     except (ValueError, TypeError):
-        raise TransportError(f"{name} is not a private key in PEM form without a password") from None
+        raise JobError(f"{name} is not a private key in PEM form without a password") from None
     if not isinstance(private, ec.EllipticCurvePrivateKey):
-        raise TransportError("a party's key must be an elliptic-curve key, as `tablepuppet certs` makes them")
+        raise JobError("a party's key must be an elliptic-curve key, as `tablepuppet certs` makes them")
     return private
 
 
@@ -197,11 +206,11 @@ def check_own(authority: Path, certificate: Path, key: Path) -> None:
     own = read_certificate(certificate)
     ask = f"ask whoever keeps the authority for another (tablepuppet certs renew {certificate.stem})"
     if not _is_issued_by(own, authority):
-        raise TransportError(f"{certificate} was not issued by the authority of {authority}; {ask}")
+        raise JobError(f"{certificate} was not issued by the authority of {authority}; {ask}")
     if datetime.now(UTC) > own.not_valid_after_utc:
-        raise TransportError(f"{certificate} ended on {own.not_valid_after_utc:%Y-%m-%d}; {ask}")
+        raise JobError(f"{certificate} ended on {own.not_valid_after_utc:%Y-%m-%d}; {ask}")
     if _read_key(key).public_key() != own.public_key():
-        raise TransportError(f"{key} is not the key of {certificate}; copy both of one pair")
+        raise JobError(f"{key} is not the key of {certificate}; copy both of one pair")
 
 
 def _is_issued_by(certificate: x509.Certificate, authority: Path) -> bool:
@@ -214,7 +223,10 @@ def _is_issued_by(certificate: x509.Certificate, authority: Path) -> bool:
 
 def party_name(certificate: x509.Certificate) -> str:
     """The name of a party: its certificate's first subject alternative name."""
-    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        raise JobError("the certificate names no party; give a party's own") from None
     return str(next(iter(names)).value)
 
 
@@ -243,20 +255,23 @@ def _host(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
+        if not _HOST.fullmatch(host):
+            raise JobError(
+                f"{host!r} is no host name and no address; write names with other letters as xn--…"
+            ) from None
         return x509.DNSName(host)
 
 
 def request_certificate(folder: Path, name: str) -> Path:
     """Writes a new `name.key` and a request to sign it, `name.csr`."""
     _check_name(name)
-    folder.mkdir(parents=True, exist_ok=True)
     if (folder / f"{name}.key").exists():
-        raise TransportError(f"{folder / name}.key exists already; move it away if a new key is meant")
+        raise JobError(f"{folder / name}.key exists already; move it away if a new key is meant")
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     asked = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA256())
-    replace_file(folder / f"{name}.key", to_pem(key))
-    (folder / f"{name}.csr").write_bytes(asked.public_bytes(serialization.Encoding.PEM))
+    write_file(folder / f"{name}.key", to_pem(key))
+    write_file(folder / f"{name}.csr", asked.public_bytes(serialization.Encoding.PEM), _PUBLIC)
     return folder / f"{name}.csr"
 
 
@@ -265,14 +280,14 @@ def sign_request(folder: Path, asked: Path, days: int = 365) -> Path:
     try:
         found = x509.load_pem_x509_csr(read_file(asked, "the request"))
     except ValueError:
-        raise TransportError(f"{asked} is not a signing request; `tablepuppet certs request NAME` makes one") from None
+        raise JobError(f"{asked} is not a signing request; `tablepuppet certs request NAME` makes one") from None
     names = found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     key = found.public_key()
     if not found.is_signature_valid or len(names) != 1 or not isinstance(key, ec.EllipticCurvePublicKey):
-        raise TransportError(f"{asked} is not a request of one party for an elliptic-curve key of its own")
+        raise JobError(f"{asked} is not a request of one party for an elliptic-curve key of its own")
     name = str(names[0].value)
     _check_name(name)
-    replace_file(folder / f"{name}.pem", _certificate(folder, name, key, (), days), _PUBLIC)
+    write_file(folder / f"{name}.pem", _certificate(folder, name, key, (), days), _PUBLIC)
     return folder / f"{name}.pem"
 
 
@@ -281,7 +296,7 @@ def seal(secret: bytes, sender: Path, key: Path, recipient: Path, authority: Pat
     theirs = read_certificate(recipient)
     check_own(authority, sender, key)
     if not _is_issued_by(theirs, authority):
-        raise TransportError(f"{recipient} was not issued by the authority of {authority}")
+        raise JobError(f"{recipient} was not issued by the authority of {authority}")
     public = theirs.public_key()
     assert isinstance(public, ec.EllipticCurvePublicKey)
     name = party_name(theirs).encode()
@@ -295,14 +310,15 @@ def open_sealed(sealed: bytes, own: Path, key: Path, sender: Path, authority: Pa
     name = party_name(read_certificate(own))
     certificate = read_certificate(sender)
     private, public = _read_key(key), certificate.public_key()
-    assert isinstance(public, ec.EllipticCurvePublicKey)
     try:
+        if not isinstance(public, ec.EllipticCurvePublicKey):
+            raise ValueError("not an elliptic-curve key")
         content, signature = msgspec.msgpack.decode(sealed, type=tuple[bytes, bytes])
         certificate.verify_directly_issued_by(read_certificate(authority))
         public.verify(signature, name.encode() + content, _SIGNATURE)
         return _SUITE.decrypt(content, private, info=_INFO + name.encode())
     except (msgspec.MsgspecError, ValueError, TypeError, InvalidSignature, InvalidTag):
-        raise TransportError(
+        raise JobError(
             f"this is not a secret for {name} by the holder of {sender}, or an earlier release sealed it; have it "
             "sealed again (tablepuppet certs share)"
         ) from None

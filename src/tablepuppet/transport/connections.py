@@ -30,7 +30,7 @@ from urllib.parse import unquote
 import msgspec
 import pyarrow as pa
 
-from tablepuppet.errors import DisconnectedError, TransportError
+from tablepuppet.errors import DisconnectedError, JobError, TransportError
 from tablepuppet.formatting import printable
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport import certs
@@ -260,7 +260,7 @@ class RevokedList:
         self._seen: tuple[int, ...] | None = None
         self._numbers: frozenset[int] = frozenset()
         self._lock = threading.Lock()
-        with suppress(TransportError):  # whoever greets is refused
+        with suppress(JobError):  # whoever greets is refused
             self.read()
 
     def read(self) -> frozenset[int]:
@@ -382,7 +382,7 @@ class Watch:
             return set()
         try:
             revoked = self._revoked.read()
-        except TransportError as error:
+        except JobError as error:
             log.error("%s", error)  # new greetings are refused meanwhile
             return set()
         found = set()

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from tablepuppet import __version__
-from tablepuppet.errors import DisconnectedError, TablePuppetError, TransportError
+from tablepuppet.errors import DisconnectedError, JobError, TablePuppetError, TransportError
 from tablepuppet.formatting import printable
 from tablepuppet.transport import certs
 from tablepuppet.transport import envelopes as e
@@ -92,7 +92,7 @@ class Listener(flight.FlightServerBase):  # type: ignore[misc]
         self._lock = threading.Lock()
         if identity is None:
             if not is_loopback(urlsplit(location).hostname or ""):
-                raise TransportError(f"without TLS the server listens on this machine only, not on {location}")
+                raise JobError(f"without TLS the server listens on this machine only, not on {location}")
             options: dict[str, Any] = {}
         else:
             self._authority, certificate, key = identity.read()
@@ -191,7 +191,7 @@ class Listener(flight.FlightServerBase):  # type: ignore[misc]
             return
         try:
             revoked = self._revoked.read()
-        except TransportError as error:  # its path is the server's own affair
+        except JobError as error:  # its path is the server's own affair
             log.error("%s", error)
             raise TransportError("the server cannot tell which certificates were revoked; try later") from None
         if serial in revoked:
@@ -212,7 +212,7 @@ class Connection:
         key = certificate = b""
         if party.identity is None:
             if not is_loopback(urlsplit(address).hostname or ""):
-                raise TransportError(f"without TLS a server is reached on this machine only, not at {address}")
+                raise JobError(f"without TLS a server is reached on this machine only, not at {address}")
         else:
             authority, certificate, key = party.identity.read()
             options = {"tls_root_certs": authority, "cert_chain": certificate, "private_key": key}

@@ -21,6 +21,8 @@ def tables(kind: str, rows: int = 6000, users: int = 80, items: int = 60) -> dic
     y = a[u] + b[i] + random.normal(size=rows)
     if kind == "a product":
         y += a[u] * b[i]
+    if kind == "outliers":
+        y = 1e4 * (np.arange(rows) == 3) + random.normal(size=rows)
     if kind == "tastes":
         y += (random.normal(size=(users, 2))[u] * random.normal(size=(items, 2))[i]).sum(axis=1)
     return {
@@ -31,7 +33,7 @@ def tables(kind: str, rows: int = 6000, users: int = 80, items: int = 60) -> dic
 
 
 @pytest.mark.parametrize("query", [NUMBERS, IDS], ids=["numbers", "ids"])
-@pytest.mark.parametrize(("kind", "least"), [("nothing", 0), ("a product", 25), ("tastes", 12)])
+@pytest.mark.parametrize(("kind", "least"), [("nothing", 0), ("outliers", 0), ("a product", 25), ("tastes", 12)])
 def test_what_the_sum_leaves_is_found_where_it_is(kind: str, least: int, query: str) -> None:
     with tp.Federation(tables(kind)) as owner:
         result = owner.train(query, label="y")

@@ -33,7 +33,9 @@ _STILL = 0.01  # the last fifth of the epochs may bring this share of the object
 _FLAT = 1e-3  # of the objective: likewise, where it has not fallen below a constant's
 _AT_OPTIMUM = 1e-6  # of the objective: likewise, of an algorithm that would have ended by itself at its optimum
 _NEGLIGIBLE = 1e-3  # of a constant's loss: to be worse by less is to be as good
-_PERFECT, _FEW_ROWS = 0.9995, 30  # R² or accuracy that only a copy of the label has, in no fewer test rows
+_PERFECT, _FEW_ROWS = 0.9995, 30  # R² that only a copy of the label has, in no fewer test rows
+_ORDERED = 0.9999  # AUC of two classes, likewise
+_GOOD, _MOST_GAIN = 0.9, 0.95  # R² of trees that learn the label from one feature, and its share of their gain
 _MANY_ORPHANS = 0.05  # of the rows of the label's table
 _MOSTLY = 0.8  # of a text column's values, which are numbers
 _FEW_NAMES = 20  # that a text column may have in any table
@@ -248,16 +250,22 @@ def _names_of_rows(prepared: Prepared, encoders: Sequence[Sequence[Encoder]]) ->
 
 
 def find_copy(result: Result) -> list[str]:
-    """A sentence where test rows are predicted perfectly: a feature may be the label itself."""
+    """A sentence where test rows are predicted perfectly, or well by one feature alone: it may be the label itself."""
     held, plan = result.metrics.get("test", {}), result.plan
-    is_perfect = held.get("accuracy", 0.0) == 1.0 or held.get("r2", 0.0) > _PERFECT
-    if not is_perfect or plan.mapping.test_rows < _FEW_ROWS:
+    ordered = held.get("auc", 0.0) if "pr_auc" in held else 0.0  # of two classes
+    is_perfect = held.get("accuracy", 0.0) == 1.0 or ordered > _ORDERED or held.get("r2", 0.0) > _PERFECT
+    is_good = bool(result.trees) and held.get("r2", 0.0) > _GOOD
+    if not (is_perfect or is_good) or plan.mapping.test_rows < _FEW_ROWS:
         return []
     weighs = ""
     if plan.job.model.is_convex or result.trees:
-        weighs = f", and {result.importance()['feature'].iloc[0]} weighs most"
+        found = result.importance()
+        weighs = f", and {found['feature'].iloc[0]} weighs most"
+        if not is_perfect and found["importance"].iloc[0] < _MOST_GAIN * found["importance"].sum():
+            return []
+    how = "perfectly" if is_perfect else f"with R² {held['r2']:.2g}"
     return [
-        f"test rows are predicted perfectly{weighs}: is a feature the label under another name, or known only after "
+        f"test rows are predicted {how}{weighs}: is a feature the label under another name, or known only after "
         "it? Then leave it out of the SELECT list"
     ]
 

@@ -73,7 +73,10 @@ def score_labelled(model: Model, prepared: Prepared, link: Link, job_id: str) ->
     mapping = prepared.mapping
     found = tuple((block.name, block.features) for block in mapping.bound.blocks)
     if found != tuple((block.name, block.features) for block in model.blocks):
-        raise ModelError("the query does not select the features that the model was trained on; use the model's query")
+        raise ModelError(
+            "the query does not select the features that the model was trained on; use the model's query, and compare "
+            "models of the same features"
+        )
     check_labels(model.loss, mapping)
     return score_rows(model, _in_classes_of(model, mapping), UnionOperator(link, job_id, mapping, model.widths))
 

@@ -178,7 +178,8 @@ def _explain(fit: Fit, residual: Array, learnt: Rows, judged: Rows, labels: Rows
     if not len(learnt) or not len(judged):
         return 0.0
     expected, there = fit(learnt, residual.take(learnt), judged), residual.take(judged)
-    gained, whole = np.square(there) - np.square(there - expected), float(np.square(there).sum())
+    gained = np.square(there) - np.square(there - expected)
+    whole = max(float(np.square(there).sum()), len(judged))  # of all rows on average: outliers are elsewhere
     share = float(gained.sum()) / whole
     witnesses = np.bincount(labels.take(judged), gained - gained.mean())
     error = float(np.sqrt(np.square(witnesses).sum())) / whole

@@ -110,7 +110,7 @@ def test_splitting_tables_among_clients_changes_nothing(algorithm: Any, model: s
         with split(scenario, parts) as federation:
             given = GIVEN | {"test_fraction": 0.2}
             result = federation.train(
-                scenario.query, model=model, algorithm=algorithm, epochs=6, batch_size=100, **given
+                scenario.query, model=model, algorithm=algorithm, epochs=3, batch_size=100, **given
             )
         answers.append(parameters(result)[0])
     for other in answers[1:]:

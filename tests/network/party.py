@@ -6,6 +6,7 @@ It runs the very command that an administrator would type. A party can be told t
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import multiprocessing
 import os
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tablepuppet import client
-from tablepuppet.cli.main import main
+from tablepuppet.cli.main import main, make_app
 from tablepuppet.exchanges import steps
 from tablepuppet.exchanges.proposal import ProposeContract
 from tablepuppet.exchanges.registry import EXCHANGES
@@ -32,6 +33,10 @@ from tablepuppet.transport.envelopes import Reply, Request
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload([__name__])
 _CLONE_NEWNET = 0x40000000
+
+make_app()  # a command loads its libraries when it runs: here once, before the fork, and not in every process
+for _library in ("pandas", "pyarrow.pandas_compat", "asyncio", "pydantic"):  # as pyarrow and typer load them
+    importlib.import_module(_library)
 
 
 def start(

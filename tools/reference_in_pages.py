@@ -61,7 +61,7 @@ _LIMITS = (
     ("clients of a federation", "protocol.base", "MOST_CLIENTS", ""),
     ("bytes of one message's arrays", "protocol.codec", "LARGEST", "use smaller batches or `wire=`"),
     ("absolute value of a label, weight or prediction", "protocol.bounds", "LARGEST", "scale the column"),
-    ("columns of a dense second-moment matrix", "models.features", "GRAM_LIMIT", "set `max_categories`"),
+    ("columns of a dense second-moment matrix", "models.linear", "GRAM_LIMIT", "set `max_categories`"),
     ("sets of rows that jobs read of one table", "owner.row_sets", "MOST_SETS", "an owner approves further jobs"),
     ("seconds of one reading of a table", "sources.duckdb_source", "MOST_SECONDS", "add a WHERE, or offer a view"),
     ("seconds that a reading keeps a database busy", "sources.duckdb_source", "MOST_HELD", "as above"),

@@ -113,7 +113,9 @@ def _block_options(bound: BoundQuery, block: Block, job: Job, purpose: terms.Pur
     if use.fixed is not None and use.fixed[0] == block.name:
         _, found["fixed"], found["values"] = use.fixed
     if job.privacy.features is not None:
-        found["bounds"] = _bounds(block, job.privacy.features.bounds)
+        named = zip(block.features, block.columns, strict=True)
+        bounds_of = job.privacy.features.bounds_of
+        found["bounds"] = tuple(None if column.kind in STRING_KINDS else bounds_of(name) for name, column in named)
     if purpose in ("train", "explain"):
         found["ids"], found["finds_ids"] = id_features(job, block)
     return found
@@ -147,13 +149,6 @@ def check_ids(job: Job, bound: BoundQuery) -> None:
 def _names_of(feature: str) -> set[str]:
     """A feature's name, with and without its alias."""
     return {feature.lower(), feature.rpartition(".")[2].lower()}
-
-
-def _bounds(block: Block, given: Mapping[str, tuple[float, float]]) -> tuple[tuple[float, float] | None, ...]:
-    """The public bounds of each feature that is a number."""
-    named = zip(block.features, block.columns, strict=True)
-    found = [None if c.kind in STRING_KINDS else given.get(n) or given.get(n.rpartition(".")[2]) for n, c in named]
-    return tuple(found)
 
 
 def _training(job: Job) -> terms.Training:

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from threadpoolctl import ThreadpoolController
 
@@ -50,6 +50,28 @@ def _controller() -> ThreadpoolController:
     """The BLAS libraries that are loaded: NumPy's. SciPy's serves the centralised baseline alone, which keeps all
     its threads."""
     return ThreadpoolController()
+
+
+Loop = TypeVar("Loop", bound=Callable[..., Any])
+
+
+def compile_loop(function: Loop, **options: Any) -> Loop:
+    """A loop that numba compiles once per machine, releases the interpreter's lock and rounds as it is written.
+
+    It is kept beside its file, or in the user's cache folder where that is read-only; without both, in memory.
+    """
+    from numba import njit  # here: most processes never need it, and it takes a second to load
+
+    options |= {"nogil": True, "error_model": "numpy"}
+    try:
+        return cast(Loop, njit(function, cache=True, **options))
+    except RuntimeError:  # no folder can be written
+        return cast(Loop, njit(function, **options))
+
+
+def compile_sums(function: Loop) -> Loop:
+    """The same of sums, which keep their order, with fused products."""
+    return compile_loop(function, fastmath={"contract", "nsz", "nnan"})
 
 
 Item = TypeVar("Item")

@@ -22,8 +22,7 @@ from tablepuppet.algorithms.newton.full_curvature import (
     summands,
     summed_matrix,
 )
-from tablepuppet.models.features import Features
-from tablepuppet.models.linear import LinearModel
+from tablepuppet.models.linear import Features, LinearModel
 
 CLASSES = 4
 QUERY = "SELECT f.a, f.b, f.c, f.kind, u.d, u.e, f.y FROM f JOIN u ON f.k = u.k"

@@ -12,16 +12,15 @@ from tests.privacy.test_runs import Tap
 
 import tablepuppet as tp
 from tablepuppet.algorithms.admm import client as admm_client
-from tablepuppet.algorithms.admm.local import LocalStep
+from tablepuppet.algorithms.admm.client import LocalStep
 from tablepuppet.algorithms.admm.options import AdmmUpdate
-from tablepuppet.algorithms.base import PartSetup
+from tablepuppet.algorithms.base import PartSetup, PrivateGradient
 from tablepuppet.algorithms.numerics.optimizers import Moments
-from tablepuppet.algorithms.private import PrivateGradient
 from tablepuppet.arrays import Array
 from tablepuppet.errors import PrivacyError
 from tablepuppet.exchanges.registry import RESPONSES
 from tablepuppet.exchanges.start import Started
-from tablepuppet.models.features import Features
+from tablepuppet.models.linear import Features
 from tablepuppet.models.modules import build_module
 from tablepuppet.models.neural import NeuralModel
 from tablepuppet.models.spec import ModelSpec

@@ -21,8 +21,7 @@ from tablepuppet.algorithms.newton.server import NewtonServer
 from tablepuppet.algorithms.numerics.search import best_intercept, derivatives
 from tablepuppet.algorithms.numerics.subspace import Tracker
 from tablepuppet.join.joined_rows import JoinedRows, RowIndex
-from tablepuppet.models.features import Features
-from tablepuppet.models.linear import LinearModel
+from tablepuppet.models.linear import Features, LinearModel
 from tablepuppet.models.losses import Logistic, Loss, Squared
 from tablepuppet.models.losses.softmax import Softmax
 from tablepuppet.protocol.base import Predictions

@@ -111,9 +111,7 @@ def test_the_audit_finds_half_of_the_noise_and_a_row_that_counts_for_one(monkeyp
     monkeypatch.setattr(LeafNoise, "noisy", half)
     assert distance(train()) > 1.6 * ALLOWED
     monkeypatch.undo()
-    monkeypatch.setattr(
-        "tablepuppet.algorithms.boosting.leaf_privacy.joined_rows", lambda mapping: {"orders": 1, "items": 1}
-    )
+    monkeypatch.setattr("tablepuppet.algorithms.boosting.plan.joined_rows", lambda mapping: {"orders": 1, "items": 1})
     assert distance(train()) > 3 * ALLOWED
 
 

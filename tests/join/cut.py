@@ -5,14 +5,14 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from tablepuppet.join.cluster.cluster import Cluster
-from tablepuppet.join.cluster.partitions import (
+from tablepuppet.join.cluster.rows import ClusterRows
+from tablepuppet.join.cluster.worker import (
     Partition,
     PartitionSpec,
     Storage,
     partition_specs,
     write_partition,
 )
-from tablepuppet.join.cluster.rows import ClusterRows
 from tablepuppet.join.joined_rows import JoinedRows
 from tablepuppet.join.row_index import IndexFacts, RowIndex
 

@@ -20,7 +20,7 @@ from benchmarks.fan_out import make_tables
 import tablepuppet as tp
 from tablepuppet.errors import TablePuppetError, TrainingError
 from tablepuppet.join.cluster.cluster import Cluster, at_work
-from tablepuppet.join.cluster.partitions import Storage
+from tablepuppet.join.cluster.worker import Storage
 
 os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef0123456789abcdef"}  # before Ray reads it
 ray = pytest.importorskip("ray")

@@ -16,11 +16,10 @@ from tablepuppet.arrays import VALUES_PER_CLUSTER_SORT
 from tablepuppet.contract import agree, job_contracts
 from tablepuppet.job import make_job
 from tablepuppet.join.build import map_tables
-from tablepuppet.join.cluster import partitions
+from tablepuppet.join.cluster import worker
 from tablepuppet.join.cluster.cluster import Cluster
-from tablepuppet.join.cluster.partitions import Storage
 from tablepuppet.join.cluster.rows import ClusterRows
-from tablepuppet.join.cluster.worker import Worker
+from tablepuppet.join.cluster.worker import Storage, Worker
 from tablepuppet.join.labels import MappingRequest
 from tablepuppet.join.mapping import TableMapping
 from tablepuppet.sql import bind, parse
@@ -108,9 +107,9 @@ def assert_same_rows(found: ClusterRows, path: str, expected: ClusterRows, other
     """The same joined rows, row numbers and lanes, as they are loaded."""
     for rows in (found, expected):
         for partition in rows.partitions:
-            partitions.write_labels(rows.cluster.storage, partition, "labels", rows.labels, rows.weights)
-    one = partitions.load(found.cluster.storage, path, "labels")
-    two = partitions.load(expected.cluster.storage, other, "labels")
+            worker.write_labels(rows.cluster.storage, partition, "labels", rows.labels, rows.weights)
+    one = worker.load(found.cluster.storage, path, "labels")
+    two = worker.load(expected.cluster.storage, other, "labels")
     assert (one.rows, one.lanes) == (two.rows, two.lanes)
     np.testing.assert_array_equal(one.joined_labels(), two.joined_labels())
     for p, q in zip(one.indices, two.indices, strict=True):
@@ -121,7 +120,7 @@ def assert_same_rows(found: ClusterRows, path: str, expected: ClusterRows, other
 def test_large_blocks_are_numbered_anew_in_each_partition(federation: tp.Federation, tmp_path: Path) -> None:
     joined = mapped(federation, QUERIES["many to many"], Neighbours(3, tmp_path / "spread")).train
     assert isinstance(joined, ClusterRows)
-    assert joined.indices[1].rows > partitions.MAX_ROWS_TO_SEND
+    assert joined.indices[1].rows > worker.MAX_ROWS_TO_SEND
     assert all(isinstance(partition.used[1], np.ndarray) for partition in joined.partitions)
     assert len(joined.partitions) == 3
 

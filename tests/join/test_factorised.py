@@ -13,15 +13,15 @@ from msgspec.structs import replace
 from tests.join.test_join import scans, written
 
 from tablepuppet.arrays import Array, RowNumbers, floats
-from tablepuppet.join.factorised import tiles
+from tablepuppet.join.factorised import series
 from tablepuppet.join.factorised.series import TILE
 from tablepuppet.join.factorised.tree import Tree
 from tablepuppet.join.factorised.walk import TreeLoss
 from tablepuppet.join.keys import ScanKeys
 from tablepuppet.join.tree_join import TreeJoin
 from tablepuppet.models.losses import Logistic, Loss, Squared
+from tablepuppet.models.losses.base import Analytic, Exponential, Separable
 from tablepuppet.models.losses.numbers import Gamma, Poisson
-from tablepuppet.models.losses.separable import Analytic, Exponential, Separable
 from tablepuppet.sql.bound import Branch, Join, KeyPair, Relation
 from tablepuppet.sql.ucq import JoinKind
 from tablepuppet.threads import Pool
@@ -182,7 +182,7 @@ def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     separable = Logistic().separate(floats(rng.integers(0, 2, 600)))
     found = []
     for threads in (1, 3):
-        monkeypatch.setattr(tiles, "pool", lambda threads=threads: Pool(threads))
+        monkeypatch.setattr(series, "pool", lambda threads=threads: Pool(threads))
         found.append(TreeLoss(Tree.of(join), separable, np.ones(600)).differentiate(scores))
     assert found[0].loss == found[1].loss
     assert found[0].frequencies > TILE

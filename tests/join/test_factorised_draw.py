@@ -9,8 +9,7 @@ from scipy.stats import chi2
 from tests.join.test_factorised import many_to_many, trees
 from tests.join.test_join import written
 
-from tablepuppet.join.factorised.draw import RowLookup, draw_numbers
-from tablepuppet.join.tree_join import TreeJoin
+from tablepuppet.join.tree_join import RowLookup, TreeJoin, draw_numbers
 
 
 @given(trees(), st.integers(0, 2**32 - 1))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tablepuppet.errors import TrainingError
 from tablepuppet.join.factorised.series import TILE, fit_series
 from tablepuppet.models.losses import Logistic
-from tablepuppet.models.losses.separable import Analytic
+from tablepuppet.models.losses.base import Analytic
 
 
 def logistic() -> Analytic:

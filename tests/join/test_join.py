@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 import tablepuppet as tp
 from tablepuppet.arrays import JOINED_ROWS_PER_PIECE, RowNumbers
 from tablepuppet.errors import MappingError
-from tablepuppet.join.duckdb_join import BranchSide, ListedRows, connect, count_joined, list_joined
+from tablepuppet.join.duckdb_join import ListedRows, connect, count_joined, list_joined
 from tablepuppet.join.keys import ScanKeys
-from tablepuppet.join.tree_join import TreeJoin
+from tablepuppet.join.tree_join import BranchSide, TreeJoin
 from tablepuppet.sql.bound import Branch, Join, KeyPair, Relation
 
 

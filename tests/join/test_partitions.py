@@ -11,8 +11,17 @@ import pytest
 from numpy.typing import NDArray
 from tests.join.cut import make_partition
 
-from tablepuppet.join.cluster.partitions import Partition, Storage, load, partition_specs, write_labels
-from tablepuppet.join.cluster.worker import Kept, Source, Walk, Worker
+from tablepuppet.join.cluster.worker import (
+    Kept,
+    Partition,
+    Source,
+    Storage,
+    Walk,
+    Worker,
+    load,
+    partition_specs,
+    write_labels,
+)
 from tablepuppet.join.joined_rows import JoinedRows, RowIndex, Work, add_sums
 
 ROWS = 1_500_000  # ten lanes of shards

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tablepuppet.errors import TrainingError
-from tablepuppet.models.features import GRAM_LIMIT, Features
+from tablepuppet.models.linear import GRAM_LIMIT, Features
 from tablepuppet.protocol.columns import CategoryEncoder, Encoder, NumberEncoder
 from tablepuppet.sources.encoding import encoded_names, encoded_width
 from tablepuppet.threads import one_blas_thread

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tablepuppet.models.ghost_clipping import clipped_sums, is_dense_chain
+from tablepuppet.models.modules import clipped_sums, is_dense_chain
+from tablepuppet.privacy.gaussian import GradientPrivacy
 
 CHAIN = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2)).double()
 
@@ -36,7 +37,7 @@ def test_clipped_sums_equal_the_sum_of_each_rows_clipped_gradient(module: torch.
         norm = torch.sqrt(sum(((g**2).sum() for g in own), torch.zeros(())))
         for total, gradient in zip(expected, own, strict=True):
             total += gradient * min(1.0, clip / float(norm))
-    found = clipped_sums(module, parameters, x, signal, clip)
+    found = clipped_sums(module, parameters, x, signal, GradientPrivacy(clip=clip, noise=0.0))
     for f, e in zip(found, expected, strict=True):
         torch.testing.assert_close(f, e.detach())
     assert is_dense_chain(module) == (module is CHAIN)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tablepuppet.models import modules
-from tablepuppet.models.features import Features
+from tablepuppet.models.linear import Features
 from tablepuppet.models.neural import Inputs, NeuralModel
 from tablepuppet.models.spec import ModelSpec
 

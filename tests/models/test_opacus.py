@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from tablepuppet.models.features import Features
-from tablepuppet.models.ghost_clipping import clipped_sums
-from tablepuppet.models.linear import LinearModel
+from tablepuppet.models.linear import Features, LinearModel
+from tablepuppet.models.modules import clipped_sums
+from tablepuppet.privacy.gaussian import GradientPrivacy
 
 ROWS, WIDTH, CLIP = 40, 5, 0.7  # Opacus adds a millionth to every norm
+PRIVACY = GradientPrivacy(clip=CLIP, noise=0.0)
 
 
 def opacus_sums(module: torch.nn.Module, x: torch.Tensor, signal: torch.Tensor, clip: float) -> list[torch.Tensor]:
@@ -48,7 +49,7 @@ def test_clipped_gradients_of_a_linear_model_are_those_of_opacus(outputs: int) -
     expected = opacus_sums(module, x, signal, CLIP)[0].T.numpy()
     features = Features(x.numpy(), (), np.arange(WIDTH), (), WIDTH)
     model = LinearModel(features, features, outputs, features.row_norms())
-    found = model.clipped_gradient(model.initial(), signal.numpy(), CLIP, None, None)
+    found = model.clipped_gradient(model.initial(), signal.numpy(), PRIVACY, None, None)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -56,6 +57,6 @@ def test_clipped_gradients_of_a_network_are_those_of_opacus() -> None:
     x, signal = data(2)
     module = torch.nn.Sequential(torch.nn.Linear(WIDTH, 7), torch.nn.Tanh(), torch.nn.Linear(7, 2)).double()
     parameters: dict[str, torch.Tensor] = dict(module.named_parameters())
-    found = clipped_sums(module, parameters, x, signal, CLIP)
+    found = clipped_sums(module, parameters, x, signal, PRIVACY)
     for f, e in zip(found, opacus_sums(module, x, signal, CLIP), strict=True):
         torch.testing.assert_close(f.reshape(e.shape), e, rtol=1e-5, atol=1e-5)

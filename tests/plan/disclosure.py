@@ -132,17 +132,24 @@ def _of_part(account: _Account, part: PartSummary, plan: Plan, asked: Exchanges,
     block, subject = shape.blocks[part.block], f"part {part.number}"
     outputs = block.outputs
     algorithm = algorithm_of(job.options)
-    declared = algorithm.disclosure(shape, job.options, block, 1)
     kind, steps = algorithm.figures, asked.steps
-    curvature = outputs * (outputs + 1) // 2 if asked.curvature_is_full else int(not declared.curvature_follows)
+    curvatures = 0
+    if algorithm.takes_turns:
+        curvatures = steps * outputs * (outputs + 1) // 2
+    elif algorithm.requires_curvature and shape.curvature_varies:  # newton's follows from slopes, of rows joined once
+        follows = algorithm.takes_trees and shape.slopes_tell_curvature and block.is_identity
+        curvatures = 0 if follows else steps
     inner = steps * asked.inner if block.is_split else 0
-    figure = int(asked.sums_figure and block.is_masked)
+    is_summed = (
+        algorithm.figures_by(job.options, is_linear=shape.is_linear) == "summed" and job.privacy.features is None
+    )
+    figure = int(is_summed and block.is_masked)
     account.client(
         part.client,
         subject,
         summed_weights=int(job.data.has_weights),
         signals=steps * outputs,
-        curvatures=steps * asked.sends_curvature * curvature,
+        curvatures=curvatures,
         agreed_values=inner,
     )
     account.server(

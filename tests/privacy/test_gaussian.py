@@ -9,13 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.admm.local import LocalStep
+from tablepuppet.algorithms.admm.client import LocalStep
+from tablepuppet.algorithms.base import PrivateGradient
 from tablepuppet.algorithms.numerics.optimizers import Moments
-from tablepuppet.algorithms.private import PrivateGradient
 from tablepuppet.arrays import Array
 from tablepuppet.errors import PrivacyError
-from tablepuppet.models.features import Features
-from tablepuppet.models.linear import LinearModel
+from tablepuppet.models.linear import Features, LinearModel
 from tablepuppet.privacy.gaussian import GradientPrivacy, clip_scale, secure_generator
 
 ALARM = 1e-8
@@ -41,10 +40,11 @@ def test_removing_one_base_row_moves_the_sum_by_at_most_the_clip(rows: int, clip
     # A row's signal is already the sum over its joined rows: a multiplicity of 1,000 is just a larger Y.
     signal = 1000.0 * np.random.default_rng(seed).normal(size=(rows, 2))
     theta = model.initial()
-    total = model.clipped_gradient(theta, signal, clip)
+    privacy = GradientPrivacy(clip=clip, noise=0.0)
+    total = model.clipped_gradient(theta, signal, privacy, None, None)
     for k in range(rows):
         others = np.delete(np.arange(rows), k)
-        without = model.clipped_gradient(theta, signal[others], clip, others)
+        without = model.clipped_gradient(theta, signal[others], privacy, others, None)
         assert np.linalg.norm(total - without) <= clip * (1 + 1e-9)
 
 
@@ -55,7 +55,8 @@ def test_the_closed_form_equals_clipping_each_rows_own_gradient() -> None:
     each = np.einsum("kd,kc->kdc", x, signal)
     norms = np.linalg.norm(each.reshape(50, -1), axis=1)
     expected = (each * np.minimum(1.0, clip / norms)[:, None, None]).sum(axis=0)
-    np.testing.assert_allclose(model.clipped_gradient(model.initial(), signal, clip), expected, atol=1e-12)
+    found = model.clipped_gradient(model.initial(), signal, GradientPrivacy(clip=clip, noise=0.0), None, None)
+    np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
 def test_no_noise_and_a_huge_clip_give_the_plain_gradient() -> None:

@@ -13,12 +13,11 @@ import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.algorithms.private import PrivateGradient
+from tablepuppet.algorithms.base import PrivateGradient
 from tablepuppet.errors import PolicyError
 from tablepuppet.exchanges.registry import REQUESTS
 from tablepuppet.exchanges.start import StartPart
-from tablepuppet.models.features import Features
-from tablepuppet.models.linear import LinearModel
+from tablepuppet.models.linear import Features, LinearModel
 from tablepuppet.privacy.gaussian import GradientPrivacy, secure_generator
 from tablepuppet.privacy.masks import MaskKey, honest_parts, to_integers
 from tablepuppet.protocol.base import Combined

@@ -1,8 +1,13 @@
-"""The shared parts of all algorithms: the problem, their messages, and a client half's setup.
+"""The shared parts of all algorithms: the problem, their messages, a client half's setup, and the guard of its rows.
 
 An algorithm has three pure steps. `join_step` runs at the server on shards of joined rows. `union_step` runs at the
 coordinator on a sum over one block's clients. `client_step` runs at a client. A server half (`Server`) combines the
 first two into rounds. It never sees the table mapping, only the results of walks over joined rows.
+
+`PrivateGradient`: gradients under differential privacy. In: a part's model, a signal per base row, and its owner's clip
+and noise (privacy/gaussian.py). Out: a sum over base rows, each clipped once whatever its multiplicity, plus noise.
+Penalties are added after the noise, and sums are divided by the mean size of a sample, a constant: neither depends on
+any row.
 """
 
 from __future__ import annotations
@@ -15,15 +20,75 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.private import PrivateGradient
 from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.errors import PrivacyError
 from tablepuppet.models.heads.base import TrainedHead
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.metrics import Sums
 from tablepuppet.models.neural import Model
 from tablepuppet.models.spec import Penalty
+from tablepuppet.privacy.gaussian import GradientPrivacy, bounded, noised
 from tablepuppet.privacy.labels import Channel
 from tablepuppet.protocol.base import Message, Partial, Predictions
+
+
+class PrivateGradient(msgspec.Struct, eq=False):
+    """The guard of a part's rows: everything that depends on them passes it; it counts, and stops at the limit."""
+
+    privacy: GradientPrivacy
+    generator: np.random.Generator
+    taken: int = 0  # noisy gradients so far
+    showings: int = 0  # of noisy predictions
+
+    def gradient(
+        self, model: Model, theta: Array, signal: Array, rows: RowNumbers | None, draw: int | None = None
+    ) -> Array:
+        """Σ_k clip((∂h_k/∂θ)ᵀ Y_k) + N(0, σ²C²)."""
+        if not self.privacy.clips:
+            return model.gradient(theta, signal, rows, draw)
+        self.taken += 1
+        if self.taken > self.privacy.limit:
+            raise _past("gradients", self.privacy.limit)
+        total = model.clipped_gradient(theta, signal, self.privacy, rows, draw)
+        noisy = noised(total.astype(np.float64), self.privacy.deviation, self.generator)
+        if self.is_shared:  # exactly on the grid of all parts' noise
+            return noisy
+        return noisy.astype(total.dtype, copy=False)  # a network's numbers may be of 32 bits
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the noise of one part alone is not enough: only the masked sum may be seen."""
+        return self.privacy.summed_over > 1
+
+    @property
+    def remaining(self) -> float:
+        """The share of all noisy gradients that is still to come, the latest included."""
+        return 1.0 - (self.taken - 1) / self.privacy.limit
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """The counts that a checkpoint keeps."""
+        return self.taken, self.showings
+
+    @counts.setter
+    def counts(self, counts: tuple[int, int]) -> None:
+        self.taken, self.showings = counts
+
+    def disclose(self, predictions: Array) -> Array:
+        """Predictions as the server may see them."""
+        self.showings += self.privacy.hides_predictions
+        if self.showings > self.privacy.prediction_limit and self.privacy.hides_predictions:
+            raise _past("predictions", self.privacy.prediction_limit)
+        return bounded(predictions, self.privacy, self.generator)
+
+    def sample(self, rows: int) -> NDArray[np.int64]:
+        """A Poisson sample of base rows, which nobody but this client knows."""
+        size = int(self.generator.binomial(rows, self.privacy.rate))
+        return np.sort(self.generator.choice(rows, size, replace=False, shuffle=False))
+
+
+def _past(what: str, limit: int) -> PrivacyError:
+    return PrivacyError(f"the job's ε covers {limit:,} noisy {what}, and one more was asked for; nothing is sent")
 
 
 class Walkable(Protocol):
@@ -37,8 +102,12 @@ class Walkable(Protocol):
         """For each block, facts about p_i: its rows, whether it is the identity."""
 
     @property
+    def labels(self) -> NDArray[Any]:
+        """Per row of the label table."""
+
+    @property
     def weights(self) -> Array | None:
-        """Of the rows' losses; None: all one."""
+        """Of the rows' losses, likewise; None: all one."""
 
     def allocate(self, name: str, outputs: int, dtype: type[np.floating[Any]] = ...) -> None: ...
 
@@ -56,7 +125,8 @@ class Walkable(Protocol):
 
     def take(self, joined: NDArray[np.int64]) -> tuple[Any, list[RowNumbers]]: ...
 
-    def by_label(self) -> LabelRows: ...
+    def by_label(self) -> Walkable:
+        """The different labels as joined rows, each as heavy as all that have it."""
 
     def iterate_sorted(self, name: str) -> Iterator[Array]: ...
 
@@ -90,13 +160,6 @@ class Summable(Protocol):
         """collapse_i of one block's expanded direction, weights included."""
 
 
-class LabelRows(Walkable, Protocol):
-    """The different labels as joined rows, each as heavy as all that have it."""
-
-    @property
-    def labels(self) -> Array: ...
-
-
 class Problem(msgspec.Struct, frozen=True, eq=False):
     """F(θ) = (1/N) Σ ℓ(a; y) + β Σ R(θ_i) over the training rows."""
 
@@ -104,11 +167,11 @@ class Problem(msgspec.Struct, frozen=True, eq=False):
     l2: float | Sequence[float]  # β, one for all blocks or one for each
     joined: Walkable
     rows: tuple[int, ...]  # n_i
-    clients: tuple[int, ...]  # Q_i
-    multiplicity: tuple[RowNumbers, ...]  # G_i
-    epochs: int
-    batch_size: int | None
-    seed: int
+    clients: tuple[int, ...] = ()  # Q_i
+    multiplicity: tuple[RowNumbers, ...] = ()  # G_i
+    epochs: int = 1
+    batch_size: int | None = None
+    seed: int = 0
     is_private: bool = False  # gradients are noisy: batches are Poisson samples, and nothing else may look at features
     private_rates: tuple[
         float, ...
@@ -204,10 +267,6 @@ class Server(ABC):
     def rounds_per_epoch(self) -> int:
         """How many outer rounds an epoch is expected to have."""
         return 1
-
-    def ends_epoch(self, rounds: int) -> bool:
-        """Whether an epoch is over after so many rounds of it."""
-        return rounds >= self.rounds_per_epoch()
 
     def sample_from(self, entropy: Sequence[int]) -> None:  # noqa: B027
         """Under feature privacy: chance that the clients drew, for whatever the server samples."""

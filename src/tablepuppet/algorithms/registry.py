@@ -9,9 +9,8 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Union
 
-from tablepuppet.algorithms.algorithm import Algorithm
+from tablepuppet.algorithms.algorithm import Ability, Algorithm, OwnModel
 from tablepuppet.algorithms.options import AlgorithmOptions, read_options
-from tablepuppet.algorithms.own_model import Ability, OwnModel
 from tablepuppet.errors import JobError, ModelError
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.protocol.base import Message

@@ -225,7 +225,6 @@ class RunShape(msgspec.Struct, frozen=True):
     batch_size: int | None
     is_linear: bool
     is_private: bool = False
-    curvature_varies: bool = False
     has_head: bool = False  # other than the sum: linear blocks begin at random numbers and send predictions
 
 
@@ -237,11 +236,8 @@ class Exchanges(msgspec.Struct, frozen=True):
     has_opening: bool = False  # predictions are asked for once before the first step
     has_start: bool = False  # …and come with the start
     inner: int = 1  # sums between two steps, where a table has several clients
-    sends_curvature: bool = False
-    curvature_is_full: bool = False  # a matrix over a row's outputs, not one number
     evaluates_train: bool = False  # train rows are predicted again to be measured
     power_rounds: int = 0
-    sums_figure: bool = False  # where sums are masked, one more for the first step
     is_pooled: bool = False
 
     @property

@@ -23,15 +23,15 @@ from tablepuppet.errors import MappingError, PrivacyError
 from tablepuppet.job.job import Walk
 from tablepuppet.join.cluster.cluster import Cluster
 from tablepuppet.join.cluster.rows import ClusterRows
-from tablepuppet.join.duckdb_join import BranchSide, Counts, ListedRows, Marks
+from tablepuppet.join.duckdb_join import Counts, ListedRows, Marks
 from tablepuppet.join.factorised.tree import Tree
 from tablepuppet.join.groups import MergedGroups
-from tablepuppet.join.join import BranchJoin, Span, block_span, parts_of_block
+from tablepuppet.join.join import Span, block_span, parts_of_block
 from tablepuppet.join.keys import ScanKeys, gather_keys
 from tablepuppet.join.labels import LabelSpace, MappingRequest, read_labels
 from tablepuppet.join.mapping import LabelRows, Part, Placement, RelationStats, SideSizes, TableMapping
 from tablepuppet.join.materialize import Writer
-from tablepuppet.join.tree_join import TreeJoin, TreeSide
+from tablepuppet.join.tree_join import BranchJoin, BranchSide, TreeJoin, TreeSide
 from tablepuppet.join.walk_choice import MAX_DRAWN, draw_side, join_branches
 from tablepuppet.memory import trim_heap
 from tablepuppet.sql.bound import BoundQuery, Branch

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 import msgspec
@@ -36,6 +36,9 @@ from tablepuppet.memory import free_memory
 from tablepuppet.sources.columns import arrow_of
 from tablepuppet.sources.duckdb_source import silence
 from tablepuppet.sql.bound import BoundQuery, Branch, KeyPair
+
+if TYPE_CHECKING:
+    from tablepuppet.join.tree_join import BranchSide
 
 log = logging.getLogger(__name__)
 _PREFIX = "tablepuppet-join-"
@@ -194,21 +197,6 @@ Counts = NDArray[np.signedinteger[Any]]  # joined rows, per row of a relation
 Use = Callable[[int, Mapping[int, RowNumbers]], None]
 
 
-class BranchSide(Protocol):
-    """Some joined rows of a branch, in order."""
-
-    @property
-    def rows(self) -> int: ...
-
-    def counts(self) -> list[Counts]:
-        """For each relation: how many of these joined rows each of its rows is in."""
-
-    def each(self, start: int, stop: int, use: Use) -> None:
-        """Row numbers in each relation of joined rows start ≤ j < stop, a slice at a time; −1 where there is none.
-
-        `use` gets each slice, and how many joined rows come before it; in no order, and by several threads at once."""
-
-
 class ListedRows(msgspec.Struct, frozen=True, eq=False):
     """Joined rows of a branch that are written down, all of them or some."""
 
@@ -242,9 +230,13 @@ class ListedRows(msgspec.Struct, frozen=True, eq=False):
         return self.only(np.flatnonzero(marks[self.numbers(self.label)]))
 
     def counts(self) -> list[Counts]:
+        """For each relation: how many of these joined rows each of its rows is in."""
         return [count_rows(self.numbers(relation), size) for relation, size in enumerate(self.sizes)]
 
     def each(self, start: int, stop: int, use: Use) -> None:
+        """Row numbers in each relation of joined rows start ≤ j < stop, a slice at a time; −1 where there is none.
+
+        `use` gets each slice, and how many joined rows come before it; in no order, and by several threads at once."""
         for first in range(start, stop, JOINED_ROWS_PER_PIECE):
             inside = slice(first, min(first + JOINED_ROWS_PER_PIECE, stop))
             these = inside if self.chosen is None else self.chosen[inside]

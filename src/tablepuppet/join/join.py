@@ -13,17 +13,16 @@ and each client's share of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Protocol
 
 import msgspec
 import numpy as np
 
 from tablepuppet.arrays import RowNumbers, freeze
 from tablepuppet.errors import MappingError
-from tablepuppet.join.duckdb_join import BranchSide, Counts, ListedRows, Marks, count_joined, list_joined
+from tablepuppet.join.duckdb_join import Counts, ListedRows, count_joined, list_joined
 from tablepuppet.join.keys import ScanKeys
 from tablepuppet.join.mapping import Part
-from tablepuppet.join.tree_join import TreeJoin
+from tablepuppet.join.tree_join import BranchJoin, BranchSide, TreeJoin
 from tablepuppet.sql.bound import Block, BoundQuery, Branch
 
 
@@ -205,20 +204,6 @@ class JoinedSide(msgspec.Struct, frozen=True, eq=False):
 
 
 BYTES_PER_JOINED_ROW = 40
-
-
-class BranchJoin(Protocol):
-    """The joined rows of a branch."""
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Rows of each relation."""
-
-    def count(self) -> int:
-        """N."""
-
-    def side(self, marks: Marks | None) -> BranchSide:
-        """The joined rows whose label's row is marked; None: all."""
 
 
 class SizeLimit(msgspec.Struct, frozen=True):

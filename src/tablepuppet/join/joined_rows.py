@@ -49,16 +49,12 @@ _MAX_JOINED_ROWS_PER_LANE = 1 << 26  # joined rows of a lane, even where blocks 
 class Joined(Walkable, Protocol):
     """The joined rows of one side, wherever they lie: here as row numbers, or on a cluster (cluster/rows.py).
 
-    Algorithms only use Walkable. Plans and training also use labels, weights and counts.
+    Algorithms only use Walkable. Plans and training also use counts, and change labels and weights.
     """
 
     @property
     def indices(self) -> Sequence[RowIndex | IndexFacts]:
         """For each block, facts about p_i."""
-
-    @property
-    def labels(self) -> NDArray[Any]:
-        """Per row of the label table."""
 
     def label_counts(self) -> RowNumbers:
         """How many joined rows have their label from each label row."""

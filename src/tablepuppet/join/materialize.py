@@ -20,16 +20,15 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, RowNumbers, floats
 from tablepuppet.join.cluster.cluster import Cluster
-from tablepuppet.join.cluster.partitions import partition_specs
 from tablepuppet.join.cluster.rows import ClusterRows
-from tablepuppet.join.cluster.worker import merge
-from tablepuppet.join.duckdb_join import BranchSide
+from tablepuppet.join.cluster.worker import merge, partition_specs
 from tablepuppet.join.factorised.rows import FactorisedRows
 from tablepuppet.join.factorised.tree import Tree
 from tablepuppet.join.join import Column, JoinedSide, Span
 from tablepuppet.join.joined_rows import Joined, JoinedRows, lanes_of
 from tablepuppet.join.labels import LabelSpace
 from tablepuppet.join.row_index import RowIndex
+from tablepuppet.join.tree_join import BranchSide
 
 
 class Writer(msgspec.Struct, frozen=True, eq=False):

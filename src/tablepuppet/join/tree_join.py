@@ -10,18 +10,25 @@ of each relation are counted from the root to the leaves, without making one.
 
 Here an anti-joined relation is one row, found by the rows of its parent that have no match. A semi-joined relation is
 one row, found by those that have a match.
+
+`RowLookup`: joined rows by their numbers, 0 ≤ j < N, in the same order, and drawn at random. The number is read digit
+by digit. The root's row is the one below which the j-th joined row lies. The remainder of j chooses a row of each group
+that is found, in proportion to the joined rows below it. So every j from 0 to N − 1, drawn uniformly, gives a uniform
+joined row.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from functools import cached_property
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from tablepuppet.arrays import JOINED_ROWS_PER_PIECE, ROWS_IN_CACHE, Array, RowNumbers, pieces
-from tablepuppet.join.duckdb_join import Counts, Marks, Use
+from tablepuppet.join.duckdb_join import Counts, ListedRows, Marks, Use
 from tablepuppet.join.keys import ScanKeys
 from tablepuppet.sql.bound import Branch
 from tablepuppet.threads import pool
@@ -67,9 +74,11 @@ class TreeJoin(msgspec.Struct, frozen=True, eq=False):
         return cls(sizes, root, _in_order(own[root]), edges, _below(edges, sizes))
 
     def count(self) -> int:
+        """N."""
         return int(self.below[self.root][:-1].sum())
 
     def side(self, marks: Marks | None) -> TreeSide:
+        """The joined rows whose label's row is marked; None: all."""
         roots = self.order if marks is None else self.order[marks[self.order]]
         found = self.below[self.root][roots]
         return TreeSide(self, roots, np.cumsum(found, dtype=np.int32 if found.sum() < 2**31 else np.int64))
@@ -216,6 +225,10 @@ class TreeSide(msgspec.Struct, frozen=True, eq=False):
             pass
 
 
+BranchSide = ListedRows | TreeSide  # some joined rows of a branch, in order
+BranchJoin = ListedRows | TreeJoin  # all of them
+
+
 def _share_out(here: Counts, edge: Edge, above: Counts, below: Array) -> None:
     """Rows of a group share the joined rows that find it, in proportion to the joined rows below each. All quotients
     are whole."""
@@ -226,3 +239,54 @@ def _share_out(here: Counts, edge: Edge, above: Counts, below: Array) -> None:
     each = np.divide(groups, weights, out=np.zeros(len(weights)), where=weights > 0)
     grouped = edge.grouped[:-1]
     here[grouped] = np.repeat(each, np.diff(edge.starts)) * below[grouped]
+
+
+Numbers = NDArray[np.int64]
+
+
+class RowLookup(msgspec.Struct, frozen=True, eq=False, dict=True):
+    """The joined rows of a side, none of which is held."""
+
+    side: TreeSide
+
+    @property
+    def rows(self) -> int:
+        return self.side.rows
+
+    def look_up(self, joined: Numbers) -> dict[int, RowNumbers]:
+        """The rows of some joined rows in each relation; −1 where a LEFT JOIN found none."""
+        join, ends = self.side.join, self.side.ends
+        place = np.searchsorted(ends, joined.astype(ends.dtype), side="right")  # of another, NumPy would widen all ends
+        left = joined - np.where(place > 0, ends[place - 1], 0)
+        found: dict[int, RowNumbers] = {join.root: self.side.roots[place]}
+        size = self._counts[join.root][found[join.root]]  # of the joined rows among which `left` counts
+        for edge, running in zip(join.edges, self._running, strict=True):
+            group = edge.group[found[edge.parent]]
+            first, last = edge.starts[group], edge.starts[group + 1]
+            below = running[last] - running[first]
+            is_there = below > 0  # a LEFT JOIN finds none elsewhere: there is no choice
+            others = size // np.where(is_there, below, 1)
+            target = running[first] + left // others
+            chosen = np.where(is_there, np.searchsorted(running, target, side="right") - 1, -1)
+            here = edge.grouped[chosen]
+            found[edge.relation] = here
+            left = left - np.where(is_there, (running[chosen] - running[first]) * others, 0)
+            size = np.where(is_there, self._counts[edge.relation][here] * others, size)
+        return found
+
+    @cached_property
+    def _counts(self) -> list[Numbers]:
+        """How many joined rows each row of each relation makes with the relations below it."""
+        return [below.astype(np.int64) for below in self.side.join.below]
+
+    @cached_property
+    def _running(self) -> list[Numbers]:
+        """For each edge: how many joined rows lie below a relation's rows before each."""
+        edges = self.side.join.edges
+        return [np.append(0, np.cumsum(self._counts[edge.relation][edge.grouped[:-1]])) for edge in edges]
+
+
+def draw_numbers(rows: int, count: int, seed: int | Sequence[int]) -> Numbers:
+    """Numbers of joined rows, each drawn for itself, all equally likely."""
+    generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
+    return generator.integers(0, rows, count)

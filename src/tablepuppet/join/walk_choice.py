@@ -17,13 +17,12 @@ from numpy.typing import NDArray
 from tablepuppet.errors import MappingError
 from tablepuppet.job.job import Walk
 from tablepuppet.join.cluster.cluster import Cluster
-from tablepuppet.join.duckdb_join import BranchSide, ListedRows, why_empty
-from tablepuppet.join.factorised.draw import RowLookup, draw_numbers
-from tablepuppet.join.join import BYTES_PER_JOINED_ROW, BranchJoin, SizeLimit, join_branch
+from tablepuppet.join.duckdb_join import ListedRows, why_empty
+from tablepuppet.join.join import BYTES_PER_JOINED_ROW, SizeLimit, join_branch
 from tablepuppet.join.keys import ScanKeys
 from tablepuppet.join.labels import MappingRequest
 from tablepuppet.join.mapping import LabelInfo
-from tablepuppet.join.tree_join import TreeJoin, TreeSide
+from tablepuppet.join.tree_join import BranchJoin, BranchSide, RowLookup, TreeJoin, draw_numbers
 from tablepuppet.memory import free_memory
 from tablepuppet.sql.bound import BoundQuery
 
@@ -121,7 +120,6 @@ def _only(branch: BranchSide, numbers: NDArray[np.int64]) -> ListedRows:
     """Some joined rows of a branch, by their numbers, which may repeat."""
     if isinstance(branch, ListedRows):
         return branch.only(numbers)
-    assert isinstance(branch, TreeSide)
     found = RowLookup(branch).look_up(numbers)
     sizes = branch.join.sizes
     kinds = [np.int32 if size < 2**31 else np.int64 for size in sizes]

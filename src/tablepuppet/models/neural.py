@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -20,11 +19,10 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import ROWS_PER_NETWORK_PASS, Array, RowNumbers, pieces
 from tablepuppet.errors import TransportError
-from tablepuppet.models.features import Features
-from tablepuppet.models.ghost_clipping import clipped_sums
-from tablepuppet.models.linear import LinearModel
-from tablepuppet.models.modules import need_torch, one_torch_thread, torch_random
+from tablepuppet.models.linear import Features, LinearModel
+from tablepuppet.models.modules import clipped_sums, need_torch, one_torch_thread, torch_random
 from tablepuppet.models.spec import ModelSpec
+from tablepuppet.privacy.gaussian import GradientPrivacy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -164,13 +162,7 @@ class NeuralModel:
         return total
 
     def clipped_gradient(
-        self,
-        theta: Array,
-        signal: Array,
-        clip: float,
-        rows: RowNumbers | None = None,
-        draw: int | None = None,
-        reach: float = inf,
+        self, theta: Array, signal: Array, privacy: GradientPrivacy, rows: RowNumbers | None, draw: int | None
     ) -> Array:
         torch = need_torch()
         self._load(theta)
@@ -183,7 +175,7 @@ class NeuralModel:
                 weighted = given[place]
                 if self.train.exists is not None:
                     weighted = weighted * self.train.exists[chosen]
-                sums = clipped_sums(self.module, parameters, self.train.matrix(chosen), weighted, clip, reach)
+                sums = clipped_sums(self.module, parameters, self.train.matrix(chosen), weighted, privacy)
                 total += torch.cat([s.reshape(-1) for s in sums])
         return np.asarray(total.numpy())
 

@@ -5,22 +5,16 @@ and Sorenson 1993), of public numbers: how long it takes depends on them. A nint
 take, which blinding.py uses where there are few keys, and the tests as the oracle.
 """
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
-
 import numpy as np
-from numba import njit, uint64
+from numba import uint64
 from numpy.typing import NDArray
 
-F = TypeVar("F", bound=Callable[..., Any])
+from tablepuppet.threads import compile_loop
+
 _PRIME = np.frombuffer((2**255 - 19).to_bytes(32, "little"), np.uint64)
 
 
-def _compile(function: F) -> F:
-    return cast(F, njit(function, nogil=True, cache=True))
-
-
-@_compile
+@compile_loop
 def _halve(number: NDArray[np.uint64]) -> np.uint64:
     """Divides by a power of two, at most 2³²; which one."""
     twos, word = uint64(0), number[0]
@@ -33,7 +27,7 @@ def _halve(number: NDArray[np.uint64]) -> np.uint64:
     return twos
 
 
-@_compile
+@compile_loop
 def _is_less(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> bool:
     for i in range(3, -1, -1):
         if one[i] != other[i]:
@@ -41,7 +35,7 @@ def _is_less(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> bool:
     return False
 
 
-@_compile
+@compile_loop
 def _subtract(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> None:
     borrow = uint64(0)
     for i in range(4):
@@ -51,7 +45,7 @@ def _subtract(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> None:
         borrow = next_borrow
 
 
-@_compile
+@compile_loop
 def _find(numbers: NDArray[np.uint64], prime: NDArray[np.uint64], found: NDArray[np.bool_]) -> None:
     for row in range(len(numbers)):
         top, bottom, is_negative = numbers[row], prime.copy(), False

@@ -26,9 +26,9 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from tablepuppet.algorithms.base import PrivateGradient
 from tablepuppet.algorithms.noise import RunFacts, RunTerms, plan_noise
 from tablepuppet.algorithms.options import AlgorithmOptions
-from tablepuppet.algorithms.private import PrivateGradient
 from tablepuppet.arrays import Array
 from tablepuppet.errors import PolicyError
 from tablepuppet.models.spec import ModelSpec

@@ -30,7 +30,7 @@ from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.arrays import Array
 from tablepuppet.errors import JobError, TransportError
 from tablepuppet.memory import memory_limit
-from tablepuppet.models.features import Features
+from tablepuppet.models.linear import Features
 from tablepuppet.models.modules import OWN, build_module
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.owner.enforcement import ContractEnforcer

@@ -30,9 +30,9 @@ from tablepuppet.join.factorised.series import TOLERANCE, USUAL_REACH, guess_fre
 from tablepuppet.join.join import BYTES_PER_JOINED_ROW
 from tablepuppet.join.mapping import Placement
 from tablepuppet.join.walk_choice import MAX_DRAWN
-from tablepuppet.models.features import GRAM_LIMIT
 from tablepuppet.models.heads.kinds import traits_of
-from tablepuppet.models.losses.separable import Analytic
+from tablepuppet.models.linear import GRAM_LIMIT
+from tablepuppet.models.losses.base import Analytic
 from tablepuppet.sources.columns import STRING_KINDS
 from tablepuppet.transport.meter import Network, network
 

@@ -90,7 +90,6 @@ def exchanges_of(job: Job, loss: Loss, rows: int, epochs: int | None = None) -> 
         batch_size=job.batch(rows),
         is_linear=job.model.spec.is_linear,
         is_private=job.privacy.features is not None,
-        curvature_varies=not loss.is_quadratic and loss.outputs == 1,
         has_head=not job.model.is_sum,
     )
     return algorithm_of(job.options).exchanges(job.options, run)

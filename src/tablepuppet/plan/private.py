@@ -30,7 +30,7 @@ class PrivatePlan(msgspec.Struct, frozen=True):
     planned_rounds: int
     rounds: int  # outer rounds after which the budget is spent; no more are run
     facts: RunFacts | None = None  # from which clients compute the noise; None: there is none
-    own: Any = None  # how a model of its own kind is noised (algorithms/own_model.py)
+    own: Any = None  # how a model of its own kind is noised (algorithms/algorithm.py)
 
     @property
     def is_noisy(self) -> bool:

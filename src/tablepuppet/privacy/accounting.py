@@ -11,7 +11,6 @@ units of their noise. This is a mixture of Gaussians over m, and an upper bound 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -163,7 +162,12 @@ def gaussian_noise(epsilon: float, delta: float, steps: int, probability: float)
 @lru_cache(maxsize=256)
 def rough_noise(epsilon: float, delta: float, mechanisms: tuple[Mechanism, ...]) -> float:
     """About how many times the noise is enough, in a tenth of a second. A server and its clients ask the same."""
-    return _least(lambda noise: _rough(tuple(m.scaled(noise) for m in mechanisms), delta) > epsilon)
+    low, high = _LEAST_NOISE, _LARGEST_NOISE
+    while high - low > 1e-2 * high:
+        middle = math.sqrt(low * high)
+        exceeds = _rough(tuple(m.scaled(middle) for m in mechanisms), delta) > epsilon
+        low, high = (middle, high) if exceeds else (low, middle)
+    return high
 
 
 @lru_cache(maxsize=256)
@@ -194,15 +198,6 @@ def composed_noise(epsilon: float, delta: float, mechanisms: tuple[Mechanism, ..
     while high - low > _CLOSE * high:
         middle = 0.5 * (low + high)
         low, high = (middle, high) if exact(middle) > epsilon else (low, middle)
-    return high
-
-
-def _least(exceeds: Callable[[float], bool]) -> float:
-    """The least noise that does not exceed, roughly; the largest there is, if all do."""
-    low, high = _LEAST_NOISE, _LARGEST_NOISE
-    while high - low > 1e-2 * high:
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if exceeds(middle) else (low, middle)
     return high
 
 

@@ -96,6 +96,10 @@ class FeaturePrivacy(_Part, frozen=True):
         """κ of a table."""
         return self.cap.get(table) if isinstance(self.cap, dict) else self.cap
 
+    def bounds_of(self, feature: str) -> tuple[float, float] | None:
+        """The public bounds of a number, named with or without its alias."""
+        return self.bounds.get(feature) or self.bounds.get(feature.rpartition(".")[2])
+
 
 class PredictionPrivacy(_Part, frozen=True):
     """The server's view of predictions h, which read the raw rows in every round.

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, Codes, RowNumbers
 from tablepuppet.errors import JobError, SourceError, TransportError
-from tablepuppet.models.features import Features
+from tablepuppet.models.linear import Features
 from tablepuppet.protocol import columns as protocol
 from tablepuppet.protocol.columns import CategoryEncoder, ColumnInfo, Encoder, IdEncoder, NumberEncoder
 from tablepuppet.sources import columns as raw

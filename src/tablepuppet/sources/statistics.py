@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, Codes, RowNumbers, effective_by_code, floats, pieces
 from tablepuppet.errors import SourceError, TransportError
-from tablepuppet.models.features import count_by_code
+from tablepuppet.models.linear import count_by_code
 from tablepuppet.privacy.options import Rounding
 from tablepuppet.protocol.columns import CategoryStatistics, ColumnInfo, IdStatistics, NumberStatistics, Statistics
 from tablepuppet.sources import columns as raw

@@ -130,10 +130,11 @@ def measure(
         return _summarise(known, criterion)
     loss = criterion.loss
     given: dict[str, Any] = {"loss": loss, "intercept": intercept}
-    if known is not None and known.get("moment") is criterion.moment:
-        sums = known
-    else:
-        sums = sum_metrics(joined, per_row, intercept, criterion) | (known or {})
+    writes = ("scores",) if criterion.is_ranked and loss.outputs == 1 else ()  # kept for ranking
+    for name in writes:
+        joined.allocate(name, 1)
+    wanted: dict[str, Any] = {"channel": criterion.channel, "moment": criterion.moment}
+    sums: Sums = joined.run(measure_step, per_row, writes=writes, **given, **wanted).sums | (known or {})
     found: list[Ranking] = []
     if criterion.is_ranked and loss.outputs == 1:
         found = [rank(joined.iterate_sorted("scores"), joined.rows, sums["positives"], _second(criterion))]
@@ -155,17 +156,6 @@ def measure_constant(joined: Walkable, constant: Array, criterion: Criterion) ->
     return measure(rows, nothing, constant, criterion).metrics
 
 
-def sum_metrics(joined: Walkable, per_row: Sequence[Array], intercept: Array, criterion: Criterion) -> Sums:
-    """A walk for all sums of the moment; scores are kept for ranking."""
-    loss, moment = criterion.loss, criterion.moment
-    writes = ("scores",) if criterion.is_ranked and loss.outputs == 1 else ()
-    for name in writes:
-        joined.allocate(name, 1)
-    given: dict[str, Any] = {"loss": loss, "intercept": intercept, "channel": criterion.channel, "moment": moment}
-    sums: Sums = joined.run(measure_step, per_row, writes=writes, **given).sums
-    return sums | {"moment": moment}
-
-
 def measure_scores(side: JoinedRows, scores: Array, criterion: Criterion) -> Measured:
     """The same from the score of every joined row, where an algorithm keeps them; `scores` is (rows, outputs)."""
     if criterion.noisy is not None:
@@ -177,12 +167,11 @@ def measure_scores(side: JoinedRows, scores: Array, criterion: Criterion) -> Mea
 def _second(criterion: Criterion) -> Probabilities | None:
     """The probability of the second class, where a finished model's curves are wanted."""
     loss = criterion.loss
-    plain = loss.plain if isinstance(loss, Weighted) else loss
-    if not _draws_curves(criterion) or plain.probabilities(np.zeros((1, 1))) is None:
+    if not _draws_curves(criterion) or loss.probabilities(np.zeros((1, 1))) is None:
         return None
 
     def probability(scores: Array) -> Array:
-        found = plain.probabilities(scores[:, None])
+        found = loss.probabilities(scores[:, None])
         assert found is not None
         return found[:, 1]
 

@@ -18,9 +18,8 @@ from tablepuppet.arrays import Array, Codes, floats
 from tablepuppet.exchanges.parts import RevealedFeatures, RevealFeatures
 from tablepuppet.join.joined_rows import JoinedRows
 from tablepuppet.join.mapping import Part, rows_here
-from tablepuppet.models.features import Features
 from tablepuppet.models.heads.base import apply_head
-from tablepuppet.models.linear import LinearModel
+from tablepuppet.models.linear import Features, LinearModel
 from tablepuppet.models.losses import Weighted
 from tablepuppet.models.metrics import Moment
 from tablepuppet.models.modules import build_module

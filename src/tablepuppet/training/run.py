@@ -35,7 +35,7 @@ from tablepuppet.training.curves import Curves
 from tablepuppet.training.interactions import Interaction, advise_head, compare_with_sum, explain_pairs, probe
 from tablepuppet.training.metrics import Criterion, MeasuredOn, Metrics, SideRows, by_side
 from tablepuppet.training.result import EpochRecord, Result, RoundEvent
-from tablepuppet.training.server import UnionOperator, run_round
+from tablepuppet.training.server import UnionOperator
 from tablepuppet.training.start import agree_on_encoders, figures_of, ids_of, make_problem, widths_of
 from tablepuppet.transport.link import Link
 
@@ -166,9 +166,9 @@ class Run:
             while not is_last:
                 if self.rounds == self.private.rounds:
                     return  # the budget is spent
-                run_round(self.union, self.server)
+                self.server.absorb(self.union.run(self.server.join_step(), self.server.union_step))
                 self.rounds, step = self.rounds + 1, step + 1
-                is_last = self.server.ends_epoch(step) or self.rounds == self.private.rounds
+                is_last = step >= self.server.rounds_per_epoch() or self.rounds == self.private.rounds
                 is_recorded = not self.is_fold or self.plan.algorithm.stops_when_flat
                 record = self.record(epoch) if is_last and is_recorded else None
                 if self.on_round is not None:

@@ -1,7 +1,7 @@
 """The paper's operators: the join (LoJ), and the union (LoU): one block's clients as if they were one.
 
 Join: gather the blocks' predictions, compute over joined rows (expand, the algorithm's join step, collapse: its server
-half), scatter the result. One outer round of Algorithm 1.
+half), scatter the result. One outer round of Algorithm 1 (run.py).
 
 Union. Outer loop: scatter the join operator's arrays to the clients that hold the rows, gather their predictions in row
 order. Inner loop: while clients answer with partial results, sum them, apply the algorithm's union step to the sum, and
@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Server
+from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate
 from tablepuppet.algorithms.shape import POWER_ROUNDS
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import PrivacyError, TransportError
@@ -262,8 +262,3 @@ def _within(rows: RowNumbers, inside: slice) -> slice:
     if not len(rows) or (inside.start <= rows[0] and rows[-1] < inside.stop):
         return slice(0, len(rows))
     return slice(*np.searchsorted(rows, [inside.start, inside.stop]).tolist())
-
-
-def run_round(union: UnionOperator, server: Server) -> None:
-    """The join operator, one outer round: compute, scatter, (inner rounds,) gather."""
-    server.absorb(union.run(server.join_step(), server.union_step))

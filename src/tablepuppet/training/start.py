@@ -37,14 +37,13 @@ from tablepuppet.training.server import UnionOperator
 from tablepuppet.transport.link import Link
 
 
-def private_encoder(statistics: Statistics, name: str, bounds: Mapping[str, tuple[float, float]], job: Job) -> Encoder:
+def private_encoder(statistics: Statistics, known: tuple[float, float] | None, name: str, job: Job) -> Encoder:
     """An encoder that no number in the data has shaped: public bounds become ±1, and a missing number the middle.
 
     Which categories a string has, and whether any value is missing, is taken to be public.
     """
     if not isinstance(statistics, NumberStatistics):
         return encoder(statistics, job.data.standardize, job.data.max_categories)
-    known = bounds.get(name) or bounds.get(name.rpartition(".")[2])
     ones = np.ones_like(statistics.mean)
     if known is None and not job.data.standardize:
         return NumberEncoder(mean=0 * ones, scale=ones, fill=0 * ones, has_missing=statistics.missing > 0)
@@ -137,8 +136,8 @@ def gather_statistics(union: UnionOperator, mapping: TableMapping, job: Job) -> 
             encoders.append([encoder(s, job.data.standardize, job.data.max_categories, _salt(job)) for s in merged])
         else:
             names = mapping.bound.blocks[block[0].block].features if block else ()
-            bounds = job.privacy.features.bounds
-            encoders.append([private_encoder(s, n, bounds, job) for s, n in zip(merged, names, strict=True)])
+            known = map(job.privacy.features.bounds_of, names)
+            encoders.append([private_encoder(*given, job) for given in zip(merged, known, names, strict=True)])
     return encoders
 
 

@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 from tests.algorithms.boosting.central import Central, Column
 
 from tablepuppet.algorithms.boosting.bins import Columns, category_bins, further_bins, number_bins
-from tablepuppet.algorithms.boosting.client import ClientHalf, send_objections
+from tablepuppet.algorithms.boosting.client import ClientHalf, KeyBook, add_up, send_objections
 from tablepuppet.algorithms.boosting.drawn import Drawable, DrawnServer, Draws
 from tablepuppet.algorithms.boosting.fixed_point import Labels
-from tablepuppet.algorithms.boosting.keys import KeyBook, add_up
 from tablepuppet.algorithms.boosting.known import KnownBlock
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.rows import BlockIndex
@@ -253,19 +252,17 @@ def train(join: Join, options: Boosting, seed: int = 0) -> tuple[BoostingServer,
         server.blocks[number].learn(
             [block.book.reveal_as(key, _sides(block, key)) for key in given["draws"].keys[number]]
         )
+
+    def ask(checks: list[list[Check]]) -> list[Objections]:
+        nonlocal rounds
+        rounds += 1
+        return [
+            answer(block, own) if own else send_objections(book_of(block), [], [])
+            for block, own in zip(blocks, checks, strict=True)
+        ]
+
     for _ in range(options.trees):
-        growing = server.grow()
-        checks = next(growing, None)
-        while checks is not None:
-            rounds += 1
-            answers = [
-                answer(block, own) if own else send_objections(book_of(block), [], [])
-                for block, own in zip(blocks, checks, strict=True)
-            ]
-            try:
-                checks = growing.send(answers)
-            except StopIteration:
-                checks = None
+        server.grow(ask)
     for known, block in zip(server.blocks, blocks, strict=True):  # sets that were made after the last round
         book_of(block).add_unions(known.unions)
     return server, blocks, rounds

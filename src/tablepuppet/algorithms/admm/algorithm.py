@@ -5,8 +5,7 @@ from __future__ import annotations
 from math import inf, isfinite, sqrt
 
 from tablepuppet.algorithms import algorithm
-from tablepuppet.algorithms.admm.client import client_start, client_step
-from tablepuppet.algorithms.admm.local import local_epochs
+from tablepuppet.algorithms.admm.client import client_start, client_step, local_epochs
 from tablepuppet.algorithms.admm.options import Admm, AdmmFigures, AdmmUpdate, VflAdmm
 from tablepuppet.algorithms.admm.server import AdmmServer
 from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure, Merit, PrivateForm
@@ -101,7 +100,7 @@ class AdmmAlgorithm(Algorithm[Admm]):
 
     def exchanges(self, options: Admm, run: RunShape) -> Exchanges:
         inner = 1 if options.union == "exact" else options.inner_rounds
-        return Exchanges(run.epochs, has_start=not run.is_linear, inner=inner, sums_figure=not run.is_private)
+        return Exchanges(run.epochs, has_start=not run.is_linear, inner=inner)
 
     def why_not_private(self, options: Admm) -> str | None:
         if options.union == "exact":

@@ -85,7 +85,7 @@ class AlsAlgorithm(Algorithm[Als]):
     def exchanges(self, options: Als, run: RunShape) -> Exchanges:
         """At most so many sums: conjugate gradients may end before."""
         inner = options.solver_steps + 2
-        return Exchanges(run.epochs, has_start=True, inner=inner, sends_curvature=True, curvature_is_full=True)
+        return Exchanges(run.epochs, has_start=True, inner=inner)
 
     def merit(self, shape: Shape) -> Merit:
         if shape.outputs > 1:

@@ -1,7 +1,7 @@
 """Alternating least squares over tables: a round is the best step of one block, given the others.
 
     server   z_j = (1, Σ_{l≠i} v_l),  r = ∂ℓ/∂score;  for each row k of block i, over its joined rows j:
-             s_k = Σ z r + λ n_k h_i,   M_k = Σ L_j z zᵀ + λ n_k I,   and a ridge c       (shrinkage.py)
+             s_k = Σ z r + λ n_k h_i,   M_k = Σ L_j z zᵀ + λ n_k I,   and a ridge c       (normal.py)
     client   P δ = −(Xᵀ s + Θ R),  P = Σ_k (x_k x_kᵀ) ⊗ M_k + I ⊗ R,  R = N β I + diag(c),  Θ ← Θ + δ;  sends h_i = X Θ
 
 For squared loss (L = 1) that is the least-squares solution of block i. For other losses L_j is the curvature of a
@@ -24,15 +24,21 @@ import numpy as np
 from msgspec import Meta
 
 from tablepuppet.algorithms import base
-from tablepuppet.algorithms.als.normal import Conjugate, diagonal, diagonal_blocks, products, solved_blocks
-from tablepuppet.algorithms.als.shrinkage import FixedShrinkage, LearnedShrinkage
+from tablepuppet.algorithms.als.normal import (
+    Conjugate,
+    FixedShrinkage,
+    LearnedShrinkage,
+    diagonal,
+    diagonal_blocks,
+    products,
+    solved_blocks,
+)
 from tablepuppet.algorithms.base import Answer, BlockAnswer, BlockUpdate, Figures, PartSetup, Problem, Server
 from tablepuppet.algorithms.options import AlgorithmOptions, Count, Tolerance
 from tablepuppet.arrays import Array, Triangles
 from tablepuppet.errors import JobError
-from tablepuppet.models.features import Features
 from tablepuppet.models.heads.base import Head
-from tablepuppet.models.linear import LinearModel
+from tablepuppet.models.linear import Features, LinearModel
 from tablepuppet.models.losses import Loss
 from tablepuppet.protocol.base import Amount, Combined, Discloses, Partial, Predictions, Update
 from tablepuppet.protocol.bounds import require

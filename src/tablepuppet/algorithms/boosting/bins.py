@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting.tree_checks import NUMBER, CategoryBins, Key, NumberBins
+from tablepuppet.arrays import Array
 
-Array = NDArray[np.float64]
 _MANY = 32  # categories, above which they may be sparse
 _DENSE = 200  # joined rows for each category: no longer sparse
 _FURTHER = 10  # joined rows of a category that a further column is worth

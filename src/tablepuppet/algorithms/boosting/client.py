@@ -1,23 +1,267 @@
-"""The client's half: histograms of its own rows, and bits of the keys that it reveals.
+"""The client's half: the keys of a block as its client knows them, and histograms and bits of its own rows.
 
-It keeps nothing between rounds but its keys: every check brings all sums that it needs.
+In: histograms of nodes, and the splits that the server has for them. Out: objections: splits that come before those. It
+keeps nothing between rounds but its keys: every check brings all sums that it needs. A block that is split among
+several clients has its histograms summed first; whoever holds the sum (rounds.py) then does the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting import kernels
-from tablepuppet.algorithms.boosting.keys import KeyBook, Objection, Split, add_up
-from tablepuppet.algorithms.boosting.tree_checks import Check, Codes, Key, NewColumn, NewKey, Objections, Outline
+from tablepuppet.algorithms.boosting import tree_checks as parts
+from tablepuppet.algorithms.boosting.bins import Columns
+from tablepuppet.algorithms.boosting.splits import SplitRules, Splits, search_splits
+from tablepuppet.algorithms.boosting.tree_checks import (
+    NUMBER,
+    SETS,
+    SPARSE,
+    WHOLE,
+    Check,
+    Codes,
+    Key,
+    NewColumn,
+    NewKey,
+    Objections,
+    Outline,
+    Sums,
+)
 from tablepuppet.errors import TransportError
 
-Sums = NDArray[np.int64]
+
+class Split(msgspec.Struct, frozen=True):
+    """A candidate: a key, and where missing values go."""
+
+    key: Key
+    to_left: bool = False
+
+
+class Objection(msgspec.Struct, frozen=True):
+    """A split that comes before the one in the outline; None: there is none, and that one is not a candidate."""
+
+    tree: int
+    node: int
+    gain: float
+    split: Split | None
+    is_void: bool
+
+
+@dataclass
+class KeyBook:
+    """The keys of a block, in the order in which they became known."""
+
+    block: int
+    columns: Columns
+    has_missing: NDArray[np.bool_]
+    rules: NDArray[np.float64]
+    entries: list[Key] = field(default_factory=list)  # keys, or columns of them
+    is_told: list[bool] = field(default_factory=list)  # by a client; else a union that the server made
+    limit: int | None = None  # bits of a row that may be revealed
+    reveals_columns: bool = False  # whether a column is revealed whole with its first split
+
+    def __post_init__(self) -> None:
+        self.keys: list[Key] = []
+        self.numbers: dict[Key, int] = {}
+        self.told = 0
+        self._codes: dict[int, tuple[int, dict[bytes, list[int]]]] = {}  # by column: of so many keys
+        self._columns: set[int] = set()  # of which something was revealed
+        self._whole: set[int] = set()  # and of which everything was
+        self._marks: dict[int, list[NDArray[np.bool_]]] = {}  # by column: of revealed keys, which codes go right
+        for entry, is_told in zip(self.entries, self.is_told, strict=True):
+            self._enter(entry, is_told)
+
+    def add(self, entry: Key, *, is_told: bool) -> None:
+        """A new key, or a column of them."""
+        self.entries.append(entry)
+        self.is_told.append(is_told)
+        self._enter(entry, is_told)
+
+    def _enter(self, entry: Key, is_told: bool) -> None:
+        if is_told:
+            self.told += self.bits(entry)
+            self._columns.add(entry.column)
+            if self.is_whole(entry):
+                self._whole.add(entry.column)
+            elif self.columns.kinds[entry.column] != NUMBER:
+                self._marks.setdefault(entry.column, []).append(self.columns.right(entry))
+        for key in self._list_keys(entry):
+            self.numbers.setdefault(key, len(self.keys))
+            self.keys.append(key)
+
+    def _list_keys(self, entry: Key) -> list[Key]:
+        if not self.is_whole(entry):
+            return [entry]
+        column, kind, size = entry.column, self.columns.kinds[entry.column], self.columns.size(entry.column)
+        if kind == NUMBER:
+            return [self.columns.missing_key(column), *(Key(column, border=b) for b in range(1, size - 1))]
+        return [Key(column, left=(code,)) for code in range(size)] if kind == parts.ONE_HOT else []
+
+    def is_whole(self, entry: Key) -> bool:
+        """Whether it stands for a whole column."""
+        return entry.border == WHOLE
+
+    def bits(self, entry: Key) -> int:
+        """How many bits of a row reveal it."""
+        if not self.is_whole(entry):
+            return 1
+        return parts.digits_of(int(self.columns.kinds[entry.column]), self.columns.size(entry.column))
+
+    def may_tell(self, entries: Sequence[Key]) -> bool:
+        """Whether the limit allows to reveal these entries, too."""
+        return self.limit is None or self.told + sum(map(self.bits, entries)) <= self.limit
+
+    def key(self, number: int) -> Key:
+        """The key of a number; an unknown number is refused."""
+        if not 0 <= number < len(self.keys):
+            raise TransportError(f"there is no key {number} in block {self.block}")
+        return self.keys[number]
+
+    def add_unions(self, unions: Sequence[parts.Union]) -> None:
+        """Sets that the server made of those it knows."""
+        for union in unions:
+            if not 0 <= union.column < len(self.columns.kinds) or int(self.columns.kinds[union.column]) not in SETS:
+                raise TransportError("a union of categories is of a column that has none")
+            codes, keys, width = self._known_codes(union.column)
+            fits = union.rows.ndim == 2 and union.rows.dtype == np.uint8 and union.rows.shape[1] == width
+            if not codes or not fits or union.keys != keys:
+                raise TransportError("a union of categories does not fit the keys that are known")
+            left = (code for row in {row.tobytes() for row in union.rows} for code in codes.get(row, ()))
+            self.add(Key(union.column, left=tuple(sorted(left))), is_told=False)
+
+    def _known_codes(self, column: int) -> tuple[dict[bytes, list[int]], int, int]:
+        """The codes of a column as the server knows them: exact if the column was revealed whole, else by the revealed
+        keys. Also the number of these keys, and the bytes of their marks."""
+        if column in self._whole:
+            return {bytes([code]): [code] for code in range(self.columns.size(column))}, 0, 1
+        own = self._marks.get(column, [])
+        count, codes = self._codes.get(column, (0, {}))
+        if count != len(own):  # made anew after each new key
+            codes = {}
+            for code, row in enumerate(np.packbits(np.array(own).T, axis=1)):
+                codes.setdefault(row.tobytes(), []).append(code)
+            self._codes[column] = len(own), codes
+        return codes, len(own), (len(own) + 7) // 8
+
+    def add_new(self, objections: Sequence[Objection]) -> tuple[list[Objection], list[Key]]:
+        """The objections that may be sent, and the keys, or columns, to reveal for them; these count as known now."""
+        fresh: list[Key] = []
+        kept = []
+        for objection in objections:
+            wanted = [] if objection.split is None else self._list_wanted(objection.split.key)
+            if self.may_tell(wanted):
+                kept.append(objection)
+                fresh += wanted
+                for own in wanted:
+                    self.add(own, is_told=True)
+        return kept, fresh
+
+    def reveal_as(self, key: Key, sides: parts.Codes) -> NewKey | NewColumn:
+        """A key as it becomes known, by whether rows go right; or a column, by their bins."""
+        column = key.column
+        if self.is_whole(key):
+            kind, has_missing = int(self.columns.kinds[column]), bool(self.has_missing[column])
+            return NewColumn.of(column, kind, self.columns.size(column), has_missing, sides)
+        return NewKey(column, self.columns.is_missing(key), np.packbits(sides))
+
+    def is_complete(self, column: int, occurs: NDArray[np.int64]) -> bool:
+        """Whether a column that was not revealed whole has nothing more to reveal: one value, or known borders only.
+        `occurs`: the codes of training rows, ascending."""
+        codes = occurs.tolist()
+        if self.columns.kinds[column] != NUMBER:
+            return len(codes) < 2
+        values = [code for code in codes if code]
+        first, last = (0, None) if len(values) < len(codes) else (1, -1)  # with missing values, without
+        borders = {*values[:last], *(code - 1 for code in values[first:])} - {0}
+        return all(Key(column, border=b) in self.numbers for b in borders)
+
+    @property
+    def is_full(self) -> bool:
+        return self.limit is not None and self.told >= self.limit
+
+    def _list_wanted(self, key: Key) -> list[Key]:
+        """The entries to reveal before a key is known: its whole column, if that is allowed.
+
+        A sparse column is revealed whole even if others are not. Otherwise the server could not foresee which
+        categories are light in a node, and every level would take a round.
+        """
+        wanted = [k for k in self.columns.needed_keys(key, self.has_missing) if k not in self.numbers]
+        column = key.column
+        is_due = self.reveals_columns or self.columns.kinds[column] == SPARSE
+        if not wanted or not is_due or column in self._columns:
+            return wanted
+        every = [Key(column, border=WHOLE), *([key] if int(self.columns.kinds[column]) in SETS else [])]
+        return every if self.may_tell(every) else wanted
+
+    def objections(self, check: parts.Check, sums: Sequence[Sums]) -> list[Objection]:
+        """Of every node that is asked about: the best split, where it comes before the one that it has. `sums` are
+        Σ(g, h) of every tree's nodes per bin. All nodes are searched: to copy the sums of some would take longer."""
+        found = []
+        for number, (outline, per_node) in enumerate(zip(check.trees, sums, strict=True)):
+            how = SplitRules(np.array(outline.unit), self.rules, outline.bounds, outline.least)
+            splits = search_splits(per_node, self.columns, check.columns, how)
+            is_best = (splits.found[:, 0] >= 0) & (splits.gain >= outline.gain)
+            is_own = outline.block == self.block
+            for node in np.flatnonzero(outline.asks & (is_best | is_own)).tolist():
+                objection = self._against(outline, number, node, self.best(splits, node), per_node[node])
+                if objection is not None:
+                    found.append(objection)
+        return found
+
+    def best(self, splits: Splits, place: int) -> tuple[float, Split] | None:
+        """The gain and the split that were found for a node."""
+        column, at, to_left, _, _ = splits.found[place].tolist()
+        if column < 0:
+            return None
+        gain, kind = float(splits.gain[place]), int(self.columns.kinds[column])
+        if kind == NUMBER:
+            return gain, Split(Key(column, border=at), bool(to_left))
+        left = sorted(splits.order[place, :at].tolist()) if kind in SETS else [at]
+        return gain, Split(Key(column, left=tuple(left)))
+
+    def _against(
+        self, outline: Outline, tree: int, node: int, best: tuple[float, Split] | None, sums: Sums
+    ) -> Objection | None:
+        have, block = float(outline.gain[node]), int(outline.block[node])
+        if block == self.block:
+            own = Split(self.key(int(outline.key[node])), bool(outline.to_left[node]))
+            if best is not None and best[1] == own:
+                return None
+            if not self.is_full and not self._is_candidate(own, outline, node, sums):
+                return Objection(tree, node, 0.0 if best is None else best[0], None if best is None else best[1], True)
+            if best is not None and best[0] >= have:
+                return Objection(tree, node, *best, False)
+            return None
+        if best is None or best[0] < have or (best[0] == have and 0 <= block < self.block):
+            return None
+        return Objection(tree, node, *best, False)
+
+    def _is_candidate(self, split: Split, outline: Outline, node: int, sums: Sums) -> bool:
+        """Whether a set is the first few of a node's sorted categories, by these sums. True for all other splits."""
+        column = split.key.column
+        if int(self.columns.kinds[column]) not in SETS:
+            return True
+        own = sums[self.columns.offsets[column] : self.columns.offsets[column + 1]]
+        least = outline.least[node, 1] if self.columns.kinds[column] == SPARSE else self.rules[5]
+        present = np.flatnonzero((own[:, 1] > 0) & (own[:, 1] * outline.unit[1] >= least))
+        if not set(split.key.left) <= set(present.tolist()):
+            return False
+        ratio = own[present, 0] * outline.unit[0] / (own[present, 1] * outline.unit[1] + self.rules[4])
+        order = present[np.argsort(ratio, kind="stable")]
+        return set(order[: len(split.key.left)].tolist()) == set(split.key.left)
+
+
+def add_up(outline: Outline, sums: Sums) -> Sums:
+    """The histogram of every node, from those of its cells: the sum of its children's, which come after it."""
+    for node in np.flatnonzero(outline.left >= 0)[::-1].tolist():
+        np.add(sums[outline.left[node]], sums[outline.left[node] + 1], out=sums[node])
+    return sums
 
 
 @dataclass

@@ -26,13 +26,13 @@ from tablepuppet.algorithms.boosting.bins import Columns
 from tablepuppet.algorithms.boosting.fixed_point import Derivatives, LeafNoise, clipped_derivatives, uniform
 from tablepuppet.algorithms.boosting.known import Choice
 from tablepuppet.algorithms.boosting.options import Boosting
-from tablepuppet.algorithms.boosting.rows import Router, RowNumbers, Segment, sample_columns, sample_rows
-from tablepuppet.algorithms.boosting.server import BoostingServer, Rounds
+from tablepuppet.algorithms.boosting.rows import Router, Segment, sample_columns, sample_rows
+from tablepuppet.algorithms.boosting.server import Ask, BoostingServer
 from tablepuppet.algorithms.boosting.tree import Node
-from tablepuppet.algorithms.boosting.tree_checks import NUMBER, ONE_HOT, Key
+from tablepuppet.algorithms.boosting.tree_checks import NUMBER, ONE_HOT, Key, Sums
+from tablepuppet.arrays import RowNumbers
 from tablepuppet.privacy.gaussian import secure_generator
 
-Sums = NDArray[np.int64]
 _DRAWS, _ORDER, _SETS = 7_919, 7_920, 7_921  # streams of chance, beside those of samples and roundings
 
 
@@ -144,7 +144,7 @@ class DrawnServer(BoostingServer):
     def has_exact_sums(self) -> bool:
         return self.noise is None
 
-    def grow(self) -> Rounds:
+    def grow(self, ask: Ask) -> None:
         """One tree for each output, without asking anybody."""
         number, options = self.first + len(self.trees), self.options
         if not (self._given and options.forest):  # whose trees all have the same
@@ -160,7 +160,6 @@ class DrawnServer(BoostingServer):
             nodes = _count_nodes(splits, segments, self._sums(order, segments[len(splits) :], own), least, l2)
             group.append(self._finish_tree(output, nodes, (1.0, 1.0), l2, order))
         self.trees.append(group)
-        yield from ()
 
     def _derivatives(self) -> list[Derivatives]:
         if self.noise is None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -21,11 +20,10 @@ from tablepuppet.algorithms.boosting.drawn import DrawnServer, Draws
 from tablepuppet.algorithms.boosting.fixed_point import LabelNoise, Labels
 from tablepuppet.algorithms.boosting.kernels import announce_compilation
 from tablepuppet.algorithms.boosting.known import KnownBlock
-from tablepuppet.algorithms.boosting.leaf_privacy import LeafPlan
 from tablepuppet.algorithms.boosting.messages import GrownTrees, HoldSplits, ReleaseSplits, SplitRule, Splits
 from tablepuppet.algorithms.boosting.model import compact, shift_keys
 from tablepuppet.algorithms.boosting.options import Boosting
-from tablepuppet.algorithms.boosting.plan import check_tree_exposure
+from tablepuppet.algorithms.boosting.plan import LeafPlan, check_tree_exposure
 from tablepuppet.algorithms.boosting.prediction import add_trees
 from tablepuppet.algorithms.boosting.rounds import TreeRounds
 from tablepuppet.algorithms.boosting.rows import BlockIndex
@@ -110,17 +108,7 @@ def _server(
     """The server's half, and the constant that scores begin with."""
     job, loss, union, signs = prepared.plan.job, prepared.plan.loss, rounds.union, rounds.signs
     train, test, validation = sides
-    problem = Problem(
-        loss=loss,
-        l2=0.0,
-        joined=prepared.mapping.train,
-        rows=tuple(index.rows for index in train.indices),
-        clients=tuple(max(1, len(block)) for block in union.blocks),
-        multiplicity=prepared.mapping.multiplicity,
-        epochs=1,
-        batch_size=None,
-        seed=job.seed,
-    )
+    problem = Problem(loss, 0.0, prepared.mapping.train, tuple(index.rows for index in train.indices))
     values, label = floats(train.labels), job.privacy.label
     bounds = None if label is None or prepared.mapping.label.classes else label.bounds
     noise = LabelNoise.of(loss, prepared.mapping.label.channel, values, bounds)
@@ -197,10 +185,6 @@ def _index(p: RowIndex) -> BlockIndex:
     return BlockIndex.of(p.rows, p.index, is_sorted=p.is_sorted and not p.is_partial)
 
 
-def _measure_rows(side: JoinedRows, scores: Array, criterion: Criterion, rows: NDArray[np.int64]) -> Metrics:
-    return measuring.measure_scores(side.take(rows)[0], scores[rows], criterion).metrics
-
-
 @dataclasses.dataclass
 class _Training:
     """One run under way."""
@@ -229,7 +213,7 @@ class _Training:
     def loop(self) -> None:
         trees = self.options.trees
         for number in range(1, trees + 1):
-            self._grow()
+            self.server.grow(self.rounds.ask)
             wants = self.patience is not None or number == trees or number % max(1, trees // _RECORDS) == 0
             record = self._record(number) if wants else None
             if self.on_round is not None:
@@ -238,16 +222,6 @@ class _Training:
                 self.patience.sees(number, record.metrics["validation"], self.start)
                 if self.patience.is_over:
                     break
-
-    def _grow(self) -> None:
-        growing = self.server.grow()
-        checks = next(growing, None)
-        while checks is not None:
-            answers = self.rounds.ask(checks)
-            try:
-                checks = growing.send(answers)
-            except StopIteration:
-                checks = None
 
     def _record(self, number: int) -> EpochRecord:
         objective, metrics = self._measure(is_last=number == self.options.trees)
@@ -279,8 +253,7 @@ class _Training:
             criterion = Criterion(loss, moment, channel, self.noisy)
             found[name] = measuring.measure_scores(side, own, criterion)
             if is_last and whole is not None and getattr(whole, name) > side.rows:
-                errors = measuring.standard_errors(partial(_measure_rows, side, own, criterion), side.rows)
-                self.measured[name] = MeasuredOn(side.rows, getattr(whole, name), errors)
+                self.measured[name] = MeasuredOn(side.rows, getattr(whole, name), _errors(side, own, criterion))
         metrics, self.curves = measuring.by_side(found, self.plan.mapping.label.classes)
         return found["train"].loss, metrics
 
@@ -349,6 +322,15 @@ class _Training:
             return ReleaseSplits(job=job, part=part.number, unions=unions, keys=keys)
         features = list(self.plan.mapping.bound.blocks[part.block].features)
         return HoldSplits(job=job, part=part.number, unions=unions, keys=keys, block=part.block, features=features)
+
+
+def _errors(side: JoinedRows, scores: Array, criterion: Criterion) -> Metrics:
+    """The standard errors of metrics on drawn rows."""
+
+    def measure_some(rows: NDArray[np.int64]) -> Metrics:
+        return measuring.measure_scores(side.take(rows)[0], scores[rows], criterion).metrics
+
+    return measuring.standard_errors(measure_some, side.rows)
 
 
 def _rules(answers: Sequence[Message], parts: Sequence[Part]) -> tuple[SplitRule, ...]:

@@ -14,19 +14,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import TrainingError
 from tablepuppet.models.losses import Loss, Weighted
 from tablepuppet.privacy.gaussian import noised
 from tablepuppet.privacy.labels import Channel
 
-Array = NDArray[np.float64]
-Integers = NDArray[np.signedinteger[Any]]
 _SHARD = 1 << 15
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _BITS = 14  # of C in units: sums are whole numbers of them
@@ -86,7 +85,7 @@ class Labels(msgspec.Struct, frozen=True, eq=False):
     """The label and the weight of every joined row, by the row of the label table that it comes from."""
 
     values: Array
-    index: Integers | None
+    index: RowNumbers | None
     weights: Array | None = None
     noise: LabelNoise | None = None  # that owners added
 
@@ -94,7 +93,7 @@ class Labels(msgspec.Struct, frozen=True, eq=False):
         """Rows of the label table."""
         return np.arange(start, stop) if self.index is None else np.asarray(self.index[start:stop])
 
-    def excess(self, output: int, rows: Integers) -> float:
+    def excess(self, output: int, rows: RowNumbers) -> float:
         """How far some joined rows' noisy labels sum up to more than labels can."""
         if self.noise is None:
             return 0.0

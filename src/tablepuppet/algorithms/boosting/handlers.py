@@ -176,8 +176,6 @@ def reveal_keys(own: ClientState, request: trees.RevealKeys) -> trees.RevealedKe
     half = _half(part)
     book = half.book
     for key in request.keys:
-        if not 0 <= key.column < len(book.columns.kinds):
-            raise TransportError("a key is of a column that there is not")
         if book.is_whole(key) and not book.reveals_columns and book.columns.kinds[key.column] != SPARSE:
             raise PolicyError(
                 "columns of this table are not told whole: their splits are, one by one (max_splits, minimum_rows)"
@@ -291,9 +289,11 @@ def require_trees(part: Part) -> TreesPart:
 
 
 def _half(part: Part) -> ClientHalf:
-    from tablepuppet.algorithms.boosting.client import ClientHalf  # here: they load the compiler
+    from tablepuppet.algorithms.boosting.client import (
+        ClientHalf,  # here: they load the compiler
+        KeyBook,
+    )
     from tablepuppet.algorithms.boosting.kernels import announce_compilation
-    from tablepuppet.algorithms.boosting.keys import KeyBook
 
     announce_compilation()
 

@@ -12,34 +12,19 @@ Several nodes are done in one call: node k has the joined rows order[segments[k,
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
-F = TypeVar("F", bound=Callable[..., Any])
-Array = NDArray[np.float64]
-Cells = NDArray[np.int16]
-Codes = NDArray[np.uint8]
-Integers = NDArray[np.signedinteger[Any]]
-Sums = NDArray[np.int64]
+from tablepuppet.algorithms.boosting.tree_checks import Cells, Codes, Sums
+from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.threads import compile_loop
+
 LOW = 0xFFFFFFFF
 log = logging.getLogger(__name__)
-
-
-def compile_loop(function: F) -> F:
-    """A loop that is compiled once per machine, releases the interpreter lock and rounds as it is written.
-
-    It is kept beside this file, or in the user's cache folder where that is read-only; without both, in memory.
-    """
-    try:
-        return cast(F, njit(function, nogil=True, error_model="numpy", cache=True))
-    except RuntimeError:  # no folder can be written
-        return cast(F, njit(function, nogil=True, error_model="numpy"))
 
 
 @cache
@@ -55,7 +40,7 @@ class BlockRows(NamedTuple):
     """Which row of codes a joined row j has: numbers[j] + base, `missed` where numbers[j] is negative; j itself without
     numbers."""
 
-    numbers: Integers
+    numbers: RowNumbers
     base: int
     missed: int
     codes: Codes
@@ -76,7 +61,7 @@ def _row_of(block: BlockRows, j: Any) -> Any:
 
 @compile_loop
 def part_nodes(
-    order: Integers, segments: Sums, block: BlockRows, splits: NodeSplits, spare: Integers, borders: Sums
+    order: RowNumbers, segments: Sums, block: BlockRows, splits: NodeSplits, spare: RowNumbers, borders: Sums
 ) -> None:
     """In every segment, rows that go left first, both sides in the order they were in; where the right side begins."""
     for k in range(len(segments)):
@@ -95,7 +80,7 @@ def part_nodes(
 
 
 @compile_loop
-def add_values(order: Integers, segments: Sums, values: Array, scores: Array) -> None:
+def add_values(order: RowNumbers, segments: Sums, values: Array, scores: Array) -> None:
     """scores[j] += values[k] for the rows of every segment."""
     for k in range(len(segments)):
         for t in range(np.uint64(segments[k, 0]), np.uint64(segments[k, 1])):
@@ -103,7 +88,7 @@ def add_values(order: Integers, segments: Sums, values: Array, scores: Array) ->
 
 
 @compile_loop
-def sum_nodes(order: Integers, segments: Sums, both: Integers, out: Sums) -> None:
+def sum_nodes(order: RowNumbers, segments: Sums, both: RowNumbers, out: Sums) -> None:
     """Σ(g, h) of every segment."""
     for k in range(len(segments)):
         total_g, total_h = np.int64(0), np.int64(0)
@@ -124,7 +109,7 @@ class NodeSums(NamedTuple):
 
 @compile_loop
 def count_nodes(
-    order: Integers, segments: Sums, block: BlockRows, offsets: Any, both: Integers, sums: NodeSums
+    order: RowNumbers, segments: Sums, block: BlockRows, offsets: Any, both: RowNumbers, sums: NodeSums
 ) -> None:
     """out[k, bin] += (g, h) of every segment per bin of every column: over its joined rows, or over the block's rows
     with their sums, whichever are fewer."""
@@ -139,7 +124,7 @@ def count_nodes(
 
 
 @compile_loop
-def _count_joined(rows: Integers, block: BlockRows, starts: Any, both: Integers, out: Sums) -> None:
+def _count_joined(rows: RowNumbers, block: BlockRows, starts: Any, both: RowNumbers, out: Sums) -> None:
     columns = np.uint64(len(starts) - 1)
     for t in range(np.uint64(len(rows))):
         j = np.uint64(rows[t])
@@ -151,7 +136,7 @@ def _count_joined(rows: Integers, block: BlockRows, starts: Any, both: Integers,
 
 
 @compile_loop
-def _count_rows(rows: Integers, block: BlockRows, starts: Any, both: Integers, per_row: Sums, out: Sums) -> None:
+def _count_rows(rows: RowNumbers, block: BlockRows, starts: Any, both: RowNumbers, per_row: Sums, out: Sums) -> None:
     columns = np.uint64(len(starts) - 1)
     for t in range(np.uint64(len(rows))):
         j = np.uint64(rows[t])
@@ -169,7 +154,7 @@ def _count_rows(rows: Integers, block: BlockRows, starts: Any, both: Integers, p
 
 
 @compile_loop
-def order_rows(block: BlockRows, starts: Sums, joined: Integers) -> None:
+def order_rows(block: BlockRows, starts: Sums, joined: RowNumbers) -> None:
     """Lists joined rows by the row of a block that they come from. On entry `starts` has rows + 2 zeros. Afterwards row
     r has the joined rows joined[starts[r] : starts[r + 1]]."""
     count, two = np.uint64(len(block.numbers)), np.uint64(2)
@@ -189,7 +174,7 @@ class RowOrder(NamedTuple):
     """Joined rows by the row of a block that they come from: those of row r are joined[starts[r] : starts[r + 1]];
     without a list, these numbers themselves."""
 
-    joined: Integers
+    joined: RowNumbers
     starts: Sums
 
 
@@ -197,13 +182,13 @@ class PairArrays(NamedTuple):
     """(row, cell) pairs in order: how many each row has, then their cells, Σg and Σh."""
 
     counts: NDArray[np.int32]
-    cells: Integers
-    g: Integers
-    h: Integers
+    cells: RowNumbers
+    g: RowNumbers
+    h: RowNumbers
 
 
 @compile_loop
-def sum_pairs(rows: RowOrder, cell: Cells, both: Integers, here: Sums, out: PairArrays) -> Any:
+def sum_pairs(rows: RowOrder, cell: Cells, both: RowNumbers, here: Sums, out: PairArrays) -> Any:
     """Σ(g, h) of every pair of a row and a cell that occurs; how many pairs there are. `here` has room for every cell,
     zero before and after."""
     count, none = np.uint64(0), np.int64(len(here))

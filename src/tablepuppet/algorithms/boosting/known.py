@@ -32,11 +32,10 @@ from tablepuppet.algorithms.boosting.tree_checks import (
     Codes,
     NewColumn,
     NewKey,
+    Sums,
     Union,
 )
 from tablepuppet.errors import TransportError
-
-Sums = NDArray[np.int64]
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -107,15 +106,11 @@ class KnownBlock:
         size = len(self.codes)
         apart: dict[int, Codes] = {}  # columns whose codes lie side by side while keys are taken in
         for new in keys:
-            if not 0 <= new.column < len(self.kinds):
-                raise self._wrong("column", "is none of the part's")
             column = self._column(new.column)
             if isinstance(new, NewColumn):
                 apart.pop(new.column, None)
                 self._learn_whole(new, column)
                 continue
-            if len(new.right) != (size + 7) // 8:
-                raise self._wrong("right", "does not have a bit for every row")
             if new.column not in apart:
                 apart[new.column] = np.ascontiguousarray(self.codes[:, column.place])
             right = np.unpackbits(new.right, count=size).view(np.bool_)
@@ -133,8 +128,6 @@ class KnownBlock:
         """Takes in a whole column."""
         if column.kind != new.kind or column.is_whole or column.borders or column.keys or column.missing >= 0:
             raise self._wrong("column", "is of another kind, or was told before", "NewColumn")
-        if new.digits.shape[1] != (len(self.codes) + 7) // 8:
-            raise self._wrong("digits", "does not have a bit for every row", "NewColumn")
         codes = new.codes(len(self.codes))
         bound = codes if new.kind == NUMBER else codes[: self.rows + 1]  # a held-out row may have another category
         if bound.max(initial=0) >= new.size:

@@ -1,11 +1,11 @@
-"""Boosted trees in the rooms that plan, train, evaluate and predict (algorithms/own_model.py)."""
+"""Boosted trees in the rooms that plan, train, evaluate and predict (`OwnModel`)."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tablepuppet.algorithms.boosting import leaf_privacy, plan, prediction
-from tablepuppet.algorithms.own_model import OwnModel
+from tablepuppet.algorithms.algorithm import OwnModel
+from tablepuppet.algorithms.boosting import plan, prediction
 
 
 def _run(prepared: Any, link: Any, job_id: str, on_round: Any) -> Any:
@@ -31,7 +31,7 @@ OWN_MODEL = OwnModel(
     advise=plan.advise_trees,
     insights=plan.tree_insights,
     exposures=plan.tree_exposures,
-    plan_noise=leaf_privacy.plan_leaves,
+    plan_noise=plan.plan_leaves,
     fingerprints=lambda model: prediction.read_grown_trees(model).names,
     ask_rows=prediction.ask_bits,
     check_columns=prediction.check_columns,

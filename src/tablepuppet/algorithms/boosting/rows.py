@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from math import ceil
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -23,11 +22,9 @@ from tablepuppet.algorithms.boosting.fixed_point import Derivatives, Labels, uni
 from tablepuppet.algorithms.boosting.kernels import BlockRows, PairArrays, RowOrder
 from tablepuppet.algorithms.boosting.known import Choice, KnownBlock
 from tablepuppet.algorithms.boosting.model import Tree
-from tablepuppet.algorithms.boosting.tree_checks import Packed, Pairs
+from tablepuppet.algorithms.boosting.tree_checks import Cells, Packed, Pairs, Sums
+from tablepuppet.arrays import RowNumbers
 
-RowNumbers = NDArray[np.signedinteger[Any]]
-Cells = NDArray[np.int16]
-Sums = NDArray[np.int64]
 NO_CELL = -1
 _NO_CODES = np.zeros((0, 0), np.uint8)
 _CHUNK = 1 << 16  # rows whose numbers are made at a time

@@ -1,13 +1,13 @@
 """The server's half: grows trees from known keys, lets clients check them, and repairs nodes until nobody objects. The
 trees are those of the exact algorithm, level by level.
 
-A round is one `Check` to every part and `Objections` of every block back. The caller drives the generator that `grow`
-returns. It knows which rows each part of a block holds, and adds up their sums.
+A round is one `Check` to every part and `Objections` of every block back. Whoever asks (rounds.py) knows which rows
+each part of a block holds, and adds up their sums.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -19,16 +19,15 @@ from tablepuppet.algorithms.boosting.fixed_point import Derivatives, Labels, der
 from tablepuppet.algorithms.boosting.known import Choice, KnownBlock
 from tablepuppet.algorithms.boosting.model import Tree, as_tree
 from tablepuppet.algorithms.boosting.options import Boosting
-from tablepuppet.algorithms.boosting.rows import BlockIndex, Router, RowNumbers, add_leaves, sample_columns, sample_rows
+from tablepuppet.algorithms.boosting.rows import BlockIndex, Router, add_leaves, sample_columns, sample_rows
 from tablepuppet.algorithms.boosting.tree import GrowingTree, Growth, Node, TreeRows
 from tablepuppet.algorithms.boosting.tree_checks import Check, Objections, Outline
-from tablepuppet.errors import TransportError
+from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.models.losses import Loss
 
-Array = NDArray[np.float64]
 Columns = list[NDArray[np.bool_]]  # by block: which may be used
 Plan = tuple[Outline, list[int]]  # the outline of a tree, and the numbers of its nodes
-Rounds = Generator[list[list[Check]], list[Objections], None]
+Ask = Callable[[list[list[Check]]], list[Objections]]  # checks by block and part; objections by block
 
 
 class HeldRows(msgspec.Struct, frozen=True, eq=False):
@@ -78,8 +77,8 @@ class BoostingServer:
         """Whether sums of leaves carry no noise, so that more may depend on their rows."""
         return True
 
-    def grow(self) -> Rounds:
-        """One tree for each output: yields checks by block and part, takes objections by block."""
+    def grow(self, ask: Ask) -> None:
+        """One tree for each output."""
         number = self.first + len(self.trees)
         options = self.options
         if not (options.forest and self._given):
@@ -95,14 +94,14 @@ class BoostingServer:
         ]
         for tree in growing:
             tree.grow([0])
-        yield from self._mend(growing, columns)
+        self._mend(growing, columns, ask)
         ends = [(tree.nodes, tree.given.unit, options.penalty, tree.order) for tree in growing]
         self.trees.append([self._finish_tree(output, *end) for output, end in enumerate(ends)])
 
     def _derivatives(self) -> list[Derivatives]:
         return derivatives(self.loss, self.scores, self.labels, self.options.bits, self._given)
 
-    def _mend(self, growing: Sequence[GrowingTree], columns: Columns) -> Rounds:
+    def _mend(self, growing: Sequence[GrowingTree], columns: Columns, ask: Ask) -> None:
         """Until nobody objects."""
         roots: list[list[int]] = [[0] for _ in growing]
         while True:
@@ -112,7 +111,7 @@ class BoostingServer:
             checks = self._checks(growing, plans, columns)
             if not any(checks):
                 return
-            answers = yield checks
+            answers = ask(checks)
             for tree, (_, numbers) in zip(growing, plans, strict=True):
                 for number in numbers:
                     tree.nodes[number].is_checked = True
@@ -153,11 +152,8 @@ class BoostingServer:
         found: list[dict[int, _Better]] = [{} for _ in plans]
         asked = [(place, numbers) for place, (_, numbers) in enumerate(plans) if numbers]
         for block, answer in enumerate(answers):
-            keys = len(self.blocks[block].keys) + sum(new.keys for new in answer.keys)
             columns = (answer.tree, answer.node, answer.gain, answer.key, answer.to_left, answer.is_void)
             for tree, node, gain, key, to_left, is_void in zip(*(c.tolist() for c in columns), strict=True):
-                if not (0 <= tree < len(asked) and 0 <= node < len(asked[tree][1]) and -1 <= key < keys):
-                    raise TransportError("an objection is to a node or names a key that there is not")
                 place, numbers = asked[tree]
                 better = found[place].setdefault(numbers[node], _Better())
                 better.is_void |= is_void

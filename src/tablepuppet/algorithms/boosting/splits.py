@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting.bins import Columns
-from tablepuppet.algorithms.boosting.kernels import Array, Codes, Integers, Sums, compile_loop
-from tablepuppet.algorithms.boosting.tree_checks import KNOWN_ONE_HOT, NUMBER, SORTED, SPARSE
+from tablepuppet.algorithms.boosting.tree_checks import KNOWN_ONE_HOT, NUMBER, SORTED, SPARSE, Codes, Sums
+from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.threads import compile_loop
 
 CLOSE = 1 - 1e-9  # more than products and quotients are rounded by
 
@@ -32,7 +33,7 @@ class SearchedColumns(NamedTuple):
 
     offsets: Sums
     kinds: Codes
-    signs: Integers
+    signs: RowNumbers
     allowed: Codes
 
 

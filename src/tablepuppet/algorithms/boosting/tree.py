@@ -20,12 +20,12 @@ from tablepuppet.algorithms.boosting.fixed_point import Derivatives
 from tablepuppet.algorithms.boosting.kernels import BlockRows, NodeSums
 from tablepuppet.algorithms.boosting.known import Choice, KnownBlock
 from tablepuppet.algorithms.boosting.model import value_of
-from tablepuppet.algorithms.boosting.rows import NO_CELL, BlockIndex, Cells, Router, RowNumbers
+from tablepuppet.algorithms.boosting.rows import NO_CELL, BlockIndex, Router
 from tablepuppet.algorithms.boosting.splits import SplitRules
-from tablepuppet.algorithms.boosting.tree_checks import Outline
+from tablepuppet.algorithms.boosting.tree_checks import Cells, Outline, Sums
+from tablepuppet.arrays import RowNumbers
 from tablepuppet.errors import TransportError
 
-Sums = NDArray[np.int64]
 _UNBOUND = np.zeros((0, 2))
 
 

@@ -21,6 +21,8 @@ from tablepuppet.errors import TransportError
 
 Bits = NDArray[np.uint8]  # packed, eight rows a byte
 Codes = NDArray[np.uint8]
+Cells = NDArray[np.int16]
+Sums = NDArray[np.int64]
 NUMBER, ONE_HOT, SORTED, KNOWN_ONE_HOT, SPARSE = 0, 1, 2, 3, 4  # how the bins of a column may be parted
 SETS = (SORTED, SPARSE)  # sorted categories; of sparse ones those that are light in a node are left out
 FEW = 4  # categories up to which each is tried against the rest

@@ -56,7 +56,7 @@ class ElasticAlgorithm(Algorithm[Elastic]):
         return FLOAT * (3 * matrix + 6 * block.parameters)
 
     def exchanges(self, options: Elastic, run: RunShape) -> Exchanges:
-        return Exchanges(run.epochs, sends_curvature=run.curvature_varies)
+        return Exchanges(run.epochs)
 
     def merit(self, shape: Shape) -> Merit:
         return Merit(1, "it takes penalties with kinks, at more rounds than newton")

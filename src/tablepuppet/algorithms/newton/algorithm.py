@@ -106,11 +106,10 @@ class NewtonAlgorithm(Algorithm[Newton]):
             predictions=shape.epochs,
             slopes=shape.epochs,
             sums="the gradient and second moments",
-            curvature_follows=_follows(shape, block),
         )
 
     def exchanges(self, options: Newton, run: RunShape) -> Exchanges:
-        return Exchanges(run.epochs, sends_curvature=run.curvature_varies)
+        return Exchanges(run.epochs)
 
     def merit(self, shape: Shape) -> Merit:
         widest = max(shape.blocks, key=lambda block: block.width)

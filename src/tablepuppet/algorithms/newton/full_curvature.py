@@ -30,8 +30,7 @@ from tablepuppet.algorithms.numerics.linear_systems import (
     unpack_triangle,
 )
 from tablepuppet.arrays import Array, pieces
-from tablepuppet.models.features import Features, add_picked, count_by_code
-from tablepuppet.models.linear import LinearModel
+from tablepuppet.models.linear import Features, LinearModel, add_picked, count_by_code
 from tablepuppet.models.losses import Loss
 
 MOST = 2_000  # parameters of a block whose curvature is a matrix

@@ -108,7 +108,6 @@ class SgdAlgorithm(Algorithm[Sgd]):
             has_start=not run.is_linear or run.has_head,
             evaluates_train=not (is_full and run.is_linear),
             power_rounds=shapes.POWER_ROUNDS if by == "power iteration" and not run.is_private else 0,
-            sums_figure=by == "summed" and not run.is_private,
         )
 
     def why_not_private(self, options: Sgd) -> None:

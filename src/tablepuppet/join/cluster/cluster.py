@@ -22,8 +22,7 @@ import pyarrow as pa
 from tablepuppet import __version__
 from tablepuppet.errors import JobError, TrainingError
 from tablepuppet.job.job import Engine, Local, Ray
-from tablepuppet.join.cluster.partitions import Storage
-from tablepuppet.join.cluster.worker import Worker
+from tablepuppet.join.cluster.worker import Storage, Worker
 
 log = logging.getLogger(__name__)
 _LIVES = 5  # workers that one call may cost before the run gives up

@@ -1,6 +1,6 @@
 """Joined rows on a cluster: each worker walks over its partition, and lanes are added up here, in order.
 
-In: partitions on disk (partitions.py), made by the workers (worker.py). Out: something that algorithms walk over as
+In: partitions on disk made by the workers (worker.py). Out: something that algorithms walk over as
 they do over local rows, with the same results bit for bit. Arrays here have one entry per row of a table, none per
 joined row.
 """
@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import VALUES_PER_CLUSTER_SORT, Array, RowNumbers
 from tablepuppet.join.cluster.cluster import Cluster
-from tablepuppet.join.cluster.partitions import Partition, write_labels
-from tablepuppet.join.cluster.worker import Kept, Source, Walk
+from tablepuppet.join.cluster.worker import Kept, Partition, Source, Walk, write_labels
 from tablepuppet.join.joined_rows import JoinedRows, add_lanes, batch, by_label, collapse_weights
 from tablepuppet.join.row_index import IndexFacts, RowIndex
 from tablepuppet.join.walk import JoinStep, Pass, Work

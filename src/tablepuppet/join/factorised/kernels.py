@@ -9,58 +9,16 @@ find the group need both. Nothing is larger than rows or groups, and sums keep t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from functools import partial
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
 
 from tablepuppet.arrays import Array
-from tablepuppet.join.factorised.series import TILE
-from tablepuppet.join.factorised.tiles import Level, Phases, Sums
+from tablepuppet.join.factorised.series import TILE, Level, Phases, Sums
+from tablepuppet.threads import compile_loop, compile_sums
 
 DOWN = 2 * TILE  # where messages down lie behind those up
-_AHEAD = 8  # rows for which messages are fetched from memory while others are worked on
-_LINE = 8  # numbers of a cache line
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def _compile(function: F) -> F:
-    """A compiled loop that releases the interpreter's lock; sums keep their order."""
-    fast = {"contract", "nsz", "nnan"}
-    return cast(F, njit(function, nogil=True, cache=True, error_model="numpy", fastmath=fast))
-
-
-def _compile_inline(function: F) -> F:
-    return cast(F, njit(function, nogil=True, cache=True, error_model="numpy", inline="always"))
-
-
-def _compile_prefetch(typing: Any, address: Any) -> Any:
-    """An instruction that asks for the cache line at an address, and does not wait for it."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
-        function = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
-        hints = [ir.Constant(number, hint) for hint in (1, 3, 1)]  # to write, to keep, data
-        builder.call(function, [builder.inttoptr(arguments[0], pointer), *hints])
-        return context.get_dummy_value()
-
-    return types.void(types.uintp), generate
-
-
-_prefetch = cast(Callable[[int], None], intrinsic(_compile_prefetch))
-
-
-@_compile_inline
-def _prefetch_messages(level: Level, row: int, messages: Array, size: int) -> None:
-    """Of the groups that a row finds: they lie anywhere in memory, which takes longer than the work on a row."""
-    if row < len(level.finds):
-        for k in range(level.finds.shape[1]):
-            for place in range(0, size, _LINE):
-                _prefetch(messages.ctypes.data + 8 * (messages.shape[1] * level.finds[row, k] + place))
+_compile_inline = partial(compile_loop, inline="always")
 
 
 @_compile_inline
@@ -87,7 +45,7 @@ def _multiply(e: Array, messages: Array, group: int, first: int) -> None:
         e[b], e[TILE + b] = r * s - i * j, r * j + i * s
 
 
-@_compile
+@compile_sums
 def turn_on(phases: Phases, steps: int) -> None:
     """Turns e^{iωh} to a later frequency, by powers of the turn to the next."""
     for x in range(len(phases.now)):
@@ -102,7 +60,7 @@ def turn_on(phases: Phases, steps: int) -> None:
         phases.now[x, 0], phases.now[x, 1] = r, i
 
 
-@_compile
+@compile_sums
 def pass_up(level: Level, phases: Phases, messages: Array) -> None:
     """The message of each of the relation's groups to those above."""
     e, total = np.empty(2 * TILE), np.empty(2 * TILE)
@@ -110,7 +68,6 @@ def pass_up(level: Level, phases: Phases, messages: Array) -> None:
         total[:] = 0.0
         for x in range(level.starts[g], level.starts[g + 1]):
             _fill(e, phases, x)
-            _prefetch_messages(level, x + _AHEAD, messages, DOWN)
             for k in range(level.finds.shape[1]):
                 _multiply(e, messages, level.finds[x, k], 0)
             for b in range(2 * TILE):
@@ -120,7 +77,7 @@ def pass_up(level: Level, phases: Phases, messages: Array) -> None:
             messages[level.first + g, DOWN + b] = 0.0
 
 
-@_compile
+@compile_sums
 def pass_down(level: Level, phases: Phases, messages: Array, weights: Array, sums: Sums) -> None:
     """Adds to each row's sums and to the messages of the groups that it finds; `weights`: of the root's rows."""
     below = level.finds.shape[1]
@@ -129,7 +86,6 @@ def pass_down(level: Level, phases: Phases, messages: Array, weights: Array, sum
     for g in range(len(level.starts) - 1):
         for x in range(level.starts[g], level.starts[g + 1]):
             zr, zi = _fill(e, phases, x)
-            _prefetch_messages(level, x + _AHEAD, messages, 2 * DOWN)
             r, i = phases.now[x, 0], phases.now[x, 1]
             phases.now[x, 0], phases.now[x, 1] = r * zr - i * zi, r * zi + i * zr
             if len(weights):

@@ -21,15 +21,14 @@ from tablepuppet.algorithms.base import LossSums
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import MappingError
 from tablepuppet.join.cluster.cluster import Cluster
-from tablepuppet.join.factorised.draw import RowLookup, draw_numbers
 from tablepuppet.join.factorised.tree import Tree
 from tablepuppet.join.factorised.walk import TreeLoss, differentiate_branches
 from tablepuppet.join.join import JoinedSide
 from tablepuppet.join.joined_rows import JoinedRows, JoinStep, Pass, batch, by_label
 from tablepuppet.join.row_index import IndexFacts, RowIndex
-from tablepuppet.join.tree_join import TreeSide
+from tablepuppet.join.tree_join import RowLookup, TreeSide, draw_numbers
 from tablepuppet.models.losses import Loss
-from tablepuppet.models.losses.separable import Separable, Square
+from tablepuppet.models.losses.base import Separable, Square
 
 _NO_WALK = 'this needs each joined row, and walk="factorised" has none; train with walk="drawn"'
 SAMPLE = 1_000_000  # joined rows that are drawn for results that are no sums

@@ -3,7 +3,7 @@
 In: scores h of every relation's rows. For each row of the root (the label's table) also its weight and its label's
 loss, u·φ(a − s) + v·a + c. Out: for every row of every relation Σ ∂ℓ/∂a and Σ ∂²ℓ/∂a² over its joined rows, and the
 total of ℓ. Squares and exponentials take one walk; an analytic φ takes one for every eight frequencies of its series
-(tiles.py).
+(series.py).
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ import numpy as np
 from tablepuppet.arrays import Array
 from tablepuppet.join.cluster.cluster import Cluster
 from tablepuppet.join.factorised.passes import Counts, Element, Exponentials, Moments, Ranges, pass_down, pass_up
-from tablepuppet.join.factorised.series import TOLERANCE, Series, fit_series
-from tablepuppet.join.factorised.tiles import Lane, SeriesWalk, walk_lanes
+from tablepuppet.join.factorised.series import TOLERANCE, Series, SeriesWalk, TileLane, fit_series, walk_lanes
 from tablepuppet.join.factorised.tree import Tree
-from tablepuppet.models.losses.separable import Analytic, Exponential, Separable, Square
+from tablepuppet.models.losses.base import Analytic, Exponential, Separable, Square
 
 
 class Derivatives(msgspec.Struct, frozen=True, eq=False):
@@ -177,7 +176,7 @@ def differentiate_branches(
 def _walk_series(walks: Sequence[SeriesWalk], cluster: Cluster | None) -> list[list[Array]]:
     """For each branch Σ of the series' terms but the constant one, as `SeriesWalk.walk`; tiles of all branches are
     walked at once."""
-    lanes: list[Lane] = [(branch, tiles) for branch, walk in enumerate(walks) for tiles in walk.share_tiles()]
+    lanes: list[TileLane] = [(branch, tiles) for branch, walk in enumerate(walks) for tiles in walk.share_tiles()]
     if cluster is None or not lanes:
         found = walk_lanes(walks, lanes)
     else:

@@ -8,8 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from tablepuppet.arrays import Array
-from tablepuppet.models.losses.base import EXACT, STEPS, Derivatives, LabelNoise, Loss, Task
-from tablepuppet.models.losses.separable import Analytic, Separable
+from tablepuppet.models.losses.base import EXACT, STEPS, Analytic, Derivatives, LabelNoise, Loss, Separable, Task
 from tablepuppet.models.metrics import BINARY, Metric
 
 _PRODUCT = 512  # numbers from 1 to 2 whose product is certain to be finite

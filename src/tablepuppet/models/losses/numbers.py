@@ -11,8 +11,7 @@ import numpy as np
 
 from tablepuppet.arrays import Array
 from tablepuppet.errors import JobError
-from tablepuppet.models.losses.base import LabelFacts, LabelNoise, Loss
-from tablepuppet.models.losses.separable import Exponential, Separable, Square
+from tablepuppet.models.losses.base import Exponential, LabelFacts, LabelNoise, Loss, Separable, Square
 from tablepuppet.models.metrics import COVERAGE, DEVIANCE, MAE, NUMBER, PINBALL, R2, RMSE, Metric
 
 _TINY = 1e-10  # lower bound of a mean of counts or amounts

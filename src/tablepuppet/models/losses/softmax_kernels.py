@@ -6,28 +6,17 @@ source, or in the user's cache if that folder is read-only. A machine compiles i
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
-
 import numpy as np
-from numba import njit
 
 from tablepuppet.arrays import Array
+from tablepuppet.threads import compile_sums
 
 _CHUNK_ROWS = 256
 _NEWTON_STEPS = 60
 _CLOSE = 1e-6  # a Newton step this small leaves an error of its square
 
-F = TypeVar("F", bound=Callable[..., Any])
 
-
-def _compile(function: F) -> F:
-    """A compiled loop that releases the interpreter's lock; sums keep their order."""
-    fast = {"contract", "nsz", "nnan"}
-    return cast(F, njit(function, nogil=True, cache=True, error_model="numpy", fastmath=fast))
-
-
-@_compile
+@compile_sums
 def _exponentials(x: Array, p: Array, top: Array, total: Array) -> None:
     """p = eˣ / Σ eˣ per column, and max x and Σ e^(x − max x)."""
     classes, rows = x.shape
@@ -47,7 +36,7 @@ def _exponentials(x: Array, p: Array, top: Array, total: Array) -> None:
             p[c, j] /= total[j]
 
 
-@_compile
+@compile_sums
 def proximal(centre: Array, rho: Array, labels: Array, targets: Array, u: Array) -> None:
     """Newton with the Hessian ρI + diag(p) − ppᵀ, inverted by Sherman–Morrison; ρ is one number per row.
 
@@ -103,7 +92,7 @@ def proximal(centre: Array, rho: Array, labels: Array, targets: Array, u: Array)
                 u[first + j, c] = x[c, j]
 
 
-@_compile
+@compile_sums
 def _take_newton_step(
     moved: tuple[Array, Array, Array],
     at: tuple[Array, Array],

@@ -134,12 +134,9 @@ class _Branch(msgspec.Struct, frozen=True):
             taken = [source.alias.name for source in sources]
             name = exp.Identifier(this=unused_name(f"keys of {base_tables(derived)[0].name}", taken, " "), quoted=True)
             tree = max(source.tree for source in sources) + 1
-            equalities = [
-                exp.EQ(this=value.copy(), expression=exp.Column(this=exp.to_identifier(f"key{k}"), table=name.copy()))
-                for k, value in enumerate(outer)
-            ]
-            on = () if kind == "inner" else tuple(equalities)
-            where += equalities if kind == "inner" else ()
+            equal = [exp.EQ(this=v.copy(), expression=exp.column(f"key{k}", name)) for k, v in enumerate(outer)]
+            on = () if kind == "inner" else tuple(equal)
+            where += equal if kind == "inner" else ()
             sources.append(Source(base_tables(derived)[0].this, name, derived, join=kind, on=on, tree=tree))
         return replace(branch, sources=tuple(sources), where=tuple(where))
 
@@ -151,9 +148,9 @@ class _Branch(msgspec.Struct, frozen=True):
             outer = list(subject.expressions) if isinstance(subject, exp.Tuple) else [subject]
             is_plain = isinstance(query, exp.Select) and not _outer_columns(query)
             if is_plain and len(query.expressions) == len(outer):
-                rows = exp.Subquery(this=_alias_items(query, "c"), alias=exp.TableAlias(this=exp.to_identifier("q")))
                 wanted = [exp.column(f"c{k}", "q") for k in range(len(outer))]
-                return outer, _alias_items(exp.select(*wanted).from_(rows), "key").distinct()
+                rows = exp.select(*wanted).from_(_alias_items(query, "c").subquery("q"))
+                return outer, _alias_items(rows, "key").distinct()
         elif isinstance(test, exp.Exists) and isinstance(test.this, exp.Select):
             self._check_exists(test.this)
             return _split_exists(test.this)

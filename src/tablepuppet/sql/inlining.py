@@ -64,17 +64,13 @@ class _Inlining(msgspec.Struct, frozen=True):
         if source.using and len(before) != 1:
             raise _NotThereError
         for name in source.using:
-            theirs = exp.Column(this=name.copy(), table=before[0].alias.copy())
-            yield exp.EQ(this=theirs, expression=self._value(name))
+            yield exp.EQ(this=exp.column(name, before[0].alias), expression=self._value(name))
 
     def _without_using(self, later: Source, source: Source) -> Source:
         """USING looks its columns up among the tables before: those of the subquery's SELECT list are meant."""
         if not later.using or later.tree != source.tree:
             return later
-        equal = []
-        for name in later.using:
-            mine = self._value(name)
-            equal.append(exp.EQ(this=mine, expression=exp.Column(this=name.copy(), table=later.alias.copy())))
+        equal = [exp.EQ(this=self._value(n), expression=exp.column(n, later.alias)) for n in later.using]
         return replace(later, on=(*later.on, *equal), using=())
 
     def _item(self, item: Item | Star) -> Iterator[Item | Star]:
@@ -110,7 +106,7 @@ class _Inlining(msgspec.Struct, frozen=True):
             return named[found[0]].expression.copy()
         stars = [item for item in self.inner.items if isinstance(item, Star)]
         if len(stars) == 1 and stars[0].alias is not None and not matches(name, [x.name for x in stars[0].excluded]):
-            return exp.Column(this=name.copy(), table=stars[0].alias.copy())
+            return exp.column(name, stars[0].alias)
         raise _NotThereError
 
 

@@ -179,11 +179,11 @@ class _Names:
 
     def _make_column(self, relation: int, column: str, *written: exp.Identifier | None) -> exp.Column:
         """alias.column, both exact; its place in the text is that of the name and the alias as written."""
-        parts = [exp.Identifier(this=part, quoted=True) for part in (column, self.scope.aliases[relation])]
-        for part, old in zip(parts, written, strict=False):
+        found = exp.column(column, self.scope.aliases[relation], quoted=True)
+        for part, old in zip((found.this, found.args["table"]), written, strict=False):
             if old is not None:
                 part.meta.update(old.meta)
-        return exp.Column(this=parts[0], table=parts[1])
+        return found
 
     def _lacks(self, shape: TableShape, column: str, at: exp.Expr, advice: str) -> QueryError:
         lacking = shape.lacking(column)

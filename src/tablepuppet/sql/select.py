@@ -246,10 +246,8 @@ def _without_semi_joins(select: exp.Select) -> exp.Select:
     changed.set("joins", [join.copy() for join in joins if join not in tests])
     for join in tests:
         first, own = (exp.to_identifier(node.alias_or_name) for node in (select.args["from_"].this, join.this))
-        equal = (
-            exp.EQ(this=exp.Column(this=c.copy(), table=first.copy()), expression=exp.Column(this=c.copy(), table=own))
-            for c in (node.this if isinstance(node, exp.Column) else node for node in join.args.get("using") or ())
-        )
+        names = (node.this if isinstance(node, exp.Column) else node for node in join.args.get("using") or ())
+        equal = (exp.column(name, first).eq(exp.column(name, own)) for name in names)
         on = [join.args["on"].copy()] if join.args.get("on") else []
         test: exp.Expr = exp.Exists(this=exp.select("1").from_(join.this.copy()).where(*on, *equal))
         changed = changed.where(exp.Not(this=test) if join.kind == "ANTI" else test)

@@ -195,15 +195,13 @@ def add_condition(text: str, sources: Sequence[Source], condition: exp.Expr) -> 
 def add_item(text: str, sources: Sequence[Source], item: Item, number: int) -> tuple[tuple[Source, ...], Item]:
     """The tables of FROM, the one that an item with a subquery is about with that item as a further column."""
     at = _subject(text, sources, item.expression)
-    name = f"subquery {number}" if item.name is None else item.name.name
     column = exp.Identifier(this=f"tablepuppet item {number}", quoted=True)
     value = item.expression.copy()
     if isinstance(value, exp.Query):
         value = exp.Subquery(this=value)
     query = exp.select("*", exp.Alias(this=value, alias=column)).from_(as_table(sources[at]))
-    shown = item.name or exp.Identifier(this=name, quoted=True)
-    moved = exp.Column(this=column.copy(), table=sources[at].alias.copy())
-    return _replace_query(text, sources, at, query), Item(moved, shown)
+    shown = item.name or exp.to_identifier(f"subquery {number}", quoted=True)
+    return _replace_query(text, sources, at, query), Item(exp.column(column, sources[at].alias), shown)
 
 
 def _replace_query(text: str, sources: Sequence[Source], at: int, query: exp.Query) -> tuple[Source, ...]:

@@ -144,7 +144,3 @@ def _report_interrupt(wants_json: bool) -> int:
         print(f'{{\n  "error": {{\n    "kind": "Interrupted",\n    "message": "{message}"\n  }}\n}}')
     print(f"Error: {message}", file=sys.stderr)
     return _INTERRUPTED
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -14,8 +14,11 @@ from tests.attacks.test_noise import noisy_labels
 import tablepuppet as tp
 from tablepuppet.errors import PolicyError
 from tablepuppet.exchanges.labels import Labels, SendLabels
+from tablepuppet.exchanges.proposal import ProposeContract
+from tablepuppet.exchanges.schema import OpenScan
 from tablepuppet.owner.labels import split
 from tablepuppet.owner.policy import LabelRules, Policy, TableRules
+from tablepuppet.protocol.contract import Column, Contract, ScanTerms, SideTerms
 
 KEY = b"k" * 32
 BY_ID = Policy(tables={"orders": TableRules(row_key="id")}, labels=LabelRules(epsilon=1.0))
@@ -136,3 +139,20 @@ def test_a_server_cannot_choose_another_seed_than_the_contract_has() -> None:
         client.answer = answer  # type: ignore[method-assign]
         with pytest.raises(PolicyError, match="seed that was agreed on"):
             federation.train(QUERY, label="y", epochs=1, test_fraction=0.2)
+
+
+def test_sides_that_everybody_can_compute_are_not_told_of_hidden_rows() -> None:
+    """Sides by an earlier release's public function would tell at which place of its table each row lies."""
+    terms = ScanTerms(0, "orders", (Column('"id"', ("key",)), Column('"y"', ("label",))), None)
+    for policy, is_refused in ((Policy(minimum_rows=5), True), (Policy(), False)):
+        with tp.Federation(shop(), key=KEY, policies={"orders": policy}) as federation:
+            client = federation._clients["orders"]
+            client.answer(OpenScan(job="j", scan=0, table="orders", columns=['"id"', '"y"']))
+            sides = (SideTerms(0, 0.3, is_keyed=False),)
+            contract = Contract(purpose="evaluate", asker="s", label="y", scans=(terms,), blocks=(), sides=sides)
+            asked = ProposeContract(job="j", contract=contract)
+            if is_refused:
+                with pytest.raises(PolicyError, match="split by an earlier release"):
+                    client.answer(asked)
+            else:
+                client.answer(asked)

@@ -18,10 +18,13 @@ from tablepuppet.errors import PolicyError
 from tablepuppet.exchanges.registry import REQUESTS
 from tablepuppet.exchanges.start import StartPart
 from tablepuppet.models.linear import Features, LinearModel
+from tablepuppet.owner.policy import Policy
 from tablepuppet.privacy.gaussian import GradientPrivacy, secure_generator
 from tablepuppet.privacy.masks import MaskKey, honest_parts, to_integers
+from tablepuppet.privacy.options import FeaturePrivacy
 from tablepuppet.protocol.base import Combined
 from tablepuppet.protocol.codec import Frame, decode
+from tablepuppet.protocol.contract import Contract
 
 WIDTH = 16
 QUERY = f"SELECT {', '.join(f'u.x{i}' for i in range(WIDTH))}, o.y FROM orders o JOIN users u ON o.user = u.user"
@@ -156,3 +159,9 @@ def test_shares_are_added_where_the_contract_has_them_and_no_owner_minds(tmp_pat
         with pytest.raises(PolicyError, match=r"shared_noise.*own_noise"):
             federation.train(QUERY, **job())
         federation.train(QUERY, **job(shared_noise=False))
+    contract = Contract(
+        purpose="train", asker="a", label="y", scans=(), blocks=(), feature_privacy=FeaturePrivacy(epsilon=1.0)
+    )
+    for clients in (3, 4, 9):
+        with pytest.raises(PolicyError, match="own_noise"):
+            Policy(own_noise=True).check_noise(contract, clients)

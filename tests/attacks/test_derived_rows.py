@@ -265,12 +265,40 @@ def test_a_label_that_is_null_for_a_class_does_not_tell_the_class(label: str) ->
         "ON o.item = s.item",
         "SELECT o.amount, s.price, o.y FROM orders o JOIN (SELECT item, price FROM items GROUP BY item, price) s "
         "ON o.item = s.item",
+        QUERY.replace("o.y", "o.amount > 0.5 AS y"),
     ],
 )
 def test_rows_of_a_private_job_are_not_counted_by_what_they_hold(query: str) -> None:
     """`training_rows` would be exact: eighteen such jobs read a number."""
     with tp.Federation(shop()) as federation, pytest.raises(PolicyError, match="features leave under noise only"):
         federation.explain(query, privacy={"features": NOISY, "allow_reconstruction": True}, **TRAIN)
+
+
+COMPUTED = "SELECT o.amount, i.price, o.y FROM orders o JOIN items i ON {} = i.item"
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        COMPUTED.format("(CASE WHEN o.amount > 0.5 THEN o.item END)"),
+        COMPUTED.format("(o.item + CAST(o.amount > 0.5 AS INTEGER) * 1000)"),
+        COMPUTED.format("o.item").replace(
+            "orders o", "(SELECT CASE WHEN amount > 0.5 THEN item END AS item, amount, y FROM orders) o"
+        ),
+        COMPUTED.format("(CASE WHEN o.amount > 0.5 THEN o.item END)") + " WHERE o.amount > 0.7",
+    ],
+)
+def test_rows_of_a_private_job_are_not_joined_by_what_they_hold(query: str) -> None:
+    with tp.Federation(shop()) as federation:
+        with pytest.raises(PolicyError, match=r"features leave under noise only.* (a filter|computed join key)"):
+            federation.explain(query, privacy={"features": NOISY, "allow_reconstruction": True}, **TRAIN)
+        federation.explain(query, **TRAIN)
+    budget = {"orders": TableBudget(features=9.0)}
+    salary = query.replace("amount >", "salary >").replace("amount, y FROM", "amount, salary, y FROM")
+    with tp.Federation(shop(), policies={"orders": Policy(budget=budget)}) as federation:
+        with pytest.raises(PolicyError, match=r"features leave under noise only.* (a filter|computed join key)"):
+            federation.profile(salary)
+        federation.profile(QUERY)
 
 
 def test_test_rows_of_a_private_job_are_not_chosen_by_a_feature() -> None:

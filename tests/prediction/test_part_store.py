@@ -16,8 +16,9 @@ import tablepuppet as tp
 from tablepuppet.errors import ModelError, PolicyError
 from tablepuppet.exchanges.prediction import ScoreOwnRows
 from tablepuppet.exchanges.schema import OpenScan
-from tablepuppet.owner.part_store import PartStore
+from tablepuppet.owner.part_store import BlockPart, PartStore
 from tablepuppet.owner.policy import Policy
+from tablepuppet.protocol.columns import ColumnInfo, NumberEncoder
 
 TEXT = QUERY.format(label="returned")
 
@@ -263,3 +264,31 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
     with shop(models=tmp_path) as owners, pytest.raises(ModelError, match="client items: its part of the model cannot"):
         owners.train(TEXT, label="returned", release=False)
     assert not list(tmp_path.rglob(".*"))
+
+
+def test_a_part_is_applied_in_the_name_of_those_who_trained_it_alone(tmp_path: Path) -> None:
+    store = PartStore(tmp_path)
+    given: dict[str, Any] = {"name": "o", "features": ("x",), "encoders": (), "theta": np.zeros((1, 1))}
+    store.hold(BlockPart(model="0" * 16, askers=("ann", "bob"), **given), 0)
+    store.hold(BlockPart(model="1" * 16, **given), 0)  # nobody's in particular: all may apply it
+    for held in (store, PartStore(tmp_path)):
+        for askers in (("ann",), ("bob", "ann")):
+            assert held.find("0" * 16, "o", askers).askers == ("ann", "bob")
+        for askers in (("eve",), ("ann", "eve")):
+            with pytest.raises(ModelError, match="holds no part o of model 0"):
+                held.find("0" * 16, "o", askers)
+            held.find("1" * 16, "o", askers)
+
+
+@pytest.mark.parametrize(
+    "reads", [['"x"', '"y"'], ['"x"'], ['"z"', '"x"'], ['"x"', '"z"', 'FROM (SELECT "x" FROM "t")']]
+)
+def test_a_part_is_applied_to_all_of_its_own_expressions(reads: list[str]) -> None:
+    """With others of its choice, a server would read the parameters off the predictions."""
+    encoders = tuple(NumberEncoder(np.zeros(1), np.ones(1), np.zeros(1), has_missing=False) for _ in "xz")
+    part = BlockPart(
+        model="0" * 16, name="t", features=("x", "z"), encoders=encoders, theta=np.zeros((2, 1)), uses=(('"x"', '"z"'),)
+    )
+    part.check(['"x"', '"z"'], [ColumnInfo("x", "float"), ColumnInfo("z", "float")])
+    with pytest.raises(PolicyError, match="applied to the expressions that it was trained on only"):
+        part.check(reads, [ColumnInfo(read.strip('"'), "float") for read in reads[:2]])

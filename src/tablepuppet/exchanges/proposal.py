@@ -25,6 +25,7 @@ from tablepuppet.protocol.bounds import Known, require
 from tablepuppet.protocol.contract import Contract, Role, ScanTerms
 from tablepuppet.protocol.evidence import Signature, TreeHead
 from tablepuppet.sources.columns import STRING_KINDS
+from tablepuppet.sources.guard import is_one_column
 
 
 class ProposeContract(Message, frozen=True):
@@ -146,8 +147,9 @@ def _check_reach(contract: Contract, scan: ScanTerms, used: ScanUse, policy: Pol
 
 def _check_protected(contract: Contract, scan: ScanTerms, used: ScanUse, policy: Policy) -> None:
     """Values that leave under noise must not leave otherwise: a filter, split or weight would count them exactly."""
-    granted = policy.find_granted(used.table, "filters")
+    granted, is_open = policy.find_granted(used.table, "filters"), policy.rules_of(used.table) is None
     keys, features = _read_by(scan, used, "key"), _read_by(scan, used, "feature")
+    computed = _find_computed_keys(scan, used)
     grouped = frozenset(name.lower() for name in used.grouping) - keys
     others = {
         "a filter": frozenset(name.lower() for name in used.compared) - granted,
@@ -159,11 +161,26 @@ def _check_protected(contract: Contract, scan: ScanTerms, used: ScanUse, policy:
         _refuse_ways(_read_by(scan, used, "label"), others | also, "labels", used.table)
     budget = policy.budget.get(used.table)
     if budget is not None and budget.features is not None:  # whatever the job makes of its columns
-        features = others["a filter"] | others["the split"] | others["a weight"] | grouped
+        computed = computed if is_open else frozenset()  # else the owner names the columns of keys
+        features = others["a filter"] | others["the split"] | others["a weight"] | grouped | computed
     elif contract.training is None or contract.feature_privacy is None or contract.analyst is not None:
         return
-    public = {way: columns - keys for way, columns in others.items()}
-    _refuse_ways(features, public | {"what rows are grouped by": grouped - granted}, "features", used.table)
+    elif scan.query is not None:  # which may compute a key of one column
+        computed |= keys & features
+    public = {way: columns - (keys - computed) for way, columns in others.items()}
+    also = {"what rows are grouped by": grouped - granted, "part of a computed join key": computed - granted}
+    also |= {"the label": _read_by(scan, used, "label")}
+    _refuse_ways(features, public | also, "features", used.table)
+
+
+def _find_computed_keys(scan: ScanTerms, used: ScanUse) -> frozenset[str]:
+    """The columns behind keys that are not one column as it is: which rows join would tell of their values."""
+    found = set[str]()
+    for number in scan.numbers("key"):
+        is_plain = is_one_column(scan.columns[number].expression)
+        if not is_plain or len(used.columns[number]) > 1:
+            found |= {name.lower() for name in used.columns[number]}
+    return frozenset(found)
 
 
 def _check_shown(scan: ScanTerms, used: ScanUse, granted: frozenset[str], asked: Collection[str]) -> None:

@@ -289,9 +289,9 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         after = self.plus(*spendings).spent(spending.table, what, budget.delta)
         if after > limit * (1 + 1e-9):
             raise PolicyError(
-                f"its policy refuses the request: the budget of {_PLURAL[what]} of {spending.table} is ε = {limit:g} "
-                f"over all jobs, of which {before:.4g} is spent, and this job would bring it to {after:.4g} "
-                f"(rule budget.{spending.table}.{what})"
+                f"its policy refuses the request: the budget of {write_plural(what)} of {spending.table} is "
+                f"ε = {limit:g} over all jobs, of which {before:.4g} is spent, and this job would bring it to "
+                f"{after:.4g} (rule budget.{spending.table}.{what})"
             )
 
 
@@ -302,16 +302,10 @@ def _place(spending: Spending) -> tuple[str, str, str]:
 def without_noise(table: str, what: Literal["label", "features"]) -> PolicyError:
     """The refusal of a job that asks for something with a budget as it is."""
     return PolicyError(
-        f"its policy refuses the request: {_PLURAL[what]} of {table} have a budget, and the job asks for them without "
-        f'noise; train with privacy={{"{what}": {{"epsilon": …}}}} (rule budget.{table}.{what})'
+        f"its policy refuses the request: {write_plural(what)} of {table} have a budget, and the job asks for them "
+        f'without noise; train with privacy={{"{what}": {{"epsilon": …}}}} (rule budget.{table}.{what})'
     )
 
 
-_PLURAL = {
-    "label": "labels",
-    "features": "features",
-    "noisy predictions": "noisy predictions",
-    "scores": "scores",
-    "predictions": "predictions",
-    "analyst": "what analysts see",
-}
+def write_plural(what: str) -> str:
+    return "labels" if what == "label" else what

@@ -111,6 +111,18 @@ def columns_of(sql: str) -> frozenset[str]:
     return frozenset(column.name for column in parse_one(sql, dialect="duckdb").find_all(exp.Column))
 
 
+def is_one_column(sql: str) -> bool:
+    """Whether an expression is a column as it is, or cast.
+
+    >>> is_one_column('CAST("x" AS BIGINT)'), is_one_column('"x" > 1')
+    (True, False)
+    """
+    node = parse_one(sql, dialect="duckdb")
+    while isinstance(node, exp.Paren | exp.Cast):
+        node = node.this
+    return isinstance(node, exp.Column)
+
+
 def compared_columns(sql: str) -> frozenset[str]:
     """The columns whose values a guarded predicate reads; `x IS NOT NULL` asks only whether there is one.
 

@@ -68,7 +68,7 @@ sys.exit(main(["join", sys.argv[1]]))
 
 
 def test_a_client_whose_computation_lets_no_heartbeat_through_is_not_away(tmp_path: Path) -> None:
-    with running(tmp_path, tables(), heartbeat=1.0, wait=2.0) as parties:
+    with running(tmp_path, tables(), heartbeat=2.0) as parties:
         parties.kill("supplier")
         parties.await_status(lambda s: "supplier" in s["away"])
         command = [sys.executable, "-c", HOLDS_THE_INTERPRETER, str(tmp_path / "supplier.toml")]
@@ -87,7 +87,7 @@ def test_a_client_whose_computation_lets_no_heartbeat_through_is_not_away(tmp_pa
 
 
 def test_a_run_whose_client_stays_away_says_so_and_is_resumed_later(tmp_path: Path) -> None:
-    with running(tmp_path, tables(), wait=2.0) as parties:
+    with running(tmp_path, tables(), wait=2.0, heartbeat=5.0) as parties:  # nobody else is away by chance
         with pytest.raises(RunInterruptedError, match="store-eu has been away"):
             train_with_faults(parties, {20: lambda: parties.kill("store-eu")})
         parties.start("store-eu")

@@ -7,7 +7,9 @@ import resource
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,8 +65,11 @@ def test_what_was_refused_does_not_stay_in_memory_while_its_line_is_open(parties
             line.stream.send(c.Submit(kind="train", follows=False), [Frame(b"h", [bytes(PARCEL)])] * 2)
             refused, _ = line.stream.receive()
             assert isinstance(refused, c.Failed)
-        # What the allocator keeps for its next parcels is a third of this; one kept parcel a line is more.
-        assert resident(parties) - before < LINES * PARCEL * 2 // 3
+        # What the allocator keeps for its next parcels is a third of this; one kept parcel a line is more, and stays.
+        until = time.monotonic() + 300
+        while resident(parties) - before >= LINES * PARCEL * 2 // 3:
+            assert time.monotonic() < until
+            time.sleep(0.1)
     finally:
         for line in lines:
             line.close()
@@ -108,7 +113,8 @@ def test_a_client_that_does_not_read_holds_up_nobody_and_is_let_go(parties: Part
 
     def ask() -> None:
         for step in range(1, 2000):
-            connection.stream.beat()
+            with suppress(DisconnectedError):  # it was let go
+                connection.stream.beat()
             request = e.Request(run="0123456789abcdef", step=step, after=step - 1), [Frame(b"h", [bytes(12_000)])]
             try:
                 board.ask({"supplier": request}, WaitRules(0.0, print, stop, partial(bool, step % 50)))

@@ -8,7 +8,7 @@ import signal
 import stat
 import urllib.request
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +74,8 @@ def test_a_run_whose_process_is_killed_goes_on_from_its_journal(tmp_path: Path) 
         killed: list[int] = []
 
         def kill(event: Any) -> None:
-            if event.round >= 3 and not killed and (pid := worker(parties)):
-                killed.append(pid)
-                os.kill(pid, signal.SIGKILL)
+            if event.round >= 3 and not killed and end(worker(parties), signal.SIGKILL):
+                killed.append(event.round)
 
         network = parties.connect().train(QUERY, label="y", algorithm="admm", epochs=6, on_round=kill)
         assert killed
@@ -89,9 +88,8 @@ def test_a_run_that_brings_its_process_down_twice_is_set_aside(tmp_path: Path) -
 
         def kill(event: Any) -> None:
             pid = worker(parties)
-            if pid and pid not in killed:
+            if pid not in killed and end(pid, signal.SIGKILL):
                 killed.add(pid)
-                os.kill(pid, signal.SIGKILL)
 
         with pytest.raises(tp.TablePuppetError, match=r"set aside: its process died \(SIGKILL\) 2 times"):
             parties.connect().train(QUERY, label="y", algorithm="sgd", epochs=50, batch_size=20, on_round=kill)
@@ -106,9 +104,8 @@ def test_what_was_set_aside_is_resumed_by_its_name(tmp_path: Path) -> None:
         killed: set[int] = set()
 
         def kill(event: Any) -> None:
-            if len(killed) < 2 and (pid := worker(parties)) and pid not in killed:
+            if len(killed) < 2 and (pid := worker(parties)) not in killed and end(pid, signal.SIGKILL):
                 killed.add(pid)
-                os.kill(pid, signal.SIGKILL)
 
         with pytest.raises(tp.TablePuppetError, match=f"tablepuppet resume {run}"):
             federation.wait(run, on_round=kill)
@@ -132,7 +129,7 @@ def test_a_service_that_is_told_to_stop_again_and_again_sets_no_run_aside(tmp_pa
                 server = parties.processes["server"]
                 assert server.pid is not None
                 for pid in (*descendants(server.pid), server.pid):
-                    os.kill(pid, signal.SIGTERM)
+                    end(pid, signal.SIGTERM)
                 server.join(120)
                 parties.start("server")
 
@@ -147,23 +144,32 @@ def test_a_run_whose_process_is_told_to_stop_goes_on(tmp_path: Path) -> None:
         told: set[int] = set()
 
         def stop(event: Any) -> None:
-            if event.round > 2 * len(told) and len(told) < 4 and (pid := worker(parties)):
-                os.kill(pid, signal.SIGSTOP)  # it hears of nothing before it dies of the first
-                os.kill(pid, signal.SIGKILL if not told else signal.SIGTERM)
-                os.kill(pid, signal.SIGCONT)
-                told.add(event.round)
+            last = signal.SIGTERM if told else signal.SIGKILL
+            if event.round > 2 * len(told) and len(told) < 4:
+                # it hears of nothing before it dies of the first
+                told.update({event.round} if end(worker(parties), signal.SIGSTOP, last, signal.SIGCONT) else ())
 
         assert_same(parties.connect().train(QUERY, **job, on_round=stop), local.train(QUERY, **job))
         assert len(told) == 4
 
 
+def end(pid: int, *signals: int) -> bool:
+    """Whether a process was there to be told; 0: there is none."""
+    try:
+        for number in signals if pid else ():
+            os.kill(pid, number)
+    except ProcessLookupError:  # it has just ended
+        return False
+    return pid != 0
+
+
 def descendants(pid: int) -> list[int]:
     """Processes that a process started, and theirs."""
-    children = [
-        int(stat.parent.name)
-        for stat in Path("/proc").glob("[0-9]*/stat")
-        if stat.read_text().rpartition(")")[2].split()[1] == str(pid)
-    ]
+    children = []
+    for place in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # another one that has just ended
+            if place.read_text().rpartition(")")[2].split()[1] == str(pid):
+                children.append(int(place.parent.name))
     return [found for child in children for found in (*descendants(child), child)]
 
 
@@ -197,7 +203,8 @@ def test_what_is_kept_of_runs_is_for_the_server_alone(tmp_path: Path) -> None:
 
         def look(event: Any) -> None:
             for path in (tmp_path / "state").rglob("*"):
-                seen.add(stat.S_IMODE(path.stat().st_mode) & 0o077)
+                with suppress(FileNotFoundError):  # a journal of SQLite's
+                    seen.add(stat.S_IMODE(path.stat().st_mode) & 0o077)
 
         parties.connect().train(QUERY, label="y", algorithm="admm", epochs=3, on_round=look)
     assert seen == {0}

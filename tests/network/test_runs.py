@@ -42,7 +42,7 @@ def test_a_result_that_finds_no_room_is_kept_once_there_is_some(
     run = Run(ID, "train", to_frame(JOB), store)
     news = run.follow(rounds=True)
     run.result = to_frame({"a": np.arange(100_000)})
-    fill_disk(store, 0.5)
+    fill_disk(store, 3.0)
     run.move("finished")
     assert caplog.text.count("no room in") >= 2
     last, frames = news.get(timeout=60)

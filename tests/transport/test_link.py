@@ -15,7 +15,7 @@ ASKED = [encode(CloseJob(job="j"))]
 
 
 def test_clients_answer_at_once_and_answers_come_by_client() -> None:
-    both = threading.Barrier(2, timeout=30)
+    both = threading.Barrier(2, timeout=300)
 
     def answer(rows: int) -> Frame:
         both.wait()  # which one after the other would never pass

@@ -1,7 +1,7 @@
 """The coordinator: runs jobs one after another over the clients that are connected, users in turn.
 
 In: jobs that users submit. Out: news and results, to the user who asked and to nobody else. A run computes in a process
-of its own (run_process.py); this one only carries messages and keeps the journal. Interrupted runs:
+of its own (runs.py); this one only carries messages and keeps the journal. Interrupted runs:
 
 - A run under way when the coordinator ended or died is continued when it starts again.
 - A run that ended because a client stayed away waits to be resumed.
@@ -24,10 +24,9 @@ from tablepuppet import train as story
 from tablepuppet.errors import ApprovalError, JobError, RunInterruptedError, TablePuppetError, TransportError
 from tablepuppet.memory import memory_limit
 from tablepuppet.network.control import Failed, Submit, Waiting
-from tablepuppet.network.run_process import RunDiedError, RunProcess
 from tablepuppet.network.run_store import Key, RunStore, StoreError, is_out_of_room, read_earlier_runs
 from tablepuppet.network.run_transport import GivesWayError, Journal, RunTransport, TimeSlice
-from tablepuppet.network.runs import Card, Run, RunQueue
+from tablepuppet.network.runs import Card, Run, RunDiedError, RunProcess, RunQueue
 from tablepuppet.network.settings import FederationSettings
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.protocol.evidence import TreeHead

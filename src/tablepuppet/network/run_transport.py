@@ -18,26 +18,13 @@ from msgspec.structs import replace
 
 from tablepuppet.errors import RunInterruptedError, TrainingError
 from tablepuppet.network.run_store import RunStore, StoreError
+from tablepuppet.network.run_worker import join_frames, split_frames
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.transport.envelopes import Envelope, Request
 from tablepuppet.transport.switchboard import Switchboard, WaitRules
 
 _GROWTH = 1 << 24  # bytes that a journal grows by between two checks of the disk
 _MOST_SHARE = 4  # times as much as is left on the disk, and a journal takes too much of it
-
-
-def join_frames(frames: Mapping[str, Sequence[Frame]]) -> tuple[dict[str, int], list[Frame]]:
-    """Frames by client → how many each has, and all of them in a row."""
-    return {client: len(given) for client, given in frames.items()}, [f for given in frames.values() for f in given]
-
-
-def split_frames(counts: Mapping[str, int], frames: Sequence[Frame]) -> dict[str, list[Frame]]:
-    """The opposite of `join_frames`."""
-    found, start = {}, 0
-    for client, count in counts.items():
-        found[client] = list(frames[start : start + count])
-        start += count
-    return found
 
 
 class _Step(Envelope, frozen=True):

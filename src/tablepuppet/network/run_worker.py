@@ -28,7 +28,6 @@ from tablepuppet.job import Job, check_job
 from tablepuppet.job.job import Ray
 from tablepuppet.memory import fix_thresholds, trim_heap
 from tablepuppet.network.control import Failed, Finished, Kind, Round, from_frame, to_frame
-from tablepuppet.network.run_transport import join_frames, split_frames
 from tablepuppet.prediction.cache import PredictionCache
 from tablepuppet.prediction.model import Model
 from tablepuppet.protocol.codec import Frame
@@ -74,6 +73,20 @@ class Pipe:
 
     def close(self) -> None:
         self._end.close()
+
+
+def join_frames(frames: Mapping[str, Sequence[Frame]]) -> tuple[dict[str, int], list[Frame]]:
+    """Frames by client → how many each has, and all of them in a row."""
+    return {client: len(given) for client, given in frames.items()}, [f for given in frames.values() for f in given]
+
+
+def split_frames(counts: Mapping[str, int], frames: Sequence[Frame]) -> dict[str, list[Frame]]:
+    """The opposite of `join_frames`."""
+    found, start = {}, 0
+    for client, count in counts.items():
+        found[client] = list(frames[start : start + count])
+        start += count
+    return found
 
 
 class Begin(Envelope, frozen=True):

@@ -16,7 +16,8 @@ def _run(folder: Path, reason: str, **environment: str) -> subprocess.CompletedP
     file = folder / "test_skipped.py"
     file.write_text(f"import pytest\n\n\ndef test_service():\n    pytest.skip({reason!r})\n", encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "-p", "tests.conftest", str(file)]
-    given = {name: value for name, value in os.environ.items() if name != "CI"} | environment
+    ours = ("CI", "TABLEPUPPET_TEST_TIMES")
+    given = {name: value for name, value in os.environ.items() if name not in ours} | environment
     return subprocess.run(command, cwd=ROOT, env=given, check=False, capture_output=True, text=True)
 
 

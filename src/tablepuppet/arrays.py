@@ -57,7 +57,8 @@ def distinct_values(values: NDArray[Numbers]) -> NDArray[Numbers]:
     [2, 7]
     """
     ordered = np.sort(values)
-    return ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
+    kept: NDArray[Numbers] = ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
+    return kept
 
 
 def effective_rows(weights: NDArray[Any]) -> float:

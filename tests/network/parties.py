@@ -7,12 +7,14 @@ import os
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -211,6 +213,28 @@ policy = "open.toml"
 
     def logs(self) -> str:
         return "\n".join(f"-- {p.name}\n{p.read_text()[-3000:]}" for p in sorted(self.folder.glob("*.log")))
+
+
+def train_with_faults(
+    parties: Parties, faults: Mapping[int, str | Callable[[], object]], query: str = QUERY, **job: Any
+) -> Result:
+    """Trains while faults happen at given rounds: somebody's process is killed and started again, or whatever is given.
+
+    Each has a thread of its own, so that the run is not held up.
+    """
+    due, threads = sorted(faults), list[Thread]()
+
+    def on_round(event: Any) -> None:
+        if due and due[0] <= event.round and not any(t.is_alive() for t in threads):
+            fault = faults[due.pop(0)]
+            threads.append(Thread(target=partial(parties.restart, fault) if isinstance(fault, str) else fault))
+            threads[-1].start()
+
+    result = parties.connect().train(query, **job, on_round=on_round)
+    for thread in threads:
+        thread.join(60)
+    assert not due
+    return result
 
 
 @contextmanager

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.network.parties import QUERY, in_process, running, tables
-from tests.network.test_faults import train_with_faults
+from tests.network.parties import QUERY, in_process, running, tables, train_with_faults
 
 from tablepuppet.training.result import Result
 
@@ -41,8 +38,7 @@ def test_trees_are_the_same_over_the_network_and_after_kills(
         expected = federation.train(QUERY, **job)
         answer = federation.predict(expected, QUERY)
     with running(tmp_path, tables()) as parties:
-        faults: dict[int, Callable[[], None]] = {tree: partial(parties.restart, p) for tree, p in killed.items()}
-        result = train_with_faults(parties, faults, **job)
+        result = train_with_faults(parties, killed, **job)
         assert_same(result, expected)
         parties.await_clients()
         predicted = parties.connect().predict(result.model, QUERY)

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 from tests.network.parties import QUERY, Parties, kept_runs, running, tables
-from tests.network.test_outsiders import identity
+from tests.network.test_outsiders import flight_client, identity
 from tests.network.test_storm import RUN, TABLES, BadNetwork, OpenLink, transport
 
 import tablepuppet as tp
@@ -122,9 +122,8 @@ def served(tmp_path: Path) -> Iterator[Parties]:
 
 def test_another_version_is_refused_by_name(served: Parties) -> None:
     own = identity(served.folder / "certs", "supplier")
-    authority, certificate, key = own.read()
-    given: dict[str, Any] = {"tls_root_certs": authority, "cert_chain": certificate, "private_key": key}
-    client = flight.FlightClient(f"grpc+tls://127.0.0.1:{served.port}", **given)
+    _, certificate, key = own.read()
+    client = flight_client(served, own)
     writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(b"client"))
     challenge = bytes(reader.read_chunk().app_metadata)
     hello = e.Hello(

@@ -12,7 +12,7 @@ import msgspec
 import pyarrow.flight as flight
 import pytest
 from tests.network.parties import Parties, tables
-from tests.network.test_outsiders import dial, identity, receive_until_the_end
+from tests.network.test_outsiders import dial, flight_client, identity, receive_until_the_end
 
 from tablepuppet.errors import DisconnectedError, TransportError
 from tablepuppet.network.control import FROM_ANYBODY
@@ -61,12 +61,7 @@ def test_whoever_says_nothing_is_cut_off(parties: Parties) -> None:
     with socket.create_connection(("127.0.0.1", parties.port), timeout=120) as silent:
         assert silent.recv(1) in (b"", b"\x00")  # the end, or a first byte of HTTP/2 before it
     member = identity(parties.folder / "certs", "supplier")
-    client = flight.FlightClient(
-        f"grpc+tls://127.0.0.1:{parties.port}",
-        tls_root_certs=member.authority.read_bytes(),
-        cert_chain=member.certificate.read_bytes(),
-        private_key=member.key.read_bytes(),
-    )
+    client = flight_client(parties, member)
     _, reader = client.do_exchange(flight.FlightDescriptor.for_command(b"client"))
     reader.read_chunk()  # the challenge, which is never answered
     with pytest.raises((flight.FlightError, OSError, StopIteration)):
@@ -96,12 +91,7 @@ def test_without_a_list_of_revoked_certificates_nobody_is_let_in(parties: Partie
 
 def test_whatever_else_flight_offers_tells_nothing_of_the_server(parties: Parties) -> None:
     member = identity(parties.folder / "certs", "supplier")
-    client = flight.FlightClient(
-        f"grpc+tls://127.0.0.1:{parties.port}",
-        tls_root_certs=member.authority.read_bytes(),
-        cert_chain=member.certificate.read_bytes(),
-        private_key=member.key.read_bytes(),
-    )
+    client = flight_client(parties, member)
     with pytest.raises(flight.FlightUnauthorizedError) as refused:
         list(client.list_flights())
     said = str(refused.value).partition(". gRPC client debug context")[0]

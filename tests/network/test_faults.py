@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.network.parties import LASTING, OWNERS, QUERY, Parties, assert_same, in_process, kept_runs, running, tables
+from tests.network.parties import (
+    LASTING,
+    OWNERS,
+    QUERY,
+    assert_same,
+    in_process,
+    kept_runs,
+    running,
+    tables,
+    train_with_faults,
+)
 from tests.network.weather import bad_weather
 
 import tablepuppet as tp
@@ -25,31 +33,10 @@ def expected() -> Result:
         return federation.train(QUERY, **JOB)
 
 
-def train_with_faults(parties: Parties, faults: dict[int, Callable[[], None]], **job: Any) -> Result:
-    """Trains while faults happen at given rounds, each in a thread of its own so that the run is not held up."""
-    threads: list[threading.Thread] = []
-
-    def on_round(event: Any) -> None:
-        due = min(faults, default=event.round + 1)
-        if due <= event.round and not any(t.is_alive() for t in threads):
-            threads.append(threading.Thread(target=faults.pop(due)))
-            threads[-1].start()
-
-    result = parties.connect().train(QUERY, **(job or JOB), on_round=on_round)
-    for thread in threads:
-        thread.join(60)
-    assert not faults
-    return result
-
-
 def test_a_killed_client_and_a_killed_server_change_nothing(tmp_path: Path) -> None:
     with running(tmp_path, tables()) as parties:
-        faults: dict[int, Callable[[], None]] = {
-            10: lambda: parties.restart("store-us"),
-            40: lambda: parties.restart("server"),
-            70: lambda: parties.restart("supplier"),
-        }
-        assert_same(train_with_faults(parties, faults), expected())
+        faults = {10: "store-us", 40: "server", 70: "supplier"}
+        assert_same(train_with_faults(parties, faults, **JOB), expected())
 
 
 HOLDS_THE_INTERPRETER = """
@@ -89,7 +76,7 @@ def test_a_client_whose_computation_lets_no_heartbeat_through_is_not_away(tmp_pa
 def test_a_run_whose_client_stays_away_says_so_and_is_resumed_later(tmp_path: Path) -> None:
     with running(tmp_path, tables(), wait=2.0, heartbeat=5.0) as parties:  # nobody else is away by chance
         with pytest.raises(RunInterruptedError, match="store-eu has been away"):
-            train_with_faults(parties, {20: lambda: parties.kill("store-eu")})
+            train_with_faults(parties, {20: lambda: parties.kill("store-eu")}, **JOB)
         parties.start("store-eu")
         parties.await_clients()
         with pytest.raises(tp.TablePuppetError, match="no interrupted run of this job"):
@@ -105,7 +92,7 @@ def test_a_cancelled_run_ends_and_leaves_no_checkpoint(tmp_path: Path) -> None:
             federation.cancel(federation.status()["runs"][-1]["run"])
 
         with pytest.raises(RunInterruptedError, match="cancelled"):
-            train_with_faults(parties, {20: cancel})
+            train_with_faults(parties, {20: cancel}, **JOB)
         parties.await_status(lambda s: s["runs"][-1]["state"] == "cancelled")
         parties.await_status(
             lambda s: not any(r["run"] in kept_runs(tmp_path / "state" / n) for n in OWNERS for r in s["runs"])

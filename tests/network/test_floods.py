@@ -170,13 +170,13 @@ def test_a_run_without_end_leaves_others_their_turn_and_goes_on_after_them(tmp_p
     held = tables(120)
     made.write(held)
     federation_file(made)
-    made.federation.write_text(made.federation.read_text().replace("[server]", "[server]\nshare = 1.0"))
+    made.federation.write_text(made.federation.read_text().replace("[server]", "[server]\nshare = 0.4"))
     made.start()
     try:
         made.await_clients()
         rival = ConnectedFederation(tmp_path / "rival.toml")
         endless = rival.submit(QUERY, label="y", algorithm="sgd", epochs=10**6, batch_size=20)
-        long: dict[str, Any] = {"label": "y", "algorithm": "sgd", "epochs": 40, "batch_size": 20}
+        long: dict[str, Any] = {"label": "y", "algorithm": "sgd", "epochs": 16, "batch_size": 20}
         desk = made.connect()
         with in_process(held) as local:
             first = desk.submit(QUERY, **long)  # it gives way, too

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.network.parties import SECRET, Parties, running
+from tests.network.parties import SECRET, Parties, running, train_with_faults
 from tests.owner.test_ids import QUERY, tables
 
 import tablepuppet as tp
@@ -90,18 +89,7 @@ def test_a_user_of_the_network_is_recommended_what_one_process_recommends(
 
 def test_killed_processes_change_nothing_in_a_factor_model(parties: Parties, local: tp.Federation) -> None:
     given: dict[str, Any] = {"label": "stars", "head": "factor", "rank": 3, "epochs": 8, "seed": 1}
-    faults = {4: "maker", 9: "server", 13: "east"}
-    threads: list[threading.Thread] = []
-
-    def on_round(event: Any) -> None:
-        due = min(faults, default=event.round + 1)
-        if due <= event.round and not any(t.is_alive() for t in threads):
-            threads.append(threading.Thread(target=parties.restart, args=(faults.pop(due),)))
-            threads[-1].start()
-
-    apart = parties.connect().train(QUERY, **given, on_round=on_round)
-    for thread in threads:
-        thread.join(60)
+    apart = train_with_faults(parties, {4: "maker", 9: "server", 13: "east"}, QUERY, **given)
     here = local.train(QUERY, **given)
     assert apart.metrics == here.metrics
     assert apart.objective == here.objective

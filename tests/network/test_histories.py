@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.network.parties import SECRET, assert_same, running, tables
+from tests.network.parties import SECRET, assert_same, running, tables, train_with_faults
 
 import tablepuppet as tp
 
@@ -65,17 +64,7 @@ def test_killed_clients_and_a_killed_server_read_the_same_history(tmp_path: Path
         with pytest.raises(tp.TablePuppetError, match="column ts may not"):
             parties.connect().train(QUERY, **JOB)
         set_policy(granted)
-        faults, threads = [("supplier", 5), ("server", 30), ("store-us", 45)], list[Thread]()
-
-        def on_round(event: Any) -> None:
-            if faults and faults[0][1] <= event.round and not any(t.is_alive() for t in threads):
-                threads.append(Thread(target=parties.restart, args=(faults.pop(0)[0],)))
-                threads[-1].start()
-
-        found = parties.connect().train(QUERY, **JOB, on_round=on_round)
-        for thread in threads:
-            thread.join(60)
-        assert not faults
+        found = train_with_faults(parties, {5: "supplier", 30: "server", 45: "store-us"}, QUERY, **JOB)
         parties.await_clients()
         predicted = parties.connect().predict(found, QUERY, key=["item"])
         text = parties.connect().suggest_history("SELECT o.x, o.y FROM orders o JOIN items i USING (item)", label="y")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
-from tests.network.parties import SECRET, assert_same, running, tables
+from tests.network.parties import SECRET, assert_same, running, tables, train_with_faults
 
 import tablepuppet as tp
 from tablepuppet.owner.policy import Policy
@@ -24,17 +23,7 @@ def test_killed_clients_and_a_killed_server_hold_the_same_merged_groups(tmp_path
         for name in parties.owners:  # a policy is read when a client starts
             parties.restart(name)
         parties.await_clients()
-        faults, threads = [("store-eu", 5), ("server", 30), ("store-us", 60)], list[Thread]()
-
-        def on_round(event: Any) -> None:
-            if faults and faults[0][1] <= event.round and not any(t.is_alive() for t in threads):
-                threads.append(Thread(target=parties.restart, args=(faults.pop(0)[0],)))
-                threads[-1].start()
-
-        found = parties.connect().train(QUERY, **JOB, on_round=on_round)
-        for thread in threads:
-            thread.join(60)
-        assert not faults
+        found = train_with_faults(parties, {5: "store-eu", 30: "server", 60: "store-us"}, QUERY, **JOB)
         parties.await_clients()
         predicted = parties.connect().predict(found, QUERY)
     held = tables(100)

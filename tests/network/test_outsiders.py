@@ -44,6 +44,13 @@ def identity(folder: Path, name: str) -> Identity:
     return Identity(folder / "ca.pem", folder / f"{name}.pem", folder / f"{name}.key")
 
 
+def flight_client(parties: Parties, who: Identity) -> flight.FlightClient:
+    """A line to the server that no party of ours has opened: every word on it is written by a test."""
+    authority, certificate, key = who.read()
+    address = f"grpc+tls://127.0.0.1:{parties.port}"
+    return flight.FlightClient(address, tls_root_certs=authority, cert_chain=certificate, private_key=key)
+
+
 def dial(parties: Parties, name: str, who: Identity | None, role: e.Role = "client") -> Connection:
     return Connection(f"grpc+tls://127.0.0.1:{parties.port}", Party(name, role, who), e.FROM_SERVER, protocol(role))
 
@@ -97,12 +104,7 @@ def test_a_revoked_party_cannot_show_its_successors_certificate(parties: Parties
     certs.revoke(folder, "supplier")
     certs.renew(folder, "supplier")
     old = identity(stolen, "supplier")
-    client = flight.FlightClient(
-        f"grpc+tls://127.0.0.1:{parties.port}",
-        tls_root_certs=old.authority.read_bytes(),
-        cert_chain=old.certificate.read_bytes(),
-        private_key=old.key.read_bytes(),
-    )
+    client = flight_client(parties, old)
     writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(b"client"))
     challenge = reader.read_chunk().app_metadata
     assert challenge is not None
@@ -207,12 +209,7 @@ def test_a_greeting_that_was_overheard_is_of_no_use_again(parties: Parties) -> N
     """The signature in it answers one challenge, and the next one is another."""
     member = identity(parties.folder / "certs", "supplier")
     _, certificate, key = member.read()
-    client = flight.FlightClient(
-        f"grpc+tls://127.0.0.1:{parties.port}",
-        tls_root_certs=member.authority.read_bytes(),
-        cert_chain=certificate,
-        private_key=key,
-    )
+    client = flight_client(parties, member)
     answers = []
     hello: list[bytes] = []
     for _ in range(2):
@@ -278,14 +275,7 @@ def test_without_tls_only_this_machine_is_spoken_to() -> None:
 
 
 def test_another_version_of_the_protocol_is_refused(parties: Parties) -> None:
-    member = identity(parties.folder / "certs", "supplier")
-    _, certificate, key = member.read()
-    client = flight.FlightClient(
-        f"grpc+tls://127.0.0.1:{parties.port}",
-        tls_root_certs=member.authority.read_bytes(),
-        cert_chain=certificate,
-        private_key=key,
-    )
+    client = flight_client(parties, identity(parties.folder / "certs", "supplier"))
     writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(b"client"))
     reader.read_chunk()
     for piece in pack(e.Hello(protocol=e.PROTOCOL + 1, version="9.9", name="supplier", role="client")):

@@ -243,7 +243,11 @@ def test_a_server_compares_no_keys_but_those_that_the_contract_compares() -> Non
         [contract] = [m.contract for m in tap.asked(ProposeContract) if "orders" in m.contract.tables]
         assert [line.split(": ")[1] for line in contract.lines() if "join key" in line] == ["join key 0", "join key 1"]
         for domains in (["0", "0"], ["1", "0"], ["0"], ["0", "7"]):
-            asked = {"columns": honest.columns, "order": honest.order, "domains": domains, "scan": honest.scan}
-            meddler = Meddler(federation, "orders", SendKeys, lambda job, asked=asked: [SendKeys(job=job, **asked)])
+
+            def ask(job: str, domains: list[str] = domains) -> list[Message]:
+                columns, order, scan = honest.columns, honest.order, honest.scan
+                return [SendKeys(job=job, columns=columns, order=order, domains=domains, scan=scan)]
+
+            meddler = Meddler(federation, "orders", SendKeys, ask)
             federation.explain(query, label="y")
             assert "compared with others than was agreed on" in meddler.answers[0].message

@@ -12,7 +12,7 @@ import pytest
 import scipy.stats
 
 import tablepuppet as tp
-from tablepuppet.algorithms import private
+from tablepuppet.algorithms import base
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.owner import releases
 from tablepuppet.privacy.gaussian import noised
@@ -59,7 +59,7 @@ def test_the_audit_finds_nothing_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_audit_catches_a_quarter_of_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = noised
-    monkeypatch.setattr(private, "noised", lambda values, deviation, generator: plain(values, deviation / 4, generator))
+    monkeypatch.setattr(base, "noised", lambda values, deviation, generator: plain(values, deviation / 4, generator))
     assert surprise(monkeypatch) < ALARM
 
 

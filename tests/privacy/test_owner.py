@@ -86,7 +86,8 @@ def test_a_server_does_not_train_more_models_than_the_account_counts(noisy: dict
         train(owners, **noisy)
         client, opened = owners._clients["users"], [m for m in tap.asked(OpenScan) if m.table == "users"]
         [honest] = [m for m in tap.asked(ProposeContract) if "users" in m.contract.tables]
-        for number, change in enumerate([{"fits": 5}, {"others": (honest.contract.training,)}]):
+        changes: list[dict[str, Any]] = [{"fits": 5}, {"others": (honest.contract.training,)}]
+        for number, change in enumerate(changes):
             for message in opened:
                 client.answer(msgspec.structs.replace(message, job=f"job {number}"))
             contract = msgspec.structs.replace(honest.contract, **change)

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from tablepuppet.algorithms import private
+from tablepuppet.algorithms import base
 from tablepuppet.algorithms.boosting import fixed_point
 from tablepuppet.api import federation
 from tablepuppet.arrays import Array
@@ -54,7 +54,7 @@ def replace_noise(patch: pytest.MonkeyPatch) -> Sums:
     patch.setattr(federation, "LocalTransport", partial(LocalTransport, threads=1))
     patch.setattr(releases, "secure_generator", lambda: np.random.default_rng(11))
     patch.setattr(start, "secrets", SimpleNamespace(randbits=lambda bits: 13))
-    for module in (private, fixed_point, gaussian):
+    for module in (base, fixed_point, gaussian):
         patch.setattr(module, "noised", sums.keep)
     return sums
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -117,15 +118,103 @@ def test_keys_go_with_cutoffs_only_where_both_owners_grant_pairs(closed: str, tm
             _train(federation)
 
 
-@pytest.mark.parametrize("days", [(100, 101), (100,)], ids=["a day apart", "one"])
-def test_an_owner_that_minds_single_rows_refuses_differences_of_cutoffs(days: Sequence[int]) -> None:
+HONEST = (
+    "(SELECT avg(r.points) FROM results r WHERE r.k = t.k AND r.day < t.ts)",
+    "(SELECT max(r.points) FROM results r WHERE r.k = t.k AND r.day < t.ts AND r.day >= t.ts - INTERVAL 90 DAY)",
+    "(SELECT regr_slope(r.points, date_diff('day', t.ts, r.day)) FROM results r WHERE r.k = t.k AND r.day < t.ts)",
+    "(SELECT r.points FROM results r WHERE r.k = t.k AND r.day < t.ts ORDER BY r.day DESC LIMIT 1)",
+    "(SELECT avg(r.points) FROM results r WHERE r.day < t.ts)",
+)
+ASOF = "SELECT t.x, r.points AS h, t.y FROM task t ASOF LEFT JOIN results r ON r.k = t.k AND r.day <= t.ts"
+
+
+def _with_moments(days: Sequence[int], keys: int | None = None) -> dict[str, pa.Table]:
+    """The tables with other moments, of all keys or of some alone."""
     tables = make_tables()
-    moments = np.datetime64("2020-01-01") + np.resize(np.array(days), 120)
-    tables["task"] = tables["task"].set_column(1, "ts", pa.array(moments))
-    with tp.Federation(tables) as federation:
-        assert list(_train(federation).plan.mapping.cutoffs.values()) == [len(days)]
-    with (
-        tp.Federation(tables, policies={"results": Policy(minimum_rows=20)}) as federation,
-        pytest.raises(tp.TablePuppetError, match="cannot tell how few rows"),
-    ):
-        _train(federation)
+    moments = pa.array(np.datetime64("2020-01-01") + np.resize(np.array(days), 120))
+    task = tables["task"].set_column(1, "ts", moments)
+    tables["task"] = task if keys is None else task.set_column(0, "k", pa.array(np.arange(120) // 40 % keys))
+    return tables
+
+
+def _train_item(tables: Mapping[str, pa.Table], item: str, least: int = 5, **options: Any) -> Any:
+    rules = Policy(minimum_rows=least)
+    sql = item if item.startswith("SELECT") else f"SELECT t.x, {item} AS h, t.y FROM task t"
+    with tp.Federation(tables, policies={"results": rules}) as federation:
+        return federation.train(sql, label="y", **{"model": "linear", "test_fraction": 0.0, **options})
+
+
+@pytest.mark.parametrize("least", [5, 10])
+@pytest.mark.parametrize("item", [*HONEST, ASOF])
+def test_histories_of_many_rows_train_where_an_owner_minds_single_rows(item: str, least: int) -> None:
+    assert _train_item(make_tables(), item, least).converged
+
+
+DAY = "r.day < t.ts AND r.day >= t.ts - INTERVAL 1 DAY"
+
+
+@pytest.mark.parametrize(
+    ("days", "keys", "item", "match"),
+    [
+        ((100, 101), None, HONEST[0], "round the moments"),
+        ((100,), None, f"(SELECT sum(r.points) FROM results r WHERE r.k = t.k AND {DAY})", "round the moments"),
+        ((100,), None, f"(SELECT sum(r.points) FILTER (WHERE {DAY}) FROM results r WHERE r.k = t.k)", "round the"),
+        ((100,), None, "(SELECT sum(r.points) FROM results r WHERE r.k = t.k AND r.day = t.ts)", "distinct rows"),
+        ((100,), None, f"(SELECT sum(CASE WHEN {DAY} THEN r.points ELSE 0 END) FROM results r)", "how few rows"),
+        ((0, 30, 60, 90, 120, 150), 3, HONEST[1], "few rows of results are most"),
+        ((0, 30, 60, 90, 120, 150), 3, HONEST[3].replace("DESC ", ""), "few rows of results are most"),
+        ((150,), 3, ASOF, "few rows of results are most"),
+        ((0, 60), None, "(SELECT max(r.points) FROM results r WHERE r.day < t.ts)", "distinct rows"),
+        ((0, 60), None, "(SELECT r.points FROM results r WHERE r.day < t.ts ORDER BY r.day LIMIT 1)", "distinct rows"),
+        ((0, 60), None, "(SELECT mode(r.points) FROM results r WHERE r.day < t.ts)", "distinct rows"),
+        (
+            (100,),
+            None,
+            "(SELECT sum(r.points * pow(0, abs(date_diff('day', r.day, t.ts)))) FROM results r WHERE r.k = t.k "
+            "AND r.day < t.ts)",
+            "how few rows",
+        ),
+        (
+            (100,),
+            None,
+            "(SELECT count(*) FROM results r WHERE r.k = t.k AND date_diff('day', r.day, t.ts) < 3)",
+            "how few rows",
+        ),
+    ],
+)
+def test_cutoffs_that_single_rows_out_are_refused(days: Sequence[int], keys: int | None, item: str, match: str) -> None:
+    tables = _with_moments(days, keys)
+    assert _train_item(tables, item, 1).converged
+    with pytest.raises(tp.TablePuppetError, match=match):
+        _train_item(tables, item)
+
+
+def test_jobs_whose_cutoffs_differ_by_few_rows_are_refused() -> None:
+    with tp.Federation(_with_moments((60, 120)), policies={"results": Policy(minimum_rows=5)}) as federation:
+        text = (
+            "SELECT t.x, (SELECT avg(r.points) FROM results r WHERE r.k = t.k AND r.day < t.ts{}) AS h, t.y FROM task t"
+        )
+
+        def train(later: str) -> Any:
+            return federation.train(text.format(later), label="y", model="linear", test_fraction=0.0)
+
+        for later in ("", "", " + INTERVAL 30 DAY", " - INTERVAL 20 DAY"):
+            assert train(later).converged
+        for later in (" - INTERVAL 1 DAY", " + INTERVAL 2 DAY", " - INTERVAL 22 DAY"):
+            with pytest.raises(tp.TablePuppetError, match="differ from those of an earlier agreed job"):
+                train(later)
+
+
+@pytest.mark.parametrize("value", ["mode(r.place)", "arg_max(r.place, r.day)"])
+def test_a_name_of_one_row_does_not_leave_however_many_cutoffs_see_it(value: str) -> None:
+    tables = _with_moments((0, 30, 60, 90, 120, 150))
+    rows = tables["results"].to_pylist()
+    own = [row for row in rows if row["k"] == 7]
+    own[0] |= {"day": datetime.date(2019, 9, 1), "place": "Rumpelstilz"}
+    kept = [row for row in rows if row["k"] != 7] + own[:1]
+    tables["results"] = pa.Table.from_pylist(kept, schema=tables["results"].schema)
+    item = f"(SELECT {value} FROM results r WHERE r.k = t.k AND r.day < t.ts)"
+    for least, is_told in ((1, True), (5, False)):
+        result = _train_item(tables, item, least, model="linear")
+        told = str(result.coefficients())
+        assert ("Rumpelstilz" in told) == is_told

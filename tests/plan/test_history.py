@@ -59,6 +59,26 @@ def test_a_window_before_the_moment_is_not_noted(bounds: str) -> None:
     assert explain(bounds, split="time").leaks == []
 
 
+@pytest.mark.parametrize(
+    ("kinds", "bounds", "note"),
+    [
+        (("timestamp", "date"), "r.day < t.ts", "the whole day of the moment counts"),
+        (("zoned", "date"), "r.day <= t.ts", "the whole day of the moment counts"),
+        (("date", "timestamp"), "r.day <= t.ts", "nothing later on that day counts"),
+        (("date", "timestamp"), "r.day < t.ts", ""),
+        (("timestamp", "timestamp"), "r.day <= t.ts", ""),
+    ],
+)
+def test_dates_that_are_compared_with_times_are_noted(kinds: tuple[str, str], bounds: str, note: str) -> None:
+    tables = {name: make_tables(kind=kind)[name] for name, kind in zip(("task", "results"), kinds, strict=True)}
+    lateral = f"SELECT t.x, {ITEM.format(table='results', bounds=bounds)}, t.y FROM task t"
+    latest = f"SELECT t.x, r.points, t.y FROM task t ASOF JOIN results r ON r.k = t.k AND {bounds}"
+    with tp.Federation(tables) as federation:
+        for query in (lateral, latest):
+            leaks = federation.explain(query, label="y", model="linear", test_fraction=0.0).leaks
+            assert [note in leak for leak in leaks] == [True] * bool(note)
+
+
 def test_a_random_split_of_histories_is_noted_in_results_too() -> None:
     query = f"SELECT t.x, {ITEM.format(table='results', bounds='r.day < t.ts')}, t.y FROM task t"
     with tp.Federation(make_tables()) as federation:

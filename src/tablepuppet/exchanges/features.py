@@ -106,7 +106,10 @@ def _enforce_part(job: JobUnderContract, request: OpenPart) -> None:
     if request.part in job.parts:
         raise breach("which rows take part is said once, and this part is open already")
     rows = request.train_rows  # None: all, which were counted with the contract
-    if rows is not None and 0 < distinct_rows(rows) < job.minimum_rows:  # of none, nothing is learned
+    is_history = any(moments.column < 0 for moments in job.scan(request.scan).moments)  # whose base rows are counted
+    if (
+        rows is not None and not is_history and 0 < distinct_rows(rows) < job.minimum_rows
+    ):  # of none, nothing is learned
         raise refused_by(
             "minimum_rows",
             f"at least {job.minimum_rows:,} distinct rows must take part, and fewer do; filter fewer rows out",
@@ -214,7 +217,8 @@ def _open_part(own: ClientState, request: OpenPart) -> FeatureStatistics | Featu
     wanted = columns if request.wants_statistics else []
     found = [_compute_statistics(own, part, place, column) for place, column in enumerate(wanted)]
     if own.policy.minimum_rows > 1:
-        rounding = Rounding(own.policy.minimum_rows, hmac.digest(own.secret, b"moments", "sha256"))
+        least = row_rules.least_of(own, request, request.train_rows)
+        rounding = Rounding(least, hmac.digest(own.secret, b"moments", "sha256"))
         weights = existing_rows(request.train_rows, request.multiplicity).weights
         rows = float(len(columns[0][0])) if weights is None else effective_rows(weights)
         found = [stats.round_moments(s, rounding, rows) for s in found]
@@ -246,7 +250,9 @@ def _compute_statistics(own: ClientState, part: Part, place: int, column: Column
     """A feature's statistics over the part's rows: of ids only how many, and their names are kept here."""
     request = part.request
     if not are_ids(own, request, place, column):
-        return stats.statistics(*column, request.train_rows, request.multiplicity, own.policy.minimum_rows)
+        return stats.statistics(
+            *column, request.train_rows, request.multiplicity, row_rules.least_of(own, request, request.train_rows)
+        )
     found = stats.statistics(*column, request.train_rows, request.multiplicity)
     assert isinstance(found, CategoryStatistics)
     part.ids[place] = found.categories

@@ -15,7 +15,7 @@ from tablepuppet.errors import PolicyError, TransportError
 from tablepuppet.exchanges.base import TRAINING, Rules
 from tablepuppet.exchanges.steps import check_predictions
 from tablepuppet.memory import trim_heap
-from tablepuppet.owner import releases
+from tablepuppet.owner import releases, row_rules
 from tablepuppet.owner.enforcement import JobUnderContract, breach
 from tablepuppet.owner.part_store import BlockPart
 from tablepuppet.owner.state import ClientState, Kept, Part
@@ -87,7 +87,7 @@ def _encode_features(own: ClientState, request: EncodeFeatures) -> Encoded:
     opened = part.request
     pairs = [own.column(opened.job, opened.scan, c) for c in opened.columns]
     columns, infos = [c for c, _ in pairs], [i for _, i in pairs]
-    least = own.policy.minimum_rows
+    least = row_rules.least_of(own, opened, opened.train_rows)
     named = zip(request.encoders, pairs, strict=True)
     rows = existing_rows(opened.train_rows, opened.multiplicity)
     common = [without_rare(encoder, *pair, rows, least) for encoder, pair in named]

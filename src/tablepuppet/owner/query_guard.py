@@ -26,7 +26,19 @@ from tablepuppet.owner.group_sums import Partials
 from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.sources import duckdb_source, guard
 from tablepuppet.sources.grouped_queries import GROUPS, UnmergeableError, source_of, split_groups
-from tablepuppet.sources.history_queries import CUTOFF, CUTOFFS, KEY, count_keys, count_rows, list_keys, pair_keys
+from tablepuppet.sources.history_queries import (
+    AT,
+    AT_ONCE,
+    BEHIND,
+    CUTOFF,
+    CUTOFFS,
+    KEY,
+    add_rows_behind,
+    count_keys,
+    count_rows,
+    list_keys,
+    pair_keys,
+)
 from tablepuppet.sources.lineage import Lineage, trace
 from tablepuppet.sources.source import Source
 from tablepuppet.sources.total import TotalSource, make_total
@@ -161,6 +173,22 @@ class DerivedSource(Source):
         """From now on the rows are those of some pairs: cutoffs, and the keys that were read."""
         self.text = pair_keys(self.text, outputs)
         self.moments = pairs.rename_columns([CUTOFF, *(f"{KEY} {k}" for k in range(len(outputs)))])
+
+    def open_moments(self) -> duckdb_source.DuckSource:
+        """The cutoffs, as a source."""
+        assert self.moments is not None
+        named = {CUTOFFS: self.moments.select([CUTOFF])}
+        query = f"SELECT * FROM {duckdb_source.quote_name(CUTOFFS)}"
+        return duckdb_source.from_query(self.name, named, query, {CUTOFFS: {CUTOFF: self.cutoffs}})
+
+    def find_base(self) -> tuple[str, ...]:
+        """From now on each row of a history says how many base rows its values are made of, where more than one. Found:
+        the outputs by which base rows are told apart."""
+        counted = add_rows_behind(self.text)
+        self.text = counted or self.text
+        names = [info.name for info in self.describe() if info.name not in (AT, AT_ONCE)]
+        kept = [name for name in names if counted is None or name.startswith(f"{KEY} ")]
+        return tuple(duckdb_source.quote_name(name) for name in (*kept, *([BEHIND] if counted else [])))
 
     def stamp(self) -> str | None:
         stamps = [source.stamp() for source in self.sources.values()]

@@ -17,12 +17,13 @@ import pyarrow.compute as pc
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import effective_rows
+from tablepuppet.arrays import RowNumbers
 from tablepuppet.errors import PolicyError
+from tablepuppet.owner import singling_out
 from tablepuppet.owner.analyst_budget import is_noisy
 from tablepuppet.owner.policy import refused_by
 from tablepuppet.owner.row_sets import Keys, Kind, Sketch, joined_keys
-from tablepuppet.owner.scans import TableConditions
+from tablepuppet.owner.scans import Scan, TableConditions
 from tablepuppet.owner.singling_out import smallest_group
 from tablepuppet.owner.state import ClientState
 from tablepuppet.owner.tokens import names_rows
@@ -69,18 +70,22 @@ def review(own: ClientState, job: str, contract: Contract) -> tuple[list[RowSet]
             known = {*_exact(scan, contract), "split", "identifier", "cutoff"}
             noisy = {n for n, column in enumerate(scan.columns) if column.roles and not known & set(column.roles)}
             tables = own.tables.scan(job, scan.scan).conditions(_predicates(own, job, scan, contract), noisy)
+            if any(moments.column < 0 for moments in scan.moments) and (scan.numbers("label") or scan.merges):
+                raise singling_out.unclear("a history that has the label or groups of several owners")
             if contract.purpose != "predict":
                 notes += _reach(own, job, scan, contract)
         except PolicyError as error:  # of a query whose conditions cannot be placed
             notes.append(str(error).partition("refuses the request: ")[2])
             tables = []
         for table in tables:
-            if table.conditions:
+            if table.conditions or table.cuts:
                 notes += _conditions(own, table, contract, sets)
         if not notes:  # objections to conditions hold whatever rows they pick
             _enough_rows(own, job, scan)
             if contract.purpose != "predict":
                 notes += [*_near_constant(own, job, scan, contract), *_models_of_few(own, job, scan, contract)]
+        if own.tables.scan(job, scan.scan).is_history:
+            continue  # its base rows are compared
         if contract.purpose != "predict":  # which is for scores of single rows; other rules limit those
             sets.append(_compared(own, scan.table, "rows", own.tables.scan(job, scan.scan).row_keys(), sets, notes))
     return sets, list(dict.fromkeys(notes))
@@ -101,10 +106,14 @@ def check_texts(own: ClientState, job: str, contract: Contract) -> None:
             values, info = own.column(job, scan.scan, number)
             if info.kind not in STRING_KINDS:
                 continue
+            read = own.tables.scan(job, scan.scan)
+            if read.is_history:  # each value once for each of its base rows
+                told = pa.table({"base": read.base_rows()[0], "value": decode(values)})
+                values = told.group_by(["base", "value"]).aggregate([])["value"]
             is_label = number in scan.numbers("label")
             is_told = names_rows(values) if is_label else _leaves(contract, scan, number, values)
-            read = {name.lower() for name in own.tables.use(job, scan.scan).columns[number]}
-            if is_told and not read <= own.policy.find_granted(scan.table, "texts"):
+            behind = {name.lower() for name in own.tables.use(job, scan.scan).columns[number]}
+            if is_told and not behind <= own.policy.find_granted(scan.table, "texts"):
                 role, names = ("label", "classes") if is_label else ("feature", "categories")
                 stay = "" if is_label else "let them stay (ids=[…] with its name), "
                 raise refused_by(
@@ -113,6 +122,24 @@ def check_texts(own: ClientState, job: str, contract: Contract) -> None:
                     f"would leave as names of {names}; {stay}make groups of them (CASE, left(…, 1)), embed them at "
                     f"their owner (tp.embed), or ask the owner to grant it under tables.{scan.table}",
                 )
+
+
+def least_of(own: ClientState, request: Any, rows: RowNumbers | None = None) -> int:
+    """How many of some rows (None: of all) are no fewer than `minimum_rows` of the owner's table."""
+    least, scan = own.policy.minimum_rows, own.scan(request)
+    if least < 2 or not scan.is_history:
+        return least
+    names = scan.base_rows()[0] if rows is None else scan.base_rows()[0][rows[rows >= 0]]
+    return least * int(np.unique(names, return_counts=True)[1].max(initial=1))
+
+
+def _count_base(scan: Scan, rows: NDArray[np.intp], times: NDArray[np.int64]) -> float:
+    """How many base rows of the same weight reveal as little of one as these rows do."""
+    names, most = scan.base_rows()
+    _, places = np.unique(names[rows], return_inverse=True)
+    behind, weight = np.ones(places.max(initial=-1) + 1), np.bincount(places, times)
+    np.maximum.at(behind, places, most[rows])
+    return float(weight.sum() ** 2 / max(1e-300, (weight * weight / behind).sum()))
 
 
 def _leaves(contract: Contract, scan: ScanTerms, number: int, values: pa.ChunkedArray) -> bool:
@@ -184,7 +211,7 @@ def check_part(own: ClientState, request: OpenPart) -> None:
         keys, places = np.unique(keys, return_inverse=True)
         total = np.bincount(places, total, len(keys)).astype(np.int64)
     taken = np.flatnonzero(total)
-    are_few = len(taken) and effective_rows(total[taken]) < own.policy.minimum_rows - 1e-9
+    are_few = len(taken) and _count_base(own.scan(request), taken, total[taken]) < own.policy.minimum_rows - 1e-9
     note = (
         f"few rows of {table} are most of all joined rows, as few as fewer than {own.policy.minimum_rows:,} that are "
         "joined alike: means over them would be nearly their own values; join such that no row is met by most others "
@@ -203,15 +230,20 @@ def _conditions(own: ClientState, table: TableConditions, contract: Contract, se
             "them; compare single columns (rule minimum_rows)"
         )
     keys, holds = table.read()
-    if 0 < smallest_group(holds, None if table.subject is None else keys) < least:
+    periods = table.read_periods()
+    if 0 < smallest_group([*holds, *periods], None if table.subject is None else keys) < least:
+        also = "; round the moments (date_trunc('month', t.ts))" if periods else "; leave them out"
         notes.append(
-            f"its conditions on {table.table} tell fewer than {least:,} rows apart from the others; leave them out, or "
-            "compare such that more rows are on each side (rule minimum_rows)"
+            f"its conditions on {table.table} tell fewer than {least:,} rows apart from the others{also}, or compare "
+            "such that more rows are on each side (rule minimum_rows)"
         )
     if contract.purpose != "predict":
         for held in holds:
             if 0 < np.count_nonzero(held) < len(held):
                 sets.append(_compared(own, table.table, "rows", keys[held], sets, notes))
+        for period in periods:
+            for rows in own.row_sets.prefixes(keys, period, own.policy.difference):
+                sets.append(_compared(own, table.table, "rows", rows, sets, notes))
     return notes
 
 
@@ -249,8 +281,10 @@ def _near_constant(own: ClientState, job: str, scan: ScanTerms, contract: Contra
         if not len(present):
             continue
         usual = np.median(present[:: max(1, len(present) // 101)])  # one of more than half of them, if there is one
-        others = np.count_nonzero(present != usual)
-        if 0 < others < min(least, len(present) / 2):
+        base = own.tables.scan(job, scan.scan).base_rows()[0]
+        is_other = ~np.isnan(values) & (values != usual)
+        others, every = len(np.unique(base[is_other])), len(np.unique(base[~np.isnan(values)]))
+        if 0 < others < min(least, every / 2):
             notes.append(
                 f"all rows of {scan.table} but fewer than {least:,} have the same {info.name}, and what is learned of "
                 "it would be of these; leave it out (rule minimum_rows)"
@@ -324,7 +358,8 @@ def check_subjects(own: ClientState, job: str, contract: Contract) -> None:
 
 def _enough_rows(own: ClientState, job: str, scan: ScanTerms) -> None:
     read = own.tables.scan(job, scan.scan)
-    found = read.rows().num_rows if read.subject is None else len(np.unique(read.row_keys()))
+    every = np.arange(read.rows().num_rows)
+    found = _count_base(read, every, np.ones_like(every)) if read.subject is None else len(np.unique(read.row_keys()))
     if found < own.policy.minimum_rows:
         raise refused_by(
             "minimum_rows",
@@ -332,13 +367,18 @@ def _enough_rows(own: ClientState, job: str, scan: ScanTerms) -> None:
         )
 
 
-def _compared(own: ClientState, table: str, kind: Kind, keys: Keys, others: list[RowSet], notes: list[str]) -> RowSet:
+def _compared(
+    own: ClientState, table: str, kind: Kind, rows: Keys | tuple[Keys, Sketch], others: list[RowSet], notes: list[str]
+) -> RowSet:
     """A set, and a note if it differs by few rows from an earlier one or another one of its job."""
     limit = own.policy.difference
-    keys = np.unique(keys) if table in own.policy.subjects else keys
-    sketch = own.row_sets.sketch(keys, limit)
+    if isinstance(rows, tuple):
+        keys, sketch = rows
+    else:
+        keys = np.unique(rows) if table in own.policy.subjects else rows
+        sketch = own.row_sets.sketch(keys, limit)
     near = own.row_sets.nearest(table, kind, keys, limit, sketch)
-    same = [o.sketch for o in others if (o.table, o.kind) == (table, kind)]
+    same = [o.sketch for o in others if o[:2] == (table, kind) and abs(o.sketch.rows - sketch.rows) < limit]
     if near is not None or any(sketch.difference(other, limit) for other in same):
         notes.append(
             f"its rows of {table} differ from those of an earlier agreed job by fewer than {limit:,}, and the two "

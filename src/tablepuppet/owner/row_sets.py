@@ -21,6 +21,7 @@ import hmac
 import os
 import sqlite3
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, Self
 
@@ -257,6 +258,16 @@ class RowSets:
         """The sketch of a set that can count differences of fewer than `limit` rows."""
         cells = 4 * (1 << (max(_LEAST, limit) - 1).bit_length()) // 3 + 1  # a third more than rows, to a power of two
         return Sketch.of(keys, cells)
+
+    def prefixes(self, keys: Keys, period: NDArray[np.int64], limit: int) -> Iterator[tuple[Keys, Sketch]]:
+        """The rows before the end of each period but the last, with their sketches."""
+        order = np.argsort(period, kind="stable")
+        ordered, ends = keys[order], np.flatnonzero(np.diff(period[order])) + 1
+        cells, start = self.sketch(ordered[:0], limit).cells, 0
+        for end in ends.tolist():
+            cells = cells + self.sketch(ordered[start:end], limit).cells
+            start = end
+            yield ordered[:end], Sketch(end, cells)
 
     def nearest(self, table: str, kind: Kind, keys: Keys, limit: int, sketch: Sketch | None = None) -> int | None:
         """The fewest rows by which an earlier set differs from this one: at least 1, and fewer than `limit`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -26,10 +27,10 @@ from tablepuppet.owner import row_sets, singling_out
 from tablepuppet.owner.group_sums import Partials
 from tablepuppet.owner.query_guard import CheckedQuery, DerivedSource, MergedSource, partials_of
 from tablepuppet.protocol.columns import ColumnInfo
-from tablepuppet.sources.columns import holds_of, in_another_order
+from tablepuppet.sources.columns import holds_of, in_another_order, numpy_of
 from tablepuppet.sources.duckdb_source import quote_name
 from tablepuppet.sources.guard import columns_of, compared_columns
-from tablepuppet.sources.history_queries import CUTOFF
+from tablepuppet.sources.history_queries import BEHIND, CUTOFF
 from tablepuppet.sources.lineage import BaseColumns
 from tablepuppet.sources.source import Source
 
@@ -69,6 +70,15 @@ class TableConditions(msgspec.Struct, frozen=True, eq=False):
     conditions: tuple[singling_out.Condition, ...]
     row_key: str | None = None  # the column that identifies rows
     subject: str | None = None  # the column of their subjects
+    history: DerivedSource | None = None
+    cuts: tuple[singling_out.Cut, ...] = ()  # of times by its cutoffs
+
+    def read_periods(self) -> list[NDArray[np.int64]]:
+        """The period between cutoffs that each row lies in, by each of its times that is compared with them."""
+        if self.history is None or not self.cuts:
+            return []
+        with closing(self.history.open_moments()) as moments:
+            return singling_out.periods(self.source, moments, self.cuts)
 
     def read(self) -> tuple[NDArray[np.uint64], list[NDArray[np.bool_]]]:
         """The keys of all rows, and where each condition holds."""
@@ -102,6 +112,8 @@ class Scan:
     _bits: Callable[[], NDArray[np.uint64]] | None = None  # that the order follows; None: there is no other order
     _ids: NDArray[np.uint64] | None = None
     _keys: NDArray[np.uint64] | None = None
+    _base: tuple[str, ...] = ()  # of a history: outputs by which base rows are told apart, and counted
+    _bases: tuple[NDArray[np.uint64], NDArray[np.int64]] | None = None  # of each row: which base rows, and how many
     _kept: RowNumbers | None = None  # of the rows that the source gives, where subjects have too many
     _is_let_go: bool = False  # whether the rows were read, and would have to be read again
     _content: int | None = None  # of all rows of the table, in any order
@@ -139,6 +151,15 @@ class Scan:
             raise TransportError(f"a scan of {self.table} was read before its contract")
         return self._keys
 
+    @property
+    def is_history(self) -> bool:
+        return bool(self._base)
+
+    def base_rows(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        """Which base rows each row is made of, and how many they are at least: many rows of a history have the same."""
+        rows = self.rows().num_rows
+        return self._bases or (np.arange(rows, dtype=np.uint64), np.ones(rows, np.int64))
+
     def row_ids(self) -> NDArray[np.uint64]:
         """The identity of each row at its owner, in the order in which the rows are shown."""
         self.rows()
@@ -164,6 +185,7 @@ class Scan:
             self._put_in_order()
             self._ids = None if self._ids is None else self._ids[order]
             self._keys = None if self._keys is None else self._keys[order]
+            self._bases = None if self._bases is None else (self._bases[0][order], self._bases[1][order])
             return shown
 
     def let_go(self) -> None:
@@ -191,12 +213,18 @@ class Scan:
         """From now on the rows of a history are those until these moments."""
         assert isinstance(self.source, DerivedSource)
         self.source.moments = moments.rename_columns([CUTOFF])
+        self._find_base()
+
+    def _find_base(self) -> None:
+        if self.is_keyed and isinstance(self.source, DerivedSource):
+            self._base = self.source.find_base()
 
     def hold_pairs(self, keys: Sequence[int], find: Callable[[pa.Table, list[ColumnInfo]], pa.Table]) -> None:
         """The same for pairs of key and moment. `find`: the moments, then the keys, of those that the history has."""
         assert isinstance(self.source, DerivedSource)
         outputs = [self.expressions[key].strip('"') for key in keys]
         self.source.hold_pairs(outputs, find(*self.source.read_keys(outputs)))
+        self._find_base()
 
     def merge(self, groups: pa.Table) -> None:
         """From now on the rows are those of merged groups."""
@@ -221,8 +249,11 @@ class Scan:
         own = [c for text, whole in texts for c in singling_out.conditions_of(text, is_predicate=whole)]
         found = [TableConditions(self.table, self.source, tuple(dict.fromkeys(own)), self.row_key, self.subject)]
         if self.query is not None and not noisy:
+            history = self.source if isinstance(self.source, DerivedSource) and self.source.cutoffs else None
+            cuts = singling_out.cuts_of_query(self.query.text, self.query.reads)
             for table, inner in singling_out.conditions_of_query(self.query.text, self.query.reads).items():
-                found.append(TableConditions(table, self.base[table], tuple(inner), self.row_keys_of.get(table)))
+                whole = (tuple(inner), self.row_keys_of.get(table), None, history, tuple(cuts[table]))
+                found.append(TableConditions(table, self.base[table], *whole))
         return found
 
     def everywhere(self, columns: Sequence[int]) -> pa.Table:
@@ -295,7 +326,7 @@ class Scan:
                 )
         raw = row_sets.whole_rows(self.source, self.subject or self.row_key) if self.is_keyed else ()
         asked = (*self.expressions, *whole)
-        asked += tuple(text for text in raw if text not in asked)
+        asked += tuple(text for text in (*raw, *self._base) if text not in asked)
         rows = self.source.read(asked, self.filter)
         kept = len(self.expressions)
         if self.is_identified:
@@ -304,6 +335,13 @@ class Scan:
             self._keys = row_sets.row_keys(
                 rows.select([asked.index(text) for text in raw]), is_key=self.subject is not None
             )
+        if self._base:
+            base = rows.select([asked.index(text) for text in self._base])
+            is_counted = self._base[-1] == quote_name(BEHIND)
+            behind = numpy_of(base.column(base.num_columns - 1)) if is_counted else np.ones(len(base))
+            names = base.select(range(base.num_columns - is_counted))
+            which = row_sets.row_keys(names, is_key=True) if names.num_columns else np.zeros(len(base), np.uint64)
+            self._bases = which, behind.astype(np.int64)
         self._rows = rows.select(range(kept))
         if self.most_of_subject is not None:  # the first of each: rows of others have no say in which
             assert self._keys is not None

@@ -15,11 +15,13 @@ Conditions: each comparison by itself, over the columns of one table, and the ro
 or split made of comparisons picks whole groups, and so never fewer rows than the smallest group has.
 
 For a query over an owner's tables: its expressions and conditions over one table's rows. PolicyError where a query
-chooses rows by their order or number: single rows would then leave through any aggregate.
+chooses rows by their order or number: single rows would then leave through any aggregate. A history compares times with
+cutoffs: they cut a table's rows into periods, and two of its sums differ by whole periods.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -31,8 +33,9 @@ from sqlglot import exp, parse_one
 from tablepuppet.arrays import Array
 from tablepuppet.errors import PolicyError, SourceError
 from tablepuppet.sources import duckdb_source
-from tablepuppet.sources.columns import NUMBER_KINDS, numbers
+from tablepuppet.sources.columns import NUMBER_KINDS, numbers, numpy_of
 from tablepuppet.sources.guard import columns_of
+from tablepuppet.sources.history_queries import CUTOFFS, OF_ONE_ROW, has_cutoff, reads_cutoffs
 from tablepuppet.sources.source import Source
 
 _ROUNDING = 64 * float(np.finfo(np.float64).eps)
@@ -40,12 +43,9 @@ _OFTEN = 10  # of a small table, so many times fewer rows are few
 _DRAWS = 6  # a column of two values is seen to act with a chance of 1 to 4,096 not to be
 _SPREAD = 2.0  # a row that is shuffled acts where it was and where it comes to be
 _LARGEST = 1e150  # whose square is a float
-_ORDERED = (
-    *(exp.Min, exp.Max, exp.Median, exp.Quantile, exp.PercentileCont, exp.PercentileDisc, exp.Mode),
-    *(exp.First, exp.Last, exp.AnyValue, exp.ArgMax, exp.ArgMin),
-)
 _CHOOSERS = (exp.Limit, exp.Offset, exp.Window, exp.Except, exp.Intersect, exp.Exists, exp.Any, exp.All)
 _POLYNOMIAL = (exp.Add, exp.Sub, exp.Mul, exp.Neg, exp.Paren, exp.Literal, exp.Column, exp.Identifier)
+_DAYS = (exp.DateDiff, exp.Column, exp.Identifier, exp.Literal, exp.Var, exp.Cast, exp.DataType)
 
 
 def singles_out(source: Source, expressions: Sequence[str], filter: str | None, least: int) -> bool:
@@ -146,6 +146,9 @@ def expressions_of_query(sql: str, tables: Mapping[str, Sequence[str]]) -> dict[
     found: dict[str, list[str]] = {table: [] for table in tables}
     for node in _expressions(tree):
         places = _places(node, tree, tables)
+        is_of_moment = all(column.table == CUTOFFS for column in node.find_all(exp.Column))
+        if is_of_moment or (has_cutoff(node) and all(isinstance(part, _DAYS) for part in node.walk())):
+            continue  # the same for all rows, or the days between a time and the moment
         if not places and not all(isinstance(part, _POLYNOMIAL) for part in node.walk()):  # which pick no row
             raise unclear("an expression that is not of the columns of one table by their own names")
         for table in places:
@@ -197,9 +200,16 @@ def _drop_qualifiers(node: exp.Expr) -> exp.Expr:
     return node.copy().transform(lambda n: exp.column(n.this.copy()) if isinstance(n, exp.Column) else n)
 
 
+def _is_latest(node: exp.Expr) -> bool:
+    """Whether a history takes the first rows of each key and cutoff, of which base rows are counted."""
+    qualify, inside = node.find_ancestor(exp.Qualify), node.find_ancestor(exp.Select)
+    is_whole = inside is not None and inside.parent is None and reads_cutoffs(inside)
+    return qualify is not None and is_whole and isinstance(node, exp.Window) and isinstance(node.this, exp.RowNumber)
+
+
 def _check_choice(node: exp.Expr) -> None:
     """Refuses what picks single rows out: by their order, by a number of rows, or as the one value of a query."""
-    if isinstance(node, _CHOOSERS):
+    if isinstance(node, _CHOOSERS) and not _is_latest(node):
         raise unclear("a window" if isinstance(node, exp.Window) else node.key.upper())
     if isinstance(node, exp.Distinct) and node.args.get("on") is not None:
         raise unclear("DISTINCT ON")
@@ -208,7 +218,7 @@ def _check_choice(node: exp.Expr) -> None:
     is_value = isinstance(node, exp.Subquery) and not isinstance(node.parent, exp.From | exp.Join | exp.SetOperation)
     if is_value and node.parent is not None:
         raise unclear("a query in place of a value")
-    if isinstance(node, _ORDERED):
+    if isinstance(node, OF_ONE_ROW):
         inside = node.find_ancestor(exp.Select)
         is_grouped = inside is not None and inside.args.get("group") is not None and inside.parent_select is None
         if not is_grouped:
@@ -221,7 +231,7 @@ def _expressions(tree: exp.Expr) -> Iterator[exp.Expr]:
     while stack:
         node = stack.pop()
         is_value = isinstance(node, exp.Condition) and not isinstance(node, exp.Query | exp.Predicate | exp.Connector)
-        if not is_value or node.find(exp.AggFunc, exp.Query) is not None:
+        if not is_value or node.find(exp.AggFunc, exp.Query) is not None or _is_latest(node):
             stack.extend(node.iter_expressions())
         elif not isinstance(node.unnest(), exp.Column) and node.find(exp.Column) is not None:
             yield node
@@ -267,9 +277,11 @@ def conditions_of_query(sql: str, tables: Mapping[str, Sequence[str]]) -> dict[s
     found: dict[str, list[Condition]] = {table: [] for table in tables}
     for node in _inside(tree):
         columns = list(node.find_all(exp.Column))
-        if not columns or _is_null_test(node) or _compares_tables(node):
+        if not columns or _is_null_test(node) or _compares_tables(node) or _is_cut(node):
             continue
         if node.find(exp.AggFunc, exp.Window, exp.Query) is not None:
+            if isinstance(node, exp.LTE) and _is_latest(node.this):
+                continue
             if all(isinstance(c.find_ancestor(exp.AggFunc), exp.Count) for c in columns):
                 continue  # how many rows a group has
             raise unclear("a comparison of an aggregate or of another query's rows")
@@ -282,8 +294,71 @@ def conditions_of_query(sql: str, tables: Mapping[str, Sequence[str]]) -> dict[s
     return found
 
 
-def smallest_group(holds: Sequence[NDArray[np.bool_]], subjects: NDArray[np.uint64] | None = None) -> int:
-    """The number of rows, or subjects, in the smallest group that some conditions separate; no rows: 0.
+class Cut(msgspec.Struct, frozen=True):
+    """Times of one table, compared with moments."""
+
+    time: str
+    moment: str  # over cutoffs
+    is_last: bool  # whether rows at the moment itself belong to those before it
+
+
+def _is_cut(node: exp.Expr) -> bool:
+    is_comparison = isinstance(node, (exp.LT, exp.LTE, exp.GT, exp.GTE, exp.EQ, exp.Between))
+    return is_comparison and has_cutoff(node) and not isinstance(node.this, exp.Window)
+
+
+def cuts_of_query(sql: str, tables: Mapping[str, Sequence[str]]) -> dict[str, list[Cut]]:
+    """The comparisons of a history with its moments, by the table whose times they read."""
+    tree = parse_one(sql, dialect="duckdb")
+    found: dict[str, list[Cut]] = {table: [] for table in tables}
+    for node in (part for whole in filter(_is_cut, tree.walk()) for part in _comparisons(whole)):
+        time, moment = node.this, node.expression
+        if has_cutoff(time):
+            time, moment = moment, time
+        places = _places(time, tree, tables) if time.find(exp.AggFunc, exp.Window, exp.Query) is None else []
+        texts = [_drop_qualifiers(part).sql("duckdb", identify=True) for part in (time, moment)]
+        if not places or len(columns_of(texts[0])) != 1 or any(c.table != CUTOFFS for c in moment.find_all(exp.Column)):
+            raise unclear("a comparison of the moment with something else than one column")
+        last = (exp.LTE, exp.GT) if time is node.this else (exp.GTE, exp.LT)
+        ends = {True, False} if isinstance(node, exp.EQ) else {isinstance(node, last)}
+        for table in places:
+            found[table] += [Cut(texts[0], texts[1], end) for end in ends]
+    return found
+
+
+def _comparisons(node: exp.Expr) -> list[exp.Expr]:
+    """BETWEEN as its two comparisons."""
+    if not isinstance(node, exp.Between):
+        return [node]
+    low, high = node.args["low"], node.args["high"]
+    return [exp.GTE(this=node.this, expression=low), exp.LTE(this=node.this, expression=high)]
+
+
+def periods(source: Source, moments: Source, cuts: Sequence[Cut]) -> list[NDArray[np.int64]]:
+    """The period of each row, in the order of time, by each time that is compared; rows without one are in the last."""
+    found = []
+    for time in dict.fromkeys(cut.time for cut in cuts):
+        own = _microseconds(source.read([time], None).column(0))
+        numbers = np.zeros(len(own), np.int64)
+        for is_last in (False, True):
+            texts = [cut.moment for cut in cuts if (cut.time, cut.is_last) == (time, is_last)]
+            columns = moments.read(texts, None).columns[: len(texts)]
+            ends = np.unique(np.concatenate([np.zeros(0, np.int64), *map(_microseconds, columns)]))
+            numbers += np.searchsorted(ends, own, "left") if is_last else np.searchsorted(ends, own, "right")
+        found.append(numbers)
+    return found
+
+
+def _microseconds(column: pa.ChunkedArray) -> NDArray[np.int64]:
+    if not (pa.types.is_timestamp(column.type) or pa.types.is_date(column.type)):
+        raise unclear("a comparison of the moment with what is no date or time")
+    kind = pa.timestamp("us", getattr(column.type, "tz", None))
+    whole = pc.cast(pc.cast(column, kind, safe=False), pa.int64())
+    return np.asarray(numpy_of(pc.fill_null(whole, np.iinfo(np.int64).max)), np.int64)
+
+
+def smallest_group(holds: Sequence[NDArray[Any]], subjects: NDArray[np.uint64] | None = None) -> int:
+    """The number of rows, or subjects, in the smallest group that conditions and periods separate; no rows: 0.
 
     >>> smallest_group([np.array([True, True, False, True]), np.array([True, True, False, False])])
     1
@@ -291,10 +366,13 @@ def smallest_group(holds: Sequence[NDArray[np.bool_]], subjects: NDArray[np.uint
     if not holds:
         return 0
     numbers = np.zeros(len(holds[0]), np.int64)
-    for place, held in enumerate(holds):
-        if place % _MOST == _MOST - 1:
+    bits = 0
+    for held in holds:
+        width = max(1, int(held.max(initial=0)).bit_length())
+        if bits + width > _MOST:
             numbers = np.unique(numbers, return_inverse=True)[1].astype(np.int64)
-        numbers = 2 * numbers + held
+            bits = int(numbers.max(initial=0)).bit_length()
+        bits, numbers = bits + width, (numbers << width) + held
     if subjects is not None:  # each once in each group
         pairs = np.stack([numbers, np.unique(subjects, return_inverse=True)[1]], axis=1)
         numbers = np.unique(pairs, axis=0)[:, 0]

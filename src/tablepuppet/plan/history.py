@@ -11,9 +11,8 @@ from tablepuppet.formatting import plural
 from tablepuppet.job import Job
 from tablepuppet.join.mapping import MappingSummary
 from tablepuppet.plan.knowledge import Insight
-from tablepuppet.sources.history_queries import BEGINS
+from tablepuppet.sources.history_queries import BEGINS, has_cutoff
 from tablepuppet.sources.syntax import conjuncts_of
-from tablepuppet.sql.correlation import has_cutoff
 
 _EARLIER = (exp.LT, exp.LTE)  # and turned round:
 _LATER = (exp.GT, exp.GTE)
@@ -65,6 +64,20 @@ def find_leaks(mapping: MappingSummary, job: Job) -> Iterator[str]:
         if query is None:
             continue
         bounds = list(_upper_bounds(parse_one(query, dialect="duckdb")))
+        if "date" in bound.scans[scan].times and bound.scans[scan].cutoffs != "DATE":
+            yield (
+                f"dates of {table} are compared with moments that may have a time of day: a date is its midnight, so "
+                "that the whole day of the moment counts as before it; cast the moment, as in CAST(t.ts AS DATE)"
+            )
+        elif (
+            "timestamp" in bound.scans[scan].times
+            and bound.scans[scan].cutoffs == "DATE"
+            and (exp.LTE, False) in bounds
+        ):
+            yield (
+                f"times of {table} are compared by <= with moments that are dates: a date is its midnight, so that "
+                "nothing later on that day counts; cast the history's time, as in CAST(r.ts AS DATE)"
+            )
         moment = f"the moment of {_moments(mapping, scan)}"
         if scan in labels:
             if bounds:

@@ -20,8 +20,13 @@ BEGINS: Final = "test begins"  # an output: the moment from which on rows are fo
 KEY: Final = "tablepuppet key"  # an output: the key whose history a row is, before its number
 KEYS: Final = "tablepuppet keys"  # a table inside a query: the different keys of a history
 AT: Final = "tablepuppet at"  # an output: the cutoff that a row is about
+BEHIND: Final = "tablepuppet rows"  # an output: how many rows of the history each of its values is made of, at least
 FOUND: Final = "tablepuppet found"  # an output: the query always gives a row, and where it has none here, NULLs
 AT_ONCE: Final = "tablepuppet at, once"  # the same, where no two rows of the cutoffs' table may have one key and cutoff
+OF_ONE_ROW = (  # aggregates whose value is that of one row
+    *(exp.Min, exp.Max, exp.Median, exp.Quantile, exp.PercentileCont, exp.PercentileDisc, exp.Mode),
+    *(exp.First, exp.Last, exp.AnyValue, exp.ArgMax, exp.ArgMin),
+)
 
 
 def name_for_people(expression: str) -> str:
@@ -46,6 +51,10 @@ def is_plain_column(expression: str) -> bool:
 def is_cutoffs(node: exp.Expr) -> bool:
     """Whether a table in FROM is that of cutoffs."""
     return isinstance(node, exp.Table) and node.name == CUTOFFS
+
+
+def has_cutoff(node: exp.Expr) -> bool:
+    return any(column.table == CUTOFFS for column in node.find_all(exp.Column))
 
 
 def reads_cutoffs(query: exp.Expr) -> bool:
@@ -78,7 +87,7 @@ def count_keys(text: str) -> str | None:
     by = group.expressions if group is not None else window.args["partition_by"] if window is not None else None
     if by is None:
         return None
-    keys = [key.copy() for key in by if not any(column.table == CUTOFFS for column in key.find_all(exp.Column))]
+    keys = [key.copy() for key in by if not has_cutoff(key)]
     if not keys:
         return "SELECT 1 AS n"
     return f"SELECT count(*) AS n FROM ({_rows(select, keys, with_cutoffs=False).distinct().sql('duckdb')})"
@@ -89,6 +98,30 @@ def count_rows(text: str, most: int) -> str:
     select = _reader(parse_one(text, dialect="duckdb"))
     rows = _rows(select, [exp.Literal.number(1)], with_cutoffs=True)
     return f"SELECT count(*) AS n FROM ({rows.limit(most).sql('duckdb')})"
+
+
+def add_rows_behind(text: str) -> str | None:
+    """The query with how many rows each of its values is made of, at least; None: its rows are not groups."""
+    tree = parse_one(text, dialect="duckdb")
+    select = _reader(tree)
+    if select is not tree or select.args.get("group") is None:
+        return None
+    groups = [node for node in select.find_all(exp.Group, exp.Distinct) if not isinstance(node.parent, exp.AggFunc)]
+    is_of_one = select.find(*OF_ONE_ROW) is not None or len(groups) > 1
+    filters = {node.expression.sql("duckdb") for node in select.find_all(exp.Filter)}
+    counts = ["1"] if is_of_one else ["count(*)", *(f"count(*) FILTER ({where})" for where in sorted(filters))]
+    return select.select(exp.alias_(f"greatest(1, least({', '.join(counts)}))", BEHIND, quoted=True)).sql("duckdb")
+
+
+def list_times(query: exp.Expr) -> exp.Select:
+    """The columns of the history that are compared with cutoffs, of no row in particular."""
+    select = _reader(query)
+    compared = [node for kind in (exp.LT, exp.LTE, exp.GT, exp.GTE, exp.Between) for node in select.find_all(kind)]
+    columns = [column for node in filter(has_cutoff, compared) for column in node.find_all(exp.Column)]
+    times = dict.fromkeys(column.sql("duckdb") for column in columns if column.table != CUTOFFS)
+    found = exp.select(*(f'{time} AS "time {number}"' for number, time in enumerate(times)), dialect="duckdb")
+    latest = [join for join in select.args["joins"] if join.method == "ASOF"]
+    return found.from_(latest[0].this.copy()) if latest else _rows(select, found.expressions, with_cutoffs=False)
 
 
 def _reader(tree: exp.Expr) -> exp.Select:

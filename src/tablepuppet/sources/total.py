@@ -19,6 +19,7 @@ from sqlglot import exp, parse_one
 from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.sources.columns import NUMBER_KINDS, STRING_KINDS
 from tablepuppet.sources.guard import AGGREGATES
+from tablepuppet.sources.history_queries import has_cutoff
 from tablepuppet.sources.source import Source
 from tablepuppet.sources.syntax import conjuncts_of
 
@@ -144,4 +145,7 @@ def _is_row_wise(node: exp.Expr) -> bool:
     is_joined = isinstance(node.parent, exp.Join) or (isinstance(node, exp.And) and node.find_ancestor(exp.Join))
     if is_joined and isinstance(node, exp.And):
         return False  # each condition by itself, for pairs of keys are found by their hashes
+    is_cut = isinstance(node, _COMPARISONS) and isinstance(node.find_ancestor(exp.Join, exp.Select), exp.Join)
+    if is_cut and has_cutoff(node):
+        return False  # each side by itself, for periods of a history are found by their order
     return node.find(exp.Column) is not None and node.find(exp.AggFunc, exp.Window, exp.Query) is None

@@ -65,6 +65,7 @@ class Scan(msgspec.Struct, frozen=True):
     spelled: tuple[ScanTexts, ...] = ()  # per client: the expressions and the filter as it was sent them
     witness_of: tuple[tuple[int, int], ...] = ()  # scans and columns whose groups this one lists before any is dropped
     cutoffs: CutoffType = ""  # of a history: the type of the moments until which it is read
+    times: tuple[str, ...] = ()  # of a history: the kinds of its times that are compared with them
     stability: dict[str, int | None] = {}  # of a query: rows that a row of a table changes
     subject: str = ""  # the column of whom a row is about, where an owner names one: stability is then of their rows
     budgeted: tuple[str, ...] = ()  # tables behind it that have an analyst budget

@@ -12,7 +12,7 @@ from sqlglot import exp
 
 from tablepuppet.errors import QueryError
 from tablepuppet.sources.guard import AGGREGATES
-from tablepuppet.sources.history_queries import AT, CUTOFF, CUTOFFS, FOUND, KEY
+from tablepuppet.sources.history_queries import AT, CUTOFF, CUTOFFS, FOUND, KEY, has_cutoff
 from tablepuppet.sources.syntax import conditions_of
 from tablepuppet.sql.grammar import At
 
@@ -195,10 +195,6 @@ def _with_cutoff(node: exp.Expr, moment: exp.Expr | None, foreign: _Foreign, key
         return equal[text].copy() if text in equal else part
 
     return node.transform(change)
-
-
-def has_cutoff(node: exp.Expr) -> bool:
-    return any(column.table == CUTOFFS for column in node.find_all(exp.Column))
 
 
 def cutoff_column() -> exp.Column:

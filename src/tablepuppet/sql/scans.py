@@ -157,6 +157,7 @@ def _add_types(ucq: Ucq, draft: _Draft, schemas: Mapping[str, ScanSchema]) -> Sc
         spelled=tuple(bound.ScanTexts(tuple(draft.texts(c)), draft.predicate(c)) for c in shape.clients),
         witness_of=tuple(draft.witness_of),
         cutoffs=shape.cutoffs,
+        times=tuple(sorted(shape.times)),
         stability=stability,
         subject=subject,
         pairs=tuple(sorted(set.intersection(*(set(schema.pairs) for schema in schemas.values())))),

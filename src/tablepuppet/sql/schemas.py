@@ -22,7 +22,7 @@ from tablepuppet.errors import QueryError, did_you_mean
 from tablepuppet.exchanges.schema import DescribeTable, TableSchema
 from tablepuppet.protocol.columns import ColumnInfo, CutoffType, Merges
 from tablepuppet.sources.guard import AGGREGATES
-from tablepuppet.sources.history_queries import AT, AT_ONCE, CUTOFF, reads_cutoffs
+from tablepuppet.sources.history_queries import AT, AT_ONCE, CUTOFF, list_times, reads_cutoffs
 from tablepuppet.sql.bound import merged_column, partitions_of, type_name
 from tablepuppet.sql.groups import GroupColumn, group_columns, inner_queries, mergeable
 from tablepuppet.sql.ucq import Conjunctive, Source, Tables, Ucq, as_table, base_tables, matches
@@ -129,6 +129,7 @@ class TableShape:
     merges: Merges = ""  # such groups are merged over the clients
     unmerged: str = ""  # why they are not
     cutoffs: CutoffType = ""  # of a history: the type of the moments until which it is read
+    times: frozenset[str] = frozenset()  # of a history: the kinds of its times that are compared with them
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -173,7 +174,7 @@ def ask_schemas(names: Sequence[str], tables: Tables, link: Link) -> dict[str, T
 def describe(ucq: Ucq, tables: Tables, link: Link) -> dict[Origin, TableShape]:
     """The shape of everything that the query's FROM clauses name."""
     named: dict[Origin, TableShape] = {}
-    cutoffs = _cutoff_types(ucq, tables, link)
+    cutoffs, times = _cutoff_types(ucq, tables, link)
     sources = [source for branch in ucq.branches for source in branch.sources]
     for source in sources:
         if source.derived is None:
@@ -181,7 +182,8 @@ def describe(ucq: Ucq, tables: Tables, link: Link) -> dict[Origin, TableShape]:
             named[source.origin] = TableShape(table, tables[table])
         else:
             read = owned_query(ucq, source.derived, tables)
-            named[source.origin] = replace(read, cutoffs=cutoffs.get(source.origin, ""))
+            found = cutoffs.get(source.origin, ""), times.get(source.origin, frozenset())
+            named[source.origin] = replace(read, cutoffs=found[0], times=found[1])
     used = list(dict.fromkeys(named.values()))
     asked = [(client, shape) for shape in used for client in shape.clients]
     answers: list[TableSchema] = link.ask_each(
@@ -213,8 +215,11 @@ def describe(ucq: Ucq, tables: Tables, link: Link) -> dict[Origin, TableShape]:
     return {origin: shapes[read] for origin, read in named.items()}
 
 
-def _cutoff_types(ucq: Ucq, tables: Tables, link: Link) -> dict[Origin, CutoffType]:
-    """The type of each history's cutoffs, from their owners. One round, where there are any."""
+def _cutoff_types(
+    ucq: Ucq, tables: Tables, link: Link
+) -> tuple[dict[Origin, CutoffType], dict[Origin, frozenset[str]]]:
+    """The type of each history's cutoffs, from their owners, and the kinds of its times. One round, where there are
+    any."""
     asked: list[tuple[Origin, exp.Expr]] = []
     requests: list[tuple[str, DescribeTable]] = []
     for branch in ucq.branches:
@@ -227,8 +232,12 @@ def _cutoff_types(ucq: Ucq, tables: Tables, link: Link) -> dict[Origin, CutoffTy
             requests += [(client, DescribeTable(table=read.name, query=read.query)) for client in read.clients]
             asked += [(source.origin, moment)] * len(read.clients)
     found: dict[Origin, CutoffType] = {}
-    answers = link.ask_each(requests) if requests else []
-    for (origin, moment), (client, _), answer in zip(asked, requests, answers, strict=True):
+    histories = [s for b in ucq.branches for s in b.sources if s.derived is not None and reads_cutoffs(s.derived)]
+    reads = [owned_query(ucq, list_times(s.derived), tables) for s in histories if s.derived is not None]
+    times = [(read.clients[0], DescribeTable(table=read.name, query=read.query)) for read in reads]
+    answers: list[TableSchema] = link.ask_each([*requests, *times]) if requests else []
+    kinds = [frozenset(column.kind for column in answer.columns) for answer in answers[len(requests) :]]
+    for (origin, moment), (client, _), answer in zip(asked, requests, answers[: len(requests)], strict=True):
         kind = answer.columns[0].detail if answer.columns else ""
         if kind not in get_args(CutoffType) or found.get(origin, kind) != kind:
             raise ucq.refuse(
@@ -237,7 +246,7 @@ def _cutoff_types(ucq: Ucq, tables: Tables, link: Link) -> dict[Origin, CutoffTy
                 moment,
             )
         found[origin] = cast("CutoffType", kind)
-    return found
+    return found, {source.origin: kind for source, kind in zip(histories, kinds, strict=True)}
 
 
 def _moment_of(ucq: Ucq, branch: Conjunctive, source: Source) -> tuple[exp.Expr, Source]:

@@ -22,6 +22,7 @@ from tablepuppet.errors import PolicyError, TransportError
 from tablepuppet.exchanges.features import OpenPart
 from tablepuppet.memory import trim_heap
 from tablepuppet.models.spec import ModelSpec
+from tablepuppet.owner import row_rules
 from tablepuppet.owner.analyst_budget import is_noisy
 from tablepuppet.owner.enforcement import breach
 from tablepuppet.owner.part_store import BlockPart
@@ -70,7 +71,7 @@ def sketch_features(own: ClientState, request: trees.SketchFeatures) -> trees.Fe
     columns = [
         trees.NumberSketch(values=np.zeros(0), weights=np.zeros(0))
         if is_private and c.is_number
-        else binning.sketch(c, weights, bins, own.policy.minimum_rows)
+        else binning.sketch(c, weights, bins, row_rules.least_of(own, part.request, part.request.train_rows))
         for c in _raw(own, part.request, part.request.train_rows)
     ]
     trim_heap()
@@ -85,7 +86,7 @@ def start_trees(own: ClientState, request: trees.StartTrees) -> trees.TreesStart
     held = _raw(own, part.request, part.request.test_rows)
     weights = _weights(part, own)
     options = request.algorithm
-    least = own.policy.minimum_rows
+    least = row_rules.least_of(own, part.request, part.request.train_rows)
     bins = request.bins
     contract = own.contracts.contract(request.job)
     is_private = contract is not None and contract.feature_privacy is not None
@@ -269,7 +270,7 @@ def _without_rare_names(
 ) -> Sequence[trees.SplitRule]:
     """The rules that rows answer: names that few rows of the whole table hold are left out, as in training; but not
     for an analyst, as one row more would bring the scores of all of them."""
-    least = own.policy.minimum_rows
+    least = row_rules.least_of(own, request)
     if least <= 1 or _is_noisy(own, request) or not any(rule.left or rule.known for rule in rules):
         return rules
     named = sorted({rule.feature for rule in rules if rule.left or rule.known})

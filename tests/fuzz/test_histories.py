@@ -24,6 +24,7 @@ TYPES = {
     "date": pa.date32(),
     "timestamp": pa.timestamp("us"),
     "zoned": pa.timestamp("us", "UTC"),
+    "berlin": pa.timestamp("us", "Europe/Berlin"),
     "seconds": pa.timestamp("s"),
     "milliseconds": pa.timestamp("ms"),
 }
@@ -82,7 +83,8 @@ class Random:
 
     def _times(self, rows: int, step: int) -> pa.Array:
         kind = self.one(list(TYPES))
-        days = np.datetime64("2020-01-05") + step * self.random.integers(0, 150 // step, rows)
+        first = np.datetime64(self.one(["2020-01-05"] * 6 + ["2019-02-27", "2021-12-31"]))  # or outside of the others
+        days = first + step * self.random.integers(0, 150 // step, rows)
         hours = (
             0 if kind == "date" or self.chance(0.5) else 6 * self.random.integers(0, 4, rows).astype("timedelta64[h]")
         )
@@ -91,11 +93,16 @@ class Random:
         return masked.cast(TYPES[kind])
 
     def clients(self, table: pa.Table) -> list[pa.Table]:
-        """A table at one or two clients; each key's rows lie with one of them."""
+        """A table at one to three clients, one of which may have no row; each key's rows lie with one of them."""
         if self.chance(0.6):
             return [table]
-        is_first = pa.compute.is_in(table["k"].cast(pa.string()), pa.array(["0", "1", "2", None]))
-        return [table.filter(is_first), table.filter(pa.compute.invert(is_first))]
+        shares = (
+            [["0", "1", None], ["2"], ["3", "4", "5"]]
+            if self.chance(0.5)
+            else [["0", "1", "2", None, "3", "4", "5"], []]
+        )
+        names = table["k"].cast(pa.string())
+        return [table.filter(pa.compute.is_in(names, pa.array(share, pa.string()))) for share in shares]
 
     def policies(self) -> dict[str, Policy]:
         """None, or those of owners that exchange pairs of key and moment."""
@@ -140,6 +147,8 @@ class Random:
             f"r.day BETWEEN {at} - INTERVAL {days} DAY AND {at}",
             f"r.day > {at} - INTERVAL {days} DAY AND {at} >= r.day AND r.place <> 'b'",
             f"r.day <= {at} - INTERVAL {days} HOUR AND r.day + INTERVAL 2 MONTH > {at}",
+            f"r.day < {at} AND r.day >= {at} - INTERVAL {1 + days % 4} MONTH",
+            f"CAST(r.day AS DATE) < CAST({at} AS DATE)",
         ]
         keys = f"r.k = {key}.k" if self.chance(0.8) else f"r.k = {key}.k AND {key}.g = r.g"
         return f"{keys} AND {self.one(written)}"

@@ -170,8 +170,8 @@ class RowWeights(NamedTuple):
     def of(cls, taken: RowNumbers | None, multiplicity: NDArray[Any] | None) -> Self:
         if taken is None:
             return cls(None, None if multiplicity is None else floats(multiplicity))
-        rows = np.flatnonzero(np.bincount(taken))
-        return cls(rows, np.bincount(taken, multiplicity)[rows].astype(np.float64))
+        places = np.flatnonzero(np.bincount(taken + 1))  # −1 is the row of a LEFT JOIN that finds none
+        return cls(places - 1, np.bincount(taken + 1, multiplicity)[places].astype(np.float64))
 
     def effective(self, codes: NDArray[Any], size: int) -> Array:
         """The effective rows of each code of a column."""

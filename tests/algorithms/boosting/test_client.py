@@ -10,9 +10,11 @@ from msgspec.structs import replace
 from tests.algorithms.boosting.joins import Table, open_block
 
 from tablepuppet.algorithms.boosting.client import ClientHalf
+from tablepuppet.algorithms.boosting.exchanges import _check_outline
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.tree_checks import Check, NewColumn, NewKey, Outline, Packed, Pairs, Union
 from tablepuppet.errors import TransportError
+from tablepuppet.protocol.bounds import WrongError
 
 
 def _half(reveal: Literal["columns", "splits"] = "splits") -> ClientHalf:
@@ -89,17 +91,12 @@ _CUT = replace(_PAIRS.g, data=_PAIRS.g.data[:-3])
 @pytest.mark.parametrize(
     "check",
     [
-        Check(np.array([True, True]), [], [_outline()]),
-        Check(np.array([True]), [], []),
         Check(np.array([True]), [Union(0, 1, np.zeros((1, 1), np.uint8))], [_outline()]),
         Check(np.array([True]), [Union(7, 1, np.zeros((1, 1), np.uint8))], [_outline()]),
         Check(np.array([True]), [], [_outline(left=np.array([0], np.int32))]),
         Check(np.array([True]), [], [_outline(left=np.array([5], np.int32))]),
         Check(np.array([True]), [], [_outline(left=np.array([2**31 - 1], np.int32))]),
-        Check(np.array([True]), [], [_outline(left=np.zeros(0, np.int32))]),
-        Check(np.array([True]), [], [_outline(gain=np.zeros(3))]),
         Check(np.array([True]), [], [_outline(block=np.array([0], np.int32), key=np.array([4], np.int32))]),
-        Check(np.array([True]), [], [_outline(pairs=None)]),
         Check(np.array([True]), [], [_outline(pairs=_pairs(counts=[1] * 10))]),
         Check(np.array([True]), [], [_outline(pairs=_pairs(counts=[1] * 11))]),
         Check(np.array([True]), [], [_outline(pairs=_pairs(counts=[10] + [0] * 10))]),
@@ -117,3 +114,21 @@ _CUT = replace(_PAIRS.g, data=_PAIRS.g.data[:-3])
 def test_a_check_that_does_not_fit_is_refused(check: Check) -> None:
     with pytest.raises(TransportError):
         _half().check(check)
+
+
+@pytest.mark.parametrize(
+    "outline",
+    [
+        _outline(left=np.zeros(0, np.int32)),
+        _outline(left=np.array([[-1]], np.int32)),
+        _outline(gain=np.zeros(3)),
+        _outline(gain=np.array([np.nan])),
+        _outline(least=np.zeros((2, 2))),
+        _outline(pairs=None),
+        _outline(pairs=_pairs(counts=[1] * 10)),
+    ],
+)
+def test_an_outline_of_other_sizes_is_refused_before_a_client_sees_it(outline: Outline) -> None:
+    _check_outline(_outline(), most=2, rows=11)
+    with pytest.raises(WrongError):
+        _check_outline(outline, most=2, rows=11)

@@ -64,9 +64,9 @@ class Relation(msgspec.Struct, frozen=True, eq=False, dict=True):
         """The group of each row, among the relation's own."""
         return np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
 
-    def spread(self, values: Array, empty: float = 0.0) -> Array:
+    def spread(self, values: Array) -> Array:
         """Values of the rows here in the order of the table, and of the row after its last."""
-        out = np.full((self.size + 1, *values.shape[1:]), empty)
+        out = np.zeros((self.size + 1, *values.shape[1:]))
         out[self.rows] = values
         return out
 

@@ -20,7 +20,7 @@ from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.tree_checks import Bins, Check, Key, NewColumn, NewKey, Objections, Union
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.privacy.masks import MaskKey
-from tablepuppet.protocol.base import MOST_CLIENTS, Discloses, Message
+from tablepuppet.protocol.base import MOST_CLIENTS, Discloses, Message, PartRequest, ScanRequest
 from tablepuppet.protocol.bounds import MOST_CLASSES
 
 
@@ -42,29 +42,20 @@ class CategorySketch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ta
 Sketch = NumberSketch | CategorySketch
 
 
-class _OfPart(Message, frozen=True):
-    """A request to the client of a part."""
-
-    job: str
-    part: int
-
-
-class _OfTrees(_OfPart, frozen=True):
+class _OfTrees(PartRequest, frozen=True):
     """About trees that the server has grown."""
 
     check: Annotated[Check, Discloses("node sums", is_per_row=True)]
 
 
-class _OfRows(Message, frozen=True):
+class _OfRows(ScanRequest, frozen=True):
     """A request about rows of a scan; row −1 has no value."""
 
-    job: str
-    scan: int
     columns: list[int]
     rows: RowNumbers
 
 
-class SketchFeatures(_OfPart, frozen=True):
+class SketchFeatures(PartRequest, frozen=True):
     """Sum up the columns of a part, so that the clients of its block can share bins. → FeatureSketches"""
 
 
@@ -72,7 +63,7 @@ class FeatureSketches(Message, frozen=True):
     columns: Annotated[list[Sketch], Discloses("sketches")]
 
 
-class StartTrees(_OfPart, frozen=True):
+class StartTrees(PartRequest, frozen=True):
     """Put the part's columns in bins, the given ones or its own. → TreesStarted"""
 
     algorithm: Boosting
@@ -120,7 +111,7 @@ class TreeSums(Message, frozen=True):
     values: Annotated[list[NDArray[np.int64]], Discloses("sums")]
 
 
-class RevealKeys(_OfPart, frozen=True):
+class RevealKeys(PartRequest, frozen=True):
     """Reveal where rows go at these splits, or the bins of these columns. → RevealedKeys"""
 
     keys: list[Key]
@@ -176,7 +167,7 @@ class GrownTrees(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return {block.name: "" if block.is_held else splits_name(block.rules) for block in self.blocks}
 
 
-class ReleaseSplits(_OfPart, frozen=True):
+class ReleaseSplits(PartRequest, frozen=True):
     """Send the columns and thresholds of these splits. → Splits"""
 
     unions: list[Union]  # keys that were made after the last check
@@ -187,7 +178,7 @@ class Splits(Message, frozen=True):
     rules: Annotated[list[SplitRule], Discloses("parameters")]
 
 
-class HoldSplits(_OfPart, frozen=True):
+class HoldSplits(PartRequest, frozen=True):
     """Keep the columns and thresholds of these splits, as your part of a model. → Done"""
 
     unions: list[Union]

@@ -15,8 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.boosting.messages import SplitRule
-from tablepuppet.algorithms.boosting.model import Tree
+from tablepuppet.algorithms.boosting.messages import SplitRule, Tree
 from tablepuppet.algorithms.registry import own_model, require_ability
 from tablepuppet.arrays import Array
 from tablepuppet.errors import ModelError

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tablepuppet.algorithms.boosting.model import Tree
+from tablepuppet.algorithms.boosting.messages import Tree
 from tablepuppet.algorithms.registry import own_model
 from tablepuppet.errors import ModelError
 from tablepuppet.join.mapping import in_label_type

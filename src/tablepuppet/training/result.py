@@ -13,7 +13,7 @@ import msgspec
 import pyarrow as pa
 from msgspec.structs import replace
 
-from tablepuppet.algorithms.boosting.model import Tree
+from tablepuppet.algorithms.boosting.messages import Tree
 from tablepuppet.algorithms.registry import require_ability
 from tablepuppet.arrays import Array
 from tablepuppet.errors import ModelError

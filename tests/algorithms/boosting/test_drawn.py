@@ -14,7 +14,7 @@ from tests.algorithms.boosting.joins import Block, Join, book_of, draw_join, spl
 from tablepuppet.algorithms.boosting.bins import Columns
 from tablepuppet.algorithms.boosting.drawn import Drawable, Draws
 from tablepuppet.algorithms.boosting.fixed_point import Labels, derivatives
-from tablepuppet.algorithms.boosting.model import Tree
+from tablepuppet.algorithms.boosting.messages import Tree
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.rows import sample_rows
 from tablepuppet.algorithms.boosting.tree_checks import NUMBER, ONE_HOT, SORTED

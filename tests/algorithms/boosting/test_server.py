@@ -21,7 +21,7 @@ from tests.algorithms.boosting.joins import (
 )
 
 from tablepuppet.algorithms.boosting.known import KnownBlock
-from tablepuppet.algorithms.boosting.model import compact
+from tablepuppet.algorithms.boosting.messages import compact
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.rows import sample_columns, sample_rows
 from tablepuppet.algorithms.boosting.server import BoostingServer

@@ -20,8 +20,15 @@ from tablepuppet.algorithms.boosting.drawn import DrawnServer, Draws
 from tablepuppet.algorithms.boosting.fixed_point import LabelNoise, Labels
 from tablepuppet.algorithms.boosting.kernels import announce_compilation
 from tablepuppet.algorithms.boosting.known import KnownBlock
-from tablepuppet.algorithms.boosting.messages import GrownTrees, HoldSplits, ReleaseSplits, SplitRule, Splits
-from tablepuppet.algorithms.boosting.model import compact, shift_keys
+from tablepuppet.algorithms.boosting.messages import (
+    GrownTrees,
+    HoldSplits,
+    ReleaseSplits,
+    SplitRule,
+    Splits,
+    compact,
+    shift_keys,
+)
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.plan import LeafPlan, check_tree_exposure
 from tablepuppet.algorithms.boosting.prediction import add_trees

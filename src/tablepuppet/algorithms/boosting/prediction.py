@@ -16,8 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.algorithm import Root
-from tablepuppet.algorithms.boosting.messages import AskOwnRows, AskRows, GrownBlock, GrownTrees, RowBits, SplitRule
-from tablepuppet.algorithms.boosting.model import Tree
+from tablepuppet.algorithms.boosting.messages import (
+    AskOwnRows,
+    AskRows,
+    GrownBlock,
+    GrownTrees,
+    RowBits,
+    SplitRule,
+    Tree,
+)
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import JobError, ModelError
 from tablepuppet.join.mapping import Part

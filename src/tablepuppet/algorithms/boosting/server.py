@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting.fixed_point import Derivatives, Labels, derivatives
 from tablepuppet.algorithms.boosting.known import Choice, KnownBlock
-from tablepuppet.algorithms.boosting.model import Tree, as_tree
+from tablepuppet.algorithms.boosting.messages import Tree, as_tree
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.rows import BlockIndex, Router, add_leaves, sample_columns, sample_rows
 from tablepuppet.algorithms.boosting.tree import GrowingTree, Growth, Node, TreeRows

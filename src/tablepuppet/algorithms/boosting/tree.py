@@ -19,7 +19,7 @@ from tablepuppet.algorithms.boosting import kernels
 from tablepuppet.algorithms.boosting.fixed_point import Derivatives
 from tablepuppet.algorithms.boosting.kernels import BlockRows, NodeSums
 from tablepuppet.algorithms.boosting.known import Choice, KnownBlock
-from tablepuppet.algorithms.boosting.model import value_of
+from tablepuppet.algorithms.boosting.messages import value_of
 from tablepuppet.algorithms.boosting.rows import NO_CELL, BlockIndex, Router
 from tablepuppet.algorithms.boosting.splits import SplitRules
 from tablepuppet.algorithms.boosting.tree_checks import Cells, Outline, Sums

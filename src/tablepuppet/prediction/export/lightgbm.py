@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tablepuppet.algorithms.boosting.messages import SplitRule
-from tablepuppet.algorithms.boosting.model import Tree
+from tablepuppet.algorithms.boosting.messages import SplitRule, Tree
 from tablepuppet.errors import ModelError
 from tablepuppet.prediction.model import Model
 

@@ -20,6 +20,7 @@ from tablepuppet.errors import ApprovalError, PolicyError
 from tablepuppet.exchanges.base import TRAINING
 from tablepuppet.exchanges.features import OpenPart
 from tablepuppet.exchanges.keys import SendKeys
+from tablepuppet.exchanges.labels import SendSides
 from tablepuppet.exchanges.parts import Evaluate, Release
 from tablepuppet.exchanges.prediction import ScoreRows, SendIdentifiers
 from tablepuppet.exchanges.proposal import ProposeContract
@@ -466,3 +467,35 @@ def test_no_contract_hides_from_the_policy_what_its_requests_would_read(is_to_pr
         client.answer = lie  # type: ignore[method-assign]
         with pytest.raises(PolicyError, match="that do not belong to it" if is_to_predict else "are no features of it"):
             federation.train(QUERY, label="y", epochs=2)
+
+
+@pytest.mark.parametrize(
+    ("verb", "kind", "changed", "why"),
+    [
+        ("evaluate", SendSides, {"seed": 7}, "by the seed that was agreed on"),
+        ("evaluate", SendSides, {"is_keyed": False}, "by the seed that was agreed on"),
+        ("evaluate", ScoreRows, {"shuffled": (0,)}, "no feature is shuffled"),
+        ("evaluate", ScoreRows, {"fixed": 0, "value": 0.0}, "not set to any value"),
+        ("train", StartPart, {"starts": True}, "it begins with weights, and none were agreed on"),
+        ("train", StartPart, {"continues": True}, "one model is trained, from the start"),
+        ("train", StartPart, {"weights": np.ones((30, 1))}, "weights were sent"),
+        ("train", StartPart, {"multiplicity": np.ones(30, np.int64)}, "no folds were agreed on"),
+        ("train", OpenPart, {"ids": (0,)}, "which texts are ids that stay here was agreed on otherwise"),
+        ("train", OpenPart, {"wants_key": True}, "sums leave under masks if that was agreed on"),
+    ],
+    ids=lambda given: str(given)[:30],
+)
+def test_what_a_request_adds_to_its_contract_is_refused(
+    verb: str, kind: type[Message], changed: dict[str, Any], why: str
+) -> None:
+    given: dict[str, Any] = {"label": "y", "model": "logistic", "algorithm": "newton", "epochs": 1}
+    with tp.Federation(shop(), key=b"k" * 32) as federation:
+        result = federation.train(QUERY, **given)
+        for client in federation._clients.values():
+
+            def answer(message: Any, inner: Any = client.answer) -> Message:
+                return inner(msgspec.structs.replace(message, **changed) if isinstance(message, kind) else message)
+
+            client.answer = answer  # type: ignore[method-assign]
+        with pytest.raises(PolicyError, match=why):
+            federation.evaluate(result) if verb == "evaluate" else federation.train(QUERY, **given)

@@ -151,3 +151,26 @@ def test_honest_figures_are_within_their_standard_error_and_the_same_when_asked_
         assert owners.importance(result, rows="all")["feature"].iloc[0] == "p.x"
         table = tp.search(owners, query, {"l2": [1e-3, 1e3]}, folds=3, label=label, epochs=3).table
         assert table["l2"][0] == 1e-3
+
+
+def test_no_verb_shows_an_exact_figure() -> None:
+    shown: list[dict[str, float]] = []
+    for least in (1, LEAST):
+        with federation(least) as owners:
+            result, other = train(owners), train(owners, l2=1.0)
+            compared, measured = owners.compare(result, other, rows="all"), owners.evaluate(result, rows="all")
+            table = tp.search(owners, QUERY, {"l2": [0.1, 1.0]}, folds=2, label="y", epochs=3).table
+            rises = owners.importance(result, rows="all")["importance"].tolist()
+        figures = {
+            "result": result.baseline,
+            "before": compared.first,
+            "after": compared.second,
+            "constant": measured.baseline,
+        }
+        found = {f"{of} {name}": value for of, own in figures.items() for name, value in own.items()}
+        losses = {f"search {n}": value for n, value in enumerate(table["log_loss"].tolist())}
+        shown.append(found | losses | {"objective": result.objective, "difference": compared.difference})
+    exact, rounded = shown
+    assert len(rounded) > 12
+    assert not [name for name, value in rounded.items() if value == exact[name]]
+    assert all(rise * 2**20 == round(rise * 2**20) for rise in rises)  # whole steps of a power of two

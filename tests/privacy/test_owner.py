@@ -26,8 +26,12 @@ from tablepuppet.exchanges.schema import CloseJob, DescribeTable, OpenScan
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.owner.owner_files import own_secret
 from tablepuppet.owner.owner_log import OwnerLog
-from tablepuppet.owner.policy import Policy
+from tablepuppet.owner.policy import LabelRules, Policy
+from tablepuppet.owner.releases import Releases
+from tablepuppet.owner.scans import ScanUse
 from tablepuppet.owner.store import ClientTables
+from tablepuppet.privacy.accounting import Mechanism, gaussian_noise
+from tablepuppet.privacy.analyst import AnalystBudget
 from tablepuppet.privacy.ledger import Account, Spending, TableBudget
 from tablepuppet.protocol.base import Failure, Predictions
 from tablepuppet.protocol.codec import decode, encode
@@ -76,6 +80,37 @@ def test_features_add_up_over_jobs_until_the_budget_is_spent() -> None:
             train(owners, features=FEATURES)
         with pytest.raises(PolicyError, match="without noise"):
             train(owners)
+
+
+def test_no_budget_is_exceeded_by_a_hundredth() -> None:
+    budget = TableBudget(label=1.0, features=1.0, analyst=AnalystBudget(epsilon=1.0))
+    log, noise = OwnerLog(), gaussian_noise(1.0, 1e-5, 1, 1.0)
+
+    def spend(what: Any, name: str, **given: Any) -> None:
+        log.spend(Spending(table="t", what=what, name=name, asker="ann", period="2026", **given), budget=budget)
+
+    spend("label", "first", epsilon=0.6)
+    for what, little, enough in (
+        ("label", {"epsilon": 0.41}, {"epsilon": 0.4}),
+        ("features", {"noise": 0.99 * noise, "steps": 1}, {"noise": noise, "steps": 1}),
+        ("analyst", {"noise": 0.99 * noise, "steps": 1}, {"noise": noise, "steps": 1}),
+    ):
+        with pytest.raises(PolicyError, match=rf"budget\.t\.{what}"):
+            spend(what, "too much", **little)
+        spend(what, "enough", **enough)
+    releases = Releases(Policy(labels=LabelRules(epsilon=1.0)))
+    releases.charge_label("t", ("t.y",), 0.6, "first")
+    with pytest.raises(PolicyError, match=r"labels\.epsilon"):
+        releases.charge_label("t", ("t.x", "t.y"), 0.41, "of two columns")
+
+
+def test_a_job_under_the_name_of_one_that_is_over_pays_for_itself() -> None:
+    releases, use = Releases(Policy()), ScanUse("t", (), frozenset())
+    for _ in range(2):
+        for part in range(2):  # of one job: one release
+            assert releases.charge_whole_model("job", use, (Mechanism(1.0, 5),)), part
+        releases.close_job("job")
+    assert len(releases.log.account.spendings) == 2
 
 
 @pytest.mark.parametrize("noisy", [{"features": FEATURES}, {"predictions": {"mode": "local", "epsilon": 4.0}}], ids=str)

@@ -184,8 +184,9 @@ def describe_labels(column: pa.ChunkedArray, info: ColumnInfo, wants_classes: bo
             )
         ordered = distinct.take(pc.sort_indices(distinct)).to_pylist()
         return LabelDescription(kind="class", classes=ordered, missing=column.null_count)
-    values = _label_numbers(column, info)
-    missing = int(np.isnan(values).sum())
+    is_whole = pa.types.is_integer(column.type)  # of which few are different, mostly
+    values = _label_numbers(pa.chunked_array([pc.unique(column)]) if is_whole else column, info)
+    missing = column.null_count if is_whole else int(np.isnan(values).sum())
     if info.kind == "boolean":
         return LabelDescription(kind="boolean", classes=[0.0, 1.0], missing=missing)
     if not wants_classes:
@@ -215,7 +216,10 @@ def read_labels(
     elif info.kind in STRING_KINDS:
         values = _string_classes(column, info, classes, is_strict)
     else:
-        values = _number_classes(_label_numbers(column, info), info, classes, is_strict)
+        encoded = raw.in_one_piece(column.dictionary_encode())
+        distinct = _label_numbers(pa.chunked_array([encoded.dictionary]), info)
+        found = np.append(_number_classes(distinct, info, classes, is_strict), np.nan)  # the last is for −1: NULL
+        values = found[raw.numpy_of(encoded.indices, missing=-1)]
     if noise is not None:
         values = noise.add_to(values, classes, order)
     if asked is not None and classes is not None and asked != classes:

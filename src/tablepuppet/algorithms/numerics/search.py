@@ -36,8 +36,7 @@ from tablepuppet.threads import parallel_for
 _ITERATIONS = 12
 _HALVINGS = 30
 _NO_LABELS = np.zeros(0)
-_ENOUGH = 1e-3  # of a round's gain so far: smaller gains are left to the next round
-_ENOUGH_OUTPUTS = 0.05  # the same with several outputs, where F costs more and a round brings a new Hessian
+_ENOUGH = 0.05  # of a round's gain so far: smaller gains are left to the next round, which brings a new Hessian
 
 
 class Derivatives(msgspec.Struct, frozen=True, eq=False):
@@ -219,7 +218,6 @@ def minimise(
     for a, b, gram, l2 in zip(borders[:-1], borders[1:], products, ridges, strict=True):
         hessian[a:b, a:b] += l2 * gram[1:, 1:]
     alive = np.concatenate([*(_alive(gram) for gram in products), np.ones(space.steps.shape[1], np.bool_)])
-    enough = _ENOUGH if len(intercept) == 1 else _ENOUGH_OUTPUTS
     point = np.zeros(borders[-1] + space.steps.shape[1])
     moved: list[Array] = []  # h at the point, once it is known
     value, slope = total(point, here.loss, along)
@@ -234,7 +232,7 @@ def minimise(
         step = np.zeros(len(point))
         step[alive] = -pseudo_solve(hessian[np.ix_(alive, alive)], slope[alive])
         expected = -0.5 * float(slope @ step)
-        if expected <= max(enough * (first - value), 1e-15 * abs(value)):
+        if expected <= max(_ENOUGH * (first - value), 1e-15 * abs(value)):
             break
         for halving in range(_HALVINGS):  # the full Newton step, halved until F falls
             new = point + step / 2**halving

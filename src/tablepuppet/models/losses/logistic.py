@@ -135,9 +135,9 @@ def _total(scores: Array, labels: Array, e: Array) -> float:
     """Σ log(1 + eᵃ) − y·a, with e = e^−|a|; the logarithms of a few hundred rows are one of their product."""
     if not len(labels):
         return 0.0
-    a, first = scores[:, 0], np.arange(0, len(labels), _PRODUCT)
-    logarithms = float(np.log(np.multiply.reduceat(1.0 + e[:, 0], first)).sum())
-    return float(logarithms + np.maximum(a, 0.0).sum() - labels @ a)
+    a, factors, even = scores[:, 0], 1.0 + e[:, 0], len(labels) // _PRODUCT * _PRODUCT
+    products = np.append(factors[:even].reshape(_PRODUCT, -1).prod(axis=0), factors[even:].prod())
+    return float(np.log(products).sum() + np.maximum(a, 0.0).sum() - labels @ a)
 
 
 _CORE = Analytic(  # less a / 2, so that it is even

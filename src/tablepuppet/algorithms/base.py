@@ -268,6 +268,10 @@ class Server(ABC):
         """How many outer rounds an epoch is expected to have."""
         return 1
 
+    def ends_epoch(self, rounds: int) -> bool:
+        """Whether an epoch is over after so many rounds of it."""
+        return rounds >= self.rounds_per_epoch()
+
     def sample_from(self, entropy: Sequence[int]) -> None:  # noqa: B027
         """Under feature privacy: chance that the clients drew, for whatever the server samples."""
 

@@ -168,7 +168,7 @@ class Run:
                     return  # the budget is spent
                 self.server.absorb(self.union.run(self.server.join_step(), self.server.union_step))
                 self.rounds, step = self.rounds + 1, step + 1
-                is_last = step >= self.server.rounds_per_epoch() or self.rounds == self.private.rounds
+                is_last = self.server.ends_epoch(step) or self.rounds == self.private.rounds
                 is_recorded = not self.is_fold or self.plan.algorithm.stops_when_flat
                 record = self.record(epoch) if is_last and is_recorded else None
                 if self.on_round is not None:

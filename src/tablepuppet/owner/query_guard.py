@@ -24,21 +24,9 @@ from sqlglot import exp
 from tablepuppet.errors import PolicyError, SourceError, did_you_mean
 from tablepuppet.owner.group_sums import Partials
 from tablepuppet.protocol.columns import ColumnInfo
-from tablepuppet.sources import duckdb_source, guard
+from tablepuppet.sources import duckdb_source, guard, history_queries
 from tablepuppet.sources.grouped_queries import GROUPS, UnmergeableError, source_of, split_groups
-from tablepuppet.sources.history_queries import (
-    AT,
-    AT_ONCE,
-    BEHIND,
-    CUTOFF,
-    CUTOFFS,
-    KEY,
-    add_rows_behind,
-    count_keys,
-    count_rows,
-    list_keys,
-    pair_keys,
-)
+from tablepuppet.sources.history_queries import AT, AT_ONCE, BEHIND, CUTOFF, CUTOFFS, KEY
 from tablepuppet.sources.lineage import Lineage, trace
 from tablepuppet.sources.source import Source
 from tablepuppet.sources.total import TotalSource, make_total
@@ -163,7 +151,7 @@ class DerivedSource(Source):
     def read_keys(self, outputs: Sequence[str]) -> tuple[pa.Table, list[ColumnInfo]]:
         """The different values of a history's keys."""
         self.moments = pa.table({CUTOFF: pa.array([], pa.date32())})
-        with closing(self.open_rows(None, list_keys(self.text, outputs))) as keys:
+        with closing(self.open_rows(None, history_queries.list_keys(self.text, outputs))) as keys:
             infos = keys.describe()
             names = [duckdb_source.quote_name(info.name) for info in infos]
             self._key_types = keys.types(names, None)
@@ -171,7 +159,7 @@ class DerivedSource(Source):
 
     def hold_pairs(self, outputs: Sequence[str], pairs: pa.Table) -> None:
         """From now on the rows are those of some pairs: cutoffs, and the keys that were read."""
-        self.text = pair_keys(self.text, outputs)
+        self.text = history_queries.pair_keys(self.text, outputs)
         self.moments = pairs.rename_columns([CUTOFF, *(f"{KEY} {k}" for k in range(len(outputs)))])
 
     def open_moments(self) -> duckdb_source.DuckSource:
@@ -184,7 +172,7 @@ class DerivedSource(Source):
     def find_base(self) -> tuple[str, ...]:
         """From now on each row of a history says how many base rows its values are made of, where more than one. Found:
         the outputs by which base rows are told apart."""
-        counted = add_rows_behind(self.text)
+        counted = history_queries.add_rows_behind(self.text)
         self.text = counted or self.text
         names = [info.name for info in self.describe() if info.name not in (AT, AT_ONCE)]
         kept = [name for name in names if counted is None or name.startswith(f"{KEY} ")]
@@ -218,11 +206,11 @@ class DerivedSource(Source):
 
     def _check_size(self, tables: Mapping[str, pa.Table], casts: Mapping[str, Mapping[str, str]]) -> None:
         """Refuses a history with too many rows before any is made."""
-        cutoffs, most, by_key = tables[CUTOFFS].num_rows, MOST_HISTORY_ROWS, count_keys(self.text)
+        cutoffs, most, by_key = tables[CUTOFFS].num_rows, MOST_HISTORY_ROWS, history_queries.count_keys(self.text)
         is_one_table = len(tables) == 2 and max(table.num_rows for table in tables.values()) * cutoffs <= most
         if is_one_table or (self._key_types and by_key is not None):  # a group for each row, or for each pair, at most
             return
-        for query, times in ((by_key, cutoffs), (count_rows(self.text, most + 1), 1)):
+        for query, times in ((by_key, cutoffs), (history_queries.count_rows(self.text, most + 1), 1)):
             if query is not None:
                 text = make_total(query) if self.is_total else query
                 with closing(duckdb_source.from_query(self.name, tables, text, casts)) as counted:

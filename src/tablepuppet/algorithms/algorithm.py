@@ -12,8 +12,6 @@ model whose score is no sum, or head, of table scores has rounds, a plan and pre
 model cannot do, so no package names an algorithm.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 

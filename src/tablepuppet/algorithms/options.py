@@ -4,8 +4,6 @@ In: keyword arguments of a user. Out: a frozen struct, or a JobError that names 
 Every algorithm's folder has its own subclass; options travel to clients as they are.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
 

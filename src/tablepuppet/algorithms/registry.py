@@ -3,8 +3,6 @@
 A new algorithm is a folder next to the others and one line here; docs/extending.md explains how.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Union

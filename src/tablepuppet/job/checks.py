@@ -1,7 +1,5 @@
 """The rules for a job: every rule that needs no query and no data, each with an alternative for the user."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tablepuppet.algorithms.registry import BY_NAME, FEDERATED, KINKED, algorithm_of, name_algorithms, own_model

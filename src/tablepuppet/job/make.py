@@ -1,7 +1,5 @@
 """A checked job from a user's arguments: names, options objects, keyword arguments, TOML values."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -8,8 +8,6 @@ Under a cap on multiplicity at most κ joined rows per base row take part in tra
 choice stays. Blocks are capped one after the other, and dropping a joined row never raises another's multiplicity.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -9,8 +9,6 @@ other owners of such keys until everyone has blinded them. With Q owners these a
 blinds the keys of another one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import msgspec

@@ -5,8 +5,6 @@ and the values over the *label space*. That space is the rows of every distinct 
 other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Literal
 

@@ -5,8 +5,6 @@ each part, block and side has, and how often they occur (G as a histogram). Its 
 owners, not from their rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Literal
 

@@ -7,8 +7,6 @@ the server knows their sizes, and which rows of the tables each of them uses. If
 chosen among them, they go to every node in the place of keys.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from typing import Any

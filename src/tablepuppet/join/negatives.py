@@ -6,8 +6,6 @@ with those of an item that the user has not met. They are joined rows like any o
 knows them, and owners only see that their rows occur more often. Row numbers are all that is drawn from.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

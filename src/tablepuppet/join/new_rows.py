@@ -4,8 +4,6 @@ One round: keys. If an owner is missing, its rows are unknown. A join with its t
 as LEFT JOIN does, and `assumed` marks them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 
 import msgspec

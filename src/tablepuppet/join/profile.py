@@ -4,8 +4,6 @@ In: a bound query and its scans' keys (tokens will do). Out: for each join and e
 a key, those whose key occurs more than once, and those that find no partner.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

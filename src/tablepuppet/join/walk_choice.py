@@ -5,8 +5,6 @@ algorithm. As trees they cost as much as the tables, for losses that are sums ov
 many rows as fit in memory are drawn independently and stand for the join.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import msgspec

@@ -1,7 +1,5 @@
 """ModelSpec: a block's model, as data that its clients are sent; Penalty: the cost of its parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Literal
 

@@ -6,8 +6,6 @@ their classes in turn, and nothing else. A result declares metrics and parameter
 with the coordinator. A request holds jobs and models alone.
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Annotated, Any, Literal

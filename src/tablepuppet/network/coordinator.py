@@ -8,8 +8,6 @@ of its own (runs.py); this one only carries messages and keeps the journal. Inte
 - A run whose process died twice is set aside.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -8,8 +8,6 @@ resumes at its last step. The checkpoint of a run:
     last    the last step, its reply, and the state of each part
 """
 
-from __future__ import annotations
-
 import logging
 import random
 import re

@@ -7,8 +7,6 @@ before our code runs. It only writes a line of its own to the standard error of 
 lines. Out: warnings in our log, in its format and at its level. All other lines there pass unchanged.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -8,8 +8,6 @@ records in between are with the operating system.
 An earlier release kept a file for each record; `read_earlier_runs` reads them once.
 """
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

@@ -5,8 +5,6 @@ After a crash the run starts over with answers from the journal, arrives at the 
 from there. No algorithm needs to know. A checksum of every step's requests proves that the second life is the first.
 """
 
-from __future__ import annotations
-
 import os
 import time
 import zlib

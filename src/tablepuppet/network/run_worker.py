@@ -5,8 +5,6 @@ A client's answer or a user's job can harm this process alone (memory, a crash o
 It serves one run after another, so that kernels stay compiled and predictions cached.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import resource

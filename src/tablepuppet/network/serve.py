@@ -3,8 +3,6 @@
 Health, status and metrics are served over HTTP, for machines that watch the coordinator.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

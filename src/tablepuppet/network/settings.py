@@ -3,8 +3,6 @@
 In: TOML. Out: frozen, checked settings; paths are relative to the file that names them.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

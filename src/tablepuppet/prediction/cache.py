@@ -9,8 +9,6 @@ later request costs a look-up and one round, which asks the owners whether their
 cannot know (MySQL), the tables are read at every request.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence

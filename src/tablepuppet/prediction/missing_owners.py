@@ -5,8 +5,6 @@ answers, a *stand-in* holds it. The stand-in knows the table from the model: whi
 their types. It has no rows, so that every joined row gets the table's mean contribution over training.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -15,8 +15,6 @@ Columns:
 - `split`, where it was asked for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -10,8 +10,6 @@ hold their parts lacks their folders. Everything is written next to the target a
 with that name is whole or absent. `version` rises when an older reader could not understand the file.
 """
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Any

@@ -8,8 +8,6 @@ Gaussian noise, and form one Gaussian mechanism of noise σ: a part with a share
 In: an owner's budget, a job's ε. Out: the deviations of its noise, and its cost. Nothing here draws.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from datetime import datetime

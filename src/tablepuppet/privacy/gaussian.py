@@ -20,8 +20,6 @@ is as loose as a small share e allows, between t and 3t, and η makes up for the
 more epochs mean smaller steps (docs/decisions/0025).
 """
 
-from __future__ import annotations
-
 import math
 import secrets
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ once, however often and by whomever it is asked for. Out: noisy labels, and the 
 mechanisms on classes are k-ary randomised response, with probability p of the truth and q of each other class.
 """
 
-from __future__ import annotations
-
 import hmac
 import math
 from hashlib import blake2b

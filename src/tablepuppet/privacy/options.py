@@ -8,8 +8,6 @@ the same number. A number is first moved by up to one step (triangular dither): 
 whatever the number is. It follows from the number and the owners' key, so that asking again reveals nothing new.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import math

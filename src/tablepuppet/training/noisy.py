@@ -10,8 +10,6 @@ A joined row contributes a vector of bounded length, whatever its prediction. Ac
 follow from the noisy sums, as the same metrics of exact sums do (models/metrics.py).
 """
 
-from __future__ import annotations
-
 import math
 
 import msgspec

@@ -1,7 +1,5 @@
 """Runs a baseline that pools encoded features: materialises the join, and lets the algorithm fit it."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ In: scores, each with its row's class, in ascending order and in any chunks. Row
 chunks do not matter. Scores that differ in their last bit alone are ties.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any

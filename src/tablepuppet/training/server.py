@@ -12,8 +12,6 @@ largest float and still resolves the smallest. All that the server learns of a s
 largest entry.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

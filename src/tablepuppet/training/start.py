@@ -4,8 +4,6 @@ In: a plan. Out: one set of encoders per block, from clients' join-weighted stat
 at its client (StartPart); the numbers of each block that the algorithm needs before the first round.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any

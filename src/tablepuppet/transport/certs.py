@@ -10,8 +10,6 @@ clients' shared secret and seals it for each of the others, by their certificate
 over recipient and ciphertext. Nobody who carries the sealed files, the administrator included, can read them.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import logging
 import re

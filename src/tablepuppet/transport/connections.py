@@ -9,8 +9,6 @@ left for the parties of the federation; some are kept for files. A connection th
 the process inspects its own TCP connections. Linux only; elsewhere nobody is seen.
 """
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

@@ -14,8 +14,6 @@ Fingerprint: two ends with the same one understand each other's messages, whatev
 It covers names, fields and declared types; `PROTOCOL` covers their meaning.
 """
 
-from __future__ import annotations
-
 import builtins
 import hashlib
 import inspect

@@ -7,8 +7,6 @@ certificate. A revoked one is known by its serial number even when its successor
 Without TLS (`insecure`) names are believed, and both ends must be on this machine.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import logging
 import os

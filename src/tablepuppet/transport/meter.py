@@ -5,8 +5,6 @@ In: the frames of each round. Out: `Traffic`, a frozen account of rounds and byt
 (docs/algorithms.md, "Communication").
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

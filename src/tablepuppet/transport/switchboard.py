@@ -5,8 +5,6 @@ switchboard until it is answered: whenever its client connects again, it is sent
 is known by name and since when; the one who asks decides how long to wait.
 """
 
-from __future__ import annotations
-
 import logging
 import queue
 import threading

@@ -1,7 +1,5 @@
 """admm, declared."""
 
-from __future__ import annotations
-
 from math import inf, isfinite, sqrt
 
 from tablepuppet.algorithms import algorithm

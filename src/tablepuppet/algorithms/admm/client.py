@@ -18,8 +18,6 @@ to the next. Under feature privacy the gradients of samples are clipped and nois
 counts; the penalty is added after the noise.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import msgspec

@@ -11,8 +11,6 @@ jointly with z. A block with several clients solves its θ-step by consensus rou
 of it. Here is the server's half; the client's is in client.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """als, declared."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from msgspec.structs import replace

@@ -19,8 +19,6 @@ every parameter, not on rows. A feature of many rows is then not shrunk as much 
 ids, which carry most of the vector, the ridge is √m c_i.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

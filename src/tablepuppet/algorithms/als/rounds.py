@@ -13,8 +13,6 @@ A block with one client solves by itself. Several clients send their shares of t
 blocks, then of products P d. These are summed; the server runs the conjugate gradients and sends δ.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import isfinite
 from typing import Annotated, Any, ClassVar

@@ -1,7 +1,5 @@
 """boosting, declared."""
 
-from __future__ import annotations
-
 from tablepuppet.algorithms.algorithm import Algorithm, Disclosure
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.traffic import tree_round_range, tree_seconds, tree_waves

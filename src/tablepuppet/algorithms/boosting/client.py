@@ -5,8 +5,6 @@ keeps nothing between rounds but its keys: every check brings all sums that it n
 several clients has its histograms summed first; whoever holds the sum (rounds.py) then does the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property

@@ -9,8 +9,6 @@
 In: layouts of blocks. Out: the keys to reveal, then trees. Clients are sent no sums, and the server no gains.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf

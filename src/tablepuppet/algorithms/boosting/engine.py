@@ -4,8 +4,6 @@ In: a plan and a link to the clients. Out: a Result. A tree takes as many rounds
 (algorithms/boosting/server.py); held-out rows are scored without any, for keys cover them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 Sizes of answers follow from the part's rows and from the request.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

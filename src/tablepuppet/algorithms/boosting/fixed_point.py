@@ -10,8 +10,6 @@ to ‖u‖ ≤ C. A base row with at most κ joined rows moves all sums of these
 fall. Splits are drawn, so nothing else depends on it. Later trees see other rows through noisy values alone.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Self

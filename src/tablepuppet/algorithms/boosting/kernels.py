@@ -9,8 +9,6 @@ A signed and an unsigned number together would become a floating-point one, so t
 Several nodes are done in one call: node k has the joined rows order[segments[k, 0] : segments[k, 1]].
 """
 
-from __future__ import annotations
-
 import logging
 from functools import cache
 from pathlib import Path

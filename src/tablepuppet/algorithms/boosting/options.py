@@ -1,7 +1,5 @@
 """Options of boosted trees."""
 
-from __future__ import annotations
-
 import warnings
 from math import ceil, inf, log2
 from typing import Any, ClassVar, Literal, Self

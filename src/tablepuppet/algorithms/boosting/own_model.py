@@ -1,7 +1,5 @@
 """Boosted trees in the rooms that plan, train, evaluate and predict (`OwnModel`)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tablepuppet.algorithms.algorithm import OwnModel

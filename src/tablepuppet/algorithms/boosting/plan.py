@@ -7,8 +7,6 @@ mechanisms and releases of every table, the noise, and the bounds, public, that 
 a feature.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

@@ -4,8 +4,6 @@ A block's only client finds its objections itself. Several clients send their hi
 if the block's sums are). The objections are then found here, and one more round asks for the bits of new keys.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast

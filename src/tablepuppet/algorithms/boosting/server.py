@@ -5,8 +5,6 @@ A round is one `Check` to every part and `Objections` of every block back. Whoev
 each part of a block holds, and adds up their sums.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 

@@ -4,8 +4,6 @@ Gains are the only floating-point numbers. They are rounded as written (no fused
 with the same sums find the same split on any processors.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -8,8 +8,6 @@ gradually, not at some tree. A column's kind decides how likely it is weak: like
 The constants were measured in runs (docs/decisions/0120-a-column-is-disclosed-once.md).
 """
 
-from __future__ import annotations
-
 import math
 
 import msgspec

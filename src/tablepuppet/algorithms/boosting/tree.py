@@ -4,8 +4,6 @@ In: derivatives in fixed point and known blocks. Out: nodes. The joined rows of 
 row numbers; a split parts them. Of two children the one with fewer rows is counted, the other is its parent less it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from heapq import heappop, heappush

@@ -5,8 +5,6 @@ output, L-BFGS for softmax; run to convergence, so that other algorithms' gaps c
 whose objective is not convex, take the steps of sgd, with every table in one place.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """elastic, declared."""
 
-from __future__ import annotations
-
 from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Merit, moments_seconds
 from tablepuppet.algorithms.base import Problem
 from tablepuppet.algorithms.elastic.client import Elastic, ElasticUpdate, client_start, client_step

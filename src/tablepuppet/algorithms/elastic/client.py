@@ -8,8 +8,6 @@ others, the minimum solves a linear system. That solution is tried after every s
 that would change its sign.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, ClassVar
 

@@ -9,8 +9,6 @@ need c up to their number; c is found, and for squared loss never falls. The mom
 it no longer leads downhill (O'Donoghue and Candès, 2015). Every θ⁺ has exact zeros.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

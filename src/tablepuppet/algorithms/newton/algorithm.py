@@ -1,7 +1,5 @@
 """newton, declared."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure, Merit, moments_seconds

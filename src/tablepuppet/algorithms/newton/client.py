@@ -5,8 +5,6 @@ The client finds the next direction of its block, and moves along those that the
 g = T_iᵀY_i/N + βθ,  D = T_iᵀdiag(W_i)T_i/N + βI,  d_i = −D⁻¹g;  sends T_i d_i
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Annotated, ClassVar
 

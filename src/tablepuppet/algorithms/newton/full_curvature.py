@@ -12,8 +12,6 @@ solved by products instead of a matrix. Clients that share a block send a triang
 makes the matrix of their sum. If that is too much to send, as with very many classes, the bound replaces it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

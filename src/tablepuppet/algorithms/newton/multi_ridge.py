@@ -10,8 +10,6 @@ round is over all models of a fold. The next fold begins with the space of the f
 block whose directions span all of its columns is not asked again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

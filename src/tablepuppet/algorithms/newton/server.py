@@ -12,8 +12,6 @@ the curvature over all pairs of classes, or a constant bound of it (full_curvatu
 client's is in client.py.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -10,8 +10,6 @@ Before the first round blocks predict nothing, and rows with the same label are 
 by their joined rows, give the best intercept without a walk (`best_intercept`).
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """sgd, declared."""
 
-from __future__ import annotations
-
 import math
 
 from tablepuppet.algorithms import algorithm

@@ -4,8 +4,6 @@ In: where the cluster is, or nothing. Out: answers to calls, one of each worker,
 worker or the worker's node, it is made again to a new worker, which Ray places where there is room.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import socket

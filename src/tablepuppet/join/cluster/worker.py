@@ -15,8 +15,6 @@ worker can answer any call, and the same call always gets the same answer.
 identity? They are those that RowIndex gives for one array.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -7,8 +7,6 @@ numbers: eight real parts, then eight imaginary ones. A group's two lie side by 
 find the group need both. Nothing is larger than rows or groups, and sums keep their order.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -9,8 +9,6 @@ rows of every row of every relation. Each pass costs as much as the tables are l
     sum(x)  = down(x's own group) e(x) Π_children up(group that x finds)
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import reduce

@@ -6,8 +6,6 @@ total of ℓ. Squares and exponentials take one walk; an analytic φ takes one f
 (series.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import chain

@@ -7,8 +7,6 @@ has its own score and vector: h_i = (b_i of every class, v_i of the first class,
 outer join does not find gives h_i = 0 and adds nothing. The head has no parameters of its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import msgspec

@@ -4,8 +4,6 @@ In: keyword arguments. Out: an error of one sentence, or a HeadSpec once the blo
 head. The server of this process knows a user's own modules by name.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The list of losses. A new one is a file next to these and one line in LOSSES (docs/extending.md)."""
 
-from __future__ import annotations
-
 from tablepuppet.errors import JobError
 from tablepuppet.models.losses.base import LabelFacts, Loss, Weighted
 from tablepuppet.models.losses.logistic import Logistic

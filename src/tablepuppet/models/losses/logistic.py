@@ -1,7 +1,5 @@
 """Logistic loss of two classes: log(1 + eᵃ) − y·a."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

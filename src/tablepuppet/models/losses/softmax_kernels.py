@@ -4,8 +4,6 @@ A chunk lies transposed, classes by rows, so that every inner loop runs over row
 source, or in the user's cache if that folder is read-only. A machine compiles it once, at its first use.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from tablepuppet.arrays import Array

@@ -9,8 +9,6 @@ A linear block is one layer without a constant. Labels are in the user's unit: t
 (ModelSpec.unit) is in the last layer.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import msgspec

@@ -5,8 +5,6 @@ category right at every split. To let it go left too, 0 stands for "missing", an
 category. The model's constant is in the leaves of the first trees.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

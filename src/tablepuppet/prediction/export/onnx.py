@@ -10,8 +10,6 @@ query:
 The output `contribution`, (rows, outputs) in double, is the block's contribution to the score.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

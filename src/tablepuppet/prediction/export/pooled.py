@@ -6,8 +6,6 @@ pipelines and model inspection can hold it. A row that a LEFT JOIN did not find 
 except those that have a value there, as COALESCE(x, 0) has.
 """
 
-from __future__ import annotations
-
 from typing import Any, Self
 
 import numpy as np

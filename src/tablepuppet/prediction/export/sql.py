@@ -8,8 +8,6 @@ query, encoded and weighted in one expression for each output:
 The sum over the blocks, and the model's `encoded_intercept`, is the score.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

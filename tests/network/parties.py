@@ -220,7 +220,8 @@ def train_with_faults(
 ) -> Result:
     """Trains while faults happen at given rounds: somebody's process is killed and started again, or whatever is given.
 
-    Each has a thread of its own, so that the run is not held up.
+    Each has a thread of its own, so that the run is not held up. The server's comes last: while a user comes back to a
+    new one, rounds go on, and the run may end before it hears of one at which something is due.
     """
     due, threads = sorted(faults), list[Thread]()
 

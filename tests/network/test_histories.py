@@ -64,7 +64,7 @@ def test_killed_clients_and_a_killed_server_read_the_same_history(tmp_path: Path
         with pytest.raises(tp.TablePuppetError, match="column ts may not"):
             parties.connect().train(QUERY, **JOB)
         set_policy(granted)
-        found = train_with_faults(parties, {5: "supplier", 30: "server", 45: "store-us"}, QUERY, **JOB)
+        found = train_with_faults(parties, {5: "supplier", 30: "store-us", 45: "server"}, QUERY, **JOB)
         parties.await_clients()
         predicted = parties.connect().predict(found, QUERY, key=["item"])
         text = parties.connect().suggest_history("SELECT o.x, o.y FROM orders o JOIN items i USING (item)", label="y")

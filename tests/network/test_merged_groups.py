@@ -23,7 +23,7 @@ def test_killed_clients_and_a_killed_server_hold_the_same_merged_groups(tmp_path
         for name in parties.owners:  # a policy is read when a client starts
             parties.restart(name)
         parties.await_clients()
-        found = train_with_faults(parties, {5: "store-eu", 30: "server", 60: "store-us"}, QUERY, **JOB)
+        found = train_with_faults(parties, {5: "store-eu", 30: "store-us", 60: "server"}, QUERY, **JOB)
         parties.await_clients()
         predicted = parties.connect().predict(found, QUERY)
     held = tables(100)

@@ -153,6 +153,15 @@ def test_sample_weights_and_missing_partners_are_no_obstacle(tables: tuple[pd.Da
     np.testing.assert_allclose(weights(result), weights(doubled), atol=1e-6)
 
 
+def test_classes_that_are_nearly_separable_are_learned_too(federation: tp.Federation) -> None:
+    query = QUERY.format(label="x0").replace("o.x0 FROM", "floor(o.x0) AS band FROM")
+    best = federation.train(query, label="band", model="softmax")
+    found = federation.train(query, label="band", model="softmax", algorithm="elastic", epochs=40)
+    assert best.objective < found.objective < 1.5 * best.objective
+    one = federation.train(query, label="band", model="softmax", algorithm="elastic", epochs=1)
+    assert not one.converged
+
+
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("label", "model"), [("price", Ridge()), ("late", LogisticRegression(tol=1e-10, max_iter=999))]

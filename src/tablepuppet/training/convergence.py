@@ -29,7 +29,7 @@ from tablepuppet.training.metrics import Criterion, Metrics, measure_constant
 if TYPE_CHECKING:
     from tablepuppet.training.result import Result
 
-_STILL = 0.01  # the last fifth of the epochs may bring this share of the objective's whole fall below a constant's
+_STILL = 0.01  # the last epochs may bring this share of the objective's whole fall below a constant's
 _FLAT = 1e-3  # of the objective: likewise, where it has not fallen below a constant's
 _AT_OPTIMUM = 1e-6  # of the objective: likewise, of an algorithm that would have ended by itself at its optimum
 _NEGLIGIBLE = 1e-3  # of a constant's loss: to be worse by less is to be as good
@@ -72,7 +72,7 @@ def judge(
         return Verdict(converged=True, notes=(_CONSTANT,), baseline=baseline)
     start = _mean_loss(*seen, plan.loss, constant)
     converged = is_settled or _is_still(plan, start, objectives)
-    notes = [] if converged else [_describe_unfinished(plan, _last_change(start, objectives), len(objectives))]
+    notes = [] if converged else [_describe_unfinished(plan, start, objectives)]
     if metrics.get("test"):
         notes += _worse(prepared, constant, metrics)
     elif plan.job.split.test_fraction:
@@ -102,31 +102,36 @@ def seen_labels(rows: Joined, weights: Array | None) -> tuple[Array, Array]:
 
 
 def _is_still(plan: Plan, start: float, objectives: Sequence[float]) -> bool:
-    """Whether the last fifth of the epochs brought little, where all of them ran."""
-    change, last = _last_change(start, objectives), objectives[-1]
+    """Whether the last epochs brought little, where all of them ran."""
+    before, last = _before_last(plan, start, objectives), objectives[-1]
+    change = _change(before, last)
     tolerance = getattr(plan.job.options, "tolerance", 0.0)
     if (tolerance is None or tolerance > 0) and not plan.job.is_private:
-        return change <= _AT_OPTIMUM
+        return len(objectives) > 1 and change <= _AT_OPTIMUM
     fallen = start - last
     if fallen <= 1e-12 * abs(start):
         return change <= _FLAT
-    return abs(_before_last(start, objectives) - last) <= _STILL * fallen
+    return abs(before - last) <= _STILL * fallen
 
 
-def _before_last(start: float, objectives: Sequence[float]) -> float:
-    """The objective before the last fifth of the epochs."""
-    return [start, *objectives][-1 - max(1, len(objectives) // 5)]
+def _last_epochs(plan: Plan, epochs: int) -> int:
+    """How many are the last ones: a fifth, or half of them where steps become shorter, and only that may be seen."""
+    return max(1, epochs // (2 if plan.algorithm.takes_many_rounds and plan.job.model.is_convex else 5))
 
 
-def _last_change(start: float, objectives: Sequence[float]) -> float:
-    """How much the objective changed in the last fifth of the epochs, as a share of itself."""
-    before, last = _before_last(start, objectives), objectives[-1]
+def _before_last(plan: Plan, start: float, objectives: Sequence[float]) -> float:
+    """The objective before the last epochs."""
+    return [start, *objectives][-1 - _last_epochs(plan, len(objectives))]
+
+
+def _change(before: float, last: float) -> float:
+    """As a share of the objective."""
     return abs(before - last) / max(abs(before), abs(last), 1e-300)
 
 
-def _describe_unfinished(plan: Plan, change: float, epochs: int) -> str:
-    name = plan.job.algorithm
-    last = max(1, epochs // 5)
+def _describe_unfinished(plan: Plan, start: float, objectives: Sequence[float]) -> str:
+    name, last = plan.job.algorithm, _last_epochs(plan, len(objectives))
+    change = _change(_before_last(plan, start, objectives), objectives[-1])
     when = "the last epoch" if last == 1 else f"the last {last} epochs"
     how = f"train longer, with epochs={2 * plan.job.epochs}"
     if plan.algorithm.takes_many_rounds and plan.job.model.is_convex and plan.job.privacy.features is None:

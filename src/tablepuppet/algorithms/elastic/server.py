@@ -19,7 +19,13 @@ import numpy as np
 
 from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Problem, Server
 from tablepuppet.algorithms.elastic.client import Elastic, ElasticUpdate, centre_moments, propose
-from tablepuppet.algorithms.numerics.search import Derivatives, best_intercept, derivatives
+from tablepuppet.algorithms.numerics.search import (
+    Derivatives,
+    best_intercept,
+    derivatives,
+    outputs_hessian_step,
+    pseudo_solve,
+)
 from tablepuppet.arrays import Array
 
 _STEPS = 20  # of Newton for the intercept
@@ -88,11 +94,22 @@ class ElasticServer(Server):
         self._report()
 
     def _evaluate(self, predictions: list[Array], intercept: Array) -> Point:
-        """f there: the intercept goes to its best value first, from a guess."""
+        """f there: the intercept goes to its best value first, from a guess. Where it does not, a slope is left in it,
+        along which a block of one-hot columns moves without limit."""
+        problem, move, least = self.problem, np.zeros(len(intercept)), math.inf
+        given: dict[str, Any] = {"loss": problem.loss, "steps": np.eye(len(intercept))}
         for step in range(_STEPS):
-            at = derivatives(self.problem, predictions, intercept, wants_curvature=self._varies)
+            at = derivatives(problem, predictions, intercept, wants_curvature=self._varies)
             bend = at.bend if self._bend is None else self._bend
-            move = at.residual / np.maximum(bend, 1e-300)
+            if step < _STEPS - 1 and at.loss > least + 1e-9 * abs(least):  # a step of several outputs was too long
+                intercept, move = intercept + 0.5 * move, 0.5 * move
+                continue
+            least = at.loss
+            if len(intercept) > 1:
+                found = problem.joined.run(outputs_hessian_step, predictions, intercept=intercept, **given)
+                move = pseudo_solve(found.sums["hessian"], at.residual)
+            else:
+                move = at.residual / np.maximum(bend, 1e-300)
             if step == _STEPS - 1 or float(np.abs(move).max()) <= _FLAT * (1.0 + float(np.abs(intercept).max())):
                 break
             intercept = intercept - move

@@ -266,6 +266,8 @@ def test_a_label_that_is_null_for_a_class_does_not_tell_the_class(label: str) ->
         "SELECT o.amount, s.price, o.y FROM orders o JOIN (SELECT item, price FROM items GROUP BY item, price) s "
         "ON o.item = s.item",
         QUERY.replace("o.y", "o.amount > 0.5 AS y"),
+        f"{QUERY} JOIN orders p ON o.id = p.id AND p.amount > 0.5",
+        f"{QUERY} JOIN (SELECT id FROM orders WHERE amount > 0.5) p ON o.id = p.id",
     ],
 )
 def test_rows_of_a_private_job_are_not_counted_by_what_they_hold(query: str) -> None:

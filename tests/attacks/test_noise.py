@@ -82,6 +82,8 @@ def test_a_label_under_noise_is_not_counted_by_a_split_or_a_weight(given: dict[s
 @pytest.mark.parametrize(
     ("query", "way"),
     [
+        (f"{QUERY} JOIN orders p ON o.id = p.id WHERE p.y = 1", "a filter"),
+        (f"{QUERY} JOIN orders p ON o.id = p.id".replace("i.price", "p.y AS other"), "a feature"),
         ("SELECT o.amount, i.price, o.y FROM orders o JOIN items i ON o.y = i.item", "a join key"),
         ("SELECT o.y * o.amount AS x, i.price, o.y FROM orders o JOIN items i ON o.item = i.item", "a feature"),
     ],

@@ -5,7 +5,7 @@ Nothing is read before. All that a job will ask for is judged here, before its f
 
 import hashlib
 import hmac
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Annotated
 
@@ -57,6 +57,7 @@ def _judge(policy: Policy, request: ProposeContract, use: Use) -> None:
     if contract.is_noisy and (contract.fits > 1 or contract.others):
         raise PolicyError("the contract trains several models, and noise on features is counted for one")
     analyst_budget.check_shown(policy, contract, partial(use, request.job))
+    features, labels = (_read_of_tables(contract, partial(use, request.job), role) for role in ("feature", "label"))
     for scan in contract.scans:
         used = use(request.job, scan.scan)
         for role, rule in _RULES_OF_ROLES.items():
@@ -64,7 +65,7 @@ def _judge(policy: Policy, request: ProposeContract, use: Use) -> None:
         policy.check_subjects(used, scan.query)
         _check_reach(contract, scan, used, policy)
         for base in used.bases:
-            _check_protected(contract, scan, base, policy)
+            _check_protected(contract, scan, base, policy, (features[base.table], labels[base.table]))
             if contract.purpose == "predict" and policy.hides_values_of(base.table):
                 asked = base.compared | _read_by(scan, base, "split")
                 _check_shown(scan, base, policy.find_granted(base.table, "filters"), asked)
@@ -145,10 +146,26 @@ def _check_reach(contract: Contract, scan: ScanTerms, used: ScanUse, policy: Pol
         )
 
 
-def _check_protected(contract: Contract, scan: ScanTerms, used: ScanUse, policy: Policy) -> None:
-    """Values that leave under noise must not leave otherwise: a filter, split or weight would count them exactly."""
+def _read_of_tables(contract: Contract, use: Callable[[int], ScanUse], role: Role) -> dict[str, frozenset[str]]:
+    """By table: the columns behind the expressions of a role, in all scans: a self-join reads a table twice."""
+    found: dict[str, frozenset[str]] = {}
+    for scan in contract.scans:
+        for base in use(scan.scan).bases:
+            found[base.table] = found.get(base.table, frozenset()) | _read_by(scan, base, role)
+    return found
+
+
+def _check_protected(
+    contract: Contract,
+    scan: ScanTerms,
+    used: ScanUse,
+    policy: Policy,
+    protected: tuple[frozenset[str], frozenset[str]],
+) -> None:
+    """Values that leave under noise must not leave otherwise: a filter, split or weight would count them exactly.
+    `protected`: the columns behind features and labels of the table."""
     granted, is_open = policy.find_granted(used.table, "filters"), policy.rules_of(used.table) is None
-    keys, features = _read_by(scan, used, "key"), _read_by(scan, used, "feature")
+    keys, (features, labels) = _read_by(scan, used, "key"), protected
     computed = _find_computed_keys(scan, used)
     grouped = frozenset(name.lower() for name in used.grouping) - keys
     others = {
@@ -158,7 +175,7 @@ def _check_protected(contract: Contract, scan: ScanTerms, used: ScanUse, policy:
     }
     if contract.label_privacy is not None:
         also = {"a feature": features, "a join key": keys, "what rows are grouped by": grouped - granted}
-        _refuse_ways(_read_by(scan, used, "label"), others | also, "labels", used.table)
+        _refuse_ways(labels, others | also, "labels", used.table)
     budget = policy.budget.get(used.table)
     if budget is not None and budget.features is not None:  # whatever the job makes of its columns
         computed = computed if is_open else frozenset()  # else the owner names the columns of keys
@@ -169,7 +186,7 @@ def _check_protected(contract: Contract, scan: ScanTerms, used: ScanUse, policy:
         computed |= keys & features
     public = {way: columns - (keys - computed) for way, columns in others.items()}
     also = {"what rows are grouped by": grouped - granted, "part of a computed join key": computed - granted}
-    also |= {"the label": _read_by(scan, used, "label")}
+    also |= {"the label": labels}
     _refuse_ways(features, public | also, "features", used.table)
 
 

@@ -493,7 +493,7 @@ def test_what_a_request_adds_to_its_contract_is_refused(
         result = federation.train(QUERY, **given)
         for client in federation._clients.values():
 
-            def answer(message: Any, inner: Any = client.answer) -> Message:
+            def answer(message: Any, inner: Any = client.answer) -> Any:
                 return inner(msgspec.structs.replace(message, **changed) if isinstance(message, kind) else message)
 
             client.answer = answer  # type: ignore[method-assign]

@@ -1,7 +1,8 @@
 """Which tests the quick tier spends its time on, and whether any takes too long: python tools/check_tiers.py FILE.
 
 The file is what `TABLEPUPPET_TEST_TIMES=FILE make test` appends: the CPU seconds of each phase of each test. Seconds of
-set-up are those of fixtures that many tests share; only a test's own are judged.
+set-up are those of fixtures that many tests share; only a test's own are judged. Processes of a network are forked by
+another process (tests/network/party.py), and Ray's nodes live on: what these take is not among a test's seconds.
 """
 
 from __future__ import annotations

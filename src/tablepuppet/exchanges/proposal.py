@@ -57,7 +57,7 @@ def _judge(policy: Policy, request: ProposeContract, use: Use) -> None:
     if contract.is_noisy and (contract.fits > 1 or contract.others):
         raise PolicyError("the contract trains several models, and noise on features is counted for one")
     analyst_budget.check_shown(policy, contract, partial(use, request.job))
-    features, labels = (_read_of_tables(contract, partial(use, request.job), role) for role in ("feature", "label"))
+    noisy, labels = (_read_of_tables(contract, partial(use, request.job), role) for role in ("feature", "label"))
     for scan in contract.scans:
         used = use(request.job, scan.scan)
         for role, rule in _RULES_OF_ROLES.items():
@@ -65,7 +65,7 @@ def _judge(policy: Policy, request: ProposeContract, use: Use) -> None:
         policy.check_subjects(used, scan.query)
         _check_reach(contract, scan, used, policy)
         for base in used.bases:
-            _check_protected(contract, scan, base, policy, (features[base.table], labels[base.table]))
+            _check_protected(contract, scan, base, policy, (noisy[base.table], labels[base.table]))
             if contract.purpose == "predict" and policy.hides_values_of(base.table):
                 asked = base.compared | _read_by(scan, base, "split")
                 _check_shown(scan, base, policy.find_granted(base.table, "filters"), asked)

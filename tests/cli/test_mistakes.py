@@ -75,7 +75,7 @@ def test_a_wrong_call_gives_exit_code_2(
 
 def test_the_program_itself_leaves_with_the_exit_code(tmp_path: Path) -> None:
     process = subprocess.run(
-        [sys.executable, "-m", "tablepuppet.cli.main", "train", str(tmp_path / "none.toml")],
+        [sys.executable, "-m", "tablepuppet", "train", str(tmp_path / "none.toml")],
         capture_output=True,
         text=True,
         timeout=120,

@@ -36,7 +36,7 @@ def shell(tmp_path: Path) -> dict[str, str]:
     """An environment in which `tablepuppet` is this one."""
     program = tmp_path / "bin" / "tablepuppet"
     program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m tablepuppet.cli.main "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m tablepuppet "$@"\n')
     program.chmod(0o755)
     return os.environ | {"PATH": f"{program.parent}:{os.environ['PATH']}", "OPENBLAS_NUM_THREADS": "1"}
 

@@ -23,7 +23,7 @@ JOB = f'query = "{QUERY}"\nlabel = "y"\nalgorithm = "sgd"\nbatch_size = 8\nepoch
 
 
 def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "tablepuppet.cli.main", *words]
+    return [sys.executable, "-m", "tablepuppet", *words]
 
 
 def children(pid: int) -> Sequence[str]:

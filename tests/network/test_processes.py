@@ -132,7 +132,7 @@ def test_a_finished_run_leaves_only_the_owners_account_at_the_clients(parties: P
 def test_the_command_line_trains_against_a_running_server(parties: Parties) -> None:
     job = parties.folder / "job.toml"
     job.write_text(f'query = "{QUERY}"\nlabel = "y"\n')
-    command = [sys.executable, "-m", "tablepuppet.cli.main", "train", str(job), "--federation", str(parties.federation)]
+    command = [sys.executable, "-m", "tablepuppet", "train", str(job), "--federation", str(parties.federation)]
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True, timeout=300)
     assert json.loads(done.stdout)
 

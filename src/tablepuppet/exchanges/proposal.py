@@ -92,9 +92,9 @@ def _judge(policy: Policy, request: ProposeContract, use: Use) -> None:
             "the model's rows were split by an earlier release, by a function that everybody knows; train it again",
         )
     clients = {scan.scan: scan.clients for scan in contract.scans}
-    features = {scan.scan: scan.numbers("feature") for scan in contract.scans}
+    offered = {scan.scan: scan.numbers("feature") for scan in contract.scans}
     for block in contract.blocks:
-        if not set(block.columns) <= set(features.get(block.scan, ())):
+        if not set(block.columns) <= set(offered.get(block.scan, ())):
             raise PolicyError("the contract names a block of expressions that are no features of it")
         if contract.training is not None:
             policy.check_noise(contract, clients[block.scan])

@@ -4,8 +4,6 @@ Each size is named for the quantity that it bounds. Sums are added up chunk by c
 bits of a result.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -115,7 +113,7 @@ class Triangles(msgspec.Struct, frozen=True, eq=False):
         size = self.z.shape[1]
         return len(self.z), size * (size + 1) // 2
 
-    def __getitem__(self, some: slice) -> Triangles:
+    def __getitem__(self, some: slice) -> "Triangles":
         return Triangles(self.z[some], self.scale[some] if isinstance(self.scale, np.ndarray) else self.scale)
 
     def written_out(self) -> Array:

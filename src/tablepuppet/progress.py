@@ -7,8 +7,6 @@
 and then. False: never.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import sys
@@ -33,12 +31,12 @@ _LOG_INTERVAL = 10.0  # seconds between two lines of a log
 class RoundProgress:
     """Counts rounds on a bar and shows the objective; without a bar, it does nothing."""
 
-    def __init__(self, bar: Progress | None, doing: str) -> None:
+    def __init__(self, bar: "Progress | None", doing: str) -> None:
         self._bar = bar
         self._task = None if bar is None else bar.add_task(doing, total=None, rounds="…", note="")
         self._logged = time.monotonic()
 
-    def on_round(self, event: RoundEvent) -> None:
+    def on_round(self, event: "RoundEvent") -> None:
         """Takes note of a round."""
         if self._bar is None or self._task is None:
             return
@@ -50,12 +48,12 @@ class RoundProgress:
             self._logged = time.monotonic()
             self._bar.console.print(self._bar.get_renderable())
 
-    def chain_callback(self, other: Callable[[RoundEvent], None] | None) -> Callable[[RoundEvent], None] | None:
+    def chain_callback(self, other: "Callable[[RoundEvent], None] | None") -> "Callable[[RoundEvent], None] | None":
         """One callback for the bar and another one; None where there is neither."""
         if self._bar is None or other is None:
             return other if self._bar is None else self.on_round
 
-        def both(event: RoundEvent) -> None:
+        def both(event: "RoundEvent") -> None:
             self.on_round(event)
             other(event)
 
@@ -82,7 +80,9 @@ def show_progress(doing: str, progress: bool | None) -> Iterator[RoundProgress]:
 
 
 @contextmanager
-def show_rounds(doing: str, console: Console, patience: float = 0.0, is_kept: bool = False) -> Iterator[RoundProgress]:
+def show_rounds(
+    doing: str, console: "Console", patience: float = 0.0, is_kept: bool = False
+) -> Iterator[RoundProgress]:
     """A bar on a console, once `patience` has passed; at the end it is cleared, unless it is kept."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 

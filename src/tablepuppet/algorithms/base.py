@@ -10,8 +10,6 @@ Penalties are added after the noise, and sums are divided by the mean size of a 
 any row.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -125,7 +123,7 @@ class Walkable(Protocol):
 
     def take(self, joined: NDArray[np.int64]) -> tuple[Any, list[RowNumbers]]: ...
 
-    def by_label(self) -> Walkable:
+    def by_label(self) -> "Walkable":
         """The different labels as joined rows, each as heavy as all that have it."""
 
     def iterate_sorted(self, name: str) -> Iterator[Array]: ...

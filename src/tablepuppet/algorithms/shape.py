@@ -8,8 +8,6 @@ Exposures (plan/knowledge.py), noise for predictions (plan/private.py) and a con
 follow from them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,7 +27,7 @@ class FanOutHistogram(msgspec.Struct, frozen=True):
     rows: tuple[int, ...]
 
     @classmethod
-    def of(cls, multiplicity: NDArray[np.signedinteger[Any]]) -> FanOutHistogram:
+    def of(cls, multiplicity: NDArray[np.signedinteger[Any]]) -> "FanOutHistogram":
         values, counts = np.unique(multiplicity, return_counts=True)
         return cls(tuple(values.tolist()), tuple(counts.tolist()))
 
@@ -135,7 +133,7 @@ class Shape(msgspec.Struct, frozen=True):
         return [(block, part) for block in self.blocks for part in block.parts]
 
     @property
-    def expanded(self) -> Shape:
+    def expanded(self) -> "Shape":
         """The same job with a row of every block for each joined row, as the VFL baselines train."""
         return replace(self, blocks=tuple(_expand(block) for block in self.blocks))
 

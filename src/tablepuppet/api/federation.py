@@ -1,7 +1,5 @@
 """Federation: tables by name, each with one or several owners, and the verbs to train and predict."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -71,7 +69,7 @@ class Federation(ModelVerbs):
         self._transport = LocalTransport({name: client.handle for name, client in self._clients.items()})
 
     @classmethod
-    def from_toml(cls, path: str | Path) -> Federation:
+    def from_toml(cls, path: str | Path) -> "Federation":
         """Reads a federation from the TOML file at `path`.
 
         The file has `[tables]`, each a path, a list of paths, or {url, table}; or a `[server]` to connect to.
@@ -91,7 +89,7 @@ class Federation(ModelVerbs):
         return cls(**federation_from_toml(path, given))
 
     @classmethod
-    def connect(cls, path: str | Path, *, asker_key: str | Path | None = None) -> Federation:
+    def connect(cls, path: str | Path, *, asker_key: str | Path | None = None) -> "Federation":
         """Connects to a federation of processes, whose coordinator (`tablepuppet serve`) runs the jobs.
 
         - `path`: the federation file, with `[server]` and `[user]` (docs/deployment.md).
@@ -304,7 +302,7 @@ class Federation(ModelVerbs):
         for client in self._clients.values():
             client.tables.shutdown()
 
-    def __enter__(self) -> Federation:
+    def __enter__(self) -> "Federation":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -4,8 +4,6 @@ In: a model as users give it (a result, a loaded model or its folder), and a que
 of train.py, here or at a coordinator; or the options of a job that starts with a model's weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -212,7 +210,7 @@ class ModelVerbs:
         repeats: int = 3,
         seed: int = 0,
         rows: RowsWanted = "test",
-    ) -> pd.DataFrame:
+    ) -> "pd.DataFrame":
         """Permutation importance: how much the mean loss rises when a feature or a table is shuffled among its rows.
 
         Returns a data frame. Owners score their rows once more for each feature and repetition; tables and features of
@@ -237,7 +235,7 @@ class ModelVerbs:
         values: Sequence[Any] | None = None,
         points: int = 11,
         rows: RowsWanted = "test",
-    ) -> pd.DataFrame:
+    ) -> "pd.DataFrame":
         """Partial dependence: the mean prediction if `feature` has the same value in all rows; a data frame.
 
         The feature's owner scores its rows once per value; boosted trees need no more than `evaluate`. Rows need no

@@ -7,8 +7,6 @@ In: a federation, a query and the settings to try. Out: SearchResult, a table wi
 mapping of the tables, and owners agree to all of them in one contract.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -112,7 +110,7 @@ class PathResult(msgspec.Struct, frozen=True, eq=False):
     results: tuple[Result, ...]
 
     @property
-    def table(self) -> pd.DataFrame:
+    def table(self) -> "pd.DataFrame":
         """A row for every model: its l1, how many weights are not 0, the objective, and metrics of the test rows."""
         import pandas as pd
 
@@ -124,7 +122,7 @@ class PathResult(msgspec.Struct, frozen=True, eq=False):
         return pd.DataFrame(rows)
 
     @property
-    def coefficients(self) -> pd.DataFrame:
+    def coefficients(self) -> "pd.DataFrame":
         """Weights on the original scale: a row for every feature, a column for every l1."""
         import pandas as pd
 

@@ -12,8 +12,6 @@ like any other code; it never prints an error and never chooses an exit code.
 Libraries are loaded inside `main`: `--version` needs none, and an interruption of the loading gives a message, too.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -99,7 +97,7 @@ def _run(given: list[str]) -> int:
     return 0
 
 
-def make_app() -> typer.Typer:
+def make_app() -> "typer.Typer":
     """All commands, in the order of the help."""
     import typer
 

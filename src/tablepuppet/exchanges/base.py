@@ -11,8 +11,6 @@ passes `check_answer` before any of it is used or kept on a disk. Messages mark 
 something (`Discloses`). A `NoCheck` gives the reason why nothing is checked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, get_args, get_origin, get_type_hints
@@ -61,12 +59,12 @@ class Rules:
     leaves_state: bool = False  # outside a part's state: the request is answered again when a checkpoint is restored
     is_fixed: bool = False  # for a run: asked again, it must be answered as before
 
-    def __call__(self, handle: Handler) -> Exchange:
+    def __call__(self, handle: Handler) -> "Exchange":
         hints = get_type_hints(handle)
         request, answers = hints["request"], hints["return"]
         return self.over(get_origin(request) or request, get_args(answers) or (answers,), handle)
 
-    def over(self, request: type[Message], answers: tuple[type[Message], ...], handle: Handler) -> Exchange:
+    def over(self, request: type[Message], answers: tuple[type[Message], ...], handle: Handler) -> "Exchange":
         """The exchange of a request whose handler has several."""
         return Exchange(**vars(self), request=request, answers=answers, handle=handle)
 

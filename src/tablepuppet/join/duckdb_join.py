@@ -10,8 +10,6 @@ whose lock nobody holds belongs to the dead; it may lie in a /tmp that several c
 read.
 """
 
-from __future__ import annotations
-
 import fcntl
 import logging
 import shutil
@@ -206,7 +204,7 @@ class ListedRows(msgspec.Struct, frozen=True, eq=False):
     chosen: RowNumbers | None = None  # None: all
 
     @classmethod
-    def of(cls, side: BranchSide, sizes: tuple[int, ...]) -> ListedRows:
+    def of(cls, side: "BranchSide", sizes: tuple[int, ...]) -> "ListedRows":
         """Joined rows, written down."""
         numbers: list[RowNumbers] = [np.empty(side.rows, np.int32 if n < 2**31 else np.int64) for n in sizes]
 
@@ -224,7 +222,7 @@ class ListedRows(msgspec.Struct, frozen=True, eq=False):
     def count(self) -> int:
         return self.rows
 
-    def side(self, marks: Marks | None) -> ListedRows:
+    def side(self, marks: Marks | None) -> "ListedRows":
         if marks is None or bool(marks.all()):
             return self
         return self.only(np.flatnonzero(marks[self.numbers(self.label)]))
@@ -247,7 +245,7 @@ class ListedRows(msgspec.Struct, frozen=True, eq=False):
         rows = self.listed[relation]
         return rows if self.chosen is None else rows[self.chosen]
 
-    def only(self, kept: NDArray[np.int64]) -> ListedRows:
+    def only(self, kept: NDArray[np.int64]) -> "ListedRows":
         """Some of these joined rows, by their numbers here."""
         chosen: RowNumbers = kept if self.chosen is None else self.chosen[kept]
         is_small = len(chosen) == 0 or chosen[-1] < 2**31

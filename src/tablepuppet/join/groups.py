@@ -6,8 +6,6 @@ up, under masks among all clients of the table, and sent to it. The others drop 
 of which two are saved where no group is shared.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import cast
 
@@ -41,7 +39,7 @@ class _Shared(msgspec.Struct, frozen=True, eq=False):
     rows: Sequence[NDArray[np.int32]]  # by client: which of its groups each is; −1: none
 
     @classmethod
-    def among(cls, given: Sequence[Groups]) -> _Shared:
+    def among(cls, given: Sequence[Groups]) -> "_Shared":
         tokens = to_array(np.concatenate([groups.tokens for groups in given]))
         numbers = numpy_of(tokens.dictionary_encode().indices)
         _, first, counts = np.unique(numbers, return_index=True, return_counts=True)

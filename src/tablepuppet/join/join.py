@@ -10,8 +10,6 @@ The branches' joined rows follow each other. `block_span` and `parts_of_block`: 
 and each client's share of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
@@ -144,7 +142,7 @@ class Column(msgspec.Struct, frozen=True, eq=False):
     becomes: tuple[RowNumbers | None, ...]  # for each branch: the number of each row, and of row −1; None: its own
 
     @classmethod
-    def of(cls, span: Span, rows: RowNumbers, sizes: Sequence[Sequence[int]]) -> Column:
+    def of(cls, span: Span, rows: RowNumbers, sizes: Sequence[Sequence[int]]) -> "Column":
         """The rows that occur (ascending) numbered in order; `sizes` are those of each branch's relations."""
         if len(rows) == span.rows and not any(span.offsets) and not any(span.has_absent):
             return cls(len(rows), span.relations, (None,) * len(span.relations))

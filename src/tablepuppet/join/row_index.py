@@ -4,8 +4,6 @@ Values go between rows and joined rows here: gather by row number, scatter-add b
 on a shard of joined rows at a time. The order of addition depends on the shards alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -38,7 +36,7 @@ class IndexFacts(msgspec.Struct, frozen=True):
     first: int = 0  # number
     last: int = 0
 
-    def index(self, numbers: RowNumbers) -> RowIndex:
+    def index(self, numbers: RowNumbers) -> "RowIndex":
         """p_i of some joined rows, from these facts about all."""
         is_far = is_sparse(self.rows, is_sorted=self.is_sorted)
         return RowIndex(
@@ -60,7 +58,7 @@ class RowIndex(msgspec.Struct, frozen=True, eq=False):
         return self.index is None
 
     @classmethod
-    def of(cls, index: RowNumbers, rows: int) -> RowIndex:
+    def of(cls, index: RowNumbers, rows: int) -> "RowIndex":
         """The most compact form of a mapping to `rows` rows."""
         if len(index) == rows and all(counts_up(index[piece], piece.start) for piece in pieces(rows)):
             return cls(rows, None, is_sorted=True)

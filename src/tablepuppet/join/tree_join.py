@@ -17,8 +17,6 @@ that is found, in proportion to the joined rows below it. So every j from 0 to N
 joined row.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from functools import cached_property
@@ -61,7 +59,7 @@ class TreeJoin(msgspec.Struct, frozen=True, eq=False):
     below: tuple[Array, ...]  # for each row of each relation (and −1) the joined rows below it
 
     @classmethod
-    def of(cls, branch: Branch, keys: Sequence[ScanKeys], *, in_any_order: bool = False) -> TreeJoin | None:
+    def of(cls, branch: Branch, keys: Sequence[ScanKeys], *, in_any_order: bool = False) -> "TreeJoin | None":
         """The join of a branch; None if DuckDB must do it. `in_any_order`: of its joined rows."""
         own = [keys[relation.scan] for relation in branch.relations]
         tree = _tree(branch, in_any_order)
@@ -77,7 +75,7 @@ class TreeJoin(msgspec.Struct, frozen=True, eq=False):
         """N."""
         return int(self.below[self.root][:-1].sum())
 
-    def side(self, marks: Marks | None) -> TreeSide:
+    def side(self, marks: Marks | None) -> "TreeSide":
         """The joined rows whose label's row is marked; None: all."""
         roots = self.order if marks is None else self.order[marks[self.order]]
         found = self.below[self.root][roots]

@@ -5,8 +5,6 @@ the lane collapsed, (rows, k) from some row of the block on, and the sums that i
 it can meet: all of an unsorted block, a range of a block in order. Lanes are added up in order (joined_rows.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, cast
@@ -82,7 +80,7 @@ def add_sums(parts: Sequence[Sums]) -> Sums:
     return total
 
 
-def walk_lane(rows: JoinedRows, lane: Lane, work: Work, given: BlockValues) -> LaneResult:
+def walk_lane(rows: "JoinedRows", lane: Lane, work: Work, given: BlockValues) -> LaneResult:
     """The collapsed signals of one lane, and the sums of its steps."""
     collapsed: Collapsed = []
     sums: list[Sums] = []
@@ -109,7 +107,7 @@ def walk_lane(rows: JoinedRows, lane: Lane, work: Work, given: BlockValues) -> L
     return collapsed, add_sums(sums)
 
 
-def _shard(rows: JoinedRows, given: BlockValues, places: Places, borders: tuple[int, int], work: Work) -> Shard:
+def _shard(rows: "JoinedRows", given: BlockValues, places: Places, borders: tuple[int, int], work: Work) -> Shard:
     owner = rows.label_index
     state = {name: kept[slice(*borders)] for name, kept in rows.state.items()}
     for name, kept in state.items():

@@ -11,8 +11,6 @@ one 0/1 column per category, then NULL and "any other" if its encoder asks for t
 θ is always an argument of a block's model. neural.py has the other family, with the same methods.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -65,7 +63,7 @@ def count_by_pair(left: Codes, right: Codes, weights: Array, left_size: int, rig
     return np.asarray(counts.reshape(left_size + 1, right_size + 1)[1:, 1:], np.float64)
 
 
-def one_hot(codes: Codes, size: int, weights: Array | None = None) -> csr_array:
+def one_hot(codes: Codes, size: int, weights: Array | None = None) -> "csr_array":
     """diag(w) X as a sparse matrix, (n, size)."""
     from scipy.sparse import csr_array  # here: it takes a tenth of a second to load
 
@@ -184,11 +182,11 @@ class Features(msgspec.Struct, frozen=True):
             out[columns] = count_by_code(codes, weights, _size(columns))
         return out
 
-    def take(self, rows: RowNumbers | slice) -> Features:
+    def take(self, rows: RowNumbers | slice) -> "Features":
         codes = tuple(np.ascontiguousarray(codes[rows]) for codes in self.codes)
         return replace(self, dense=np.ascontiguousarray(self.dense[rows]), codes=codes)
 
-    def zeros(self) -> Features:
+    def zeros(self) -> "Features":
         codes = tuple(np.full(1, -1, codes.dtype) for codes in self.codes)
         return replace(self, dense=np.zeros((1, self.dense.shape[1])), codes=codes)
 

@@ -5,8 +5,6 @@ the metrics of its models. Metrics equal scikit-learn's of the same names. If ow
 an unbiased estimate of its value on the true labels; it is left out if none exists.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from enum import IntEnum
 from functools import cache
@@ -67,7 +65,7 @@ class Spread(msgspec.Struct, frozen=True):
     squared: float
 
     @classmethod
-    def of(cls, labels: Array) -> Spread:
+    def of(cls, labels: Array) -> "Spread":
         origin = float(labels.mean()) if len(labels) else 0.0
         apart = labels - origin
         return cls(len(labels), origin, float(apart.sum()), float(apart @ apart))
@@ -77,7 +75,7 @@ class Spread(msgspec.Struct, frozen=True):
         """Σ (label − mean)²."""
         return self.squared - self.total * self.total / max(1, self.rows)
 
-    def __add__(self, other: Spread) -> Spread:
+    def __add__(self, other: "Spread") -> "Spread":
         if not self.rows:
             return other
         apart = other.origin - self.origin
@@ -85,7 +83,7 @@ class Spread(msgspec.Struct, frozen=True):
         squared = self.squared + other.squared + apart * (2.0 * other.total + apart * other.rows)
         return Spread(self.rows + other.rows, self.origin, total, squared)
 
-    def __radd__(self, start: int) -> Spread:
+    def __radd__(self, start: int) -> "Spread":
         return self  # sum() begins with 0
 
 

@@ -5,8 +5,6 @@ outcome as a frame, or an error. A process that exceeds its memory, or its time 
 that dies is noticed at once. Either is a `RunDiedError`, and the next run gets a new process.
 """
 
-from __future__ import annotations
-
 import logging
 import multiprocessing
 import os
@@ -82,12 +80,12 @@ class RunQueue:
         self._changed = threading.Condition()
         self._is_closed = False
 
-    def put(self, run: Run) -> None:
+    def put(self, run: "Run") -> None:
         with self._changed:
             self._runs.append(run)
             self._changed.notify()
 
-    def get(self) -> Run | None:
+    def get(self) -> "Run | None":
         """The next run, once there is one; None: the queue is closed."""
         with self._changed:
             while True:
@@ -229,7 +227,7 @@ class Run:
             raise TransportError(f"the server cannot write down run {self.id}: {error}") from None
 
     @classmethod
-    def from_card(cls, id: str, store: RunStore, card: Card, frames: list[Frame]) -> Run:
+    def from_card(cls, id: str, store: RunStore, card: Card, frames: list[Frame]) -> "Run":
         """A run of an earlier life."""
         result = frames[1] if len(frames) > 1 else None
         return cls(id, asked=frames[0], store=store, result=result, **msgspec.structs.asdict(card))

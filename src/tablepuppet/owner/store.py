@@ -4,8 +4,6 @@ In: the client's sources by table name, then requests of the server. Out: schema
 scan's rows as Arrow, read once a job. Every expression passes the guard before it runs.
 """
 
-from __future__ import annotations
-
 import hmac
 import secrets
 import threading
@@ -56,7 +54,7 @@ class ClientTables:
             shown = b"" if stamp is None else hmac.digest(self._secret, f"{table} {stamp}".encode(), "sha256")[:16]
             return columns, shown
 
-    def open_scan(self, request: OpenScan) -> list[ColumnInfo]:
+    def open_scan(self, request: "OpenScan") -> list[ColumnInfo]:
         """Checks a scan's expressions and finds their types; reads nothing."""
         with self._lock:
             source = self._source(request.table, request.query, request.cutoffs)

@@ -20,8 +20,6 @@ several parts, all must use the same column for the same id. Then 64 bits of an 
 clients' key and a salt of the job. The message holds the table's name: tokens of other tables or queries differ.
 """
 
-from __future__ import annotations
-
 import hmac
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
@@ -193,14 +191,16 @@ def _different(values: pa.ChunkedArray) -> int:
     return int(pc.count_distinct(values, mode="only_valid").as_py())
 
 
-def are_ids(own: ClientState, request: OpenPart, place: int, column: Column) -> bool:
+def are_ids(own: "ClientState", request: "OpenPart", place: int, column: Column) -> bool:
     """Whether a feature's values are ids; tokens of them need a key."""
     if column[1].kind not in STRING_KINDS or (request.id_salt and not own.shared_key):
         return False
     return place in request.ids or (request.finds_ids and look_like_ids(column))
 
 
-def id_statistics(own: ClientState, request: OpenPart, place: int, found: protocol.CategoryStatistics) -> IdStatistics:
+def id_statistics(
+    own: "ClientState", request: "OpenPart", place: int, found: protocol.CategoryStatistics
+) -> IdStatistics:
     """The statistics of a column of ids that may leave."""
     count, has_missing = len(found.categories), found.missing > 0
     if not request.id_salt:
@@ -211,8 +211,8 @@ def id_statistics(own: ClientState, request: OpenPart, place: int, found: protoc
 
 
 def known_ids(
-    own: ClientState,
-    asked: OpenPart | ScoreRows | ScoreOwnRows,
+    own: "ClientState",
+    asked: "OpenPart | ScoreRows | ScoreOwnRows",
     columns: Sequence[Column],
     encoders: Sequence[Encoder | KnownNames],
     names: dict[int, list[str]],

@@ -11,8 +11,6 @@ algorithm declares how good it is for a Shape (`merit`); its time follows from i
 needs are those it took where it was measured (docs/algorithms.md).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -124,7 +122,7 @@ def cost(
     return Cost(algorithm, epochs, traffic, computing, span)
 
 
-def shape_of(plan: Plan) -> Shape:
+def shape_of(plan: "Plan") -> Shape:
     """The sizes of a plan."""
     mapping, loss, spec, head, wire = plan.mapping, plan.loss, plan.job.model.spec, plan.head, plan.job.wire
     value_bytes = 4 if wire.startswith("float32") else 8  # before compression
@@ -153,7 +151,7 @@ def shape_of(plan: Plan) -> Shape:
     )
 
 
-def expected_frequencies(plan: Plan) -> int | None:
+def expected_frequencies(plan: "Plan") -> int | None:
     """K of a walk over the join's tree, for scores of a usual range; None: joined rows are written down."""
     if plan.mapping.walk != "factorised":
         return None
@@ -162,7 +160,7 @@ def expected_frequencies(plan: Plan) -> int | None:
     return guess_frequencies(core, USUAL_REACH) if isinstance(core, Analytic) else 0
 
 
-def describe_walk(plan: Plan) -> str:
+def describe_walk(plan: "Plan") -> str:
     """How joined rows are walked over; nothing where they are written down."""
     mapping, shape = plan.mapping, plan.shape
     if mapping.whole is not None:
@@ -183,7 +181,7 @@ def describe_walk(plan: Plan) -> str:
     )
 
 
-def _block_shape(plan: Plan, number: int, outputs: int) -> BlockShape:
+def _block_shape(plan: "Plan", number: int, outputs: int) -> BlockShape:
     mapping = plan.mapping
     block, counted, own = mapping.bound.blocks[number], mapping.blocks[number], mapping.parts_of(number)
     unmatched = mapping.train_rows - counted.joined

@@ -5,8 +5,6 @@ encoders and parameters. Also the weights of a linear model on the original scal
 (x − mean) / scale, so the weight of x is θ / scale, and the intercept absorbs −θ · mean / scale.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,7 +53,7 @@ class BlockModel(msgspec.Struct, frozen=True, eq=False):
         return f"BlockModel({self.name} of {self.table}: {', '.join(self.features) or 'no feature'})"
 
     @classmethod
-    def of(cls, block: Block, **given: Any) -> BlockModel:
+    def of(cls, block: Block, **given: Any) -> "BlockModel":
         """The model of a block of the query."""
         absent = tuple(column.absent for column in block.columns)
         return cls(name=block.name, table=block.table, features=block.features, absent=absent, **given)
@@ -85,7 +83,7 @@ class ModelContent(msgspec.Struct, frozen=True, eq=False, dict=True):
     """What a model and the result that has it are asked for alike."""
 
     @property
-    def model(self) -> Model:
+    def model(self) -> "Model":
         """The model, to be saved, or given to `federation.predict`."""
         raise NotImplementedError
 
@@ -103,7 +101,7 @@ class ModelContent(msgspec.Struct, frozen=True, eq=False, dict=True):
                 total -= (_original_scale(block.encoders)[1] * _is_everywhere(block)) @ block.theta
         return float(total[0]) if len(total) == 1 else total
 
-    def coefficients(self) -> pd.DataFrame:
+    def coefficients(self) -> "pd.DataFrame":
         """Weights on the original scale: a data frame of table, feature, class_ and weight.
 
         A block of a LEFT JOIN has one more row, `alias IS NOT NULL`: the effect of a partner. Weights that stay
@@ -124,7 +122,7 @@ class ModelContent(msgspec.Struct, frozen=True, eq=False, dict=True):
             ]
         return pd.concat(frames, ignore_index=True)
 
-    def importance(self) -> pd.DataFrame:
+    def importance(self) -> "pd.DataFrame":
         """How far each feature moves the score, the farthest first: a data frame of table, feature and importance.
 
         Linear models: the standard deviation of the feature's contribution, with all categories counted alike (with
@@ -190,7 +188,7 @@ class Model(ModelContent, frozen=True):
     trees: tuple[tuple[Tree, ...], ...] = ()  # of a boosted model: one for each output, again and again
 
     @property
-    def model(self) -> Model:
+    def model(self) -> "Model":
         return self
 
     @property
@@ -295,7 +293,7 @@ class Model(ModelContent, frozen=True):
         write_whole(target, lambda file: file.write_text(text, encoding="utf-8"), "LightGBM's trees", ModelError)
         return codes
 
-    def to_sklearn(self) -> PooledModel:
+    def to_sklearn(self) -> "PooledModel":
         """A fitted scikit-learn estimator over a data frame with the features by name, for whoever has all rows.
 
         >>> model.to_sklearn().classes_.tolist()

@@ -10,8 +10,6 @@ A fraction holds for the same table under the same filter; rows after the origin
 table were never trained on. For the same table under another filter the side is unknown.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
@@ -105,7 +103,7 @@ class AskedSides(msgspec.Struct, frozen=True):
     ]  # of each branch: the first row's number, and the two conditions
 
     @classmethod
-    def of(cls, record: SplitRecord, bound: BoundQuery) -> AskedSides:
+    def of(cls, record: SplitRecord, bound: BoundQuery) -> "AskedSides":
         """The places of a query's branches, if its rows are those whose sides are known."""
         found = [branch.label_place for branch in bound.branches]
         offsets = [0] * len(found)
@@ -237,7 +235,7 @@ class RowSelection(msgspec.Struct, frozen=True):
     fixed: tuple[str, int, int] | None = None  # a block, the place of a feature in it, and how many values it is set to
 
     @classmethod
-    def of(cls, wanted: Any, *models: Model, **features: Any) -> RowSelection:
+    def of(cls, wanted: Any, *models: Model, **features: Any) -> "RowSelection":
         if wanted not in ("test", "train", "all"):
             raise JobError(f'rows must be "test" (not trained on), "train" or "all", not {str(wanted)[:64]!r}')
         records = () if wanted == "all" else tuple(split_record(model, _ALL) for model in models)

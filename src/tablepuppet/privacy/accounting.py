@@ -8,8 +8,6 @@ contain m ~ Bin(κ, q) of its κ joined rows. All sums then move by at most s(m)
 units of their noise. This is a mixture of Gaussians over m, and an upper bound for rows with fewer joined rows.
 """
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -39,7 +37,7 @@ class Mechanism(NamedTuple):
         """s(m): how far all sums move, in units of their noise."""
         return math.hypot(1.0 / self.noise, joined * self.partners)
 
-    def scaled(self, noise: float) -> Mechanism:
+    def scaled(self, noise: float) -> "Mechanism":
         """The same with so many times the noise."""
         return self._replace(noise=noise * self.noise, partners=self.partners / noise)
 
@@ -53,7 +51,7 @@ def participation(rate: float, cap: int) -> float:
     return float(-((1.0 - rate) ** cap) + 1.0)
 
 
-def gaussian_event(mechanism: Mechanism) -> dp_accounting.DpEvent:
+def gaussian_event(mechanism: Mechanism) -> "dp_accounting.DpEvent":
     """The mechanism as dp-accounting knows it; where other tables move, as if it were as far as it usually is."""
     import dp_accounting
 

@@ -11,8 +11,6 @@ releases as they are about to happen, each under a name. Out: the account with t
 release that happened before under the same name (the same noisy labels, asked for again) costs nothing new.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -107,7 +105,7 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def tables(self, what: str) -> list[str]:
         return sorted({r.table for r in self.releases if r.what == what})
 
-    def after(self, share: float) -> Ledger:
+    def after(self, share: float) -> "Ledger":
         """The ledger of what has been spent, after a share of all planned steps; labels are spent at once."""
         taken = [
             r if r.epsilon is not None else msgspec.structs.replace(r, steps=math.ceil(share * r.steps - 1e-9))
@@ -219,7 +217,7 @@ class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Whether the very same was released before."""
         return any((s.table, s.what, s.name) == _place(spending) for s in self.spendings)
 
-    def plus(self, *spendings: Spending) -> Account:
+    def plus(self, *spendings: Spending) -> "Account":
         """The account after releases; for a job's predictions, the largest count."""
         found = self.spendings
         for spending in spendings:

@@ -17,8 +17,6 @@ Q parties' integers add up to less than 2^62: sums never wrap, and wrap-around i
 discloses only the exponent E of its array's size. The resolution is 2^(E − F), finer than a float's own.
 """
 
-from __future__ import annotations
-
 import hmac
 import math
 from collections import Counter
@@ -75,14 +73,14 @@ class Masks(msgspec.Struct, frozen=True):
     others: tuple[int, ...] = ()  # the part that each pair is with
 
     @classmethod
-    def among(cls, peers: Sequence[MaskKey], private: bytes, shared: bytes, job: str, part: int) -> Masks:
+    def among(cls, peers: Sequence[MaskKey], private: bytes, shared: bytes, job: str, part: int) -> "Masks":
         """Masks of `part` among its block's parts, whose keys must all be vouched for."""
         for peer in peers:
             check_key(peer, shared, job)
         return cls.of(peers, private, job.encode(), part)
 
     @classmethod
-    def of(cls, peers: Sequence[MaskKey], private: bytes, salt: bytes, part: int) -> Masks:
+    def of(cls, peers: Sequence[MaskKey], private: bytes, salt: bytes, part: int) -> "Masks":
         """The same among keys that were vouched for; another salt makes other masks."""
         own = X25519PrivateKey.from_private_bytes(private)
         parts = [peer.part for peer in peers]

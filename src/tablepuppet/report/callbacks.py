@@ -8,8 +8,6 @@ parameters, before the first of them. Both need their extra (`tensorboard`, `mlf
 object is made.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from importlib import import_module
@@ -38,7 +36,7 @@ class TensorBoard:
         writer = _need("tensorboard.summary.writer.event_file_writer", "tensorboard")
         self._writer = writer.EventFileWriter(str(folder))
 
-    def __call__(self, event: RoundEvent) -> None:
+    def __call__(self, event: "RoundEvent") -> None:
         if event.record is None:
             return
         values = [
@@ -71,14 +69,14 @@ class MLflow:
                 "Name a tracking server (MLFLOW_TRACKING_URI), or pip install mlflow to keep runs in a local file"
             ) from None
 
-    def start(self, job: Job) -> None:
+    def start(self, job: "Job") -> None:
         """Logs the job's parameters; a parameter that the run already has stays as it is."""
         run = self._mlflow.active_run().info.run_id
         known = self._mlflow.MlflowClient().get_run(run).data.params
         given = {name: text[:_LONGEST] for name, text in parameters(job).items() if name not in known}
         self._mlflow.log_params(given)
 
-    def __call__(self, event: RoundEvent) -> None:
+    def __call__(self, event: "RoundEvent") -> None:
         if event.record is None:
             return
         known = {name: value for name, value in figures(event.record).items() if math.isfinite(value)}
@@ -89,7 +87,7 @@ class MLflow:
             self._mlflow.end_run()
 
 
-def parameters(job: Job) -> dict[str, str]:
+def parameters(job: "Job") -> dict[str, str]:
     """A job under flat names: query, label, algorithm, learning_rate, privacy.keys, …"""
     plain: dict[str, Any] = msgspec.to_builtins(job.arguments())
     options, privacy = plain.pop("options"), plain.pop("privacy")

@@ -3,8 +3,6 @@
 In: run records. Out: charts, and rows for the template.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -44,7 +42,7 @@ class Drawing(msgspec.Struct, frozen=True):
         write_whole(as_path(path, "the charts"), lambda file: file.write_text(page, encoding="utf-8"), "the charts")
 
 
-def draw_curves(curves: Curves) -> Drawing:
+def draw_curves(curves: "Curves") -> Drawing:
     """The curves of one side of the split."""
     found = _draw_predictions([("", "", curves_record(curves))])
     return Drawing(str(render_template("curves.html", predictions=found)))

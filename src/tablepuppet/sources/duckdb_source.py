@@ -10,8 +10,6 @@ Rows keep their order: DuckDB's `preserve_insertion_order` makes a scan with a f
 a projection give rows in the order of the Arrow table or of the files.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import threading
@@ -155,7 +153,7 @@ def _run_guarded(name: str, action: Callable[[], _T]) -> _T:
         raise SourceError(f"table {name}: {reason(error)}") from None
 
 
-def from_arrow(name: str, table: pa.Table | pads.Dataset) -> DuckSource:
+def from_arrow(name: str, table: "pa.Table | pads.Dataset") -> DuckSource:
     """A source over an Arrow table or dataset, which is not copied."""
     connection = _connect()
     try:

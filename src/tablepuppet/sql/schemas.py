@@ -10,8 +10,6 @@ Every table of a subquery must lie with the same client. Each client of a shared
 windows, DISTINCT, LIMIT and joins read several rows at once, and would miss the other clients' rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast, get_args
@@ -59,7 +57,7 @@ def find_table(ucq: Ucq, name: exp.Identifier, tables: Tables) -> str:
     return table
 
 
-def owned_query(ucq: Ucq, query: exp.Query, tables: Tables) -> TableShape:
+def owned_query(ucq: Ucq, query: exp.Query, tables: Tables) -> "TableShape":
     """The first table of a derived query, the query's text with every table as its owner calls it, and its groups."""
     own = query.copy()
     bases = base_tables(own)

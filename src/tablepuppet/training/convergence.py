@@ -4,8 +4,6 @@ In: the plan with its labels, the history and the metrics of a run. Out: a Verdi
 problem. Nothing here asks a client, or walks over joined rows: the best constant follows from the labels.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence
@@ -254,7 +252,7 @@ def _names_of_rows(prepared: Prepared, encoders: Sequence[Sequence[Encoder]]) ->
     return notes
 
 
-def find_copy(result: Result) -> list[str]:
+def find_copy(result: "Result") -> list[str]:
     """A sentence where test rows are predicted perfectly, or well by one feature alone: it may be the label itself."""
     held, plan = result.metrics.get("test", {}), result.plan
     ordered = held.get("auc", 0.0) if "pr_auc" in held else 0.0  # of two classes

@@ -7,8 +7,6 @@ compare: two models on the same rows, side by side, and how sure one can be that
 row of the label's table are no witnesses of their own: the standard error counts them as one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -155,7 +153,7 @@ class Comparison(msgspec.Struct, frozen=True):
         return self.difference < -self.margin
 
     @property
-    def table(self) -> pd.DataFrame:
+    def table(self) -> "pd.DataFrame":
         """A row for every metric."""
         import pandas as pd
 

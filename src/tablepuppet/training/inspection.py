@@ -14,8 +14,6 @@ Drift compares the statistics of the query's features, as training would agree o
 keeps. It compares the tables' matches with the model's profile. Nothing is trained or scored.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -56,7 +54,7 @@ class Inspection(msgspec.Struct, frozen=True):
     table: list[dict[str, Any]]
     rows: MeasuredRows
 
-    def frame(self) -> pd.DataFrame:
+    def frame(self) -> "pd.DataFrame":
         """The table; its `attrs` name the rows that it is about."""
         import pandas as pd  # not to be loaded with every run
 
@@ -230,7 +228,7 @@ class Drift(msgspec.Struct, frozen=True):
         return said
 
     @property
-    def table(self) -> pd.DataFrame:
+    def table(self) -> "pd.DataFrame":
         """A row for every feature."""
         import pandas as pd
 

@@ -11,8 +11,6 @@ and on others: the share of the residual's variance that this explains. Both sha
 explains nothing, however often a row is joined. Vectors are numbers of rows, and share those of the two tables alone.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
@@ -109,7 +107,7 @@ class _Halves(msgspec.Struct, frozen=True, eq=False):
     is_first: Sequence[NDArray[np.bool_]]
 
     @classmethod
-    def draw(cls, rows: Sequence[Rows], seed: int) -> _Halves:
+    def draw(cls, rows: Sequence[Rows], seed: int) -> "_Halves":
         rng = np.random.default_rng((seed, 2))
         coins = [rng.random(int(own.max(initial=0)) + 1) < 0.5 for own in rows]
         return cls(rows, [coin[own] for coin, own in zip(coins, rows, strict=True)])

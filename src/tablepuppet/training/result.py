@@ -1,7 +1,5 @@
 """Result: the outcome of a training run, as data and for notebooks."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -77,7 +75,7 @@ class EpochRecord(Mapping[str, Any]):
 
     __hash__ = None  # type: ignore[assignment]
 
-    def without_figures(self) -> EpochRecord:
+    def without_figures(self) -> "EpochRecord":
         """The same without any measurement on rows."""
         return dataclasses.replace(self, objective=math.nan, metrics={}, residuals={})
 
@@ -90,7 +88,7 @@ class RoundEvent(msgspec.Struct, frozen=True):
     rounds: int  # planned in all
     record: EpochRecord | None
 
-    def for_release(self, *, is_private: bool) -> RoundEvent:
+    def for_release(self, *, is_private: bool) -> "RoundEvent":
         """The event that leaves the server during a job: of a private one, no number from exact predictions."""
         if not is_private or self.record is None:
             return self
@@ -131,7 +129,7 @@ class Result(ModelContent, frozen=True):
     baseline: Metrics = msgspec.field(default_factory=dict)  # of a constant: the majority class, or the mean
     measured: dict[str, MeasuredOn] = msgspec.field(default_factory=dict)  # by side: the measured rows, if not all
 
-    def for_release(self) -> Result:
+    def for_release(self) -> "Result":
         """The result that leaves the server: of a private job, no number from exact predictions without an ε."""
         if not self.plan.job.is_private or self.plan.job.privacy.analyst is not None:
             return self
@@ -145,7 +143,7 @@ class Result(ModelContent, frozen=True):
         """Blocks whose parameters stay with their owners: their coefficients are NaN here."""
         return tuple(block.name for block in self.blocks if block.is_held)
 
-    def module(self, block: str) -> torch.nn.Module:
+    def module(self, block: str) -> "torch.nn.Module":
         """A block's trained torch module: encoded features in, scores out, in evaluation mode. `block`: its name."""
         spec = self.plan.spec
         known = [b.name for b in self.blocks]
@@ -307,9 +305,9 @@ class Result(ModelContent, frozen=True):
         self,
         path: str | Path,
         *,
-        beside: Sequence[Result] = (),
+        beside: "Sequence[Result]" = (),
         networks: Mapping[str, Network] | None = None,
-        dependence: Mapping[str, pd.DataFrame] | None = None,
+        dependence: "Mapping[str, pd.DataFrame] | None" = None,
     ) -> Path:
         """Writes one HTML file that shows this run; returns its path (docs/report.md).
 

@@ -9,8 +9,6 @@ In: Measured, Result, Comparison. Out: the same, to be shown. Decisions in train
 exact numbers.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import math
@@ -53,7 +51,7 @@ class SupportCounts(msgspec.Struct, frozen=True):
     classes: tuple[float, ...] = ()  # joined rows of each
 
     @classmethod
-    def of(cls, side: Joined, *, has_classes: bool, has_negatives: bool = False) -> SupportCounts:
+    def of(cls, side: Joined, *, has_classes: bool, has_negatives: bool = False) -> "SupportCounts":
         counts = np.asarray(side.label_counts())
         seen = counts > 0
         by_class: tuple[float, ...] = ()
@@ -63,7 +61,7 @@ class SupportCounts(msgspec.Struct, frozen=True):
             counts = counts.reshape(2, -1).sum(axis=0)
         return cls(side.rows, effective_rows(counts), int(counts.max(initial=1)), by_class)
 
-    def part(self, joined: float) -> SupportCounts:
+    def part(self, joined: float) -> "SupportCounts":
         """So many of the joined rows, as if they were like the others."""
         share = joined / max(1.0, self.joined)
         return replace(self, joined=joined, rows=share * self.rows, classes=tuple(share * c for c in self.classes))
@@ -260,7 +258,7 @@ class RoundedResults(msgspec.Struct, frozen=True):
     test: SideRounding
 
     @classmethod
-    def of(cls, prepared: Prepared, loss: Loss) -> RoundedResults | None:
+    def of(cls, prepared: Prepared, loss: Loss) -> "RoundedResults | None":
         """None: metrics are shown as they are. Under label noise they are those of the noisy labels."""
         rounding, mapping = prepared.rounding, prepared.mapping
         if not rounding.is_on or mapping.label.channel is not None or prepared.noise is not None:
@@ -297,7 +295,7 @@ class RoundedResults(msgspec.Struct, frozen=True):
             measured={name: replace(on, standard_errors={}) for name, on in found.measured.items()},
         )
 
-    def search(self, found: SearchResult) -> SearchResult:
+    def search(self, found: "SearchResult") -> "SearchResult":
         fits = []
         for fit in found.fits:
             side = replace(self.train, rows=self.train.rows.part(fit.test_rows))

@@ -4,8 +4,6 @@ In: a plan and a link to the clients. Out: a Result. The loop knows epochs and r
 algorithm defines a round (join_step, union_step, client_step).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -55,7 +53,7 @@ def find_interactions(prepared: Prepared, link: Link, job_id: str) -> list[Inter
     return explain_pairs(joined, training.contributions, training.intercept, training.problem.loss, seed)
 
 
-def _train(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | None) -> tuple[Run, list[list[Encoder]]]:
+def _train(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | None) -> "tuple[Run, list[list[Encoder]]]":
     plan, mapping = prepared.plan, prepared.training
     job, private = plan.job, plan.private
     union = UnionOperator(link, job_id, mapping, plan.head.widths, job.privacy)

@@ -23,7 +23,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import is_dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
@@ -306,7 +307,23 @@ def fingerprint(roots: tuple[Any, ...]) -> str:
 
 
 def _fields(kind: type) -> list[tuple[str, str]]:
-    return [(name, str(hint)) for base in kind.__mro__[::-1] for name, hint in inspect.get_annotations(base).items()]
+    hints = [pair for base in kind.__mro__[::-1] for pair in inspect.get_annotations(base).items()]
+    return [(name, describe(hint)) for name, hint in hints]
+
+
+def describe(hint: Any) -> str:
+    """A type by names alone: what Python and NumPy print differs from release to release.
+
+    >>> describe(Annotated[list[int] | None, "x"])
+    "Annotated[Union[list[int], NoneType], 'x']"
+    """
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is None:
+        return hint if isinstance(hint, str) else getattr(hint, "__name__", repr(hint))
+    held = args[1:] if origin is np.ndarray else args  # the shape comes first
+    name = "Union" if origin in (UnionType, Union) else getattr(origin, "__name__", str(origin))
+    is_value = [origin is Literal or (origin is Annotated and place > 0) for place in range(len(held))]
+    return f"{name}[{', '.join(repr(a) if v else describe(a) for a, v in zip(held, is_value, strict=True))}]"
 
 
 def client_protocol() -> str:

@@ -12,8 +12,6 @@ message and the field (exchanges/ has the rules). Columns, keys and labels are f
 question about them must get the same answer. A digest of the first answer is kept.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -63,7 +61,7 @@ class Link:
         self,
         transport: Transport,
         wire: Wire = "float64",
-        checks: AnswerChecks | None = None,
+        checks: "AnswerChecks | None" = None,
         asker: str = "this process",
         readers: Sequence[str] = (),
     ) -> None:

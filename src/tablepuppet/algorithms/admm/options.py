@@ -1,7 +1,5 @@
 """Options of admm, and the messages of a round."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
@@ -67,11 +65,11 @@ class Admm(AlgorithmOptions, frozen=True, tag="admm"):
     def samples_at_clients(self) -> bool:
         return True
 
-    def for_kinks(self) -> Admm:
+    def for_kinks(self) -> "Admm":
         """Without the search over past iterates."""
         return msgspec.structs.replace(self, memory=0)
 
-    def for_private_run(self) -> Admm:
+    def for_private_run(self) -> "Admm":
         return msgspec.structs.replace(self, memory=0, adapt=False, tolerance=0.0, relax=1.0)
 
 

@@ -6,8 +6,6 @@ many, the rarest share the last code, unless further columns, which come after a
 the training rows stands for those that an outer join did not find: all its values are missing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import msgspec
@@ -125,7 +123,7 @@ class Columns(msgspec.Struct, frozen=True, eq=False):
     signs: NDArray[np.int8]  # of each column: 1, values of leaves never fall in it; −1, they never rise; 0: any
 
     @classmethod
-    def of(cls, kinds: Sequence[int], sizes: Sequence[int], signs: Sequence[int] = ()) -> Columns:
+    def of(cls, kinds: Sequence[int], sizes: Sequence[int], signs: Sequence[int] = ()) -> "Columns":
         every = np.array([*signs, *[0] * (len(kinds) - len(signs))], np.int8)
         return cls(np.array(kinds, np.uint8), np.cumsum([0, *sizes], dtype=np.int64), every)
 

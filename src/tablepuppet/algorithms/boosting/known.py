@@ -10,8 +10,6 @@ server finds the best split among its known keys as a client does among all (spl
 A column that was revealed whole has its client's own codes.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -48,7 +46,7 @@ class Choice(msgspec.Struct, frozen=True):
     left: tuple[int, ...] = ()  # atoms, of a set that has no key yet
     sums: tuple[int, int] | None = None  # Σg and Σh of the left side, where the server counted them
 
-    def comes_before(self, other: Choice | None) -> bool:
+    def comes_before(self, other: "Choice | None") -> bool:
         """Larger gains first, then earlier blocks."""
         return other is None or (-self.gain, self.block) < (-other.gain, other.block)
 

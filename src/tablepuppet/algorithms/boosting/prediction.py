@@ -6,8 +6,6 @@ table (an outer join found none, or its owner is away) is one whose values there
 changed, and ask no owner for more. Of a block whose owners hold its splits only totals are known here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -249,7 +247,7 @@ def _goes_right(rule: SplitRule, value: Value) -> bool:
     return not (value in rule.left or (rule.other_left and value not in rule.known))
 
 
-def tree_importance(model: Model) -> pd.DataFrame:
+def tree_importance(model: Model) -> "pd.DataFrame":
     """Columns table, feature, importance (Σ gain), splits (how many); NaN where splits stay with their owner."""
     import pandas as pd  # here, not above: most runs never need it, and it takes 40 MB and a third of a second
 

@@ -6,8 +6,6 @@ ordered by row.
 A tree sees a sample of rows and of columns, drawn from the seed and the tree's number alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
@@ -38,7 +36,7 @@ class BlockIndex(msgspec.Struct, frozen=True, eq=False, dict=True):
     is_sorted: bool
 
     @classmethod
-    def of(cls, rows: int, index: RowNumbers | None, *, is_sorted: bool) -> BlockIndex:
+    def of(cls, rows: int, index: RowNumbers | None, *, is_sorted: bool) -> "BlockIndex":
         given = np.zeros(0, np.int32) if index is None else index
         view = np.ascontiguousarray(given).view()
         view.flags.writeable = False  # a loop is compiled once, wherever its arrays come from

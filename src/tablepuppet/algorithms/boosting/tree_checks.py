@@ -7,8 +7,6 @@ A *cell* is a lowest node whose sums the client needs. A *key* is a binary colum
 in a set of categories. Keys are numbered as they become known, at the server and at the client alike.
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import msgspec
@@ -88,7 +86,7 @@ class Packed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     data: NDArray[np.uint8]
 
     @classmethod
-    def of(cls, values: NDArray[Any]) -> Packed:
+    def of(cls, values: NDArray[Any]) -> "Packed":
         """
         >>> Packed.of(np.array([5, -3, 900])).numbers(most=3).tolist()
         [5, -3, 900]
@@ -176,7 +174,7 @@ class NewColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=Tru
     digits: Bits  # (bits of a row, rows / 8), the lowest first; code 0 has no value
 
     @classmethod
-    def of(cls, column: int, kind: int, size: int, has_missing: bool, codes: Codes) -> NewColumn:
+    def of(cls, column: int, kind: int, size: int, has_missing: bool, codes: Codes) -> "NewColumn":
         digits = range(digits_of(kind, size))
         return cls(column, kind, size, has_missing, np.stack([np.packbits(codes >> d & 1) for d in digits]))
 

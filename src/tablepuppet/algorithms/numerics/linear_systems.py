@@ -8,8 +8,6 @@ the right-hand side, one column per output. Out: the solution to a relative resi
 O(n · k), however many categories there are, where a matrix would take d² numbers and its factors d³ operations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import msgspec
@@ -56,7 +54,7 @@ class Spectrum(msgspec.Struct, frozen=True, eq=False):
     vectors: Array
 
     @classmethod
-    def of(cls, matrix: Array) -> Spectrum:
+    def of(cls, matrix: Array) -> "Spectrum":
         if not len(matrix):
             return cls(np.zeros(0), np.zeros((0, 0)))
         values, vectors = eigenvalues(matrix)

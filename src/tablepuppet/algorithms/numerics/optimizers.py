@@ -4,8 +4,6 @@ Also the size of a step for models without a Gram matrix: how strongly a block's
 And the shrinkage of factors where the user leaves it open (`NoiseEdge`).
 """
 
-from __future__ import annotations
-
 from math import sqrt
 from typing import Literal
 
@@ -35,7 +33,7 @@ class Moments(msgspec.Struct, frozen=True):
     second: Array | None
 
     @classmethod
-    def zero(cls, theta: Array, optimizer: Optimizer | None) -> Moments:
+    def zero(cls, theta: Array, optimizer: Optimizer | None) -> "Moments":
         return cls(0, np.zeros_like(theta), None if optimizer in ("sgd", None) else np.zeros_like(theta))
 
 
@@ -95,7 +93,7 @@ _BATCHES = 40  # whose residuals and vectors count
 _IDS = 0.6  # of E, where a row has one entry of many: measured
 
 
-def noise_edge(problem: Problem) -> NoiseEdge | None:
+def noise_edge(problem: Problem) -> "NoiseEdge | None":
     """The shrinkage of a problem's factors; None: none, or the user's."""
     head = problem.head
     return None if head is None or head.head.spec.shrinkage is not None else NoiseEdge(head.head.spec, problem)

@@ -7,8 +7,6 @@ server as predictions (`Tracker`). The server chooses coefficients and both halv
 that the other already knows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -52,14 +50,14 @@ class Trail(msgspec.Struct, frozen=True):
     constants: list[Array]
     earlier: list[Array]
 
-    def move(self, coefficients: Array, memory: int) -> Trail:
+    def move(self, coefficients: Array, memory: int) -> "Trail":
         """θ after a step whose coefficients the server chose."""
         step = np.zeros_like(self.theta)
         for c, v in zip(coefficients, [self.direction, *self.constants, *self.earlier], strict=True):
             step += c * v
         return Trail(self.theta + step, np.zeros_like(step), self.constants, [self.direction, *self.earlier][:memory])
 
-    def towards(self, direction: Array) -> Trail:
+    def towards(self, direction: Array) -> "Trail":
         return msgspec.structs.replace(self, direction=direction)
 
     def products(self) -> Array:

@@ -9,8 +9,6 @@ has several clients. Full batches without momentum are gradient descent on the m
 options, messages, the server's half, the client's half.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,7 +57,7 @@ class Sgd(AlgorithmOptions, frozen=True, tag="sgd"):
     clip_norm: Annotated[float, Meta(gt=0.0)] | None = None
     tolerance: Tolerance = 0.0
 
-    def resolve_defaults(self, *, is_linear: bool, is_private: bool) -> Sgd:
+    def resolve_defaults(self, *, is_linear: bool, is_private: bool) -> "Sgd":
         """The same, with an optimiser and a schedule where the user left them open; noise wants steps that fade out."""
         is_open = self.optimizer is None and self.learning_rate is None and not (is_linear and is_private)
         optimizer, schedule = ("adam", "cosine") if is_open else ("sgd", "linear" if is_private else "constant")
@@ -70,7 +68,7 @@ class Sgd(AlgorithmOptions, frozen=True, tag="sgd"):
         """How a step is taken."""
         return Rule(self.optimizer or "sgd", self.momentum, self.weight_decay)
 
-    def for_private_run(self) -> Sgd:
+    def for_private_run(self) -> "Sgd":
         return msgspec.structs.replace(self, tolerance=0.0)
 
 

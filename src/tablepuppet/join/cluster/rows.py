@@ -5,8 +5,6 @@ they do over local rows, with the same results bit for bit. Arrays here have one
 joined row.
 """
 
-from __future__ import annotations
-
 import itertools
 import uuid
 from collections.abc import Collection, Iterator, Sequence
@@ -107,10 +105,10 @@ class ClusterRows(msgspec.Struct, frozen=True, eq=False, dict=True):
             found.sort()
             yield found
 
-    def with_weights(self, weights: Array | None) -> ClusterRows:
+    def with_weights(self, weights: Array | None) -> "ClusterRows":
         return replace(self, weights=weights, state={})
 
-    def with_labels(self, labels: Array) -> ClusterRows:
+    def with_labels(self, labels: Array) -> "ClusterRows":
         return replace(self, labels=labels, state={})
 
     def label_counts(self) -> RowNumbers:

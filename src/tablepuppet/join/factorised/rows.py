@@ -6,8 +6,6 @@ with directions. Branches of UNION ALL are added up. Any joined row is found by 
 else (`sample`): metrics of ranks, batches, trees.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
@@ -56,10 +54,10 @@ class FactorisedRows(msgspec.Struct, frozen=True, eq=False, dict=True):
         pairs = zip(rows, counts, strict=False)
         return tuple(IndexFacts(n, is_partial=float(own.sum()) < self.rows) for n, own in pairs)
 
-    def with_weights(self, weights: Array | None) -> FactorisedRows:
+    def with_weights(self, weights: Array | None) -> "FactorisedRows":
         return replace(self, weights=weights, _losses={})
 
-    def with_labels(self, labels: Array) -> FactorisedRows:
+    def with_labels(self, labels: Array) -> "FactorisedRows":
         return replace(self, labels=labels, _losses={})
 
     # -- sums over all joined rows -----------------------------------------------------------------

@@ -16,8 +16,6 @@ lanes, and lanes are added in order, so the number of threads, or of a cluster's
 holds a message for each group and a phase for each row, never rows × frequencies.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from math import ceil, floor, frexp, pi
@@ -212,7 +210,7 @@ class SeriesWalk(msgspec.Struct, frozen=True, eq=False):
     weights: Array
 
     @classmethod
-    def of(cls, tree: Tree, series: Series, scores: Sequence[Array], weights: Array) -> SeriesWalk:
+    def of(cls, tree: Tree, series: Series, scores: Sequence[Array], weights: Array) -> "SeriesWalk":
         """`scores` are in the order of groups, the root's less the series' centre."""
         levels = [Level(own.first, freeze(own.starts), freeze(own.finds)) for own in tree.relations]
         turns = [_turn(series.step, h) for h in scores]

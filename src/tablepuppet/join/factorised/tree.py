@@ -7,8 +7,6 @@ did not find. The last group of a relation is for rows that find nothing. It hol
 an INNER join. So sums over it are right for both, and walks have no case for it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -29,7 +27,7 @@ class Segments(msgspec.Struct, frozen=True, eq=False):
     lengths: NDArray[np.int64]
 
     @classmethod
-    def of(cls, starts: NDArray[np.int64]) -> Segments:
+    def of(cls, starts: NDArray[np.int64]) -> "Segments":
         filled = np.flatnonzero(starts[1:] > starts[:-1])
         return cls(len(starts) - 1, filled, starts[filled], np.diff(starts)[filled])
 
@@ -80,7 +78,7 @@ class Tree(msgspec.Struct, frozen=True, eq=False, dict=True):
     groups: int  # of all relations
 
     @classmethod
-    def of(cls, join: TreeJoin) -> Tree:
+    def of(cls, join: TreeJoin) -> "Tree":
         order = (join.root, *(edge.relation for edge in join.edges))
         links = {edge.relation: _link(edge, join.sizes[edge.relation]) for edge in join.edges}
         below: dict[int, list[int]] = {relation: [] for relation in order}

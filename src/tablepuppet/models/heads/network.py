@@ -8,8 +8,6 @@ k_i) to (rows, d_c). Its parameters w are one vector. It draws no random numbers
 rows can pass one at a time.
 """
 
-from __future__ import annotations
-
 import copy
 import threading
 from collections.abc import Sequence
@@ -35,7 +33,7 @@ _BESIDE = 0.3  # γ: next to a sum the perceptron begins small
 class NetworkHead:
     """u · module(h_1 … h_M; w)."""
 
-    def __init__(self, spec: HeadSpec, module: Module) -> None:
+    def __init__(self, spec: HeadSpec, module: "Module") -> None:
         self.spec, self.module = spec, module
         self._copies = threading.local()
         self._summed = spec.outputs if spec.sum_weight else 0  # outputs of each block that the perceptron does not see
@@ -77,13 +75,13 @@ class NetworkHead:
 
         return self._scores(out.detach(), h), pull_back
 
-    def _inputs(self, h: Sequence[Array]) -> Tensor:
+    def _inputs(self, h: Sequence[Array]) -> "Tensor":
         torch = need_torch()
         seen = [v[:, self._summed :] for v in h]
         inputs: Tensor = torch.from_numpy(np.concatenate(seen, axis=1, dtype=self.spec.dtype, casting="same_kind"))
         return inputs
 
-    def _load(self, own: Array) -> Module:
+    def _load(self, own: Array) -> "Module":
         """The module with these parameters: shards pass in threads, each has a copy of it."""
         torch = need_torch()
         if not hasattr(self._copies, "module"):
@@ -93,7 +91,7 @@ class NetworkHead:
         torch.nn.utils.vector_to_parameters(flat, trained_parameters(module))
         return module
 
-    def _scores(self, out: Tensor, h: Sequence[Array]) -> Array:
+    def _scores(self, out: "Tensor", h: Sequence[Array]) -> Array:
         scores = np.asarray(self._share * self.spec.unit * out.numpy().astype(np.float64))
         if not self.spec.sum_weight:
             return scores

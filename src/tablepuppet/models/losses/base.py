@@ -14,8 +14,6 @@ turn that sum into products, which are summed up along the join's tree (join/fac
 which core φ it has. Losses with kinks have none, nor have losses of several outputs.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -249,7 +247,7 @@ class Weighted(Loss):
     plain: Loss
     weights: Array
 
-    def of_rows(self, rows: slice) -> Weighted:
+    def of_rows(self, rows: slice) -> "Weighted":
         """The same for some of the rows."""
         return Weighted(self.plain, self.weights[rows])
 

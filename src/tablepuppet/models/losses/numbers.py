@@ -1,7 +1,5 @@
 """Losses of a label that is a number: squared, Huber, pinball, Poisson and gamma."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import exp, inf
@@ -127,7 +125,7 @@ class Quantile(Loss):
             raise JobError("quantile must lie between 0 and 1: 0.5 is the median")
 
     @classmethod
-    def of(cls, label: LabelFacts, **options: float) -> Quantile:
+    def of(cls, label: LabelFacts, **options: float) -> "Quantile":
         if label.values is None or label.shares is None:
             return cls(**options)
         low, high = (_weighted_quantile(label.values, label.shares, q) for q in (0.25, 0.75))

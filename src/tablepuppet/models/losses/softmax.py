@@ -1,7 +1,5 @@
 """Softmax loss of any number of classes: log Σ_c e^{a_c} − a_y."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import sqrt
@@ -36,7 +34,7 @@ class Softmax(Loss):
     targets: Array | None = field(default=None, compare=False)
 
     @classmethod
-    def of(cls, label: LabelFacts, **options: float) -> Softmax:
+    def of(cls, label: LabelFacts, **options: float) -> "Softmax":
         return cls(label.classes, label.targets)
 
     @property

@@ -17,6 +17,7 @@ It covers names, fields and declared types; `PROTOCOL` covers their meaning.
 import builtins
 import hashlib
 import inspect
+import re
 import struct
 import sys
 import threading
@@ -308,7 +309,8 @@ def fingerprint(roots: tuple[Any, ...]) -> str:
 
 def _fields(kind: type) -> list[tuple[str, str]]:
     hints = [pair for base in kind.__mro__[::-1] for pair in inspect.get_annotations(base).items()]
-    return [(name, describe(hint)) for name, hint in hints]
+    # Of hints that are equal, as limits of 0 and 0.0 are, `typing` gives back the one that was made first.
+    return [(name, re.sub(r"(?<=\d)\.0\b", "", describe(hint))) for name, hint in hints]
 
 
 def describe(hint: Any) -> str:

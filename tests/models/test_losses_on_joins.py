@@ -105,9 +105,15 @@ def test_quantile_is_that_of_scikit_learn(quantile: float) -> None:
     [("count", {"model": "poisson"}), ("heavy", {"model": "huber"}), ("heavy", {"model": "quantile", "quantile": 0.8})],
 )
 def test_gradient_descent_comes_close(y: str, options: dict[str, Any]) -> None:
-    near = trained(y, algorithm="sgd", optimizer="adam", epochs=30, batch_size=90, **options, **NONE)
-    other = "admm" if options["model"] == "quantile" else "newton"
-    assert near.objective <= 1.02 * trained(y, algorithm=other, **options, **NONE).objective
+    """Steps that fade out end at the optimum, and steps of one length near it.
+
+    Adam's are in units of the labels' standard deviation, which for heavy labels is four times the distance of their
+    quartiles: over seven samples of them the quantile's loss ends 0.1 % to 4.2 % above the optimum.
+    """
+    best = trained(y, algorithm="admm" if options["model"] == "quantile" else "newton", **options, **NONE).objective
+    steps: dict[str, Any] = {"algorithm": "sgd", "epochs": 30, "batch_size": 90}
+    assert trained(y, **steps, **options, **NONE).objective <= 1.001 * best
+    assert trained(y, **steps, optimizer="adam", **options, **NONE).objective <= 1.05 * best
 
 
 def test_a_network_is_trained_with_any_loss() -> None:

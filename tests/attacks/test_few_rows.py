@@ -32,6 +32,7 @@ def people() -> pa.Table:
             "lost": pa.array([None if k == 7 else "found" if k % 2 else "kept" for k in range(ROWS)]),
             "bad": random.integers(0, 2, ROWS),
             "one": is_one.astype(int),
+            "exact": pa.array(is_one.astype(int)).cast(pa.decimal128(20, 1)).cast(pa.decimal128(11, 1)),
             "group": np.where(is_one, 2, random.integers(0, 2, ROWS)),
         }
     )
@@ -89,6 +90,7 @@ def test_few_rows_without_a_value_or_with_other_names_have_no_column_of_their_ow
     [
         ("kind", {}),
         ("one", {}),
+        ("exact", {"model": "logistic"}),
         ("group", {"model": "softmax"}),
         ("one", {"algorithm": tp.Boosting(min_child_weight=5)}),
     ],

@@ -41,7 +41,7 @@ def test_booleans_are_the_classes_zero_and_one() -> None:
     assert values_of(column, None) == [1, 0, -9]
 
 
-@pytest.mark.parametrize("kind", [pa.int16(), pa.float32(), pa.float64(), pa.decimal128(5, 1)])
+@pytest.mark.parametrize("kind", [pa.int16(), pa.float32(), pa.float64(), pa.decimal64(11, 1), pa.decimal128(5, 1)])
 def test_few_distinct_numbers_can_be_classes_or_numbers(kind: pa.DataType) -> None:
     as_kind = decimal.Decimal if pa.types.is_decimal(kind) else lambda v: v
     column = labels([as_kind(v) if v else None for v in (5, 1, None, 3, 5)], kind)

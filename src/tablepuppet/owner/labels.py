@@ -216,7 +216,7 @@ def read_labels(
     elif info.kind in STRING_KINDS:
         values = _string_classes(column, info, classes, is_strict)
     else:
-        encoded = raw.in_one_piece(column.dictionary_encode())
+        encoded = raw.in_one_piece(raw.decode(column).dictionary_encode())
         distinct = _label_numbers(pa.chunked_array([encoded.dictionary]), info)
         found = np.append(_number_classes(distinct, info, classes, is_strict), np.nan)  # the last is for −1: NULL
         values = found[raw.numpy_of(encoded.indices, missing=-1)]

@@ -320,7 +320,7 @@ def check_classes(own: ClientState, request: DescribeLabels | SendLabels, column
     """Refuses a label with a class of few rows: its name would leave, and a model would learn those rows."""
     if not _counts(own, request) or own.policy.minimum_rows < 2:
         return
-    counts = np.asarray(pc.value_counts(column.drop_null()).field("counts"))
+    counts = np.asarray(pc.value_counts(decode(column).drop_null()).field("counts"))
     scan = own.scan(request)
     table = scan.table
     if scan.subject is not None and len(column) == len(scan.row_keys()):  # of the job's rows, and not of all

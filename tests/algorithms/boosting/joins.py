@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tests.algorithms.boosting.central import Central, Column
 
 from tablepuppet.algorithms.boosting.bins import Columns, category_bins, further_bins, number_bins
-from tablepuppet.algorithms.boosting.client import ClientHalf, KeyBook, add_up, send_objections
+from tablepuppet.algorithms.boosting.client import ClientHalf, KeyBook, add_up, count_from, send_objections
 from tablepuppet.algorithms.boosting.drawn import Drawable, DrawnServer, Draws
 from tablepuppet.algorithms.boosting.fixed_point import Labels
 from tablepuppet.algorithms.boosting.known import KnownBlock
@@ -194,7 +194,7 @@ def answer(block: Block, checks: list[Check]) -> Objections:
     sums = [half.histograms(check) for half, check in zip(block.parts, checks, strict=True)]
     total = [np.sum(own, axis=0) for own in zip(*sums, strict=True)]
     per_node = [add_up(outline, own) for outline, own in zip(checks[0].trees, total, strict=True)]
-    kept, fresh = block.book.add_new(block.book.objections(checks[0], per_node))
+    kept, fresh = block.book.add_new(block.book.objections(checks[0], count_from(block.book.columns, per_node)))
     for half in block.parts:
         for key in fresh:
             half.book.add(key, is_told=True)

@@ -134,6 +134,11 @@ class Columns(msgspec.Struct, frozen=True, eq=False):
     def size(self, column: int) -> int:
         return int(self.offsets[column + 1] - self.offsets[column])
 
+    def take(self, numbers: NDArray[np.int64]) -> "Columns":
+        """The layout of some columns alone."""
+        sizes = np.diff(self.offsets)[numbers].tolist()
+        return self.of(self.kinds[numbers].tolist(), sizes, self.signs[numbers].tolist())
+
     def right(self, key: Key) -> NDArray[np.bool_]:
         """For each possible code of the key's column, whether it goes right; 255 is a category that nobody knows."""
         right = np.ones(256, np.bool_)

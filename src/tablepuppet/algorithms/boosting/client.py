@@ -5,9 +5,9 @@ keeps nothing between rounds but its keys: every check brings all sums that it n
 several clients has its histograms summed first; whoever holds the sum (rounds.py) then does the same.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import msgspec
 import numpy as np
@@ -32,6 +32,9 @@ from tablepuppet.algorithms.boosting.tree_checks import (
     Sums,
 )
 from tablepuppet.errors import TransportError
+
+Count = Callable[[int, Sums], Sums]  # of a tree and some columns: Σ(g, h) of every node and bin
+_CACHED = 1 << 17  # sums that are searched at a time
 
 
 class Split(msgspec.Struct, frozen=True):
@@ -183,6 +186,11 @@ class KeyBook:
     def is_full(self) -> bool:
         return self.limit is not None and self.told >= self.limit
 
+    @property
+    def _known_there(self) -> set[int]:
+        """Columns whose best splits the server finds itself."""
+        return self._whole if self.reveals_columns else set()
+
     def _list_wanted(self, key: Key) -> list[Key]:
         """The entries to reveal before a key is known: its whole column, if that is allowed.
 
@@ -197,17 +205,25 @@ class KeyBook:
         every = [Key(column, border=WHOLE), *([key] if int(self.columns.kinds[column]) in SETS else [])]
         return every if self.may_tell(every) else wanted
 
-    def objections(self, check: parts.Check, sums: Sequence[Sums]) -> list[Objection]:
-        """Of every node that is asked about: the best split, where it comes before the one that it has. `sums` are
-        Σ(g, h) of every tree's nodes per bin. All nodes are searched: to copy the sums of some would take longer."""
+    def objections(self, check: parts.Check, count: Count) -> list[Objection]:
+        """Of every node that is asked about: the best split, where it comes before the one that it has. The server has
+        searched the columns that were revealed whole. The others are searched some at a time, so that their sums stay
+        in the cache."""
+        searched = check.columns.copy()
+        searched[list(self._known_there)] = False
+        numbers = np.flatnonzero(searched)
         found = []
-        for number, (outline, per_node) in enumerate(zip(check.trees, sums, strict=True)):
+        for number, outline in enumerate(check.trees):
             how = SplitRules(np.array(outline.unit), self.rules, outline.bounds, outline.least)
-            splits = search_splits(per_node, self.columns, check.columns, how)
+            splits = Splits.of(outline.asks, self.rules[2])
+            sizes = np.cumsum(np.diff(self.columns.offsets)[numbers]) * len(outline.left)
+            for own in np.split(numbers, np.flatnonzero(np.diff(sizes // _CACHED)) + 1):
+                if len(own):
+                    search_splits(count(number, own), self.columns.take(own), own, how, splits)
             is_best = (splits.found[:, 0] >= 0) & (splits.gain >= outline.gain)
             is_own = outline.block == self.block
             for node in np.flatnonzero(outline.asks & (is_best | is_own)).tolist():
-                objection = self._against(outline, number, node, self.best(splits, node), per_node[node])
+                objection = self._against(outline, number, node, self.best(splits, node), count)
                 if objection is not None:
                     found.append(objection)
         return found
@@ -224,28 +240,28 @@ class KeyBook:
         return gain, Split(Key(column, left=tuple(left)))
 
     def _against(
-        self, outline: Outline, tree: int, node: int, best: tuple[float, Split] | None, sums: Sums
+        self, outline: Outline, tree: int, node: int, best: tuple[float, Split] | None, count: Count
     ) -> Objection | None:
         have, block = float(outline.gain[node]), int(outline.block[node])
         if block == self.block:
             own = Split(self.key(int(outline.key[node])), bool(outline.to_left[node]))
             if best is not None and best[1] == own:
                 return None
-            if not self.is_full and not self._is_candidate(own, outline, node, sums):
+            if not self.is_full and not self._is_candidate(own, outline, node, partial(count, tree)):
                 return Objection(tree, node, 0.0 if best is None else best[0], None if best is None else best[1], True)
-            if best is not None and best[0] >= have:
+            if best is not None and (-best[0], best[1].key.column) <= (-have, own.key.column):
                 return Objection(tree, node, *best, False)
             return None
         if best is None or best[0] < have or (best[0] == have and 0 <= block < self.block):
             return None
         return Objection(tree, node, *best, False)
 
-    def _is_candidate(self, split: Split, outline: Outline, node: int, sums: Sums) -> bool:
-        """Whether a set is the first few of a node's sorted categories, by these sums. True for all other splits."""
+    def _is_candidate(self, split: Split, outline: Outline, node: int, count: Callable[[Sums], Sums]) -> bool:
+        """Whether a set is the first few of a node's sorted categories. True for all other splits."""
         column = split.key.column
-        if int(self.columns.kinds[column]) not in SETS:
+        if int(self.columns.kinds[column]) not in SETS or column in self._known_there:
             return True
-        own = sums[self.columns.offsets[column] : self.columns.offsets[column + 1]]
+        own = count(np.array([column]))[node]
         least = outline.least[node, 1] if self.columns.kinds[column] == SPARSE else self.rules[5]
         present = np.flatnonzero((own[:, 1] > 0) & (own[:, 1] * outline.unit[1] >= least))
         if not set(split.key.left) <= set(present.tolist()):
@@ -253,6 +269,12 @@ class KeyBook:
         ratio = own[present, 0] * outline.unit[0] / (own[present, 1] * outline.unit[1] + self.rules[4])
         order = present[np.argsort(ratio, kind="stable")]
         return set(order[: len(split.key.left)].tolist()) == set(split.key.left)
+
+
+def count_from(columns: Columns, sums: Sequence[Sums]) -> Count:
+    """From sums of all columns, those of some."""
+    ranges = np.split(np.arange(columns.bins), columns.offsets[1:-1])
+    return lambda tree, numbers: sums[tree][:, np.concatenate([ranges[n] for n in numbers.tolist()])]
 
 
 def add_up(outline: Outline, sums: Sums) -> Sums:
@@ -274,8 +296,12 @@ class ClientHalf:
         """The objections of this block, which lies here alone, to some trees."""
         self.book.add_unions(check.unions)
         is_first = not self.book.told
-        sums = [add_up(outline, own) for outline, own in zip(check.trees, self.histograms(check), strict=True)]
-        kept, fresh = self.book.add_new(self.book.objections(check, sums))
+        pairs = [self._unpack(outline) for outline in check.trees]
+
+        def count(tree: int, numbers: Sums) -> Sums:
+            return add_up(check.trees[tree], self._count(check.trees[tree], pairs[tree], numbers))
+
+        kept, fresh = self.book.add_new(self.book.objections(check, count))
         changed = range(len(self._occurs)) if is_first else sorted({key.column for key in fresh})
         complete = [column for column in changed if self.book.is_complete(column, self._occurs[column])]
         return send_objections(self.book, kept, [self.reveal(key) for key in fresh], complete)
@@ -294,17 +320,17 @@ class ClientHalf:
 
     def histograms(self, check: Check) -> list[Sums]:
         """Σ (g, h) per node and bin, of every tree, where the node is a cell; else 0."""
-        return [self._count(outline) for outline in check.trees]
+        every = np.arange(len(self.book.columns.kinds))
+        return [self._count(outline, self._unpack(outline), every) for outline in check.trees]
 
     def reveal(self, key: Key) -> NewKey | NewColumn:
         """Of every row whether it goes right, or the bin of a column."""
         codes = np.concatenate([self.train[:, key.column], self.held[:, key.column]])
         return self.book.reveal_as(key, codes if self.book.is_whole(key) else self.book.columns.right(key)[codes])
 
-    def _count(self, outline: Outline) -> Sums:
+    def _unpack(self, outline: Outline) -> kernels.PairArrays:
         _check_outline(outline)
         cells = np.flatnonzero(outline.left < 0)
-        out = np.zeros((len(outline.left), self.book.columns.bins, 2), np.int64)
         assert outline.pairs is not None  # exchanges.py refuses it
         rows = len(self.train)
         counts = outline.pairs.counts.numbers(rows)
@@ -314,8 +340,13 @@ class ClientHalf:
         own = [packed.numbers(size) for packed in (outline.pairs.cells, outline.pairs.g, outline.pairs.h)]
         if any(len(o) != size for o in own) or (size and not 0 <= own[0].min() <= own[0].max() < len(cells)):
             raise TransportError("sums are of rows or cells that there are not")
-        pairs = kernels.PairArrays(counts.astype(np.int32), cells[own[0]].astype(np.int32), *own[1:])
-        kernels.count_pairs(pairs, self._by_column, self.book.columns.offsets, out)
+        return kernels.PairArrays(counts.astype(np.int32), cells[own[0]].astype(np.int32), *own[1:])
+
+    def _count(self, outline: Outline, pairs: kernels.PairArrays, numbers: Sums) -> Sums:
+        """Sums of the cells, over the bins of some columns."""
+        columns = self.book.columns.take(numbers)
+        out = np.zeros((len(outline.left), columns.bins, 2), np.int64)
+        kernels.count_pairs(pairs, self._by_column[numbers], columns.offsets, out)
         return out
 
 

@@ -232,7 +232,9 @@ class KnownBlock:
         may = allowed[self._active]
         if not sets:
             may[np.isin(self.layout.kinds, SETS) & ~np.isin(self._active, list(self.complete))] = False
-        return search_splits(sums, self.layout, may, how)
+        found = Splits.of(np.ones(len(sums), np.bool_), how.rules[2])
+        search_splits(sums, self.layout, np.where(may, np.arange(len(may)), -1), how, found)
+        return found
 
     def choice(self, splits: Splits, node: int) -> Choice | None:
         """One of the splits that were found."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting import messages
 from tablepuppet.algorithms.boosting.bins import Columns
-from tablepuppet.algorithms.boosting.client import KeyBook, Objection, add_up, send_objections
+from tablepuppet.algorithms.boosting.client import KeyBook, Objection, add_up, count_from, send_objections
 from tablepuppet.algorithms.boosting.drawn import Drawable
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.plan import LeafPlan
@@ -166,7 +166,7 @@ class TreeRounds:
             with np.errstate(over="ignore"):  # masks wrap around
                 every[outline.left < 0] = np.sum(np.stack(own), axis=0)
             per_node.append(add_up(outline, every))
-        return book.add_new(book.objections(check, per_node))
+        return book.add_new(book.objections(check, count_from(book.columns, per_node)))
 
     def _reveal_as(self, number: int, key: Key, sides: Codes) -> NewKey | NewColumn:
         book = self.books.get(number)

@@ -27,32 +27,36 @@ class SplitRules(NamedTuple):
 
 
 class SearchedColumns(NamedTuple):
-    """Where each column's bins lie, and whether it may be used."""
+    """Where each column's bins lie, and its number; −1: it may not be used."""
 
     offsets: Sums
     kinds: Codes
     signs: RowNumbers
-    allowed: Codes
+    numbers: Sums
 
 
 class Splits(NamedTuple):
     """The best split of every node."""
 
-    gain: Array
+    gain: Array  # infinite: nobody asks about the node
     found: Sums  # (nodes, 5): column (−1: none), bin, whether missing values go left, Σg and Σh of the left
     order: Codes  # (nodes, 256): of sorted categories, those that go left come first
 
+    @classmethod
+    def of(cls, asks: NDArray[np.bool_], least: Any) -> "Splits":
+        """None yet; a gain must be more than `least`."""
+        nodes = len(asks)
+        gain = np.where(asks, least, np.inf)
+        return cls(gain, np.full((nodes, 5), -1, np.int64), np.empty((nodes, 256), np.uint8))
 
-def search_splits(sums: Sums, columns: Columns, allowed: NDArray[np.bool_], how: SplitRules) -> Splits:
-    """The split with the largest gain of every node. The first in this order wins a tie: column, missing values left
-    with the last bin first, missing values right with the first bin first, as in LightGBM. Bin 0 is "missing". Sorted
-    categories: the left side is order[k, :bin]; one against the rest: `bin` itself is the left side. Leaves of a column
-    with a sign rise, or fall, with its values."""
-    nodes = len(sums)
-    out = Splits(np.full(nodes, how.rules[2]), np.full((nodes, 5), -1, np.int64), np.empty((nodes, 256), np.uint8))
-    own = SearchedColumns(columns.offsets, columns.kinds, columns.signs, allowed.astype(np.uint8))
-    best_splits(sums, own, SplitRules(*map(np.array, how)), out)  # copies: arrays of a message are read-only
-    return out
+
+def search_splits(sums: Sums, columns: Columns, numbers: Sums, how: SplitRules, best: Splits) -> None:
+    """Finds the splits that gain more than the best so far. The first in this order wins a tie: column, missing values
+    left with the last bin first, missing values right with the first bin first, as in LightGBM. Bin 0 is "missing".
+    Sorted categories: the left side is order[k, :bin]; one against the rest: `bin` itself is the left side. Leaves of a
+    column with a sign rise, or fall, with its values."""
+    own = SearchedColumns(columns.offsets, columns.kinds, columns.signs, numbers)
+    best_splits(sums, own, SplitRules(*map(np.array, how)), best)  # copies: arrays of a message are read-only
 
 
 @compile_loop
@@ -75,6 +79,8 @@ def best_splits(sums: Sums, columns: SearchedColumns, how: SplitRules, out: Spli
     """Searches every column of every node."""
     free, total, places, ratio = np.empty(0), np.empty(2, np.int64), np.empty(256, np.int64), np.empty(256)
     for k in range(len(sums)):
+        if out.gain[k] == np.inf:
+            continue
         node = (how, how.bounds[k] if len(how.bounds) else free, how.least[k, 0])
         total[0], total[1] = 0, 0
         for b in range(columns.offsets[0], columns.offsets[1] if len(columns.kinds) else columns.offsets[0]):
@@ -82,10 +88,11 @@ def best_splits(sums: Sums, columns: SearchedColumns, how: SplitRules, out: Spli
             total[1] += sums[k, b, 1]
         for f in range(len(columns.kinds)):
             own, kind = sums[k, columns.offsets[f] : columns.offsets[f + 1]], columns.kinds[f]
-            if not columns.allowed[f]:
+            number = columns.numbers[f]
+            if number < 0:
                 continue
             if kind == NUMBER:
-                out.gain[k] = _search_numbers(own, total, f, columns.signs[f], node, out.gain[k], out.found[k])
+                out.gain[k] = _search_numbers(own, total, number, columns.signs[f], node, out.gain[k], out.found[k])
                 continue
             is_sorted, count = kind in (SORTED, SPARSE), 0
             least = how.least[k, 1] if kind == SPARSE else how.rules[5] if kind == SORTED else -np.inf
@@ -96,7 +103,7 @@ def best_splits(sums: Sums, columns: SearchedColumns, how: SplitRules, out: Spli
                     count += 1
             if is_sorted:
                 _sort(places, ratio, count)
-            given = (own, total, f, places[:count], is_sorted)
+            given = (own, total, number, places[:count], is_sorted)
             best = _search_categories(given, node, out.gain[k], out.found[k])
             if is_sorted and best > out.gain[k]:
                 for p in range(out.found[k, 1]):

@@ -134,7 +134,7 @@ class Columns(msgspec.Struct, frozen=True, eq=False):
     def size(self, column: int) -> int:
         return int(self.offsets[column + 1] - self.offsets[column])
 
-    def take(self, numbers: NDArray[np.int64]) -> "Columns":
+    def take(self, numbers: NDArray[np.int64] | slice) -> "Columns":
         """The layout of some columns alone."""
         sizes = np.diff(self.offsets)[numbers].tolist()
         return self.of(self.kinds[numbers].tolist(), sizes, self.signs[numbers].tolist())

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tablepuppet.algorithms.boosting import kernels
 from tablepuppet.algorithms.boosting import tree_checks as parts
 from tablepuppet.algorithms.boosting.bins import Columns
-from tablepuppet.algorithms.boosting.splits import SplitRules, Splits, search_splits
+from tablepuppet.algorithms.boosting.splits import CACHED, SplitRules, Splits, search_splits
 from tablepuppet.algorithms.boosting.tree_checks import (
     NUMBER,
     SETS,
@@ -34,7 +34,6 @@ from tablepuppet.algorithms.boosting.tree_checks import (
 from tablepuppet.errors import TransportError
 
 Count = Callable[[int, Sums], Sums]  # of a tree and some columns: Σ(g, h) of every node and bin
-_CACHED = 1 << 17  # sums that are searched at a time
 
 
 class Split(msgspec.Struct, frozen=True):
@@ -217,7 +216,7 @@ class KeyBook:
             how = SplitRules(np.array(outline.unit), self.rules, outline.bounds, outline.least)
             splits = Splits.of(outline.asks, self.rules[2])
             sizes = np.cumsum(np.diff(self.columns.offsets)[numbers]) * len(outline.left)
-            for own in np.split(numbers, np.flatnonzero(np.diff(sizes // _CACHED)) + 1):
+            for own in np.split(numbers, np.flatnonzero(np.diff(sizes // CACHED)) + 1):
                 if len(own):
                     search_splits(count(number, own), self.columns.take(own), own, how, splits)
             is_best = (splits.found[:, 0] >= 0) & (splits.gain >= outline.gain)

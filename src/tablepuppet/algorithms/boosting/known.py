@@ -11,7 +11,7 @@ A column that was revealed whole has its client's own codes.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import neg
 
@@ -226,14 +226,18 @@ class KnownBlock:
             column.by_set.setdefault(self.sets[key].tobytes(), key)
         column.marks = np.stack([self.sets[key] for key in column.told], axis=1)
 
-    def best(self, sums: Sums, allowed: NDArray[np.bool_], how: SplitRules, *, sets: bool = True) -> Splits:
-        """The best split of each of some nodes among known keys; without `sets`, sorted categories are left out
-        whose order is not known."""
+    def best(
+        self, count: Callable[[slice], Sums], step: int, allowed: NDArray[np.bool_], how: SplitRules, *, sets: bool
+    ) -> Splits:
+        """The best split of each of some nodes among known keys, whose sums are counted for so many columns at a time;
+        without `sets`, sorted categories are left out whose order is not known."""
         may = allowed[self._active]
         if not sets:
             may[np.isin(self.layout.kinds, SETS) & ~np.isin(self._active, list(self.complete))] = False
-        found = Splits.of(np.ones(len(sums), np.bool_), how.rules[2])
-        search_splits(sums, self.layout, np.where(may, np.arange(len(may)), -1), how, found)
+        found = Splits.of(np.ones(len(how.least), np.bool_), how.rules[2])
+        numbers = np.where(may, np.arange(len(may)), -1)
+        for own in (slice(start, start + step) for start in range(0, len(may), step)):
+            search_splits(count(own), self.layout.take(own), numbers[own], how, found)
         return found
 
     def choice(self, splits: Splits, node: int) -> Choice | None:

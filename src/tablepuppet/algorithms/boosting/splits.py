@@ -14,6 +14,7 @@ from tablepuppet.algorithms.boosting.tree_checks import KNOWN_ONE_HOT, NUMBER, S
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.threads import compile_loop
 
+CACHED = 1 << 17  # sums that are searched at a time, if they are counted for the search alone
 CLOSE = 1 - 1e-9  # more than products and quotients are rounded by
 
 

@@ -5,7 +5,7 @@ row numbers; a split parts them. Of two children the one with fewer rows is coun
 """
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from heapq import heappop, heappush
 from math import inf
 
@@ -19,12 +19,13 @@ from tablepuppet.algorithms.boosting.kernels import BlockRows, NodeSums
 from tablepuppet.algorithms.boosting.known import Choice, KnownBlock
 from tablepuppet.algorithms.boosting.messages import value_of
 from tablepuppet.algorithms.boosting.rows import NO_CELL, BlockIndex, Router
-from tablepuppet.algorithms.boosting.splits import SplitRules
+from tablepuppet.algorithms.boosting.splits import CACHED, SplitRules
 from tablepuppet.algorithms.boosting.tree_checks import Cells, Outline, Sums
 from tablepuppet.arrays import RowNumbers
 from tablepuppet.errors import TransportError
 
 _UNBOUND = np.zeros((0, 2))
+_FEW = 8  # rows for each bin
 
 
 class Node(msgspec.Struct):
@@ -158,8 +159,11 @@ class GrowingTree:
         how = SplitRules(np.array(self.given.unit), self.growth.rules, self.bounds(numbers), self.least(numbers))
         found = []
         for block in asked:
-            sums = np.array([self._sums[n][block.block] for n in numbers])
-            found.append(block.best(sums, self.allowed[block.block], how, sets=sets))
+            width = len(block.layout.kinds)
+            step = max(1, CACHED * width // (block.layout.bins * len(numbers))) if self._is_short(block) else width
+            found.append(
+                block.best(partial(self._find_sums, block, numbers), step, self.allowed[block.block], how, sets=sets)
+            )
         gains = np.array([np.where(splits.found[:, 0] >= 0, splits.gain, -1.0) for splits in found])
         first = np.argmax(gains, axis=0).tolist()  # of equal gains the earliest block's
         return [asked[f].choice(found[f], place) for place, f in enumerate(first)]
@@ -255,22 +259,34 @@ class GrowingTree:
         kernels.sum_nodes(self.order, np.array(segments, np.int64).reshape(-1, 2), self.given.both, out)
         return [(g, h) for g, h in out.tolist()]
 
+    def _is_short(self, block: KnownBlock) -> bool:
+        """Whether a tree has so few rows that sums of nodes are counted for each search: to keep them takes longer."""
+        return len(self.order) * len(block.layout.kinds) <= _FEW * block.layout.bins
+
+    def _find_sums(self, block: KnownBlock, numbers: Sequence[int], columns: slice) -> Sums:
+        """Σ(g, h) of nodes per bin of some columns; of all, where sums are kept."""
+        if self._is_short(block):
+            return self._count_columns(block, numbers, columns)
+        return np.array([self._sums[n][block.block] for n in numbers])
+
     def _count(self, numbers: Sequence[int]) -> None:
-        """Σ(g, h) of nodes per bin of every block, as far as they are not known."""
-        for block, index in zip(self.blocks, self.indices, strict=True):
+        """Σ(g, h) of nodes per bin of every block, as far as they are kept and not known."""
+        for block in self.blocks:
             own = [n for n in numbers if block.block not in self._sums.setdefault(n, {})]
-            if not own:
-                continue
-            out = np.zeros((len(own), block.layout.bins, 2), np.int64)
-            segments = np.array([(self.nodes[n].start, self.nodes[n].stop) for n in own], np.int64)
-            if block.layout.bins:
-                rows = BlockRows(index.index, 0, index.rows, block.codes)
-                per_row = index.zeros if len(index.index) else index.zeros[:0]
-                sums = NodeSums(out, per_row)
-                offsets = block.layout.offsets.astype(np.uint64)
-                kernels.count_nodes(self.order, segments, rows, offsets, self.given.both, sums)
-            for place, number in enumerate(own):
-                self._sums[number][block.block] = out[place]
+            if own and not self._is_short(block):
+                sums = self._count_columns(block, own, slice(None))
+                for place, number in enumerate(own):
+                    self._sums[number][block.block] = sums[place]
+
+    def _count_columns(self, block: KnownBlock, numbers: Sequence[int], columns: slice) -> Sums:
+        """Σ(g, h) of nodes per bin of some columns."""
+        index, layout = self.indices[block.block], block.layout.take(columns)
+        out = np.zeros((len(numbers), layout.bins, 2), np.int64)
+        segments = np.array([(self.nodes[n].start, self.nodes[n].stop) for n in numbers], np.int64)
+        rows = BlockRows(index.index, 0, index.rows, np.ascontiguousarray(block.codes[:, columns]))
+        sums = NodeSums(out, index.zeros if len(index.index) else index.zeros[:0])
+        kernels.count_nodes(self.order, segments, rows, layout.offsets.astype(np.uint64), self.given.both, sums)
+        return out
 
     def find_unchecked(self, again: Sequence[int]) -> list[int]:
         """The topmost nodes that clients were not asked about as they are now."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from typing import Any, get_args, get_origin
 
 import msgspec
@@ -16,7 +18,8 @@ from tablepuppet.algorithms.newton.client import NewtonUpdate
 from tablepuppet.algorithms.noise import RunFacts
 from tablepuppet.algorithms.registry import UPDATES, algorithm_of
 from tablepuppet.algorithms.sgd.rounds import SgdUpdate
-from tablepuppet.errors import ApprovalError, PolicyError
+from tablepuppet.client import UNREADABLE
+from tablepuppet.errors import ApprovalError, PolicyError, SourceError
 from tablepuppet.exchanges.base import TRAINING
 from tablepuppet.exchanges.features import OpenPart
 from tablepuppet.exchanges.keys import SendKeys
@@ -28,7 +31,7 @@ from tablepuppet.exchanges.registry import EXCHANGES, REQUESTS
 from tablepuppet.exchanges.schema import CloseJob, DescribeTable, OpenScan
 from tablepuppet.exchanges.start import MultiplyGram, StartPart
 from tablepuppet.models.spec import ModelSpec
-from tablepuppet.owner.policy import Policy
+from tablepuppet.owner.policy import LabelRules, Policy
 from tablepuppet.privacy.ledger import TableBudget
 from tablepuppet.protocol.base import Failure, Message
 from tablepuppet.protocol.columns import CategoryEncoder, NumberEncoder
@@ -499,3 +502,29 @@ def test_what_a_request_adds_to_its_contract_is_refused(
             client.answer = answer  # type: ignore[method-assign]
         with pytest.raises(PolicyError, match=why):
             federation.evaluate(result) if verb == "evaluate" else federation.train(QUERY, **given)
+
+
+def test_what_fails_on_hidden_rows_fails_alike_in_every_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of scans, parts, trees and scores; the owner's log has the reason."""
+    errors: dict[str, type[Exception]] = {"orders": ValueError, "items": SourceError}
+
+    def fail(own: Any, request: Any) -> Message:
+        raise errors[own.name]("row 7 has 12.5")
+
+    anything: dict[str, Any] = {"enforce": lambda job, request: None, "check_request": lambda own, request: None}
+    kinds = [kind for kind in KINDS if "job" in kind.__struct_fields__]
+    assert {OpenScan, SendKeys, Evaluate, trees.CheckTrees, ScoreRows} <= {*kinds}
+    for kind in kinds:
+        loose = dataclasses.replace(EXCHANGES[kind], purposes=frozenset(), handle=fail, **anything)
+        monkeypatch.setitem(EXCHANGES, kind, loose)
+    hidden = {"orders": Policy(minimum_rows=5), "items": Policy(labels=LabelRules(epsilon=1.0))}
+    with tp.Federation(shop(), policies=hidden) as federation, tp.Federation(shop()) as open_:
+        for kind, (name, error) in itertools.product(kinds, errors.items()):
+            client = federation._clients[name]
+            with pytest.raises(error if kind is OpenScan else PolicyError) as failure:
+                client.answer(example(kind, "j"))
+            if kind is not OpenScan:  # which reads no row
+                assert str(failure.value) == UNREADABLE, kind
+                assert "12.5" in client.log.entries[-1].detail["why"]
+            with pytest.raises(error, match=r"12\.5"):
+                open_._clients[name].answer(example(kind, "j"))

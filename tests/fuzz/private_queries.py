@@ -1,7 +1,7 @@
 """Random SELECTs over a protected table: what analysts write, and what attackers would.
 
-Everything follows from one `random.Random`. The table is orders (id, item, amount, salary, y); items (item, price)
-is its partner. Outputs are named f0, f1, … and z; `bounds` has public ones for them.
+Everything follows from one `random.Random`. The table is orders (id, item, amount, salary, note, y); items (item,
+price) is its partner. Outputs are named f0, f1, … and z; `bounds` has public ones for them.
 """
 
 from __future__ import annotations
@@ -24,6 +24,13 @@ FAILING = (
     "sqrt(o.salary)",
     "length(repeat('a', CAST(o.amount * 5 AS INTEGER)))",
 )
+TEXTS = (
+    "o.note",
+    "upper(o.note)",
+    "CAST(floor(o.amount) AS VARCHAR)",
+    "CASE WHEN o.amount > 1.5 THEN 'high' ELSE 'low' END",
+    "CASE WHEN o.y = 1 THEN 'yes' ELSE 'no' END",
+)
 CONDITIONS = (
     "o.item < 20",
     "o.id <> 7",
@@ -32,6 +39,16 @@ CONDITIONS = (
     "o.id % 2 = 0 OR o.amount > 0",
     "o.amount / (o.salary - 1) > 0",
 )
+AGAIN = (  # the protected table under another alias
+    "JOIN orders p ON o.id = p.id",
+    "JOIN orders p ON o.item = p.item",
+    "JOIN orders p ON o.id = p.id AND p.amount > 1.5",
+    "JOIN orders p ON o.id = p.id AND p.y = 1",
+    "LEFT JOIN orders p ON o.id = p.id AND p.salary > 0.5",
+    "JOIN (SELECT id, amount, salary, note, y FROM orders WHERE amount > 1.5) p ON o.id = p.id",
+)
+AGAIN_OUTPUTS = ("p.amount", "p.salary * 2", "p.note", "p.y", "1 - p.y", "p.amount + p.salary")
+AGAIN_CONDITIONS = ("p.amount > 1.5", "p.y = 1", "p.note = 'b'", "p.salary IS NOT NULL")
 SUBQUERIES = (
     "SELECT item, avg(amount) AS m FROM orders GROUP BY item",
     "SELECT item, sum(amount) AS m, max(salary) AS s FROM orders GROUP BY item",
@@ -51,7 +68,7 @@ LABELS = ("o.y", "1 - o.y", "CASE WHEN o.id = 7 THEN o.y ELSE 0 END", "NULLIF(o.
 
 def draw_query(rng: Random) -> str:
     """A query whose features are of orders, by themselves or through a subquery."""
-    kinds = (PLAIN, PLAIN, PLAIN, SINGLING, FAILING)
+    kinds = (PLAIN, PLAIN, PLAIN, SINGLING, FAILING, TEXTS)
     chosen = [rng.choice(rng.choice(kinds)) for _ in range(rng.randint(1, 2))]
     source = "orders o"
     if rng.random() < 0.5:
@@ -60,7 +77,12 @@ def draw_query(rng: Random) -> str:
     if rng.random() < 0.4:
         source += f" JOIN ({rng.choice(SUBQUERIES)}) g ON o.item = g.item"
         chosen.append("g.m")
-    where = f" WHERE {rng.choice(CONDITIONS)}" if rng.random() < 0.3 else ""
+    conditions: tuple[str, ...] = CONDITIONS
+    if rng.random() < 0.3:
+        source += f" {rng.choice(AGAIN)}"
+        conditions += AGAIN_CONDITIONS
+        chosen += rng.sample(AGAIN_OUTPUTS, rng.randint(0, 1))
+    where = f" WHERE {rng.choice(conditions)}" if rng.random() < 0.3 else ""
     label = rng.choice(LABELS) if rng.random() < 0.5 else "o.y"
     outputs = ", ".join(f"{text} AS f{number}" for number, text in enumerate(chosen))
     return f"SELECT {outputs}, {label} AS z FROM {source}{where}"

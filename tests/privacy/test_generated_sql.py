@@ -30,7 +30,10 @@ ALGORITHMS: tuple[dict[str, Any], ...] = (
 BUDGETS = {"features": TableBudget(features=50.0), "label": TableBudget(label=50.0)}
 
 
-def tables(changed: dict[str, float | None]) -> dict[str, Any]:
+Changed = dict[str, float | str | None]
+
+
+def tables(changed: Changed) -> dict[str, Any]:
     """A shop; the order 7 has these values, and all others are the same in every shop."""
     random, rows = np.random.default_rng(6), 120
     columns = {
@@ -38,9 +41,10 @@ def tables(changed: dict[str, float | None]) -> dict[str, Any]:
         "item": random.integers(0, 30, rows),
         "amount": random.uniform(-1, 1, rows),
         "salary": random.uniform(0, 1, rows),
+        "note": random.choice(["a", "b", "c"], rows),
         "y": random.integers(0, 2, rows),
     }
-    kinds = {name: pa.int64() if name in ("id", "item", "y") else pa.float64() for name in columns}
+    kinds = dict.fromkeys(columns, pa.int64()) | {"amount": pa.float64(), "salary": pa.float64(), "note": pa.string()}
     listed = {name: values.tolist() for name, values in columns.items()}
     for name, value in changed.items():
         listed[name][7] = value
@@ -48,7 +52,7 @@ def tables(changed: dict[str, float | None]) -> dict[str, Any]:
     return {"orders": orders, "items": pa.table({"item": np.arange(30), "price": random.uniform(-1, 1, 30)})}
 
 
-def outcome(changed: dict[str, float | None], rng: Random, privacy: dict[str, Any]) -> Callable[[], tuple[str, float]]:
+def outcome(changed: Changed, rng: Random, privacy: dict[str, Any]) -> Callable[[], tuple[str, float]]:
     """What an outsider and the server are told of a job over a shop, and the ε that is claimed for one order."""
     budget = {"orders": BUDGETS["features" if "features" in privacy else "label"]}
     query, given, policy = (
@@ -92,11 +96,11 @@ def outcome(changed: dict[str, float | None], rng: Random, privacy: dict[str, An
 @pytest.mark.parametrize("seed", range(300))
 def test_features_of_an_order_leave_under_noise_alone(seed: int) -> None:
     rng = Random(seed)
-    values: list[dict[str, float | None]] = [  # none is NULL: whether a column has a value is public
-        {"amount": 2.0, "salary": 1.0},
-        {"amount": -2.0, "salary": -1.0},
-        {"amount": 0.0, "salary": 0.0},
-        {"amount": 1e30, "salary": 5.0},
+    values: list[Changed] = [  # none is NULL: whether a column has a value is public
+        {"amount": 2.0, "salary": 1.0, "note": "b"},
+        {"amount": -2.0, "salary": -1.0, "note": "a"},
+        {"amount": 0.0, "salary": 0.0, "note": "c"},
+        {"amount": 1e30, "salary": 5.0, "note": "only one"},
     ]
     first, second = rng.sample(values, 2)
     case = rng.randint(0, 2**32)

@@ -82,6 +82,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "als": {"model": "linear", "algorithm": "als", "head": "factor", "rank": 4, "epochs": 3},
     "factors": {"model": "linear", "algorithm": "sgd", "head": "factor", "rank": 4, "epochs": 3},
     "centralized": {"model": "logistic", "algorithm": "centralized"},
+    "classes-centralized": {"model": "softmax", "algorithm": "centralized"},
     "network": {"model": "mlp", "algorithm": "sgd", "epochs": 3},
     "network-admm": {"model": "mlp", "algorithm": "admm", "epochs": 3},
     "network-vfl-sgd": {"model": "mlp", "algorithm": "vfl-sgd", "epochs": 2},

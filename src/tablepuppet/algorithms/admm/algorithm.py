@@ -30,7 +30,7 @@ class AdmmAlgorithm(Algorithm[Admm]):
     uses_proximal_map = True
     epochs = 30
     walks = 2.5
-    class_seconds = 2e-6, 0.3e-6
+    class_seconds = 0.35e-6, 0.01e-6
     figures_come = "summed"
     server, start, step = AdmmServer, staticmethod(client_start), staticmethod(client_step)
 

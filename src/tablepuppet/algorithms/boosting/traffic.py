@@ -39,7 +39,7 @@ _DITHER = (math.sqrt(5) - 1) / 2
 
 # CPU seconds (docs/performance.md).
 _SORTED = 150e-9  # of a number of a table: its bin, once
-_ROW, _SIDE, _RECORDED = 30e-9, 6e-9, 150e-9  # of a joined row in a tree; on each level; where the model is measured
+_ROW, _SIDE, _RECORDED = 20e-9, 6e-9, 40e-9  # of a joined row in a tree; on each level; where the model is measured
 _READ = 1.8e-9  # of a bin that a level reads
 _LEAF, _DRAWN_LEAF = 100e-6, 20e-6
 _GATHERED, _PAIR_COLUMN = 30e-9, 4e-9  # of a joined row in a check; and of a row and a cell, for each column

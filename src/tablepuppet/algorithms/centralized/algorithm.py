@@ -40,8 +40,8 @@ class Centralized(AlgorithmOptions, frozen=True, tag="centralized"):
 _ITERATIONS = 100
 
 # CPU seconds (docs/performance.md). Of an encoded number of a table, which is read, encoded and pooled; of a joined row
-# and of each of its columns. Of a row in an iteration, for each output; and of an entry of the Hessian.
-_POOLED, _JOINED, _COLUMN, _ITERATED, _SQUARED = 130e-9, 400e-9, 30e-9, 180e-9, 0.3e-9
+# and of each of its columns. Of a row in an iteration; of an entry of the Hessian; or of each of several outputs.
+_POOLED, _JOINED, _COLUMN, _ITERATED, _SQUARED, _OUTPUT = 80e-9, 60e-9, 10e-9, 80e-9, 0.3e-9, 30e-9
 _START = 5e-3
 _NEWTON_STEPS, _LBFGS_STEPS = 5, 30  # looks at F, most often
 
@@ -174,7 +174,7 @@ class CentralizedAlgorithm(Algorithm[Centralized]):
         if not shape.is_linear or not shape.is_sum:
             return SgdAlgorithm().cpu(shape, Sgd(), epoch, batches) + (pooled if epoch == 0 else 0.0)
         steps = _LBFGS_STEPS if shape.outputs > 1 else _NEWTON_STEPS if shape.curvature_varies else 1
-        iterated = _ITERATED * shape.outputs + (_SQUARED * width**2 if shape.outputs == 1 else 0.0)
+        iterated = _OUTPUT * shape.outputs if shape.outputs > 1 else _ITERATED + _SQUARED * width**2
         return pooled + shape.joined * (_COLUMN * width + steps * iterated)
 
     def traffic(self, shape: Shape, options: Centralized, epoch: int, batch_size: int | None) -> list[RoundTraffic]:

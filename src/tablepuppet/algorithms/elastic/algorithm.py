@@ -23,7 +23,7 @@ class ElasticAlgorithm(Algorithm[Elastic]):
     sums = "the gradient and second moments"
     no_private_form = "elastic needs exact second moments, which have no private form here"
     walks = 3.5
-    class_seconds = 8e-6, 0.15e-6  # the intercepts of several classes are found in many looks
+    class_seconds = 0.6e-6, 0.08e-6
     server, start, step = ElasticServer, staticmethod(client_start), staticmethod(client_step)
 
     def can_continue(self, problem: Problem) -> bool:

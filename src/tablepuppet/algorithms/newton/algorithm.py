@@ -31,7 +31,7 @@ class NewtonAlgorithm(Algorithm[Newton]):
     figures_come = "told"
     no_private_form = "newton needs exact second moments in every round, which have no private form here"
     walks = 2.5
-    class_seconds = 1e-6, 0.25e-6
+    class_seconds = 0.0, 0.13e-6
     server, start, step = NewtonServer, staticmethod(client.client_start), staticmethod(client.client_step)
 
     def can_continue(self, problem: Problem) -> bool:

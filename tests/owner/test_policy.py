@@ -10,7 +10,8 @@ from tests.prediction.shop import QUERY, tables
 
 import tablepuppet as tp
 from tablepuppet.errors import JobError, PolicyError
-from tablepuppet.owner.policy import read_policy
+from tablepuppet.owner.policy import Policy, TableRules, read_policy
+from tablepuppet.owner.scans import ScanUse
 
 TEXT = QUERY.format(label="returned")
 ORDERS = """
@@ -187,3 +188,11 @@ def test_a_rule_that_would_protect_nothing_is_refused(rule: str, place: str, tmp
     (tmp_path / "policy.toml").write_text(rule)
     with pytest.raises(PolicyError, match=rf"cannot be used: Expected .*{place}"):
         read_policy(tmp_path / "policy.toml")
+
+
+def test_what_an_owner_is_silent_about_is_not_granted() -> None:
+    use = ScanUse("orders", (frozenset({"id"}),), frozenset())
+    for policy in (Policy(), Policy(tables={"orders": TableRules(features=("id",))})):
+        assert policy.merges == ""
+        assert not any(policy.find_granted("orders", role) for role in ("cutoffs", "pairs"))
+        assert not policy.find_pairs(use)

@@ -25,7 +25,7 @@ from tablepuppet.arrays import RowNumbers
 from tablepuppet.errors import TransportError
 
 _UNBOUND = np.zeros((0, 2))
-_FEW = 8  # rows for each bin
+_FEW = 16  # rows for each bin, of the block and joined
 
 
 class Node(msgspec.Struct):
@@ -260,8 +260,9 @@ class GrowingTree:
         return [(g, h) for g, h in out.tolist()]
 
     def _is_short(self, block: KnownBlock) -> bool:
-        """Whether a tree has so few rows that sums of nodes are counted for each search: to keep them takes longer."""
-        return len(self.order) * len(block.layout.kinds) <= _FEW * block.layout.bins
+        """Whether there are so few rows that sums of nodes are counted for each search: to keep them takes longer."""
+        rows = len(self.order) + len(block.codes)
+        return rows * len(block.layout.kinds) <= _FEW * block.layout.bins
 
     def _find_sums(self, block: KnownBlock, numbers: Sequence[int], columns: slice) -> Sums:
         """Σ(g, h) of nodes per bin of some columns; of all, where sums are kept."""

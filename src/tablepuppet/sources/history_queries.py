@@ -114,11 +114,15 @@ def add_rows_behind(text: str) -> str | None:
 
 
 def list_times(query: exp.Expr) -> exp.Select:
-    """The columns of the history that are compared with cutoffs, with their casts."""
+    """The columns of the history that are compared with cutoffs, as dates where cast to them: a date stays midnight."""
     select = _reader(query)
     compared = [node for kind in (exp.LT, exp.LTE, exp.GT, exp.GTE, exp.Between) for node in select.find_all(kind)]
     columns = [column for node in filter(has_cutoff, compared) for column in node.find_all(exp.Column)]
-    own = [c.parent if isinstance(c.parent, exp.Cast) else c for c in columns if c.table != CUTOFFS]
+    own = [
+        c.parent if isinstance(c.parent, exp.Cast) and c.parent.is_type("date") else c
+        for c in columns
+        if c.table != CUTOFFS
+    ]
     times = dict.fromkeys(column.sql("duckdb") for column in own)
     found = exp.select(*(f'{time} AS "time {number}"' for number, time in enumerate(times)), dialect="duckdb")
     latest = [join for join in select.args["joins"] if join.method == "ASOF"]

@@ -164,7 +164,8 @@ def test_metrics_of_a_sample_come_with_errors_and_those_of_sums_are_exact(
     for name, value in expected.metrics["train"].items():
         if name in exact:
             assert name not in on.standard_errors
-            assert result.metrics["train"][name] == pytest.approx(value, rel=1e-9)
+            # The penalised objective is at its minimum, where other ends hardly differ; its loss alone is not.
+            assert result.metrics["train"][name] == pytest.approx(value, rel=1e-8)
         elif name != "mape":
             assert abs(result.metrics["train"][name] - value) < 6 * on.standard_errors[name]
 

@@ -35,6 +35,7 @@ _ITERATIONS = 12
 _HALVINGS = 30
 _NO_LABELS = np.zeros(0)
 _ENOUGH = 0.05  # of a round's gain so far: smaller gains are left to the next round, which brings a new Hessian
+_ENOUGH_ALONE = 1e-3  # the same where no round follows
 
 
 class Derivatives(msgspec.Struct, frozen=True, eq=False):
@@ -185,7 +186,11 @@ class Subspace(msgspec.Struct, frozen=True, eq=False):
 
 
 def minimise(
-    problem: Problem, evaluate: Evaluate, space: Subspace, start: Callable[[], tuple[Derivatives, Array]]
+    problem: Problem,
+    evaluate: Evaluate,
+    space: Subspace,
+    start: Callable[[], tuple[Derivatives, Array]],
+    enough: float = _ENOUGH,
 ) -> Found:
     """min over α of F(θ + Σ α s), one α for every direction of every block, and the intercept.
 
@@ -230,7 +235,7 @@ def minimise(
         step = np.zeros(len(point))
         step[alive] = -pseudo_solve(hessian[np.ix_(alive, alive)], slope[alive])
         expected = -0.5 * float(slope @ step)
-        if expected <= max(_ENOUGH * (first - value), 1e-15 * abs(value)):
+        if expected <= max(enough * (first - value), 1e-15 * abs(value)):
             break
         for halving in range(_HALVINGS):  # the full Newton step, halved until F falls
             new = point + step / 2**halving
@@ -337,4 +342,4 @@ def best_intercept(problem: Problem, predictions: Sequence[Array]) -> Array:
     blocks = len(predictions)
     nothing = [np.zeros((1, 1))] * blocks
     space = Subspace([[h] for h in predictions], nothing, [0.0] * blocks, start, steps, bent / joined.rows)
-    return minimise(problem, evaluate, space, begin).intercept
+    return minimise(problem, evaluate, space, begin, enough=_ENOUGH_ALONE).intercept

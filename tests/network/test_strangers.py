@@ -20,7 +20,7 @@ from urllib.request import urlopen
 import pytest
 from tests.network.parties import QUERY, Parties, assert_same, in_process, tables
 
-from tablepuppet.errors import TransportError
+from tablepuppet.errors import JobError
 from tablepuppet.network.run_worker import Pipe
 from tablepuppet.network.serve import Monitor
 from tablepuppet.transport.connections import SPARE, Limits, RevokedList, _Stranger, find_excess
@@ -171,7 +171,7 @@ def test_the_list_of_revoked_certificates_is_read_where_strangers_hold_all_descr
             path.write_text("a\nbb\n")
         assert listed.read() == {10, 187}
         path.unlink()
-        with pytest.raises(TransportError, match="no list of revoked certificates"):
+        with pytest.raises(JobError, match="no list of revoked certificates"):
             listed.read()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)

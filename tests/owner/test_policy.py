@@ -12,6 +12,7 @@ import tablepuppet as tp
 from tablepuppet.errors import JobError, PolicyError
 from tablepuppet.owner.policy import Policy, TableRules, read_policy
 from tablepuppet.owner.scans import ScanUse
+from tablepuppet.protocol.contract import Moments, ScanTerms
 
 TEXT = QUERY.format(label="returned")
 ORDERS = """
@@ -196,3 +197,6 @@ def test_what_an_owner_is_silent_about_is_not_granted() -> None:
         assert policy.merges == ""
         assert not any(policy.find_granted("orders", role) for role in ("cutoffs", "pairs"))
         assert not policy.find_pairs(use)
+        told = ScanTerms(0, "orders", (), None, moments=(Moments("orders", "id", "results", ("b",), column=0),))
+        with pytest.raises(PolicyError, match=r"tables\.orders\.cutoffs"):
+            policy.check_cutoffs(use, told)

@@ -73,13 +73,6 @@ class TestEveryAlgorithm:
             assert algorithm.server_memory(of, options) > 0 <= algorithm.state_memory(of, options)
             assert all(algorithm.client_memory(of, options, block, part) > 0 for block, part in of.parts)
 
-    def test_says_what_it_discloses(self, algorithm: Algorithm[Any]) -> None:
-        for block in shape().blocks:
-            found = algorithm.disclosure(shape(), algorithm.options(), block, batches=12)
-            assert found.features == algorithm.is_pooled
-            if algorithm in FEDERATED:
-                assert found.predictions >= found.slopes >= shape().epochs
-
     def test_has_a_private_form_or_says_why_not(self, algorithm: Algorithm[Any]) -> None:
         options = algorithm.options()
         why = algorithm.why_not_private(options)

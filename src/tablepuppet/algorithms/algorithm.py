@@ -58,15 +58,6 @@ _Options = TypeVar("_Options", bound=AlgorithmOptions)
 FiguresBy = Literal["none", "told", "summed", "power iteration"]
 
 
-class Disclosure(msgspec.Struct, frozen=True):
-    """Upper bounds on a run's disclosures about one block."""
-
-    predictions: int  # how often the server sees h of a row
-    slopes: int  # how often an owner sees ∂ℓ/∂h of each of its rows
-    sums: str = "the gradient"  # that the clients of a table send in every round to be summed
-    features: bool = False  # whether the server sees every encoded feature
-
-
 class PrivateForm(msgspec.Struct, frozen=True):
     """How noisy gradients come about under feature privacy (algorithms/noise.py counts them).
 
@@ -137,7 +128,7 @@ class Algorithm(Generic[_Options]):
     takes_start: ClassVar[bool] = False  # whether a linear model may begin with other weights than zero
     supports_nonsmooth: ClassVar[bool] = False  # of the penalty: l1 and signs, and nothing but jobs that have them
     can_omit_intercept: ClassVar[bool] = False  # of a linear model
-    sums: ClassVar[str] = "the gradient"  # that the clients of a table send in every round to be summed
+    sums: ClassVar[str] = "the gradient"  # that clients of a table send to be summed, where no second moments go
     no_private_form: ClassVar[str] = ""  # why it has no form under feature privacy
     stops_when_flat: ClassVar[bool] = False  # whether options.tolerance is about the objective, for lack of residuals
 
@@ -273,10 +264,6 @@ class Algorithm(Generic[_Options]):
         return 4 * FLOAT * block.parameters
 
     # -- what it discloses -----------------------------------------------------------------
-
-    def disclosure(self, shape: Shape, options: _Options, block: BlockShape, batches: int) -> Disclosure:
-        """The disclosures of its rounds about a block in `shape.epochs` epochs of `batches` batches."""
-        return Disclosure(predictions=shape.epochs, slopes=shape.epochs, sums=self.sums)
 
     def exchanges(self, options: _Options, run: RunShape) -> Exchanges:
         """The number of each kind of message with a part in a run."""

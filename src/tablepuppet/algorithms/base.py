@@ -137,8 +137,6 @@ class LossSums(msgspec.Struct, frozen=True, eq=False):
     bend: float  # Σ ∂²ℓ/∂a²
     slopes: list[Array]
     curvatures: list[Array]
-    frequencies: int  # K of the longest series; 0: there was none
-    promise: float  # the largest error of a joined row's slope
 
 
 @runtime_checkable

@@ -11,10 +11,7 @@ of each relation are counted from the root to the leaves, without making one.
 Here an anti-joined relation is one row, found by the rows of its parent that have no match. A semi-joined relation is
 one row, found by those that have a match.
 
-`RowLookup`: joined rows by their numbers, 0 ≤ j < N, in the same order, and drawn at random. The number is read digit
-by digit. The root's row is the one below which the j-th joined row lies. The remainder of j chooses a row of each group
-that is found, in proportion to the joined rows below it. So every j from 0 to N − 1, drawn uniformly, gives a uniform
-joined row.
+Any joined row is found by its number. So every j from 0 to N − 1, drawn uniformly, gives a uniform joined row.
 """
 
 import itertools
@@ -30,6 +27,8 @@ from tablepuppet.join.duckdb_join import Counts, ListedRows, Marks, Use
 from tablepuppet.join.keys import ScanKeys
 from tablepuppet.sql.bound import Branch
 from tablepuppet.threads import pool
+
+Numbers = NDArray[np.int64]
 
 
 class Edge(msgspec.Struct, frozen=True, eq=False):
@@ -183,7 +182,7 @@ def _in_order(scan: ScanKeys) -> RowNumbers:
     return scan.numbers if scan.place is None else np.argsort(scan.place).astype(scan.numbers.dtype)
 
 
-class TreeSide(msgspec.Struct, frozen=True, eq=False):
+class TreeSide(msgspec.Struct, frozen=True, eq=False, dict=True):
     """The joined rows of some rows of the root."""
 
     join: TreeJoin
@@ -222,41 +221,16 @@ class TreeSide(msgspec.Struct, frozen=True, eq=False):
         for _ in pool().map(one, spans, len(spans)) if len(spans) > 1 else map(one, spans):
             pass
 
-
-BranchSide = ListedRows | TreeSide  # some joined rows of a branch, in order
-BranchJoin = ListedRows | TreeJoin  # all of them
-
-
-def _share_out(here: Counts, edge: Edge, above: Counts, below: Array) -> None:
-    """Rows of a group share the joined rows that find it, in proportion to the joined rows below each. All quotients
-    are whole."""
-    groups, step = np.zeros(len(edge.starts) - 1), max(ROWS_IN_CACHE, 4 * len(edge.starts))
-    for piece in pieces(len(above), step):  # because NumPy copies its input
-        groups += np.bincount(edge.group[piece], above[piece], minlength=len(groups))
-    weights = edge.per_group(below)
-    each = np.divide(groups, weights, out=np.zeros(len(weights)), where=weights > 0)
-    grouped = edge.grouped[:-1]
-    here[grouped] = np.repeat(each, np.diff(edge.starts)) * below[grouped]
-
-
-Numbers = NDArray[np.int64]
-
-
-class RowLookup(msgspec.Struct, frozen=True, eq=False, dict=True):
-    """The joined rows of a side, none of which is held."""
-
-    side: TreeSide
-
-    @property
-    def rows(self) -> int:
-        return self.side.rows
-
     def look_up(self, joined: Numbers) -> dict[int, RowNumbers]:
-        """The rows of some joined rows in each relation; −1 where a LEFT JOIN found none."""
-        join, ends = self.side.join, self.side.ends
+        """The rows of some joined rows, 0 ≤ j < N, in each relation; −1 where a LEFT JOIN found none.
+
+        A number is read digit by digit: the root's row is the one below which the j-th joined row lies. The remainder
+        chooses a row of each group that is found, in proportion to the joined rows below it.
+        """
+        join, ends = self.join, self.ends
         place = np.searchsorted(ends, joined.astype(ends.dtype), side="right")  # of another, NumPy would widen all ends
         left = joined - np.where(place > 0, ends[place - 1], 0)
-        found: dict[int, RowNumbers] = {join.root: self.side.roots[place]}
+        found: dict[int, RowNumbers] = {join.root: self.roots[place]}
         size = self._counts[join.root][found[join.root]]  # of the joined rows among which `left` counts
         for edge, running in zip(join.edges, self._running, strict=True):
             group = edge.group[found[edge.parent]]
@@ -275,13 +249,29 @@ class RowLookup(msgspec.Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def _counts(self) -> list[Numbers]:
         """How many joined rows each row of each relation makes with the relations below it."""
-        return [below.astype(np.int64) for below in self.side.join.below]
+        return [below.astype(np.int64) for below in self.join.below]
 
     @cached_property
     def _running(self) -> list[Numbers]:
         """For each edge: how many joined rows lie below a relation's rows before each."""
-        edges = self.side.join.edges
+        edges = self.join.edges
         return [np.append(0, np.cumsum(self._counts[edge.relation][edge.grouped[:-1]])) for edge in edges]
+
+
+BranchSide = ListedRows | TreeSide  # some joined rows of a branch, in order
+BranchJoin = ListedRows | TreeJoin  # all of them
+
+
+def _share_out(here: Counts, edge: Edge, above: Counts, below: Array) -> None:
+    """Rows of a group share the joined rows that find it, in proportion to the joined rows below each. All quotients
+    are whole."""
+    groups, step = np.zeros(len(edge.starts) - 1), max(ROWS_IN_CACHE, 4 * len(edge.starts))
+    for piece in pieces(len(above), step):  # because NumPy copies its input
+        groups += np.bincount(edge.group[piece], above[piece], minlength=len(groups))
+    weights = edge.per_group(below)
+    each = np.divide(groups, weights, out=np.zeros(len(weights)), where=weights > 0)
+    grouped = edge.grouped[:-1]
+    here[grouped] = np.repeat(each, np.diff(edge.starts)) * below[grouped]
 
 
 def draw_numbers(rows: int, count: int, seed: int | Sequence[int]) -> Numbers:

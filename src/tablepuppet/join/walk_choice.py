@@ -20,7 +20,7 @@ from tablepuppet.join.join import BYTES_PER_JOINED_ROW, SizeLimit, join_branch
 from tablepuppet.join.keys import ScanKeys
 from tablepuppet.join.labels import MappingRequest
 from tablepuppet.join.mapping import LabelInfo
-from tablepuppet.join.tree_join import BranchJoin, BranchSide, RowLookup, TreeJoin, draw_numbers
+from tablepuppet.join.tree_join import BranchJoin, BranchSide, TreeJoin, draw_numbers
 from tablepuppet.memory import free_memory
 from tablepuppet.sql.bound import BoundQuery
 
@@ -118,7 +118,7 @@ def _only(branch: BranchSide, numbers: NDArray[np.int64]) -> ListedRows:
     """Some joined rows of a branch, by their numbers, which may repeat."""
     if isinstance(branch, ListedRows):
         return branch.only(numbers)
-    found = RowLookup(branch).look_up(numbers)
+    found = branch.look_up(numbers)
     sizes = branch.join.sizes
     kinds = [np.int32 if size < 2**31 else np.int64 for size in sizes]
     return ListedRows(sizes, branch.join.root, [found[relation].astype(own) for relation, own in enumerate(kinds)])

@@ -169,7 +169,7 @@ def insights(mapping: MappingSummary, shape: Shape, job: Job, loss: Loss, ids: I
     """Who learns what, party by party."""
     asked = exchanges_of(job, loss, shape.joined)
     algorithm = algorithm_of(job.options)
-    told = [algorithm.disclosure(shape, job.options, block, 1) for block in shape.blocks]
+    sums = "the gradient and second moments" if job.options.sends_second_moments else algorithm.sums
     is_pooled = asked.is_pooled
     server = common_insights(mapping, job)
     server += [_about_features(mapping, block, job, ids) for block in shape.blocks if block.features]
@@ -182,8 +182,8 @@ def insights(mapping: MappingSummary, shape: Shape, job: Job, loss: Loss, ids: I
         evaluated = plural(asked.evaluations, "time")
         server.append(f"one prediction per held-out row and output{noise}, up to {evaluated}")
         server += [
-            f"{_whose(block)}, in every round: {d.sums} over {plural(block.width, 'column')}"
-            for block, d in zip(shape.blocks, told, strict=True)
+            f"{_whose(block)}, in every round: {sums} over {plural(block.width, 'column')}"
+            for block in shape.blocks
             if block.is_split
         ]
     found = [Insight("server", tuple(server))]

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 import numpy as np
 
-from tablepuppet.algorithms.algorithm import Algorithm, Disclosure
+from tablepuppet.algorithms.algorithm import Algorithm
 from tablepuppet.algorithms.base import (
     Answer,
     BlockAnswer,
@@ -23,7 +23,6 @@ from tablepuppet.algorithms.base import (
     squared_norm,
 )
 from tablepuppet.algorithms.options import AlgorithmOptions
-from tablepuppet.algorithms.shape import BlockShape, Shape
 from tablepuppet.arrays import Array
 from tablepuppet.models.losses import Loss
 from tablepuppet.protocol.base import Combined, Discloses, Partial, Predictions, Update
@@ -85,6 +84,7 @@ class AveragingAlgorithm(Algorithm[Averaging]):
 
     options = Averaging
     summary = "gradient steps on each client's own rows, and the mean of their parameters"
+    sums = "the parameters"
     requests = (AveragingUpdate,)
     remedy = "use a smaller learning_rate"
 
@@ -107,9 +107,6 @@ class AveragingAlgorithm(Algorithm[Averaging]):
     def _predicted(self, setup: PartSetup, theta: Array) -> tuple[AveragingState, Answer]:
         products = np.array([squared_norm(theta)])
         return AveragingState(theta), Predictions(values=setup.model.predict(theta), products=products)
-
-    def disclosure(self, shape: Shape, options: Averaging, block: BlockShape, batches: int) -> Disclosure:
-        return Disclosure(predictions=shape.epochs, slopes=shape.epochs, sums="the parameters")
 
 
 ALGORITHM = AveragingAlgorithm()

@@ -6,7 +6,7 @@ from tablepuppet.algorithms import algorithm
 from tablepuppet.algorithms.admm.client import client_start, client_step, local_epochs
 from tablepuppet.algorithms.admm.options import Admm, AdmmFigures, AdmmUpdate, VflAdmm
 from tablepuppet.algorithms.admm.server import AdmmServer
-from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure, Merit, PrivateForm
+from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Merit, PrivateForm
 from tablepuppet.algorithms.numerics.linear_systems import WIDE
 from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RoundTraffic, RunShape, Shape
 from tablepuppet.models.losses import Loss
@@ -32,6 +32,7 @@ class AdmmAlgorithm(Algorithm[Admm]):
     walks = 2.5
     class_seconds = 0.35e-6, 0.01e-6
     figures_come = "summed"
+    sums = "the parameters"
     server, start, step = AdmmServer, staticmethod(client_start), staticmethod(client_step)
 
     def refusal(self, options: Admm, spec: ModelSpec) -> str | None:
@@ -91,10 +92,6 @@ class AdmmAlgorithm(Algorithm[Admm]):
         if shape.is_linear and has_matrix:
             return 4 * FLOAT * block.width**2
         return (options.memory + 8 if shape.is_linear else 4) * FLOAT * block.parameters
-
-    def disclosure(self, shape: Shape, options: Admm, block: BlockShape, batches: int) -> Disclosure:
-        sums = "the parameters" if options.union == "consensus" else "the gradient and second moments"
-        return Disclosure(predictions=shape.epochs, slopes=shape.epochs, sums=sums)
 
     def exchanges(self, options: Admm, run: RunShape) -> Exchanges:
         inner = 1 if options.union == "exact" else options.inner_rounds

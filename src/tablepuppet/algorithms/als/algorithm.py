@@ -35,7 +35,6 @@ class AlsAlgorithm(Algorithm[Als]):
     learns_shrinkage = True
     stops_when_flat = True
     figures_come = "told"
-    sums = "the gradient and second moments"
     no_private_form = "als needs exact second moments in every round, which have no private form here"
     row_seconds = 250e-9
     server, start, step = AlsServer, staticmethod(client_start), staticmethod(client_step)

@@ -1,6 +1,6 @@
 """boosting, declared."""
 
-from tablepuppet.algorithms.algorithm import Algorithm, Disclosure
+from tablepuppet.algorithms.algorithm import Algorithm
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.traffic import tree_round_range, tree_seconds, tree_waves
 from tablepuppet.algorithms.shape import BlockShape, PartShape, RoundTraffic, Shape
@@ -52,10 +52,6 @@ class BoostingAlgorithm(Algorithm[Boosting]):
 
     def client_memory(self, shape: Shape, options: Boosting, block: BlockShape, part: PartShape) -> float:
         return (part.rows + part.test_rows) * block.width
-
-    def disclosure(self, shape: Shape, options: Boosting, block: BlockShape, batches: int) -> Disclosure:
-        """Bits, not predictions; plan.py describes them."""
-        return Disclosure(predictions=0, slopes=0 if options.is_random else options.trees)
 
     def why_not_private(self, options: Boosting) -> str | None:
         if options.is_random:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure
+from tablepuppet.algorithms.algorithm import FLOAT, Algorithm
 from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Fitted, PartSetup, Problem
 from tablepuppet.algorithms.options import AlgorithmOptions, Positive, Tolerance
 from tablepuppet.algorithms.sgd.algorithm import SgdAlgorithm
@@ -188,9 +188,6 @@ class CentralizedAlgorithm(Algorithm[Centralized]):
     def client_memory(self, shape: Shape, options: Centralized, block: BlockShape, part: PartShape) -> float:
         pooled = 2 * FLOAT * (part.rows + part.test_rows) * block.width
         return super().client_memory(shape, options, block, part) + pooled
-
-    def disclosure(self, shape: Shape, options: Centralized, block: BlockShape, batches: int) -> Disclosure:
-        return Disclosure(predictions=0, slopes=0, features=True)
 
     def exchanges(self, options: Centralized, run: RunShape) -> Exchanges:
         return Exchanges(run.epochs, is_pooled=True)

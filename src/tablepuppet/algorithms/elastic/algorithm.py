@@ -20,7 +20,6 @@ class ElasticAlgorithm(Algorithm[Elastic]):
     supports_nonsmooth = True
     takes_start = True
     epochs = 100
-    sums = "the gradient and second moments"
     no_private_form = "elastic needs exact second moments, which have no private form here"
     walks = 3.5
     class_seconds = 0.6e-6, 0.08e-6

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Disclosure, Merit, moments_seconds
+from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Merit, moments_seconds
 from tablepuppet.algorithms.base import Problem, Walkable
 from tablepuppet.algorithms.newton import client
 from tablepuppet.algorithms.newton.client import Newton
@@ -98,13 +98,6 @@ class NewtonAlgorithm(Algorithm[Newton]):
         if block.width <= WIDE:
             return 4 * FLOAT * block.width**2
         return (options.memory + 8) * FLOAT * block.parameters
-
-    def disclosure(self, shape: Shape, options: Newton, block: BlockShape, batches: int) -> Disclosure:
-        return Disclosure(
-            predictions=shape.epochs,
-            slopes=shape.epochs,
-            sums="the gradient and second moments",
-        )
 
     def exchanges(self, options: Newton, run: RunShape) -> Exchanges:
         return Exchanges(run.epochs)

@@ -4,10 +4,10 @@ import math
 
 from tablepuppet.algorithms import algorithm
 from tablepuppet.algorithms import shape as shapes
-from tablepuppet.algorithms.algorithm import Algorithm, Disclosure, FiguresBy, Merit, PrivateForm
+from tablepuppet.algorithms.algorithm import Algorithm, FiguresBy, Merit, PrivateForm
 from tablepuppet.algorithms.sgd import rounds
 from tablepuppet.algorithms.sgd.rounds import Sgd, SgdFigures
-from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, PartShape, RoundTraffic, RunShape, Shape
+from tablepuppet.algorithms.shape import Exchanges, OuterRound, PartShape, RoundTraffic, RunShape, Shape
 from tablepuppet.models.heads.kinds import KINDS
 from tablepuppet.privacy.options import FeaturePrivacy
 
@@ -89,11 +89,6 @@ class SgdAlgorithm(Algorithm[Sgd]):
     def server_memory(self, shape: Shape, options: Sgd) -> int:
         """The order of an epoch's joined rows, and vectors over the blocks' rows."""
         return algorithm.FLOAT * shape.joined + super().server_memory(shape, options)
-
-    def disclosure(self, shape: Shape, options: Sgd, block: BlockShape, batches: int) -> Disclosure:
-        """A row is asked for in every batch that one of its joined rows falls into."""
-        per_epoch = min(max(1, block.most), batches)
-        return Disclosure(predictions=shape.epochs * per_epoch, slopes=shape.epochs * per_epoch)
 
     def exchanges(self, options: Sgd, run: RunShape) -> Exchanges:
         is_full = run.batch_size is None or run.batch_size >= run.rows

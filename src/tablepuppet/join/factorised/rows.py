@@ -24,7 +24,7 @@ from tablepuppet.join.factorised.walk import TreeLoss, differentiate_branches
 from tablepuppet.join.join import JoinedSide
 from tablepuppet.join.joined_rows import JoinedRows, JoinStep, Pass, batch, by_label
 from tablepuppet.join.row_index import IndexFacts, RowIndex
-from tablepuppet.join.tree_join import RowLookup, TreeSide, draw_numbers
+from tablepuppet.join.tree_join import TreeSide, draw_numbers
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.losses.base import Separable, Square
 
@@ -95,8 +95,6 @@ class FactorisedRows(msgspec.Struct, frozen=True, eq=False, dict=True):
             bend=sum(float(own.curvatures[root].sum()) for own, root in zip(found, roots, strict=True)),
             slopes=self._add_branches(own.slopes for own in found),
             curvatures=self._add_branches(own.curvatures for own in found),
-            frequencies=max(own.frequencies for own in found),
-            promise=max(own.promise for own in found),
         )
 
     def multiply(self, block: int, direction: Array) -> list[Array]:
@@ -199,18 +197,15 @@ class FactorisedRows(msgspec.Struct, frozen=True, eq=False, dict=True):
     def fetch(self) -> JoinedRows:
         return self.sample
 
-    @cached_property
-    def _lookups(self) -> list[RowLookup]:
-        return [RowLookup(self._branch(branch)) for branch in range(len(self.side.branches))]
-
     def _numbers(self, joined: NDArray[np.int64]) -> list[RowNumbers]:
         """p_i of some joined rows, for each column."""
         out: list[RowNumbers] = [np.empty(len(joined), np.int64) for _ in self.side.columns]
-        ends = np.cumsum([lookup.rows for lookup in self._lookups])
+        sides = [self._branch(branch) for branch in range(len(self.trees))]
+        ends = np.cumsum([side.rows for side in sides])
         of_branch = np.searchsorted(ends, joined, side="right")
-        for branch, lookup in enumerate(self._lookups):
+        for branch, side in enumerate(sides):
             here = np.flatnonzero(of_branch == branch)
-            found = lookup.look_up(joined[here] - (ends[branch] - lookup.rows))
+            found = side.look_up(joined[here] - (ends[branch] - side.rows))
             for into, column in zip(out, self.side.columns, strict=True):
                 rows, becomes = found[column.relations[branch]], column.becomes[branch]
                 into[here] = rows if becomes is None else becomes[rows]

@@ -27,8 +27,6 @@ class Derivatives(msgspec.Struct, frozen=True, eq=False):
     loss: float
     slopes: list[Array]
     curvatures: list[Array]
-    frequencies: int = 0  # K of the series, if there was one
-    promise: float = 0.0  # the largest error of a joined row's slope
 
 
 class TreeLoss(msgspec.Struct, frozen=True, eq=False, dict=True):
@@ -139,7 +137,7 @@ class TreeLoss(msgspec.Struct, frozen=True, eq=False, dict=True):
             for f in (0, 1)
         )
         bent = [np.maximum(own, 0.0) for own in curvatures]  # of a convex loss: below 0 is rounding
-        return Derivatives(loss, slopes, bent, series.frequencies, series.promise)
+        return Derivatives(loss, slopes, bent)
 
     def _add_linear(self, found: Derivatives, ordered: Sequence[Array]) -> Derivatives:
         """With v·a + c of each joined row."""
@@ -154,7 +152,7 @@ class TreeLoss(msgspec.Struct, frozen=True, eq=False, dict=True):
             slopes = [own + n for own, n in zip(slopes, self._linear_counts, strict=True)]
         if self.loss.constant is not None:
             loss += float(weights @ self._root(self.loss.constant))
-        return Derivatives(loss, slopes, found.curvatures, found.frequencies, found.promise)
+        return Derivatives(loss, slopes, found.curvatures)
 
 
 def differentiate_branches(

@@ -240,7 +240,7 @@ def test_a_forest_is_the_mean_of_its_trees() -> None:
         ({"model": "boosted", "monotone": {"kind": 1}}, "which is no number"),
         ({"model": "boosted", "monotone": {"price": 2}}, "never falls"),
         ({"model": "boosted", "forest": True}, "subsample or feature_fraction"),
-        ({"model": "boosted", "leaves": 1}, "leaves must lie in 2"),
+        ({"model": "boosted", "leaves": 1}, "leaves must be at least 2"),
         (
             {"model": "boosted", "forest": True, "subsample": 0.5, "patience": 3, "validation_fraction": 0.1},
             "leave patience out",

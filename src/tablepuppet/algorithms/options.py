@@ -105,7 +105,7 @@ def explain_error(error: msgspec.ValidationError, kind: Any, given: dict[str, An
     limit = re.fullmatch(r"Expected (?:int|float) ([<>]=?) (\S+)", what)
     if limit is not None:
         name, bound = where.partition("[")[0], float(limit[2])
-        wanted = "finite" if abs(bound) > 1e300 else f"{_SIDES[limit[1]]} {bound:,g}"
+        wanted = "finite" if abs(bound) >= 1e300 else f"{_SIDES[limit[1]]} {bound:,g}"
         return f"{name} must be {wanted}, not {given.get(name)!r}"
     choices = _choices(get_type_hints(kind).get(where)) if where else []
     if choices:

@@ -26,6 +26,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.algorithms.numerics.linear_systems import unpack_triangle
 from tablepuppet.arrays import MATRICES_IN_CACHE, Array
 from tablepuppet.models.linear import Features
 
@@ -43,36 +44,14 @@ def diagonal(size: int) -> NDArray[np.int64]:
     return np.cumsum([0, *range(size, 1, -1)])
 
 
-def unpack_triangles(packed: Array, size: int) -> Array:
-    """(n, K(K+1)/2) → (n, K, K), symmetric."""
-    rows, columns = np.triu_indices(size)
-    whole = np.empty((len(packed), size, size))
-    whole[:, rows, columns] = packed
-    whole[:, columns, rows] = packed
-    return whole
-
-
 def products(features: Features, packed: Array, theta: Array) -> Array:
     """Σ_k x_k (M_k h_k)ᵀ with h = X θ: (d, K)."""
     h = features.dot(theta)
     pulled = np.empty_like(h)
     for start in range(0, len(h), MATRICES_IN_CACHE):
         some = slice(start, start + MATRICES_IN_CACHE)
-        pulled[some] = multiply_triangles(packed[some], h[some])
+        pulled[some] = (unpack_triangle(packed[some], h.shape[1]) @ h[some, :, None])[:, :, 0]
     return features.transpose_dot(pulled)
-
-
-def multiply_triangles(packed: Array, h: Array) -> Array:
-    """M_k h_k of each row, from upper triangles: (n, K)."""
-    size, first = h.shape[1], 0
-    columns, out = np.ascontiguousarray(packed.T), np.zeros((size, len(h)))
-    across = np.ascontiguousarray(h.T)
-    for row in range(size):
-        triangle = columns[first : first + size - row]
-        out[row] += np.einsum("an,an->n", triangle, across[row:])
-        out[row + 1 :] += triangle[1:] * across[row]
-        first += size - row
-    return np.ascontiguousarray(out.T)
 
 
 def diagonal_blocks(features: Features, packed: Array) -> Array:
@@ -92,7 +71,7 @@ def solved_blocks(blocks: Array, ridge: Array, right: Array) -> Array:
     out = np.empty_like(right)
     for start in range(0, len(right), MATRICES_IN_CACHE):
         some = slice(start, start + MATRICES_IN_CACHE)
-        whole = unpack_triangles(blocks[some], size)
+        whole = unpack_triangle(blocks[some], size)
         # A column that no row has, without a ridge: nothing is known of it, and it stays.
         scale = np.maximum(np.trace(whole, axis1=1, axis2=2) / size, 1.0)
         whole[:, np.arange(size), np.arange(size)] += ridge + 1e-14 * scale[:, None]
@@ -215,7 +194,7 @@ class LearnedShrinkage:
             self._fitted[block], self._posterior = 0.0, np.zeros(self._outputs)
             return
         sample = np.unique(np.linspace(0, len(matrices) - 1, min(len(matrices), _SAMPLE)).astype(np.int64))
-        whole = unpack_triangles(matrices[sample], self._outputs)
+        whole = unpack_triangle(matrices[sample], self._outputs)
         whole[:, np.arange(self._outputs), np.arange(self._outputs)] += penalty[sample]
         inverse = np.linalg.inv(whole)
         own = np.einsum("naa->na", inverse) / self._tied[block]

@@ -1,20 +1,22 @@
 """Options of boosted trees."""
 
 import warnings
-from math import ceil, inf, log2
-from typing import Any, ClassVar, Literal, Self
+from math import ceil, log2
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting.bins import BinRules
-from tablepuppet.algorithms.options import AlgorithmOptions
+from tablepuppet.algorithms.options import AlgorithmOptions, Count, Tolerance
 
 _DEEPEST, _DEEPEST_BY_LEAVES = 15, 100
 _LEAVES, _RANDOM_LEVELS = 31, 6  # of a tree whose size is left open
 _FINEST = 255  # bins
 _MOST_CATEGORIES = 8_000
+Share = Annotated[float, Meta(gt=0.0, le=1.0)]
 _LIGHT_ROWS = 10.0  # of a node, that a category among many must be worth; four times that where labels are classes
 
 
@@ -43,50 +45,34 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
     """
 
     name: ClassVar[str] = "boosting"
-    trees: int = 100
-    learning_rate: float = 0.1
-    depth: int | None = None
-    leaves: int | None = None
-    bins: int = 255
-    min_bin_rows: int = 3
-    l2: float | None = None
-    min_child_weight: float | None = None
-    min_leaf_rows: int | None = None
-    min_gain: float = 1e-12
-    min_category_weight: float | None = None
-    categories: int | None = None
-    subsample: float = 1.0
-    feature_fraction: float = 1.0
+    trees: Annotated[int, Meta(ge=1, le=100_000)] = 100
+    learning_rate: Share = 0.1
+    depth: Count | None = None
+    leaves: Annotated[int, Meta(ge=2, le=2**_DEEPEST)] | None = None
+    bins: Annotated[int, Meta(ge=2, le=_FINEST)] = 255
+    min_bin_rows: Count = 3
+    l2: Tolerance | None = None
+    min_child_weight: Tolerance | None = None
+    min_leaf_rows: Count | None = None
+    min_gain: Tolerance = 1e-12
+    min_category_weight: Tolerance | None = None
+    categories: Annotated[int, Meta(ge=2, le=_MOST_CATEGORIES)] | None = None
+    subsample: Share = 1.0
+    feature_fraction: Share = 1.0
     monotone: dict[str, int] = msgspec.field(default_factory=dict)
     forest: bool = False
     bits: Literal[4, 8, 16, 32] = 16
     splits: Literal["best", "random"] = "best"
     checks: Literal["strict", "lazy"] = "strict"
-    every: int = 5
+    every: Count = 5
     reveal: Literal["columns", "splits"] = "columns"
     tells: Literal["columns", "splits"] | None = None
-    max_splits: int | None = None
+    max_splits: Count | None = None
 
     def __post_init__(self) -> None:
         self._read_old_words()
-        self._check(1 <= self.trees <= 100_000, "trees must lie in 1..100000")
-        self._check(0 < self.learning_rate <= 1, "learning_rate must lie in (0, 1]")
-        self._check(self.leaves is None or 2 <= self.leaves <= 2**_DEEPEST, f"leaves must lie in 2..{2**_DEEPEST}")
         deepest = _DEEPEST if self.leaf_limit is None else _DEEPEST_BY_LEAVES
-        self._check(1 <= self.levels <= deepest, f"depth must lie in 1..{deepest}")
-        self._check(2 <= self.bins <= _FINEST, f"bins must lie in 2..{_FINEST}")
-        self._check(self.min_bin_rows >= 1, "min_bin_rows must be at least 1")
-        self._check(0 <= self.penalty < inf, "l2 must be a number from 0 up")
-        self._check(0 <= self.least_weight < inf, "min_child_weight must be a number from 0 up")
-        self._check(self.least_rows >= 1, "min_leaf_rows must be at least 1")
-        self._check(0 <= self.min_gain < inf, "min_gain must be a number from 0 up")
-        self._check(0 <= (self.min_category_weight or 0.0) < inf, "min_category_weight must be a number from 0 up")
-        self._check(
-            self.categories is None or 2 <= self.categories <= _MOST_CATEGORIES,
-            f"categories must lie in 2..{_MOST_CATEGORIES}",
-        )
-        self._check(0 < self.subsample <= 1, "subsample must lie in (0, 1]")
-        self._check(0 < self.feature_fraction <= 1, "feature_fraction must lie in (0, 1]")
+        self._check(self.levels <= deepest, f"depth must lie in 1..{deepest}")
         self._check(
             all(s in (-1, 1) for s in self.monotone.values()), "monotone must be 1 (never falls) or -1 for each"
         )
@@ -98,8 +84,6 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
         self._check(
             not self.forest or is_varied, "the trees of a forest differ by subsample or feature_fraction below 1"
         )
-        self._check(self.every >= 1, "every must be at least 1")
-        self._check(self.max_splits is None or self.max_splits >= 1, "max_splits must be at least 1, or None")
 
     def _read_old_words(self) -> None:
         """Options of earlier versions, with what they mean now."""

@@ -116,7 +116,7 @@ def _draw_rows(shares: Array, step: int) -> tuple[NDArray[np.intp], Array]:
 
 
 def curvature_triangles(model: LinearModel, curvature: Array) -> Array:
-    """The same as it travels: for each pair of outputs, the lower triangle of its matrix."""
+    """The same as it travels: for each pair of outputs, the upper triangle of its matrix."""
     return np.stack([pack_triangle(gram) for gram in model.train.grams(curvature)])
 
 

@@ -77,21 +77,20 @@ class Spectrum(msgspec.Struct, frozen=True, eq=False):
 
 
 def pack_triangle(matrix: Array) -> Array:
-    """The lower triangle of a symmetric matrix, row by row: all that needs to travel.
+    """The upper triangle of a symmetric matrix, row by row: all that needs to travel.
 
     >>> pack_triangle(np.array([[1.0, 2.0], [2.0, 3.0]]))
     array([1., 2., 3.])
     """
-    return np.asarray(matrix[np.tril_indices(len(matrix))])
+    return np.asarray(matrix[np.triu_indices(len(matrix))])
 
 
-def unpack_triangle(triangle: Array, size: int) -> Array:
-    """The symmetric matrix whose lower triangle that is."""
-    place = np.tril_indices(size)
-    matrix = np.empty((size, size))
-    matrix.T[place] = triangle
-    matrix[place] = triangle
-    return matrix
+def unpack_triangle(packed: Array, size: int) -> Array:
+    """The symmetric matrices whose upper triangles those are: (…, K(K+1)/2) → (…, K, K)."""
+    rows, columns = np.triu_indices(size)
+    whole = np.empty((*packed.shape[:-1], size, size))
+    whole[..., rows, columns] = whole[..., columns, rows] = packed
+    return whole
 
 
 def eigenvalues(matrix: Array) -> tuple[Array, Array]:

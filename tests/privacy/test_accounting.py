@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import dp_accounting
 import msgspec
 import pytest
@@ -50,6 +52,14 @@ def test_epsilon_of_a_release_is_that_of_its_event_at_the_probability_of_taking_
 def test_any_other_row_in_a_rows_place_moves_sums_twice_as_far() -> None:
     twice = composed_epsilon((Mechanism(1.5, 4),), 1e-5)
     assert replacement_epsilon((Mechanism(3.0, 4),), 1e-5) == pytest.approx(twice)
+
+
+def test_of_sampled_sums_one_row_leaves_and_another_comes() -> None:
+    """Both steps are (ε, δ₀)-DP, together (2ε, (1 + e^ε) δ₀)."""
+    steps, delta = (Mechanism(1.0, 10, 0.1),), 1e-5
+    single = 0.5 * replacement_epsilon(steps, delta)
+    assert composed_epsilon(steps, delta / (1.0 + math.exp(single))) == pytest.approx(single, rel=5e-3)
+    assert composed_epsilon(steps, delta) < 0.95 * single
 
 
 def test_a_row_takes_part_with_the_probability_that_any_of_its_joined_rows_is_drawn() -> None:

@@ -13,10 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import scipy.stats
+from msgspec.structs import replace
 
 import tablepuppet as tp
-from tablepuppet.algorithms.noise import WholeModel
+from tablepuppet.algorithms.noise import BlockFacts, RunFacts, RunTerms, WholeModel, plan_noise
+from tablepuppet.privacy.accounting import Mechanism, composed_epsilon, gaussian_noise
 from tablepuppet.privacy.gaussian import GradientPrivacy
+from tablepuppet.privacy.options import FeaturePrivacy, PredictionPrivacy
 
 EPSILON, DELTA = 1.0, 1e-5
 QUERY = "SELECT u.v, f.group_name, f.y FROM f JOIN u ON f.k = u.k"
@@ -108,3 +111,101 @@ def test_the_audit_catches_shares_of_noise_that_are_too_small(monkeypatch: pytes
     share = GradientPrivacy.deviation
     monkeypatch.setattr(GradientPrivacy, "deviation", property(lambda self: share.__get__(self) / 40.0))
     assert audited("sgd", 20, clients=3) > 1.5
+
+
+# 20 users with at most 4 of 100 rides each: a row of users has a length of at most √3, one of rides of at most 1.
+USERS = BlockFacts("u", "users", ("users",), ("a", "b", "c"), True, 20, 100, 4, 3.0)
+RIDES = BlockFacts("r", "rides", ("rides",), ("d",), False, 100, 100, 1, 1.0)
+GIVEN = FeaturePrivacy(noise=2.0, clip=1.5, cap=4, sample=0.5, local_steps=20)  # deviations of 3
+LOCAL = PredictionPrivacy(mode="local", epsilon=4.0)
+
+
+def plan(options: Any, *blocks: BlockFacts, predictions: PredictionPrivacy | None = None, **changed: Any) -> Any:
+    """The noise of three epochs, in four batches each where there are any; a signal changes by at most 0.2."""
+    facts = RunFacts(blocks, rows=100, epochs=3, outputs=1, slope=0.5, bound=0.25, curvature=0.25, change=0.2)
+    given = {"options": options, "is_linear": True, "batch": 25, "l2": 0.01, "features": GIVEN, "showings": 7}
+    return plan_noise(RunTerms(**(given | {"predictions": predictions or PredictionPrivacy()} | changed)), facts)
+
+
+@pytest.mark.parametrize(
+    ("options", "blocks", "table", "mechanisms"),
+    [
+        # its own sum moves by 1.5, and a user's rides that of rides by 0.2 each; a ride that of users by 0.2 √3
+        (tp.Sgd(), (USERS, RIDES), "users", [(2.0, 12, 0.25, 4, 0.2 / 3)]),
+        (tp.Sgd(), (USERS, RIDES), "rides", [(2.0, 12, 0.25, 1, 0.2 * 3**0.5 / 3)]),
+        # a table in two blocks moves both in both ways, and noise is shared out between the two
+        (
+            tp.Sgd(),
+            (replace(USERS, tables=("e",)), replace(RIDES, tables=("e",))),
+            "e",
+            [(1, 12, 0.25, 5, 2**1.5 / 15)],
+        ),
+        # two places of one block: each has its rides; two rows of a subquery: all rides of both move at once
+        (tp.Sgd(), (replace(USERS, tables=("e", "e")), RIDES), "e", [(1.0, 12, 0.25, 8, 0.2 / 3)]),
+        (tp.Sgd(), (replace(USERS, tables=("e", "e"), is_derived=True), RIDES), "e", [(1.0, 12, 0.25, 8, 0.4 / 3)]),
+        # three rounds of twenty local steps; each of the others sees all of its joined rows
+        (tp.Admm(), (USERS, RIDES), "users", [(2.0, 60, 0.5, 1, 0.0), (3.75, 60, 1.0, 1, 0.0)]),
+        (tp.Admm(), (USERS, RIDES), "rides", [(2.0, 60, 0.5, 1, 0.0), (5 * 3**0.5, 60, 1.0, 1, 0.0)]),
+        (
+            tp.Admm(),
+            (replace(USERS, tables=("e", "e")), RIDES),
+            "e",
+            [*2 * [(2**0.5, 60, 0.5, 1, 0.0)], (1.875, 60, 1.0, 1, 0.0)],
+        ),
+        (
+            tp.Admm(),
+            (replace(USERS, tables=("e", "e"), is_derived=True), RIDES),
+            "e",
+            [(1.0, 60, 0.75, 1, 0.0), (0.9375, 60, 1.0, 1, 0.0)],
+        ),
+    ],
+)
+def test_a_row_is_charged_for_all_that_it_moves(options: Any, blocks: Any, table: str, mechanisms: Any) -> None:
+    found = plan(options, *blocks).spends[table]
+    assert [tuple(mechanism) for mechanism in found] == [pytest.approx(one) for one in mechanisms]
+
+
+def test_each_client_adds_noise_of_the_deviation_that_is_charged() -> None:
+    sgd, admm = plan(tp.Sgd(), USERS, RIDES).gradients, plan(tp.Admm(), USERS, RIDES).gradients
+    assert [one.deviation for one in (*sgd, *admm)] == [pytest.approx(3 / 2**0.5), 3.0, 3.0, 3.0]  # 2 of 3 are honest
+    assert [(one.limit, one.batch_rate, one.steps, one.rate) for one in sgd] == 2 * [(12, 0.25, 1, 1.0)]
+    assert [(one.limit, one.batch_rate, one.steps, one.rate) for one in admm] == [(60, 1, 2, 0.5), (60, 1, 20, 0.5)]
+    assert [one.reach for one in (*sgd, *admm)] == 2 * [pytest.approx(3**0.5), 1.0]
+    assert [one.prediction_bound for one in sgd] == [1.0, 1.0]  # half of the slope over the curvature
+    alone = plan(tp.Sgd(), replace(USERS, most=1), RIDES).gradients
+    assert [one.prediction_bound for one in alone] == [3.0, 3.0]  # three times that, if no row is joined twice
+    for change in ({"is_masked": False}, {"clients": ("a", "b")}):
+        [users, _] = plan(tp.Sgd(), replace(USERS, **change), RIDES).gradients
+        assert users.deviation == 3.0
+    [users, _] = plan(tp.Sgd(), USERS, RIDES, features=replace(GIVEN, shared_noise=False)).gradients
+    assert users.deviation == 3.0
+
+
+def test_predictions_carry_noise_for_every_showing_of_a_row_in_every_place() -> None:
+    once = plan(tp.Sgd(), USERS, RIDES, predictions=LOCAL)
+    twice = plan(tp.Sgd(), *(replace(one, tables=("e",)) for one in (USERS, RIDES)), predictions=LOCAL, features=None)
+    for found, showings in ((once, 7), (twice, 14)):  # any other row in its place moves a prediction from −1 to 1
+        for one in found.gradients:
+            assert one.prediction_noise == pytest.approx(2.0 * gaussian_noise(4.0, 1e-5, showings, 1.0))
+            assert one.prediction_limit == 7
+    assert [one.deviation for one in once.gradients] == [3.0, 3.0]  # a client is seen by itself
+
+
+@pytest.mark.parametrize("options", [tp.Sgd(), tp.Admm()], ids=["sgd", "admm"])
+def test_noise_is_just_enough_for_the_rows_of_every_table(options: Any) -> None:
+    features = FeaturePrivacy(epsilon=1.0, clip=1.5, cap=4, sample=0.5)
+    found = plan(options, USERS, RIDES, features=features, batch=None)
+    told = [composed_epsilon(tuple(spends), 1e-5) for spends in found.spends.values()]
+    assert 0.99 < max(told) <= 1.001
+    assert [one.deviation * one.summed_over**0.5 for one in found.gradients] == [
+        pytest.approx(d) for d in found.deviations
+    ]
+
+
+def test_a_rows_joined_rows_move_the_sums_of_others_each() -> None:
+    mechanism = Mechanism(2.0, 3, 1.0, 4, 0.25)
+    assert mechanism.moved(4) == pytest.approx(1.25**0.5)
+    one = Mechanism(1 / 3.75**0.5, 1)  # three times a move of √1.25
+    assert composed_epsilon((mechanism,), 1e-5) == pytest.approx(composed_epsilon((one,), 1e-5))
+    again = mechanism.scaled(2.0)
+    assert again.moved(4) == pytest.approx(0.5 * mechanism.moved(4))

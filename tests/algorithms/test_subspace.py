@@ -23,7 +23,7 @@ from tablepuppet.algorithms.numerics.subspace import Tracker
 from tablepuppet.join.joined_rows import JoinedRows, RowIndex
 from tablepuppet.models.linear import Features, LinearModel
 from tablepuppet.models.losses import Logistic, Loss, Squared
-from tablepuppet.models.losses.softmax import Softmax
+from tablepuppet.models.losses.classes import Softmax
 from tablepuppet.protocol.base import Predictions
 
 Array = NDArray[np.float64]

@@ -11,8 +11,8 @@ from hypothesis.extra.numpy import arrays
 from tablepuppet.models.losses import LOSSES as ALL
 from tablepuppet.models.losses import Logistic, Loss, Squared
 from tablepuppet.models.losses.base import newton_proximal
+from tablepuppet.models.losses.classes import Softmax
 from tablepuppet.models.losses.numbers import Gamma, Huber, Poisson, Quantile
-from tablepuppet.models.losses.softmax import Softmax
 
 NUMBERS: list[Loss] = [Squared(), Poisson(30.0, 2.0), Gamma(30.0, 2.0), Huber(0.7), Quantile(0.3)]
 LOSSES: list[Loss] = [*NUMBERS, Logistic(), Softmax(4)]

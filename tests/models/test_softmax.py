@@ -8,7 +8,7 @@ from scipy.special import logsumexp
 from scipy.special import softmax as expected_softmax
 
 from tablepuppet.models.losses import Loss, Weighted
-from tablepuppet.models.losses.softmax import Softmax
+from tablepuppet.models.losses.classes import Softmax
 
 CASES = [Softmax(3), Softmax(2, np.array([[1.4, -0.4], [-0.4, 1.4]]))]
 EACH = pytest.mark.parametrize("loss", CASES, ids=["classes", "debiased"])

@@ -16,8 +16,8 @@ from tablepuppet.algorithms.admm.algorithm import ALGORITHM as ADMM
 from tablepuppet.algorithms.admm.options import Admm
 from tablepuppet.algorithms.admm.server import join_step, opening_step
 from tablepuppet.models.losses import Logistic, Loss, Squared, Weighted
+from tablepuppet.models.losses.classes import Softmax
 from tablepuppet.models.losses.numbers import Huber, Quantile
-from tablepuppet.models.losses.softmax import Softmax
 from tablepuppet.privacy.accounting import Mechanism, composed_epsilon, participation, replacement_epsilon
 from tablepuppet.privacy.gaussian import clip_scale
 from tablepuppet.protocol.base import Predictions

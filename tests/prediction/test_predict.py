@@ -15,8 +15,7 @@ from tests.prediction.shop import NEW, QUERY, federation, tables
 
 import tablepuppet as tp
 from tablepuppet.errors import CatalogError, ModelError
-from tablepuppet.models.losses.logistic import sigmoid
-from tablepuppet.models.losses.softmax import softmax
+from tablepuppet.models.losses.classes import sigmoid, softmax
 
 ORACLE = NEW.replace("SELECT ", "SELECT o.order_id, c.card_id IS NOT NULL AS found, ") + " ORDER BY o.order_id"
 MODELS = {"spent": "linear", "returned": "logistic", "mood": "softmax"}

@@ -33,7 +33,7 @@ from tablepuppet.errors import (
 from tablepuppet.exchanges.proposal import ProposeContract
 from tablepuppet.exchanges.schema import OpenScan
 from tablepuppet.models.losses import Logistic, Loss, Squared
-from tablepuppet.models.losses.softmax import Softmax
+from tablepuppet.models.losses.classes import Softmax
 from tablepuppet.models.metrics import Moment
 from tablepuppet.owner.owner_log import OwnerLog, verify
 from tablepuppet.owner.policy import Policy, read_policy

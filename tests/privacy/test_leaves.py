@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tablepuppet.algorithms.boosting.fixed_point import Labels, LeafNoise, clipped_derivatives
 from tablepuppet.models.losses import Logistic, Loss, Squared
-from tablepuppet.models.losses.softmax import Softmax
+from tablepuppet.models.losses.classes import Softmax
 from tablepuppet.privacy.gaussian import secure_generator
 
 

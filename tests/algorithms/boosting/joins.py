@@ -19,7 +19,7 @@ from tablepuppet.algorithms.boosting.rows import BlockIndex
 from tablepuppet.algorithms.boosting.server import BoostingServer, HeldRows
 from tablepuppet.algorithms.boosting.tree_checks import Bins, CategoryBins, Check, Codes, Key, NewColumn, Objections
 from tablepuppet.models.losses import Logistic, Loss, Squared
-from tablepuppet.models.losses.softmax import Softmax
+from tablepuppet.models.losses.classes import Softmax
 
 
 @dataclass

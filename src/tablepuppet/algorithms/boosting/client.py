@@ -13,24 +13,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algorithms.boosting import kernels
-from tablepuppet.algorithms.boosting import tree_checks as parts
+from tablepuppet.algorithms.boosting import kernels, tree_checks
 from tablepuppet.algorithms.boosting.bins import Columns
 from tablepuppet.algorithms.boosting.splits import CACHED, SplitRules, Splits, search_splits
-from tablepuppet.algorithms.boosting.tree_checks import (
-    NUMBER,
-    SETS,
-    SPARSE,
-    WHOLE,
-    Check,
-    Codes,
-    Key,
-    NewColumn,
-    NewKey,
-    Objections,
-    Outline,
-    Sums,
-)
+from tablepuppet.algorithms.boosting.tree_checks import NUMBER, SETS, Codes, Key, NewColumn, NewKey, Outline, Sums
 from tablepuppet.errors import TransportError
 
 Count = Callable[[int, Sums], Sums]  # of a tree and some columns: Σ(g, h) of every node and bin
@@ -101,17 +87,17 @@ class KeyBook:
         column, kind, size = entry.column, self.columns.kinds[entry.column], self.columns.size(entry.column)
         if kind == NUMBER:
             return [self.columns.missing_key(column), *(Key(column, border=b) for b in range(1, size - 1))]
-        return [Key(column, left=(code,)) for code in range(size)] if kind == parts.ONE_HOT else []
+        return [Key(column, left=(code,)) for code in range(size)] if kind == tree_checks.ONE_HOT else []
 
     def is_whole(self, entry: Key) -> bool:
         """Whether it stands for a whole column."""
-        return entry.border == WHOLE
+        return entry.border == tree_checks.WHOLE
 
     def bits(self, entry: Key) -> int:
         """How many bits of a row reveal it."""
         if not self.is_whole(entry):
             return 1
-        return parts.digits_of(int(self.columns.kinds[entry.column]), self.columns.size(entry.column))
+        return tree_checks.digits_of(int(self.columns.kinds[entry.column]), self.columns.size(entry.column))
 
     def may_tell(self, entries: Sequence[Key]) -> bool:
         """Whether the limit allows to reveal these entries, too."""
@@ -123,7 +109,7 @@ class KeyBook:
             raise TransportError(f"there is no key {number} in block {self.block}")
         return self.keys[number]
 
-    def add_unions(self, unions: Sequence[parts.Union]) -> None:
+    def add_unions(self, unions: Sequence[tree_checks.Union]) -> None:
         """Sets that the server made of those it knows."""
         for union in unions:
             if not 0 <= union.column < len(self.columns.kinds) or int(self.columns.kinds[union.column]) not in SETS:
@@ -162,7 +148,7 @@ class KeyBook:
                     self.add(own, is_told=True)
         return kept, fresh
 
-    def reveal_as(self, key: Key, sides: parts.Codes) -> NewKey | NewColumn:
+    def reveal_as(self, key: Key, sides: tree_checks.Codes) -> NewKey | NewColumn:
         """A key as it becomes known, by whether rows go right; or a column, by their bins."""
         column = key.column
         if self.is_whole(key):
@@ -198,13 +184,13 @@ class KeyBook:
         """
         wanted = [k for k in self.columns.needed_keys(key, self.has_missing) if k not in self.numbers]
         column = key.column
-        is_due = self.reveals_columns or self.columns.kinds[column] == SPARSE
+        is_due = self.reveals_columns or self.columns.kinds[column] == tree_checks.SPARSE
         if not wanted or not is_due or column in self._columns:
             return wanted
-        every = [Key(column, border=WHOLE), *([key] if int(self.columns.kinds[column]) in SETS else [])]
+        every = [Key(column, border=tree_checks.WHOLE), *([key] if int(self.columns.kinds[column]) in SETS else [])]
         return every if self.may_tell(every) else wanted
 
-    def objections(self, check: parts.Check, count: Count) -> list[Objection]:
+    def objections(self, check: tree_checks.Check, count: Count) -> list[Objection]:
         """Of every node that is asked about: the best split, where it comes before the one that it has. The server has
         searched the columns that were revealed whole. The others are searched some at a time, so that their sums stay
         in the cache."""
@@ -261,7 +247,7 @@ class KeyBook:
         if int(self.columns.kinds[column]) not in SETS or column in self._known_there:
             return True
         own = count(np.array([column]))[node]
-        least = outline.least[node, 1] if self.columns.kinds[column] == SPARSE else self.rules[5]
+        least = outline.least[node, 1] if self.columns.kinds[column] == tree_checks.SPARSE else self.rules[5]
         present = np.flatnonzero((own[:, 1] > 0) & (own[:, 1] * outline.unit[1] >= least))
         if not set(split.key.left) <= set(present.tolist()):
             return False
@@ -291,7 +277,7 @@ class ClientHalf:
     train: Codes  # (rows + 1, columns): the last row is the one that an outer join did not find
     held: Codes  # of rows that are held out
 
-    def check(self, check: Check) -> Objections:
+    def check(self, check: tree_checks.Check) -> tree_checks.Objections:
         """The objections of this block, which lies here alone, to some trees."""
         self.book.add_unions(check.unions)
         is_first = not self.book.told
@@ -317,7 +303,7 @@ class ClientHalf:
     def _by_column(self) -> Codes:
         return np.ascontiguousarray(self.train.T)
 
-    def histograms(self, check: Check) -> list[Sums]:
+    def histograms(self, check: tree_checks.Check) -> list[Sums]:
         """Σ (g, h) per node and bin, of every tree, where the node is a cell; else 0."""
         every = np.arange(len(self.book.columns.kinds))
         return [self._count(outline, self._unpack(outline), every) for outline in check.trees]
@@ -351,11 +337,11 @@ class ClientHalf:
 
 def send_objections(
     book: KeyBook, objections: Sequence[Objection], keys: list[NewKey | NewColumn], complete: Sequence[int] = ()
-) -> Objections:
+) -> tree_checks.Objections:
     """Objections as they travel, keys by their numbers."""
     none = Split(Key(-1))
     splits = [o.split or none for o in objections]
-    return Objections(
+    return tree_checks.Objections(
         keys=keys,
         tree=np.array([o.tree for o in objections], np.int32),
         node=np.array([o.node for o in objections], np.int32),

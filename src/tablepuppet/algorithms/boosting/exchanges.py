@@ -12,22 +12,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tablepuppet.algorithms.boosting import handlers
+from tablepuppet.algorithms.boosting import handlers, tree_checks
 from tablepuppet.algorithms.boosting import messages as trees
-from tablepuppet.algorithms.boosting.tree_checks import (
-    FEW,
-    NUMBER,
-    ONE_HOT,
-    SETS,
-    WHOLE,
-    CategoryBins,
-    Check,
-    NewColumn,
-    NumberBins,
-    Objections,
-    Outline,
-    digits_of,
-)
+from tablepuppet.algorithms.boosting.tree_checks import NUMBER, ONE_HOT, SETS, WHOLE, NewColumn, Objections, Outline
 from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.algorithms.shape import Exchanges
 from tablepuppet.exchanges.base import SCORING, TRAINING, NoCheck, Rules
@@ -117,7 +104,7 @@ def check_objections(request: trees.CheckTrees, answer: trees.TreeObjections, kn
     _against(found, request.check, part)
 
 
-def _against(found: Objections, check: Check, part: KnownPart) -> None:
+def _against(found: Objections, check: tree_checks.Check, part: KnownPart) -> None:
     """Each objection is to a node that was asked about, once, and by a split that comes before the one it has."""
     if not len(found.tree):
         return
@@ -140,7 +127,7 @@ def _against(found: Objections, check: Check, part: KnownPart) -> None:
     require(bool((found.gain[has_split] > 0).all()), "found.gain", "is not positive")
 
 
-def _learn(keys: list[Any], name: str, check: Check | None, part: KnownPart) -> None:
+def _learn(keys: list[Any], name: str, check: tree_checks.Check | None, part: KnownPart) -> None:
     """Keys become known in the order in which both ends number them: the server's unions, then the client's own."""
     _bits_of(keys, name, part)
     if check is not None:
@@ -153,7 +140,7 @@ def _learn(keys: list[Any], name: str, check: Check | None, part: KnownPart) -> 
             _number([key.column] * key.keys, part)
             part.has_missing.add(key.column)
             continue
-        most = {NUMBER: _CODES - 1, ONE_HOT: FEW + 1}.get(kind)  # sets of categories may be many
+        most = {NUMBER: _CODES - 1, ONE_HOT: tree_checks.FEW + 1}.get(kind)  # sets of categories may be many
         require(most is None or count < most, f"{name}.column", f"has more than {most} splits")
         _number([key.column], part)
         if key.is_missing:
@@ -217,9 +204,9 @@ def _bits_of(keys: list[Any], name: str, part: KnownPart) -> None:
         require(0 <= key.column < width, f"{name}.column", "is none of the part's")
         if isinstance(key, NewColumn):
             least = 2 if key.kind == NUMBER else 1
-            is_byte = key.size >= least and digits_of(key.kind, key.size) <= 8
+            is_byte = key.size >= least and tree_checks.digits_of(key.kind, key.size) <= 8
             require(is_byte, f"{name}.size", f"is below {least}, or more than a byte tells apart")
-            check_array(key.digits, f"{name}.digits", (digits_of(key.kind, key.size), rows), kinds=_BYTES)
+            check_array(key.digits, f"{name}.digits", (tree_checks.digits_of(key.kind, key.size), rows), kinds=_BYTES)
         else:
             check_array(key.right, f"{name}.right", (rows,), kinds=_BYTES)
 
@@ -266,12 +253,12 @@ def _check_start_request(own: ClientState, request: trees.StartTrees) -> None:
     require(all(sign in (-1, 0, 1) for sign in request.signs), "signs", "hold what is no sign")
     for bins in request.bins or ():
         check_range(bins.size, "bins", 1, _CODES)
-        if isinstance(bins, NumberBins):
+        if isinstance(bins, tree_checks.NumberBins):
             check_array(bins.borders, "bins.borders", (None,))
             check_finite(bins.borders, "bins.borders")
             require(bool((bins.borders[1:] > bins.borders[:-1]).all()), "bins.borders", "are not ascending")
         else:
-            assert isinstance(bins, CategoryBins)
+            assert isinstance(bins, tree_checks.CategoryBins)
             require(len(set(bins.categories)) == len(bins.categories), "bins.categories", "name one category twice")
 
 

@@ -19,20 +19,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.algorithms.boosting import tree_checks
 from tablepuppet.algorithms.boosting.bins import Columns
 from tablepuppet.algorithms.boosting.kernels import NodeSplits
 from tablepuppet.algorithms.boosting.splits import SplitRules, Splits, search_splits
-from tablepuppet.algorithms.boosting.tree_checks import (
-    KNOWN_ONE_HOT,
-    NUMBER,
-    ONE_HOT,
-    SETS,
-    Codes,
-    NewColumn,
-    NewKey,
-    Sums,
-    Union,
-)
+from tablepuppet.algorithms.boosting.tree_checks import NUMBER, ONE_HOT, SETS, Codes, NewColumn, NewKey, Sums, Union
 from tablepuppet.errors import TransportError
 
 
@@ -119,7 +110,7 @@ class KnownBlock:
             self.codes[:, self.columns[number].place] = codes
         if keys:
             known = [self.columns[number] for number in self._active]
-            kinds = [KNOWN_ONE_HOT if c.kind == ONE_HOT and not c.is_whole else c.kind for c in known]
+            kinds = [tree_checks.KNOWN_ONE_HOT if c.kind == ONE_HOT and not c.is_whole else c.kind for c in known]
             self.layout = Columns.of(kinds, [c.bins for c in known], [self.signs[n] for n in self._active])
 
     def _learn_whole(self, new: NewColumn, column: _Column) -> None:

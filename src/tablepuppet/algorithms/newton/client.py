@@ -26,7 +26,7 @@ from tablepuppet.algorithms.options import AlgorithmOptions, Memory, Tolerance
 from tablepuppet.arrays import Array, Following, freeze
 from tablepuppet.errors import TransportError
 from tablepuppet.models.linear import LinearModel
-from tablepuppet.models.losses.logistic import curvature_of_slopes
+from tablepuppet.models.losses.classes import curvature_of_slopes
 from tablepuppet.protocol.base import Combined, Discloses, Done, Move, Partial, Predictions, Update
 from tablepuppet.protocol.bounds import require
 

@@ -26,7 +26,7 @@ from tablepuppet.arrays import NUMBERS_IN_CACHE, ROWS_IN_CACHE, Array, Following
 from tablepuppet.errors import ScoreRangeError
 from tablepuppet.models.linear import MOST_CONSTANTS
 from tablepuppet.models.losses import Loss, Weighted
-from tablepuppet.models.losses.logistic import curvature_of_slopes
+from tablepuppet.models.losses.classes import curvature_of_slopes
 from tablepuppet.models.metrics import Sums
 from tablepuppet.privacy.labels import Channel
 from tablepuppet.threads import parallel_for

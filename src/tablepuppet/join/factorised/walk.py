@@ -15,9 +15,8 @@ import numpy as np
 
 from tablepuppet.arrays import Array
 from tablepuppet.join.cluster.cluster import Cluster
-from tablepuppet.join.factorised.passes import Counts, Element, Exponentials, Moments, Ranges, pass_down, pass_up
 from tablepuppet.join.factorised.series import TOLERANCE, Series, SeriesWalk, TileLane, fit_series, walk_lanes
-from tablepuppet.join.factorised.tree import Tree
+from tablepuppet.join.factorised.tree import Counts, Element, Exponentials, Moments, Ranges, Tree, pass_down, pass_up
 from tablepuppet.models.losses.base import Analytic, Exponential, Separable, Square
 
 

@@ -2,9 +2,8 @@
 
 from tablepuppet.errors import JobError
 from tablepuppet.models.losses.base import LabelFacts, Loss, Weighted
-from tablepuppet.models.losses.logistic import Logistic
+from tablepuppet.models.losses.classes import Logistic, Softmax
 from tablepuppet.models.losses.numbers import Gamma, Huber, Poisson, Quantile, Squared
-from tablepuppet.models.losses.softmax import Softmax
 from tablepuppet.models.metrics import Metric
 
 LOSSES: list[type[Loss]] = [

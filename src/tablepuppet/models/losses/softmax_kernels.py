@@ -1,4 +1,4 @@
-"""The proximal step of softmax.py, compiled (numba): a chunk of rows never leaves the first-level cache.
+"""The proximal step of softmax (classes.py), compiled (numba): a chunk of rows never leaves the first-level cache.
 
 A chunk lies transposed, classes by rows, so that every inner loop runs over rows. Compiled code is kept next to the
 source, or in the user's cache if that folder is read-only. A machine compiles it once, at its first use.

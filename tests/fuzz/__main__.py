@@ -9,6 +9,7 @@ from collections import Counter
 
 from tests.fuzz.differential import DifferenceError, judge
 from tests.fuzz.queries import make_case
+from tests.fuzz.wide_queries import make_wide_case
 
 
 def main() -> int:
@@ -22,13 +23,14 @@ def main() -> int:
     refusals: Counter[str] = Counter()
     seed = arguments.seed
     while time.monotonic() < end:
-        try:
-            verdict, text = judge(make_case(seed))
-            verdicts[verdict] += 1
-            refusals[text.splitlines()[0][:150] if text else ""] += 1
-        except DifferenceError as difference:
-            verdicts["different"] += 1
-            print(f"seed {seed}: {difference}\n", flush=True)
+        for make in (make_case, make_wide_case):
+            try:
+                verdict, text = judge(make(seed))
+                verdicts[verdict] += 1
+                refusals[text.splitlines()[0][:150] if text else ""] += 1
+            except DifferenceError as difference:
+                verdicts["different"] += 1
+                print(f"{make.__name__}({seed}): {difference}\n", flush=True)
         seed += 1
     print(", ".join(f"{count:,} {verdict}" for verdict, count in verdicts.most_common()))
     if arguments.refusals:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 from tests.fuzz.differential import judge
 from tests.fuzz.queries import make_case
+from tests.fuzz.wide_queries import make_wide_case
 
 QUICK = 120
 
@@ -15,14 +16,15 @@ QUICK = 120
 @pytest.mark.one_in(20)
 @pytest.mark.parametrize("first", range(0, QUICK, 6))
 def test_random_queries_mean_what_duckdb_means(first: int) -> None:
-    verdicts = [judge(make_case(seed))[0] for seed in range(first, first + 6)]
+    verdicts = [judge(make(seed))[0] for make in (make_case, make_wide_case) for seed in range(first, first + 6)]
     assert "equal" in verdicts
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(1_000, 5_000, 200))
 def test_many_random_queries_mean_what_duckdb_means(first: int) -> None:
-    assert {judge(make_case(seed))[0] for seed in range(first, first + 200)} >= {"equal", "refused"}
+    for make in (make_case, make_wide_case):
+        assert {judge(make(seed))[0] for seed in range(first, first + 100)} >= {"equal", "refused"}
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,9 @@ class Partials(msgspec.Struct, frozen=True, eq=False):
         """From the rows of a partial query; `infos`, `casts`: the kinds of its columns."""
         groups, states = query.groups, query.states
         if any(info.kind == "float" for info in infos[:groups]):
-            raise SourceError("groups by a float cannot be compared between clients; CAST it to BIGINT or DECIMAL")
+            raise SourceError(
+                "groups by a float cannot be compared between clients; CAST it to DECIMAL with the places that matter"
+            )
         given = group_tokens(rows.select(range(groups)), infos[:groups], key)
         order = np.lexsort(given.view(">u8").T[::-1])
         rows = rows.take(pa.array(order))

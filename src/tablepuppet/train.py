@@ -366,7 +366,6 @@ def _map_request(job: Job, job_id: str) -> MappingRequest:
         task=task_of(job),
         seed=job.seed,
         test_fraction=job.split.test_fraction,
-        validation_fraction=job.split.validation_fraction,
         max_joined_rows=job.data.max_joined_rows,
         privacy=job.privacy,
         may_draw=may_draw(job),

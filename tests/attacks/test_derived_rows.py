@@ -239,7 +239,7 @@ def labels_of(label: str) -> tuple[LabelSummary, np.ndarray[Any, Any]]:
         client.answer(OpenScan(job="j", scan=0, table="orders", columns=[label]))
         client.answer(ProposeContract(job="j", contract=contract))
         summary = client.answer(DescribeLabels(job="j", scan=0, column=0))
-        ask: dict[str, Any] = {"offset": 0, "seed": 0, "test_fraction": 0.0, "classes": [0.0, 1.0]}
+        ask: dict[str, Any] = {"offset": 0, "classes": [0.0, 1.0]}
         labels = client.answer(SendLabels(job="j", scan=0, column=0, **ask))
         assert isinstance(summary, LabelSummary)
         assert isinstance(labels, Labels)

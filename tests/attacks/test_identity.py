@@ -123,24 +123,6 @@ def test_a_dozen_explains_do_not_tell_a_place() -> None:
     assert (hidden == sides(KEY)).all()  # and a seed gives the same rows again
 
 
-def test_a_server_cannot_choose_another_seed_than_the_contract_has() -> None:
-    with tp.Federation(shop()) as federation:
-        client = federation._clients["orders"]
-        inner = client.answer
-
-        def answer(message: Any) -> Any:
-            is_labels = isinstance(message, SendLabels)
-            return inner(
-                SendLabels(**{f: getattr(message, f) for f in message.__struct_fields__} | {"seed": 99})
-                if is_labels
-                else message
-            )
-
-        client.answer = answer  # type: ignore[method-assign]
-        with pytest.raises(PolicyError, match="seed that was agreed on"):
-            federation.train(QUERY, label="y", epochs=1, test_fraction=0.2)
-
-
 def test_sides_that_everybody_can_compute_are_not_told_of_hidden_rows() -> None:
     """Sides by an earlier release's public function would tell at which place of its table each row lies."""
     terms = ScanTerms(0, "orders", (Column('"id"', ("key",)), Column('"y"', ("label",))), None)

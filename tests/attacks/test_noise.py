@@ -35,7 +35,7 @@ def noisy_labels(
     )
     client.answer(OpenScan(job=job, scan=0, table="orders", columns=['"id"', label], filter=filter))
     client.answer(ProposeContract(job=job, contract=contract))
-    ask: dict[str, Any] = {"offset": 0, "seed": 0, "test_fraction": 0.0, "classes": list(classes)}
+    ask: dict[str, Any] = {"offset": 0, "classes": list(classes)}
     answer = client.answer(SendLabels(job=job, scan=0, column=1, **ask))
     assert isinstance(answer, Labels)
     ids = client.tables.scan(job, 0).rows().column("c0").to_pylist()

@@ -16,7 +16,7 @@ from tests.attacks.meddler import QUERY, shop
 import tablepuppet as tp
 from tablepuppet.algorithms.noise import BlockFacts, RunFacts
 from tablepuppet.errors import PolicyError
-from tablepuppet.exchanges.keys import RowOrder, SendKeys
+from tablepuppet.exchanges.keys import SendKeys
 from tablepuppet.exchanges.labels import DescribeLabels, SendLabels
 from tablepuppet.exchanges.registry import EXCHANGES
 from tablepuppet.exchanges.start import StartPart
@@ -78,9 +78,8 @@ AGREED = {  # refused unless the contract has it
     "ProposeContract": "contract signature",
     "ScoreRows": "shuffled fixed",
     "ScoreOwnRows": "shuffled",
-    "SendKeys": "tokens order domains",
-    "SendLabels": "seed test_fraction validation_fraction test_column validation_column folds fold_by fold_column",
-    "SendSides": "seed test_fraction validation_fraction test_column validation_column is_keyed",
+    "SendLabels": "test_column validation_column fold_column",
+    "SendSides": "terms test_column validation_column",
     "StartPart": "algorithm l2 l1 signs l2_by_output peers starts continues weights",
     "StartTrees": "algorithm bins before peers",
     "SumStatistics": "peers",
@@ -95,6 +94,7 @@ COUNTED = {  # the client counts it itself, or how often it may come
     "ScoreOwnRows": "rows",
     "AskRows": "rows",
     "AskOwnRows": "rows",
+    "SendKeys": "offset",  # not 0 only where others have rows too
     "SendLabels": "offset",  # not 0 only where others have labels too
     "SgdUpdate": "count next_rows",
     "StartPart": "facts joined_rows multiplicity share",
@@ -152,14 +152,10 @@ def test_no_fact_of_a_run_carries_noise_or_what_is_counted() -> None:
 @pytest.mark.parametrize(
     ("kind", "change", "why"),
     [
-        (SendKeys, {"order": RowOrder(1, 0, is_shared=False)}, "order by the seed"),
-        (SendKeys, {"order": RowOrder(0, 3, is_shared=False)}, "no order that others share"),
-        (SendKeys, {"order": RowOrder(0, 0, is_shared=True)}, "no order that others share"),
+        (SendKeys, {"offset": 3}, "its rows are numbered from 0"),
         (SendLabels, {"offset": 3}, "numbered from 0"),
-        (SendLabels, {"seed": 1}, "split by the seed"),
         (DescribeLabels, {"wants_classes": True}, "distinct values of the label do not leave"),
-        (SendLabels, {"test_fraction": 0.01}, "in the agreed shares"),
-        (SendLabels, {"test_fraction": 0.0, "validation_fraction": 0.01}, "in the agreed shares"),
+        (SendLabels, {"test_column": 0}, "asked for as the split"),
     ],
 )
 def test_rows_are_numbered_as_was_agreed_on(kind: type[Message], change: dict[str, Any], why: str) -> None:

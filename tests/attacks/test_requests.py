@@ -35,7 +35,7 @@ from tablepuppet.owner.policy import LabelRules, Policy
 from tablepuppet.privacy.ledger import TableBudget
 from tablepuppet.protocol.base import Failure, Message
 from tablepuppet.protocol.columns import CategoryEncoder, NumberEncoder
-from tablepuppet.protocol.contract import Contract
+from tablepuppet.protocol.contract import Contract, SideTerms
 
 KINDS: tuple[type[Message], ...] = tuple(get_origin(kind) or kind for kind in get_args(REQUESTS))
 
@@ -475,8 +475,8 @@ def test_no_contract_hides_from_the_policy_what_its_requests_would_read(is_to_pr
 @pytest.mark.parametrize(
     ("verb", "kind", "changed", "why"),
     [
-        ("evaluate", SendSides, {"seed": 7}, "by the seed that was agreed on"),
-        ("evaluate", SendSides, {"is_keyed": False}, "by the seed that was agreed on"),
+        ("evaluate", SendSides, {"terms": SideTerms(0, 0.15, seed=7)}, "by the seed and in the shares"),
+        ("evaluate", SendSides, {"terms": SideTerms(0, 0.15, is_keyed=False)}, "by the seed and in the shares"),
         ("evaluate", ScoreRows, {"shuffled": (0,)}, "no feature is shuffled"),
         ("evaluate", ScoreRows, {"fixed": 0, "value": 0.0}, "not set to any value"),
         ("train", StartPart, {"starts": True}, "it begins with weights, and none were agreed on"),

@@ -75,7 +75,7 @@ def mapped(federation: tp.Federation, query: str, cluster: Any = None) -> TableM
     shares = {"test_fraction": 0.2, "validation_fraction": 0.1}
     job = make_job(query, label="y", model="linear", algorithm="newton", given=shares)
     agree(job_contracts(bound, job, "train", "a test"), link, name)
-    request = MappingRequest(job=name, task="number", test_fraction=0.2, validation_fraction=0.1)
+    request = MappingRequest(job=name, task="number", test_fraction=0.2)
     return map_tables(bound, link, request, cluster=cast(Cluster | None, cluster))
 
 

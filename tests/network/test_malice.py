@@ -46,11 +46,10 @@ FORBIDDEN: list[Message] = [
     OpenScan(job=RUN, scan=1, table="orders", columns=["x"], filter="z > 0"),
     OpenScan(job=RUN, scan=1, table="orders", columns=["(SELECT max(z) FROM orders)"]),
     OpenScan(job=RUN, scan=1, table="orders", columns=["read_text('/etc/passwd')"]),
-    SendKeys(job=RUN, scan=0, columns=[1], tokens="plain"),
-    SendKeys(job=RUN, scan=0, columns=[0], tokens="plain"),
+    SendKeys(job=RUN, scan=0),
     SendIdentifiers(job=RUN, scan=0, columns=[1]),
-    SendLabels(job=RUN, scan=0, column=1, classes=None, offset=0, seed=0, test_fraction=0.0),
-    SendLabels(job=RUN, scan=0, column=2, classes=None, offset=0, seed=0, test_fraction=0.0),
+    SendLabels(job=RUN, scan=0, column=1, classes=None, offset=0),
+    SendLabels(job=RUN, scan=0, column=2, classes=None, offset=0),
     RevealFeatures(job=RUN, part=0),
 ]
 
@@ -130,7 +129,7 @@ def test_without_a_policy_nothing_is_read_before_a_person_approves(parties: Part
     contract = Contract(purpose="profile", asker="a server", label="y", scans=(terms,), blocks=())
     agreement, *others = impostor.ask(
         ProposeContract(job=RUN, contract=contract),
-        SendKeys(job=RUN, scan=0, columns=[0], tokens="hmac", domains=["0"]),
+        SendKeys(job=RUN, scan=0),
         CountRows(job=RUN, scan=0),
         RevealFeatures(job=RUN, part=0),
     )
@@ -144,7 +143,7 @@ def test_without_a_policy_nothing_is_read_before_a_person_approves(parties: Part
     Approvals(state).decide(contract.hash[:12], is_approved=True)
     agreement, keys, counted = impostor.ask(
         ProposeContract(job=RUN, contract=contract),
-        SendKeys(job=RUN, scan=0, columns=[0], tokens="hmac", domains=["0"]),
+        SendKeys(job=RUN, scan=0),
         CountRows(job=RUN, scan=0),
     )
     assert isinstance(agreement, Agreement)
@@ -169,8 +168,8 @@ def test_a_refusal_holds_no_value_of_any_row(parties: Parties) -> None:
     impostor = meet(parties, policy=POLICY)
     frames = impostor.ask_frames(
         [
-            encode(SendLabels(job=RUN, scan=0, column=2, classes=None, offset=0, seed=0, test_fraction=0.0)),
-            encode(SendKeys(job=RUN, scan=0, columns=[1], tokens="plain")),
+            encode(SendLabels(job=RUN, scan=0, column=2, classes=None, offset=0)),
+            encode(SendKeys(job=RUN, scan=0)),
         ]
     )
     values = np.asarray(tables(60)["store-eu"]["x"])

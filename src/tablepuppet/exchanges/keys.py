@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Annotated
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 from msgspec import Meta
@@ -17,33 +16,22 @@ from tablepuppet.owner.blinding import POINT_SIZE, blind, blinding_key, points_o
 from tablepuppet.owner.enforcement import JobUnderContract, breach
 from tablepuppet.owner.state import ClientState
 from tablepuppet.owner.tokens import job_key, key_check, sorted_tokens, tokens
-from tablepuppet.privacy.options import KeyMode
-from tablepuppet.protocol.base import Count, Discloses, Message, ScanRequest, Seed, Text
+from tablepuppet.protocol.base import Count, Discloses, Message, ScanRequest
 from tablepuppet.protocol.bounds import Known, WrongError, check_array, require
 from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.sources.columns import as_read
-
-
-class RowOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Number the rows of a scan in an order that only the clients know (owner/row_sets.py)."""
-
-    seed: Seed
-    offset: Count  # of the client's first row in the whole table
-    is_shared: bool  # whether the table has other clients, so that the server must merge their orders
 
 
 class SendKeys(ScanRequest, frozen=True):
     """Send the key columns of a scan, one row per row number. → Keys
 
     Unless they are plain, keys come as tokens (owner/tokens.py): a dictionary of 16 bytes each; 32 for `dh`. Those
-    are compared once all owners of a domain have blinded them. With an order, rows are numbered in it from now on and
-    for the whole job.
+    are compared once all owners of a domain have blinded them.
     """
 
-    columns: list[int]
-    tokens: KeyMode = "hmac"
-    domains: list[Text] = msgspec.field(default_factory=list)  # one per column; columns that are compared share theirs
-    order: RowOrder | None = None
+    # Of the client's first row in the whole table: from now on rows are numbered in an order that only the clients know
+    # (owner/row_sets.py)
+    offset: Count | None = None
 
 
 class Keys(Message, frozen=True):
@@ -67,40 +55,28 @@ class BlindedKeys(Message, frozen=True):
 
 
 def _enforce_keys(job: JobUnderContract, request: SendKeys) -> None:
-    contract = job.agreed
     scan = job.scan(request.scan)
-    if sorted(request.columns) != sorted(scan.numbers("key")):
-        raise breach("the key expressions are not those that were agreed on")
-    if request.tokens != "plain" and request.domains != [str(scan.columns[c].domain) for c in request.columns]:
-        raise breach("keys are compared with others than was agreed on")
-    if request.tokens != contract.keys:
-        raise breach(f"keys leave as {contract.keys}, and were asked for as {request.tokens}")
-    order = request.order
-    if order is not None and order.seed != contract.seed:
-        raise breach("rows are put in an order by the seed that was agreed on")
-    if order is not None and scan.clients == 1 and (order.offset or order.is_shared):
-        raise breach("the table has one owner, and its rows are in no order that others share")
+    if request.offset and scan.clients == 1:
+        raise breach("the table has one owner, and its rows are numbered from 0")
     job.count_once("keys", request.scan)
-    job.domains.update(request.domains)
+    job.domains.update(str(scan.columns[column].domain) for column in scan.numbers("key"))
 
 
 def _check_keys(request: SendKeys, answer: Keys, known: Known) -> None:
-    rows = check_row_count(answer.rows, known.scan(request), known)
-    check_table(answer.columns, request.columns, rows)
-    require(
-        bool(answer.check) or request.tokens not in ("hmac", "dh"),
-        "check",
-        "is missing, without which keys cannot be compared",
-    )
-    if request.tokens == "plain":
-        check_key_values(answer.columns, request.columns, known.scan(request).columns)
+    mode, scan = known.contracts[request.job].keys, known.contracts[request.job].scan(request.scan)
+    rows, columns = check_row_count(answer.rows, known.scan(request), known), scan.numbers("key")
+    check_table(answer.columns, columns, rows)
+    is_checked = bool(answer.check) or mode not in ("hmac", "dh")
+    require(is_checked, "check", "is missing, without which keys cannot be compared")
+    if mode == "plain":
+        check_key_values(answer.columns, columns, known.scan(request).columns)
     else:
         for column in answer.columns.columns:
             kind = column.type
-            size = 32 if request.tokens == "dh" else 16
+            size = 32 if mode == "dh" else 16
             is_token = pa.types.is_dictionary(kind) and kind.value_type == pa.binary(size)
             require(is_token, "columns", f"are {kind}, not tokens of {size} bytes; install the same version everywhere")
-    is_due = request.order is not None and request.order.is_shared
+    is_due = request.offset is not None and scan.clients > 1
     require(answer.order is not None or not is_due, "order", "is missing, and rows are shared out in it")
     if answer.order is not None:
         check_array(answer.order, "order", (rows,), kinds=frozenset("i"))
@@ -142,20 +118,21 @@ def check_key_values(table: pa.Table, numbers: Sequence[int], infos: Sequence[Co
 
 @Rules(ALL_PURPOSES, enforce=_enforce_keys, check_answer=_check_keys, leaves_state=True, is_fixed=True)
 def _send_keys(own: ClientState, request: SendKeys) -> Keys:
-    order, given = None, request.order
-    if given is not None:  # by the clients' key; with its bits the server merges several clients' orders
-        order = own.scan(request).shuffle(own.shared_key, given.seed, given.offset, wants_bits=given.is_shared)
+    contract, scan, order = own.agreed(request.job), own.scan(request), None
+    terms, mode = contract.scan(request.scan), contract.keys
+    if request.offset is not None:  # by the clients' key; with its bits the server merges several clients' orders
+        order = scan.shuffle(own.shared_key, contract.seed, request.offset, wants_bits=terms.clients > 1)
     elif not own.may_reveal:  # nobody need know where a row lies here: an order of this job, and of no other
-        own.scan(request).shuffle(own.secret + request.job.encode(), 0, 0, wants_bits=False)
-    table = own.scan(request).rows()
-    if request.tokens == "plain":
-        return Keys(rows=table.num_rows, columns=as_read(table, request.columns), order=order)
-    key = b"" if request.tokens == "sha256" else job_key(own.key, request.job)
+        scan.shuffle(own.secret + request.job.encode(), 0, 0, wants_bits=False)
+    table = scan.rows()
+    if mode == "plain":
+        return Keys(rows=table.num_rows, columns=as_read(table, terms.numbers("key")), order=order)
+    key = b"" if mode == "sha256" else job_key(own.key, request.job)
     columns = {}
-    for column, domain in zip(request.columns, request.domains, strict=True):
-        values, info = own.column(request.job, request.scan, column)
-        found = tokens(values, info, "sha256" if request.tokens == "sha256" else "hmac", key, domain)
-        if request.tokens == "dh":
+    for column in terms.numbers("key"):
+        domain = str(terms.columns[column].domain)
+        found = tokens(*scan.column(column), "sha256" if mode == "sha256" else "hmac", key, domain)
+        if mode == "dh":
             points = blind(points_of(found.dictionary), blinding_key(own.secret, request.job, domain))
             found = sorted_tokens(found.indices, to_array(points))
         columns[f"c{column}"] = found

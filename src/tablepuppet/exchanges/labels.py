@@ -21,9 +21,9 @@ from tablepuppet.owner.releases import reads
 from tablepuppet.owner.state import ClientState
 from tablepuppet.privacy.options import LabelPrivacy
 from tablepuppet.protocol import bounds
-from tablepuppet.protocol.base import Count, Discloses, Finite, Fraction, Message, Place, ScanRequest, Seed, Text
+from tablepuppet.protocol.base import Count, Discloses, Finite, Message, ScanRequest, Text
 from tablepuppet.protocol.bounds import Known, check_array, require
-from tablepuppet.protocol.contract import FoldBy, Folds
+from tablepuppet.protocol.contract import SideTerms
 from tablepuppet.sources.columns import STRING_KINDS
 
 Mask = NDArray[np.bool_]
@@ -45,12 +45,9 @@ class LabelSummary(Message, frozen=True):
 
 
 class SplitRequest(ScanRequest, frozen=True, kw_only=True):
-    """A request about rows that are split."""
+    """A request about rows that are split, by the seed and in the shares of the contract."""
 
     offset: Count  # this client's first row number in the label table
-    seed: Seed
-    test_fraction: Fraction
-    validation_fraction: Fraction = 0.0
     test_column: int | None = None  # a predicate of the scan that holds for test rows, instead of a fraction
     validation_column: int | None = None
 
@@ -60,9 +57,7 @@ class SendLabels(SplitRequest, frozen=True, kw_only=True):
 
     column: int
     classes: Annotated[list[str | float] | None, Discloses("label classes")]  # None: a number
-    folds: Place = 0  # that rows are shared out in, for cross-validation; 0: none
-    fold_by: FoldBy = "row"
-    fold_column: int | None = None  # of undivided groups, or of a time
+    fold_column: int | None = None  # of undivided groups, or of a time, where rows are shared out in folds
 
 
 class Labels(Message, frozen=True):
@@ -77,8 +72,8 @@ class Labels(Message, frozen=True):
 class SendSides(SplitRequest, frozen=True, kw_only=True):
     """Send each row's side of the split, as `SendLabels` draws it, without its label. → Sides"""
 
+    terms: SideTerms  # one of the contract's
     known_rows: Count | None = None  # rows that there were when sides were drawn: later ones are on the test side
-    is_keyed: bool = True  # False: they were drawn by an earlier release, by a function that everybody knows
 
 
 class Sides(Message, frozen=True):
@@ -150,27 +145,13 @@ def _describe_domain(own: ClientState, request: DescribeLabels, privacy: LabelPr
 
 
 def _enforce_labels(job: JobUnderContract, request: SendLabels) -> None:
-    contract, scan = job.agreed, job.scan(request.scan)
+    scan = job.scan(request.scan)
     job.check_role(request.scan, request.column, "label")
-    job.check_split([contract.split], request)
-    if request.seed != contract.seed:
-        raise breach("rows are split by the seed that was agreed on")
-    if request.offset and contract.holds_all_labels:
+    job.check_split(request)
+    if request.offset and job.agreed.holds_all_labels:
         raise breach("rows with labels are all here, and numbered from 0")
-    folds = Folds(0) if contract.folds is None else contract.folds
-    if (request.folds, request.fold_by) != (folds.count, folds.by):
-        raise breach("rows are shared out in the agreed folds")
     job.check_role(request.scan, request.fold_column, "split")
     job.count_once(f"labels {request.column}", request.scan, max(1, len(scan.numbers("split"))))
-
-
-def _check_labels_request(own: ClientState, request: SendLabels) -> None:
-    _check_sides_request(own, request)
-    _check_classes(request.classes or ())
-
-
-def _check_sides_request(own: ClientState, request: SplitRequest) -> None:
-    bounds.check_range(request.validation_fraction, "validation_fraction", 0, 1 - request.test_fraction)
 
 
 def _count_missing(labels: Array, classes: int | None) -> int:
@@ -193,26 +174,33 @@ def _check_labels_answer(request: SendLabels, answer: Labels, known: Known) -> N
     check_array(answer.is_test, "is_test", (rows,), kinds=frozenset("b"))
     missing = _count_missing(answer.values, None if request.classes is None else len(request.classes))
     told = scan.missing.get(request.column)
-    is_as_told = told in (None, missing) or request.job in known.noisy_labels
+    contract = known.contracts[request.job]
+    is_as_told = told in (None, missing) or contract.label_privacy is not None
     require(is_as_told, "values", f"are missing in {missing:,} rows, and {told} were described")
     if answer.folds is not None:
         check_array(answer.folds, "folds", (rows,), kinds=frozenset("i"))
-        last = request.folds - (request.fold_by != "time")
+        folds = contract.folds
+        last = -1 if folds is None else folds.count - (folds.by != "time")
         is_fold = not len(answer.folds) or (answer.folds.min() >= 0 and answer.folds.max() <= last)
-        require(request.folds > 0 and bool(is_fold), "folds", "hold a number that is no fold")
-    _check_held_out(request, answer, rows)
+        require(folds is not None and bool(is_fold), "folds", "hold a number that is no fold")
+    _check_held_out(request, answer, rows, is_split=contract.split[0] > 0)
 
 
-def _check_held_out(request: SplitRequest, answer: Labels | Sides, rows: int | None) -> None:
-    is_split = request.test_column is not None or request.test_fraction > 0
-    is_split = is_split or (isinstance(request, SendSides) and request.known_rows is not None)
+def _check_held_out(request: SplitRequest, answer: Labels | Sides, rows: int | None, *, is_split: bool) -> None:
+    is_split = is_split or request.test_column is not None
     require(is_split or not answer.is_test.any(), "is_test", "names test rows where none were asked for")
     if answer.is_validation is not None:
         check_array(answer.is_validation, "is_validation", (rows,), kinds=frozenset("b"))
         require(not (answer.is_validation & answer.is_test).any(), "is_validation", "names rows that are for the test")
 
 
-@Rules(WITH_LABELS, _enforce_labels, _check_labels_request, _check_labels_answer, is_fixed=True)
+@Rules(
+    WITH_LABELS,
+    _enforce_labels,
+    lambda own, request: _check_classes(request.classes or ()),
+    _check_labels_answer,
+    is_fixed=True,
+)
 def _send_labels(own: ClientState, request: SendLabels) -> Labels:
     scan, contract, noise = own.scan(request), own.agreed(request.job), None
     (column, info), order = scan.column(request.column), scan.order()
@@ -227,29 +215,28 @@ def _send_labels(own: ClientState, request: SendLabels) -> Labels:
         spend = partial(own.releases.charge_label, scan.table, behind, epsilon)
         given = (scan.row_ids(), scan.expressions[request.column], scan.identity())
         noise = LabelNoise(contract.label_privacy, own.secret, scan.table, spend, *given)
-    sides, is_test, is_validation = _split_rows(own, request)
+    terms, folds = SideTerms(request.scan, *contract.split, contract.seed), contract.folds
+    sides, is_test, is_validation = _split_rows(own, request, terms)
     values = read_labels(column, info, request.classes, order, noise)
     labels = Labels(values, freeze(is_test), is_validation)
-    if not request.folds:
+    if folds is None:
         return labels
-    by = None if request.fold_column is None else own.column(request.job, request.scan, request.fold_column)
-    given_by = (request.folds, request.fold_by, by)
-    folds = fold_numbers(len(column), sides, *given_by, order, contract.holds_all_labels)
-    row_rules.check_folds(own, request, folds)
-    return replace(labels, folds=folds)
+    by = None if request.fold_column is None else scan.column(request.fold_column)
+    drawn = fold_numbers(len(column), sides, folds.count, folds.by, by, order, contract.holds_all_labels)
+    row_rules.check_folds(own, request, drawn)
+    return replace(labels, folds=drawn)
 
 
-def _split_rows(own: ClientState, request: SplitRequest) -> tuple[Split, Mask, Mask | None]:
+def _split_rows(own: ClientState, request: SplitRequest, terms: SideTerms) -> tuple[Split, Mask, Mask | None]:
     """How rows are shared out, if the owner has nothing against it: which are for the test, for validation."""
     test, validation = (
         None if c is None else own.column(request.job, request.scan, c)[0]
         for c in (request.test_column, request.validation_column)
     )
     known = request.known_rows if isinstance(request, SendSides) else None
-    shares = (request.test_fraction, request.validation_fraction)
-    is_keyed = not isinstance(request, SendSides) or request.is_keyed
-    key = b"" if not is_keyed or own.order_key is own.key is None else own.shared_key
-    sides = Split(request.offset, request.seed, *shares, test, validation, key, known)
+    key = b"" if not terms.is_keyed or own.order_key is own.key is None else own.shared_key
+    shares = (terms.test_fraction, terms.validation_fraction)
+    sides = Split(request.offset, terms.seed, *shares, test, validation, key, known)
     rows, order = own.scan(request).rows().num_rows, own.scan(request).order()
     is_test = sides.test(rows, order)
     is_validation = sides.validation(rows, order, is_test)
@@ -259,21 +246,21 @@ def _split_rows(own: ClientState, request: SplitRequest) -> tuple[Split, Mask, M
 
 def _enforce_sides(job: JobUnderContract, request: SendSides) -> None:
     terms = [own for own in job.agreed.sides if own.scan == request.scan]
-    job.check_split([(own.test_fraction, own.validation_fraction) for own in terms], request)
-    if (request.seed, request.is_keyed) not in {(own.seed, own.is_keyed) for own in terms}:
-        raise breach("rows are split by the seed that was agreed on")
+    job.check_split(request)
+    if request.terms not in terms:
+        raise breach("rows are split by the seed and in the shares that were agreed on")
     job.count_once("sides", request.scan, len(terms))
 
 
 def _check_sides(request: SendSides, answer: Sides, known: Known) -> None:
     rows = known.scan(request).rows
     check_array(answer.is_test, "is_test", (rows,), kinds=frozenset("b"))
-    _check_held_out(request, answer, rows)
+    _check_held_out(request, answer, rows, is_split=request.terms.test_fraction > 0 or request.known_rows is not None)
 
 
-@Rules(SCORING, enforce=_enforce_sides, check_request=_check_sides_request, check_answer=_check_sides)
+@Rules(SCORING, enforce=_enforce_sides, check_answer=_check_sides)
 def _send_sides(own: ClientState, request: SendSides) -> Sides:
-    _, is_test, is_validation = _split_rows(own, request)
+    _, is_test, is_validation = _split_rows(own, request, request.terms)
     return Sides(is_test=is_test, is_validation=is_validation)
 
 

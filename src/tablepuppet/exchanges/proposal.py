@@ -249,8 +249,7 @@ def _enforce_proposal(job: JobUnderContract, request: ProposeContract) -> None:
 
 def _check_agreement(request: ProposeContract, answer: Agreement, known: Known) -> None:
     require(answer.contract == request.contract.hash, "contract", "names another one than was proposed")
-    if request.contract.label_privacy is not None:
-        known.noisy_labels.add(request.job)
+    known.contracts[request.job] = request.contract
 
 
 @Rules(BEFORE_CONTRACT, enforce=_enforce_proposal, check_answer=_check_agreement, leaves_state=True)

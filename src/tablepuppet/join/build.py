@@ -154,7 +154,7 @@ def _join_rows(
     bound: BoundQuery, link: Link, request: MappingRequest, cluster: Cluster | None, choice: RowChoice | None
 ) -> _Sides:
     """Three rounds: keys, which are joined, and labels, by which joined rows are split."""
-    keys, client_rows = gather_keys(bound, link, request.job, request.privacy, request.seed)
+    keys, client_rows = gather_keys(bound, link, request.job, request.privacy, is_ordered=True)
     trim_heap()  # in one process: memory that owners freed meanwhile
     if request.analyst_cap is not None:
         _check_reach(bound.branches[0], _budgeted_relation(bound), keys)

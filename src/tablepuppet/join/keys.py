@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import RowNumbers
 from tablepuppet.errors import MappingError, TransportError
 from tablepuppet.exchanges.history import Cutoffs, HoldCutoffs, SendCutoffs
-from tablepuppet.exchanges.keys import BlindKeys, Keys, RowOrder, SendKeys
+from tablepuppet.exchanges.keys import BlindKeys, Keys, SendKeys
 from tablepuppet.exchanges.schema import CountRows
 from tablepuppet.join.groups import MergedGroups, merge_groups
 from tablepuppet.owner.blinding import POINT_SIZE, Points, to_array, to_points
@@ -57,7 +57,7 @@ class ScanKeys(msgspec.Struct, frozen=True, eq=False):
 
 
 def gather_keys(
-    bound: BoundQuery, link: Link, job: str, privacy: Privacy | None = None, seed: int | None = None
+    bound: BoundQuery, link: Link, job: str, privacy: Privacy | None = None, *, is_ordered: bool = False
 ) -> tuple[list[ScanKeys], list[dict[str, int]]]:
     """The keys of every scan, and how many rows each of its clients has."""
     privacy = privacy or Privacy()
@@ -65,16 +65,14 @@ def gather_keys(
     wanted = [sorted(column for scan, column in domains if scan == number) for number in range(len(bound.scans))]
     cutoffs = _send_cutoffs(bound, link, job)
     merged = merge_groups(bound, link, job, tokens)
-    offsets = None if seed is None else _offsets(bound, link, job)
-    requests: list[tuple[str, Message]] = []
-    for number, scan in enumerate(bound.scans):
-        names = [str(domains[number, column]) for column in wanted[number]]
-        for client in scan.clients:
-            order = None
-            if seed is not None and offsets is not None:
-                order = RowOrder(seed, offsets[number][client], is_shared=len(scan.clients) > 1)
-            asked = SendKeys(job=job, scan=number, columns=wanted[number], tokens=tokens, domains=names, order=order)
-            requests.append((client, asked))
+    offsets: Sequence[Mapping[str, int | None]] = (
+        _offsets(bound, link, job) if is_ordered else [dict.fromkeys(scan.clients) for scan in bound.scans]
+    )
+    requests = [
+        (client, SendKeys(job=job, scan=number, offset=offset))
+        for number, own in enumerate(offsets)
+        for client, offset in own.items()
+    ]
     answers = iter(link.ask_each(requests))
     received: list[dict[str, Keys]] = [{client: next(answers) for client in scan.clients} for scan in bound.scans]
     _check_keys(received)

@@ -53,7 +53,6 @@ class MappingRequest(msgspec.Struct, frozen=True):
     task: Task
     seed: int = 0
     test_fraction: float = 0.15
-    validation_fraction: float = 0.0
     max_joined_rows: int | None = None
     privacy: Privacy = msgspec.field(default_factory=Privacy)
     folds: Folds | None = None
@@ -95,7 +94,18 @@ def read_labels(
     starts = np.cumsum([0, *(client_rows[place.scan][client] for place, client in owners)]).tolist()
     requests: list[tuple[str, Message]] = []
     for (place, client), start in zip(owners, starts, strict=False):
-        requests.append((client, _labels_request(place, request, classes, start)))
+        test, validation, fold = (n if n >= 0 else None for n in (place.test, place.validation, place.fold))
+        asked = SendLabels(
+            job=request.job,
+            scan=place.scan,
+            column=place.label,
+            classes=classes,
+            offset=start,
+            test_column=test,
+            validation_column=validation,
+            fold_column=fold,
+        )
+        requests.append((client, asked))
         if place.weight >= 0:
             requests.append((client, SendWeights(job=request.job, scan=place.scan, column=place.weight)))
     offsets = {place: start for (place, _), start in reversed(list(zip(owners, starts, strict=False)))}
@@ -121,27 +131,6 @@ def read_labels(
         if info.kind == "class" and 0.0 <= values.min(initial=0.0) <= values.max(initial=0.0) <= _BYTE:
             compact = values.astype(np.int8)
     return LabelSpace(info, compact, is_test, is_validation, weights, offsets, fold_of)
-
-
-def _labels_request(
-    place: LabelPlace, request: MappingRequest, classes: list[str | float] | None, offset: int
-) -> SendLabels:
-    folds = request.folds
-    return SendLabels(
-        job=request.job,
-        scan=place.scan,
-        column=place.label,
-        classes=classes,
-        offset=offset,
-        seed=request.seed,
-        test_fraction=request.test_fraction,
-        validation_fraction=request.validation_fraction,
-        test_column=place.test if place.test >= 0 else None,
-        validation_column=place.validation if place.validation >= 0 else None,
-        folds=0 if folds is None else folds.count,
-        fold_by="row" if folds is None else folds.by,
-        fold_column=place.fold if place.fold >= 0 else None,
-    )
 
 
 def _check_classes(info: LabelInfo, values: Array, label: str) -> None:

@@ -19,6 +19,7 @@ from tablepuppet.owner.tokens import tokens
 from tablepuppet.prediction.model import Model, TableUse
 from tablepuppet.protocol.base import Failure, Message
 from tablepuppet.protocol.columns import ColumnInfo
+from tablepuppet.protocol.contract import Contract
 from tablepuppet.sql.parsing import syntax_tree
 from tablepuppet.sql.ucq import Tables
 from tablepuppet.transport.link import Link
@@ -81,6 +82,7 @@ class _StandIn:
     def __init__(self, uses: Sequence[TableUse]) -> None:
         self._names = list(dict.fromkeys(name for use in uses for name in use.names))
         self._types = {e: c for use in uses for e, c in zip(use.expressions, use.columns, strict=True)}
+        self._contract: Contract | None = None
 
     def answer(self, request: Any) -> Message:
         match request:
@@ -89,12 +91,14 @@ class _StandIn:
             case schema.OpenScan():
                 return schema.ScanSchema(columns=[self._type(text, request.table) for text in request.columns])
             case proposal.ProposeContract():
+                self._contract = request.contract
                 return proposal.Agreement(contract="", is_agreed=True)
             case schema.CountRows():
                 return schema.RowCount(rows=0)
-            case SendKeys():
+            case SendKeys() if self._contract is not None:
+                columns = self._contract.scan(request.scan).numbers("key")
                 nothing = tokens(pa.chunked_array([], pa.string()), ColumnInfo("", "string"), "hmac", bytes(32), "")
-                return Keys(rows=0, columns=pa.table({f"c{c}": nothing for c in request.columns}))
+                return Keys(rows=0, columns=pa.table({f"c{c}": nothing for c in columns}))
         raise TransportError(f"a missing owner cannot answer {type(request).__name__}")
 
     def _type(self, text: str, table: str) -> ColumnInfo:

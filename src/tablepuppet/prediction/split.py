@@ -161,7 +161,7 @@ class AskedSides(msgspec.Struct, frozen=True):
 
 
 def _request(terms: SideTerms, job: str, offset: int, **others: Any) -> SendSides:
-    return SendSides(job=job, offset=offset, **msgspec.structs.asdict(terms), **others)
+    return SendSides(job=job, scan=terms.scan, terms=terms, offset=offset, **others)
 
 
 def _starts(rows: Mapping[str, int], first: int) -> dict[str, int]:

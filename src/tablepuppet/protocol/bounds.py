@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tablepuppet.protocol.columns import ColumnInfo
+from tablepuppet.protocol.contract import Contract
 
 MOST_CLASSES = 10_000
 LARGEST_COUNT = 2.0**62
@@ -82,7 +83,7 @@ class Known:
     most_rows: int
     scans: dict[tuple[str, int], KnownScan] = field(default_factory=dict)
     parts: dict[tuple[str, int], KnownPart] = field(default_factory=dict)
-    noisy_labels: set[str] = field(default_factory=set)  # jobs whose contract has label noise
+    contracts: dict[str, Contract] = field(default_factory=dict)  # by job
 
     def scan(self, request: Any) -> KnownScan:
         return self.scans.setdefault((request.job, request.scan), KnownScan())
@@ -93,6 +94,7 @@ class Known:
     def close(self, job: str) -> None:
         self.scans = {key: scan for key, scan in self.scans.items() if key[0] != job}
         self.parts = {key: part for key, part in self.parts.items() if key[0] != job}
+        self.contracts.pop(job, None)
 
 
 def require(is_so: bool, name: str, what: str) -> None:

@@ -213,6 +213,10 @@ class Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def tables(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(scan.table for scan in self.scans))
 
+    def scan(self, number: int) -> ScanTerms:
+        """The terms of a scan that it has."""
+        return next(scan for scan in self.scans if scan.scan == number)
+
 
 def automatic_batch(rows: int) -> int:
     """
@@ -278,15 +282,14 @@ def _lines(contract: Contract) -> Iterator[str]:
             if block.model:
                 yield f"training of {block.name} begins with splits of the asker's, and what rows answer to them"
     for block in contract.blocks if training is not None else ():
-        columns = next(scan.columns for scan in contract.scans if scan.scan == block.scan)
+        columns = contract.scan(block.scan).columns
         named = ", ".join(columns[block.columns[i]].expression for i in block.ids)
         found = "texts that name nearly every row, or more than 10,000 of them" if block.finds_ids else ""
         if named or found:
             yield f"ids that stay here, or leave as tokens where the table has several owners: {named or found}"
     for block in contract.blocks:
         if block.values:
-            columns = next(scan.columns for scan in contract.scans if scan.scan == block.scan)
-            name = columns[block.columns[block.fixed]].expression
+            name = contract.scan(block.scan).columns[block.columns[block.fixed]].expression
             yield f"{name} is set to {block.values} values in all rows, which are scored for each"
     noise = {
         "labels": contract.label_privacy,

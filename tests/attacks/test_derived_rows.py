@@ -181,6 +181,8 @@ FAILING = [
     "CAST(9223372036854775807 AS BIGINT) + CASE WHEN amount > {} AND id = 7 THEN 1 ELSE 0 END",
     "CAST(1 AS TINYINT) << CASE WHEN amount > {} AND id = 7 THEN 100 ELSE 0 END",
     "strptime(CASE WHEN amount > {} AND id = 7 THEN 'x' ELSE '2020-01-01' END, '%Y-%m-%d')",
+    "CASE WHEN amount > {} AND id = 7 THEN 1e200 ELSE 1.0 END",  # which is too large to square
+    "array_value(1.0::DOUBLE, exp(CASE WHEN amount > {} AND id = 7 THEN 1000.0 ELSE 1.0 END))",
 ]
 
 
@@ -209,6 +211,30 @@ def test_an_expression_that_fails_for_one_row_does_not_tell_of_it(expression: st
                     query = f"SELECT o.amount, s.f, o.y FROM orders o JOIN ({inner}) s ON o.id = s.id"
                 found.append(outcome(federation, query))
         assert (found[0] == found[1]) == (policies is not None), found
+
+
+def test_a_label_that_is_too_large_for_one_row_does_not_tell_of_it() -> None:
+    given: dict[str, Any] = {"label": "z", "privacy": {"label": {"epsilon": 1.0, "classes": [0, 1]}}}
+    protected = {"orders": Policy(budget={"orders": TableBudget(label=9.0)})}
+    with tp.Federation(shop(), policies=protected) as federation:
+        for threshold in (0, 2):
+            label = f"CASE WHEN id = 7 AND y + 1 > {threshold} THEN 1e200 ELSE y END"
+            federation.train(f"SELECT amount, {label} AS z FROM orders", **given, model="logistic", algorithm="newton")
+
+
+@pytest.mark.parametrize("filter", [None, '"id" = 7 AND "amount" > {}'])
+@pytest.mark.parametrize("query", [None, 'SELECT * FROM "orders"'])
+def test_types_of_expressions_tell_of_no_row(filter: str | None, query: str | None) -> None:
+    """They are asked for before any contract: the common length of lists was one, and so was that there is a row."""
+    text = "CAST(CASE WHEN amount > {} AND id = 7 THEN [1.0, 2.0] ELSE [1.0] END AS DOUBLE[])"
+    found = []
+    with tp.Federation(shop(), owners=OWNER) as federation:
+        for threshold in (-9.0, 9.0):
+            where, column = None if filter is None else filter.format(threshold), text.format(threshold)
+            asked = OpenScan(job="j", scan=0, table="orders", columns=[column], filter=where, query=query)
+            found.append(federation._clients["store"].answer(asked))
+    kinds = [(column.kind, column.size) for answer in found for column in answer.columns]
+    assert kinds == [("other", 0), ("other", 0)]
 
 
 def weigh(table: pa.Table, weight: str, policy: Policy) -> tuple[str, str]:

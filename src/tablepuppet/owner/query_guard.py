@@ -19,6 +19,7 @@ from functools import lru_cache
 
 import msgspec
 import pyarrow as pa
+from msgspec.structs import replace
 from sqlglot import exp
 
 from tablepuppet.errors import PolicyError, SourceError, did_you_mean
@@ -133,11 +134,11 @@ class DerivedSource(Source):
 
     def describe(self) -> list[ColumnInfo]:
         with closing(self.open_rows(NO_ROW)) as twin:
-            return twin.describe()
+            return _without_lists(twin.describe())
 
     def describe_scan(self, expressions: Sequence[str], filter: str | None) -> list[ColumnInfo]:
         with closing(self.open_rows(NO_ROW)) as twin:
-            return twin.describe_scan(expressions, filter)
+            return _without_lists(twin.describe_scan(expressions, filter))
 
     @property
     def is_total(self) -> bool:
@@ -221,6 +222,11 @@ class DerivedSource(Source):
             "moments, as in date_trunc('week', t.ts), make the window shorter, or let both owners' policies grant the "
             "key as pairs"
         )
+
+
+def _without_lists(infos: Sequence[ColumnInfo]) -> list[ColumnInfo]:
+    """Columns of a query without rows: the length of a list would be up to these."""
+    return [replace(info, kind="other") if (info.kind, info.size) == ("vector", 0) else info for info in infos]
 
 
 def partials_of(source: DerivedSource, key: bytes) -> Partials:

@@ -51,7 +51,7 @@ def column_info(name: str, kind: pa.DataType, detail: str | None = None, size: i
     shown = str(kind) if detail is None else detail
     if is_float_list(kind) and size is not None:
         return ColumnInfo(name, "vector", shown, size)
-    if pa.types.is_fixed_size_list(kind) and pa.types.is_floating(kind.value_type):
+    if is_vector(kind) and not is_float_list(kind):
         return ColumnInfo(name, "vector", shown, kind.list_size)
     return ColumnInfo(name, _BY_NAME.get(shown) or _scalar_kind(kind), shown)
 
@@ -59,6 +59,11 @@ def column_info(name: str, kind: pa.DataType, detail: str | None = None, size: i
 def is_float_list(kind: pa.DataType) -> bool:
     """A list of floats of no fixed size: a vector if all its rows turn out to have one length."""
     return any(is_list(kind) for is_list in _LISTS) and bool(pa.types.is_floating(kind.value_type))
+
+
+def is_vector(kind: pa.DataType) -> bool:
+    """Floats in a list, of a fixed size or of none."""
+    return is_float_list(kind) or (pa.types.is_fixed_size_list(kind) and bool(pa.types.is_floating(kind.value_type)))
 
 
 def _scalar_kind(kind: pa.DataType) -> Kind:

@@ -61,7 +61,7 @@ class DuckSource:
     def __init__(self, name: str, connection: duckdb.DuckDBPyConnection) -> None:
         self._name = name
         self._connection = connection
-        self._columns = self._describe(f"SELECT * FROM {RELATION}")
+        self._columns = self._describe(f"SELECT * FROM {RELATION}", is_measured=True)
 
     def describe(self) -> list[ColumnInfo]:
         # Nothing is read, but a file that is gone or a connection that is closed is noticed.
@@ -69,7 +69,10 @@ class DuckSource:
         return list(self._columns)
 
     def describe_scan(self, expressions: Sequence[str], filter: str | None) -> list[ColumnInfo]:
-        return self._describe(_select(expressions, filter))[: len(expressions)]
+        """Types without a look at any row: a computed list, whose length would be up to its rows, is no vector."""
+        found = self._describe(_select(expressions, filter), is_measured=False)
+        columns = {quote_name(column.name).lower(): column for column in self._columns}
+        return [columns.get(text.strip("()").lower(), info) for text, info in zip(expressions, found, strict=False)]
 
     def read(self, expressions: Sequence[str], filter: str | None, seconds: float | None = None) -> pa.Table:
         with _limit_time(self._connection, seconds):
@@ -86,12 +89,13 @@ class DuckSource:
     def close(self) -> None:
         self._connection.close()
 
-    def _describe(self, query: str) -> list[ColumnInfo]:
+    def _describe(self, query: str, *, is_measured: bool) -> list[ColumnInfo]:
         relation = _run_guarded(self._name, lambda: self._connection.sql(query))
         schema = _run_guarded(self._name, lambda: relation.limit(0).to_arrow_table().schema)
         types = [str(kind) for kind in relation.types]
         details = ["ENUM" if kind.startswith("ENUM(") else kind for kind in types]  # whose values are data
-        sizes = self._list_sizes(query, [field.name for field in schema if is_float_list(field.type)])
+        lists = [field.name for field in schema if is_float_list(field.type)]
+        sizes = self._list_sizes(query, lists) if is_measured else {}
         return [
             column_info(field.name, field.type, detail, sizes.get(field.name))
             for field, detail in zip(schema, details, strict=True)

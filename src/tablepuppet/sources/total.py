@@ -2,7 +2,8 @@
 
 An expression that fails for one row reveals that row, whatever its message: 1 / (salary − 5,000) asks whether anybody
 earns that. In a protected table such a row is NULL instead. DuckDB's TRY gives NULL where a cast, an arithmetic
-operation or a function fails. Infinite numbers, on which later checks would fail, become NULL too.
+operation or a function fails. Numbers on which later checks would fail, infinite or too large to square, become NULL
+too.
 
 In: a source, or a query over sources. Out: a source that answers like it, and the query with its expressions in TRY.
 TRY takes no aggregate. Sums and means are of doubles, which do not overflow, and expressions over aggregates are tried
@@ -12,12 +13,14 @@ in a function of their values. Any other failure gives the same refusal, whateve
 import re
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from sqlglot import exp, parse_one
 
+from tablepuppet.protocol.bounds import LARGEST
 from tablepuppet.protocol.columns import ColumnInfo
-from tablepuppet.sources.columns import NUMBER_KINDS, STRING_KINDS
+from tablepuppet.sources.columns import NUMBER_KINDS, STRING_KINDS, arrow_of, in_one_piece, is_vector, numpy_of
 from tablepuppet.sources.guard import AGGREGATES
 from tablepuppet.sources.history_queries import has_cutoff
 from tablepuppet.sources.source import Source
@@ -53,10 +56,8 @@ class TotalSource:
             )
         rows = self._source.read([e if _PLAIN.fullmatch(e) else f"TRY({e})" for e in expressions], chosen)
         for number, field in enumerate(rows.schema):
-            if pa.types.is_floating(field.type):
-                column = rows.column(number)
-                finite = pc.if_else(pc.is_inf(column), pa.scalar(None, field.type), column)
-                rows = rows.set_column(number, field.name, finite)
+            if pa.types.is_floating(field.type) or is_vector(field.type):
+                rows = rows.set_column(number, field.name, _without_large(rows.column(number)))
         return rows
 
     def stamp(self) -> str | None:
@@ -64,6 +65,17 @@ class TotalSource:
 
     def close(self) -> None:
         self._source.close()
+
+
+def _without_large(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column of numbers, or of lists of them, with NULL for those that cannot be squared."""
+    if pa.types.is_floating(column.type):
+        return pc.if_else(pc.greater(pc.abs(column), LARGEST), pa.scalar(None, column.type), column)
+    lengths = numpy_of(pc.cast(pc.list_value_length(column), pa.int64()))
+    entries = in_one_piece(_without_large(pc.list_flatten(column)))
+    missing = in_one_piece(column.is_null())
+    offsets = arrow_of(np.append(0, np.cumsum(lengths)))
+    return pa.chunked_array([pa.LargeListArray.from_arrays(offsets, entries, mask=missing)])
 
 
 def _cannot_fail(node: exp.Expr, kinds: Mapping[str, str]) -> bool:

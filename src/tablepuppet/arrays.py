@@ -48,17 +48,6 @@ def floats(array: NDArray[Any]) -> Array:
     return array.astype(np.float64, copy=False)
 
 
-def distinct_values(values: NDArray[Numbers]) -> NDArray[Numbers]:
-    """The different values, ascending; none is NaN. `np.unique` loads masked arrays, which takes longer than all this.
-
-    >>> distinct_values(np.array([7, 2, 7])).tolist()
-    [2, 7]
-    """
-    ordered = np.sort(values)
-    kept: NDArray[Numbers] = ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
-    return kept
-
-
 def effective_rows(weights: NDArray[Any]) -> float:
     """(Σw)² / Σw²: the number of rows of equal weight that reveal as little of one row. n alike are n, a heavy one 1.
 

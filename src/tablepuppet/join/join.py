@@ -20,6 +20,7 @@ from tablepuppet.errors import MappingError
 from tablepuppet.join.duckdb_join import Counts, ListedRows, count_joined, list_joined
 from tablepuppet.join.keys import ScanKeys
 from tablepuppet.join.mapping import Part
+from tablepuppet.join.row_index import RowIndex
 from tablepuppet.join.tree_join import BranchJoin, BranchSide, TreeJoin
 from tablepuppet.sql.bound import Block, BoundQuery, Branch
 
@@ -189,6 +190,11 @@ class JoinedSide(msgspec.Struct, frozen=True, eq=False):
             branch.each(inside[0], inside[1], write)
             begin += branch.rows
         return out
+
+    def indices(self) -> list[RowIndex]:
+        """p_i of all joined rows, for each column."""
+        numbers = self.numbers(0, self.rows)
+        return [RowIndex.of(numbers.pop(0), column.rows) for column in self.columns]
 
     def label_counts(self) -> RowNumbers:
         """How many joined rows have their label from each label row."""

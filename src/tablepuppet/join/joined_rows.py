@@ -29,20 +29,18 @@ from tablepuppet.arrays import (
     VALUES_PER_SORTED_PIECE,
     Array,
     RowNumbers,
-    distinct_values,
     floats,
     pieces,
 )
-from tablepuppet.join.row_index import IndexFacts, RowIndex, count_rows, distinct, gather, rises
+from tablepuppet.join.row_index import IndexFacts, RowIndex, count_rows, distinct, gather
 from tablepuppet.join.walk import BlockValues, JoinStep, Lane, LaneResult, Pass, Shard, Sums, Work, add_sums, walk_lane
-from tablepuppet.threads import one_blas_thread, parallel_for, pool
+from tablepuppet.threads import one_blas_thread, pool
 
 __all__ = ["JoinStep", "JoinedRows", "LaneResult", "Pass", "RowIndex", "Shard", "Sums", "Work", "add_sums", "batch"]
 
 Used = slice | NDArray[np.int64]  # which of a block's rows some joined rows use
 LANES = 16
 _JOINED_ROWS_PER_LANE = 1 << 24  # joined rows beyond which 16 lanes would be too few: a lane lies on one machine
-_MIN_BATCH_TO_CHECK_ORDER = 1 << 17  # least rows of a batch for which a check of their order pays
 _MAX_JOINED_ROWS_PER_LANE = 1 << 26  # joined rows of a lane, even where blocks are large
 
 
@@ -206,7 +204,7 @@ def lanes_of(rows: int, scattered: int) -> list[Lane]:
 def by_label(labels: NDArray[Any], counts: RowNumbers, weights: Array | None) -> JoinedRows:
     """The different labels in one block, each with the weight of all joined rows that have it. While nothing is
     predicted, sums over them are sums over all joined rows. `counts`: joined rows per label row."""
-    found = distinct_values(labels)
+    found = np.unique(labels)
     if len(found) == len(labels):
         found, heavy = labels, np.asarray(counts * (1.0 if weights is None else weights), np.float64)
     else:
@@ -220,10 +218,7 @@ def by_label(labels: NDArray[Any], counts: RowNumbers, weights: Array | None) ->
 
 def ascending(values: Array) -> Iterator[Array]:
     """The values in ascending order, some at a time; nobody else may use `values` any more."""
-    half = -(-len(values) // 2)
-    if half < len(values):
-        values.partition(half)
-    parallel_for(lambda some: values[some].sort(), len(values), max(1, half))
+    values.sort()
     return (values[here] for here in pieces(max(1, len(values)), VALUES_PER_SORTED_PIECE))
 
 
@@ -272,12 +267,6 @@ def batch(
         unique, inverse = distinct(numbers, size)
         missing = int(len(unique) > 0 and unique[0] < 0)
         occurring.append(unique[missing:].astype(np.int32 if len(unique) == 0 or unique[-1] < 2**31 else np.int64))
-        if (
-            len(numbers) >= _MIN_BATCH_TO_CHECK_ORDER and rises(numbers) and not missing
-        ):  # a sample in order, of a table that is large itself
-            is_each = len(unique) == len(numbers)
-            indices.append(RowIndex(len(unique), None if is_each else inverse, is_sorted=True))
-            continue
-        indices.append(RowIndex(len(unique) - missing, inverse - missing, is_partial=bool(missing)))
+        indices.append(RowIndex.of(inverse - missing, len(unique) - missing))
     identity = RowIndex(len(labels), None, is_sorted=True)
     return JoinedRows(len(labels), tuple(indices), identity, labels, weights=weights), occurring

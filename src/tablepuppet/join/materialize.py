@@ -25,7 +25,6 @@ from tablepuppet.join.factorised.tree import Tree
 from tablepuppet.join.join import Column, JoinedSide, Span
 from tablepuppet.join.joined_rows import Joined, JoinedRows, lanes_of
 from tablepuppet.join.labels import LabelSpace
-from tablepuppet.join.row_index import RowIndex
 from tablepuppet.join.tree_join import BranchSide
 
 
@@ -65,8 +64,7 @@ class Writer(msgspec.Struct, frozen=True, eq=False):
 
 def materialize(side: JoinedSide, labels: NDArray[Any], weights: Array | None) -> JoinedRows:
     """Joined rows in memory; labels and weights are those of the label rows that occur."""
-    numbers = side.numbers(0, side.rows)
-    indices = [RowIndex.of(numbers.pop(0), column.rows) for column in side.columns]
+    indices = side.indices()
     own = indices[side.label]
     known = labels if own.is_identity else floats(labels)  # compact types pay only in arrays as long as the joined rows
     return JoinedRows(side.rows, tuple(indices[: side.blocks]), own, known, weights=weights)

@@ -69,8 +69,8 @@ def map_new_rows(
         found = parts_of_block(number, places, (np.empty(0, np.int32), rows), len(parts))
         parts += [part for part in found if len(part.test_rows)]  # nobody is asked about nothing
         assumed.append(_mark_assumed(block, lenient, branches))
-    numbers = JoinedSide(tuple(branches), tuple(columns), len(columns), len(columns)).numbers(0, total)
-    indices = tuple(RowIndex.of(own, column.rows) for own, column in zip(numbers, columns, strict=True))
+    side = JoinedSide(tuple(branches), tuple(columns), len(columns), len(columns))
+    indices = tuple(side.indices())
     identity = RowIndex(total, None, is_sorted=True)
     joined = JoinedRows(total, indices, identity, np.zeros(total))
     base_rows = tuple(side.numbers(b.label_relation) for b, side in zip(bound.branches, branches, strict=True))

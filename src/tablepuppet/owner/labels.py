@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array, RowNumbers, distinct_values, freeze
+from tablepuppet.arrays import Array, RowNumbers, freeze
 from tablepuppet.errors import JobError, MappingError
 from tablepuppet.owner.row_sets import GOLDEN, mix, order_bits
 from tablepuppet.privacy.labels import RowIds, privatise, uniform_numbers
@@ -191,7 +191,7 @@ def describe_labels(column: pa.ChunkedArray, info: ColumnInfo, wants_classes: bo
         return LabelDescription(kind="boolean", classes=[0.0, 1.0], missing=missing)
     if not wants_classes:
         return LabelDescription(kind="number", classes=[], missing=missing)
-    found = distinct_values(values[~np.isnan(values)])
+    found = np.unique(values[~np.isnan(values)])
     classes: list[str | float] = found.tolist() if len(found) <= MAX_NUMBER_CLASSES else []
     return LabelDescription(kind="number", classes=classes, missing=missing)
 

@@ -156,12 +156,15 @@ def measure_constant(joined: Walkable, constant: Array, criterion: Criterion) ->
     return measure(rows, nothing, constant, criterion).metrics
 
 
-def measure_scores(side: JoinedRows, scores: Array, criterion: Criterion) -> Measured:
-    """The same from the score of every joined row, where an algorithm keeps them; `scores` is (rows, outputs)."""
+def measure_scores(side: JoinedRows, scores: Array, criterion: Criterion, whole: int | None = None) -> Measured:
+    """The same from the score of every joined row, where an algorithm keeps them; `scores` is (rows, outputs).
+
+    `whole`: how many rows these were drawn from; None: they are all.
+    """
     if criterion.noisy is not None:
         return criterion.noisy(criterion, scores, side.joined_labels())
     own = replace(side, indices=(RowIndex(side.rows, None, is_sorted=True),), state={}, lanes=None)
-    return measure(own, [scores], np.zeros(scores.shape[1]), criterion)
+    return SideRows(own, whole).measure([scores], np.zeros(scores.shape[1]), criterion)
 
 
 def _second(criterion: Criterion) -> Probabilities | None:
@@ -224,6 +227,7 @@ class SideRows(msgspec.Struct, frozen=True, eq=False):
     def _add_errors(
         self, found: Measured, per_row: Sequence[Array], intercept: Array, criterion: Criterion
     ) -> Measured:
+        """With standard errors of metrics on drawn rows, from their spread between batches of these."""
         rows = self.joined
         if self.whole is None or self.whole <= rows.rows or criterion.moment is not Moment.FINISHED:
             return found
@@ -233,15 +237,11 @@ class SideRows(msgspec.Struct, frozen=True, eq=False):
             own = [values[here] for values, here in zip(per_row, occurring, strict=True)]
             return measure(batch, own, intercept, criterion).metrics
 
-        return replace(found, on=MeasuredOn(rows.rows, self.whole, standard_errors(measure_some, rows.rows)))
-
-
-def standard_errors(measure_some: Callable[[NDArray[np.int64]], Metrics], rows: int) -> Metrics:
-    """The standard errors of metrics on a sample of rows, from their spread between batches of it."""
-    batches = np.array_split(np.random.default_rng(0).permutation(rows), _BATCHES)
-    found = [measure_some(np.sort(own)) for own in batches]
-    names = set.intersection(*(set(own) for own in found))
-    return {name: float(np.std([own[name] for own in found], ddof=1)) / sqrt(_BATCHES) for name in sorted(names)}
+        batches = np.array_split(np.random.default_rng(0).permutation(rows.rows), _BATCHES)
+        each = [measure_some(np.sort(own)) for own in batches]
+        names = sorted(set.intersection(*map(set, each)))
+        errors = {name: float(np.std([own[name] for own in each], ddof=1)) / sqrt(_BATCHES) for name in names}
+        return replace(found, on=MeasuredOn(rows.rows, self.whole, errors))
 
 
 def _measure_exactly(

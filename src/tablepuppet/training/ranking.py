@@ -129,5 +129,4 @@ def _choose_thresholds(true: Integers, predicted: Integers, rows: int, positives
         2.0 * true - predicted,
         true / max(1, positives) - (predicted - true) / max(1, rows - positives),
     )
-    found = np.sort(np.concatenate([even, [int(np.argmax(gain)) for gain in gains]]))
-    return found[np.diff(found, prepend=-1) > 0]  # `np.unique` loads masked arrays, which takes longer than all this
+    return np.unique(np.concatenate([even, [int(np.argmax(gain)) for gain in gains]]))

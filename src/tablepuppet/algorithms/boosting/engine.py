@@ -256,9 +256,9 @@ class _Training:
                 continue
             moment = Moment.FINISHED if is_last else Moment.EPOCH if name == "train" else Moment.HELD_OUT
             criterion = Criterion(loss, moment, channel, self.noisy)
-            found[name] = measuring.measure_scores(side, own, criterion)
-            if is_last and whole is not None and getattr(whole, name) > side.rows:
-                self.measured[name] = MeasuredOn(side.rows, getattr(whole, name), _errors(side, own, criterion))
+            drawn_from = None if whole is None else getattr(whole, name)
+            found[name] = measuring.measure_scores(side, own, criterion, drawn_from)
+        self.measured = {name: measured.on for name, measured in found.items() if measured.on is not None}
         metrics, self.curves = measuring.by_side(found, self.plan.mapping.label.classes)
         return found["train"].loss, metrics
 
@@ -327,15 +327,6 @@ class _Training:
             return ReleaseSplits(job=job, part=part.number, unions=unions, keys=keys)
         features = list(self.plan.mapping.bound.blocks[part.block].features)
         return HoldSplits(job=job, part=part.number, unions=unions, keys=keys, block=part.block, features=features)
-
-
-def _errors(side: JoinedRows, scores: Array, criterion: Criterion) -> Metrics:
-    """The standard errors of metrics on drawn rows."""
-
-    def measure_some(rows: NDArray[np.int64]) -> Metrics:
-        return measuring.measure_scores(side.take(rows)[0], scores[rows], criterion).metrics
-
-    return measuring.standard_errors(measure_some, side.rows)
 
 
 def _rules(answers: Sequence[Message], parts: Sequence[Part]) -> tuple[SplitRule, ...]:

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Problem, Server
-from tablepuppet.algorithms.elastic.client import Elastic, ElasticUpdate, centre_moments, propose
+from tablepuppet.algorithms.elastic.client import Elastic, ElasticState, ElasticUpdate, centre_moments, propose
 from tablepuppet.algorithms.numerics.search import (
     Derivatives,
     best_intercept,
@@ -46,17 +46,6 @@ class Point(msgspec.Struct, frozen=True, eq=False):
 
 
 @dataclass
-class _Union:
-    """A block of several clients, whose steps the coordinator takes: θ, θ before it, the proposal, and D."""
-
-    theta: Array
-    before: Array
-    proposed: Array
-    matrix: Array | None = None
-    length: float = 0.0
-
-
-@dataclass
 class ElasticServer(Server):
     """The server's half."""
 
@@ -72,7 +61,8 @@ class ElasticServer(Server):
         self._last: Point  # the model before
         self._at: Point  # y
         self._penalty = 0.0
-        self._unions: dict[int, _Union] = {}
+        self._unions: dict[int, ElasticState] = {}  # of blocks of several clients, whose steps are taken here
+        self._lengths: dict[int, float] = {}  # of those steps
         self._pending: Array | None = None
         self._length = self._previous = math.inf
 
@@ -134,21 +124,19 @@ class ElasticServer(Server):
     def union_step(self, block: int, total: list[Array]) -> list[Array]:
         """The whole block's proposal, from Σ T_qᵀY_q and Σ T_qᵀdiag(W_q)T_q."""
         zero = np.zeros_like(total[0])
-        known = self._unions.setdefault(block, _Union(zero, zero, zero))
-        if len(total) > 1:
-            known.matrix = centre_moments(total[1:], float(self._at.bend.max()) / self.problem.joined.rows)
-        assert known.matrix is not None
-        penalty = self.problem.penalty(block)
-        known.proposed, known.length = propose(
-            known.theta, known.before, total[0], known.matrix, self._scale, self._momentum, penalty
-        )
-        return [known.proposed]
+        known = self._unions.get(block, ElasticState(zero, zero, zero))
+        moments, rows = total[1:], self.problem.joined.rows
+        matrix = centre_moments(moments, float(self._at.bend.max()) / rows) if moments else known.matrix
+        assert matrix is not None
+        given = (total[0], matrix, self._scale, self._momentum, self.problem.penalty(block))
+        proposed, self._lengths[block] = propose(known.theta, known.before, *given)
+        self._unions[block] = ElasticState(known.theta, known.before, proposed, matrix)
+        return [proposed]
 
     def absorb(self, answers: Sequence[BlockAnswer]) -> None:
         at, rows = self._at, self.problem.joined.rows
         penalty = sum(float(answer.products[1]) for answer in answers)
-        lengths = [self._unions[i].length if i in self._unions else float(a.products[2]) for i, a in enumerate(answers)]
-        length = sum(lengths)
+        length = sum(self._lengths.get(i, float(answer.products[2])) for i, answer in enumerate(answers))
         there = self._evaluate([answer.values for answer in answers], at.intercept)
         moves = [new - old for new, old in zip(there.predictions, at.predictions, strict=True)]
         linear = sum(float(np.vdot(y, move)) for y, move in zip(at.at.signals, moves, strict=True)) / rows
@@ -165,8 +153,8 @@ class ElasticServer(Server):
         turns = sum(float(np.vdot(move * bend, new - old)) for move, bend, new, old in steps)
         self._length, self._previous = 0.5 * self._scale * length, self._length
         self._pending = np.ones(1)
-        for union in self._unions.values():
-            union.theta, union.before = union.proposed, union.theta
+        for block, own in self._unions.items():
+            self._unions[block] = ElasticState(own.proposed, own.theta, own.proposed, own.matrix)
         self._last, self._model, self._penalty = model, there, penalty
         self._report()
         age = 1.0 if rises or turns < 0 else self._age

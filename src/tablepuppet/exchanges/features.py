@@ -97,7 +97,7 @@ def _check_ids(request: FindIds, answer: FoundIds, known: Known) -> None:
 
 @Rules(WITH_STATISTICS, enforce=_enforce_ids, check_answer=_check_ids)
 def _find_ids(own: ClientState, request: FindIds) -> FoundIds:
-    columns = [own.column(request.job, request.scan, c) for c in request.columns]
+    columns = [own.scan(request).column(c) for c in request.columns]
     return FoundIds(places=tuple(i for i, column in enumerate(columns) if look_like_ids(column)))
 
 
@@ -129,7 +129,7 @@ def _enforce_part(job: JobUnderContract, request: OpenPart) -> None:
         if distinct_rows(rows) != len(rows) - missing or missing > 1:
             raise breach("a row takes part once, however often it is joined")
     given = request.multiplicity
-    if given is not None and (bool((given < 1).any()) or (rows is not None and len(given) != len(rows))):
+    if given is not None and bool((given < 1).any()):
         raise breach("every row that takes part is joined at least once")
     count = -1 if rows is None else int(np.count_nonzero(rows >= 0))
     job.parts[request.part] = PartUnderContract(block, count)
@@ -144,7 +144,6 @@ def _check_part_request(own: ClientState, request: OpenPart) -> None:
     if request.multiplicity is not None:
         due = rows if request.train_rows is None else len(request.train_rows)
         check_array(request.multiplicity, "multiplicity", (due,), kinds=frozenset("i"))
-        require(not len(request.multiplicity) or int(request.multiplicity.min()) >= 0, "multiplicity", "is negative")
 
 
 def _check_statistics(request: OpenPart, answer: FeatureStatistics | FeatureNames, known: Known) -> None:
@@ -209,7 +208,7 @@ def _check_id_statistics(statistics: IdStatistics, request: OpenPart, rows: int 
 def _open_part(own: ClientState, request: OpenPart) -> FeatureStatistics | FeatureNames:
     row_rules.check_part(own, request)
     request = _cap_subjects(own, request)
-    columns = [own.column(request.job, request.scan, c) for c in request.columns]
+    columns = [own.scan(request).column(c) for c in request.columns]
     train = request.train_rows
     if columns and train is not None and np.array_equal(train, np.arange(len(columns[0][0]), dtype=train.dtype)):
         request = replace(request, train_rows=None)  # all rows, in order: no list is kept

@@ -71,9 +71,9 @@ def _enforce_sending(job: JobUnderContract, request: SendCutoffs) -> None:
 )
 def _send_cutoffs(own: ClientState, request: SendCutoffs) -> Cutoffs:
     terms = _terms(own, request).moments[request.place]
-    values, _ = own.column(request.job, request.scan, terms.column)
-    keys = [own.column(request.job, request.scan, key) for key in terms.keys]
-    moments = _list_distinct([values, *_tokens(own, request.job, keys)])
+    scan = own.scan(request)
+    keys = _tokens(own, request.job, [scan.column(key) for key in terms.keys])
+    moments = _list_distinct([scan.column(terms.column)[0], *keys])
     if len(moments) > MOST_CUTOFFS:
         raise PolicyError(
             f"{terms.expression} has more than {MOST_CUTOFFS:,} distinct moments, and a history is computed for each; "

@@ -114,7 +114,7 @@ def _check_summary(request: DescribeLabels, answer: LabelSummary, known: Known) 
 
 @Rules(WITH_LABELS, enforce=_enforce_classes, check_answer=_check_summary, is_fixed=True)
 def _describe_labels(own: ClientState, request: DescribeLabels) -> LabelSummary:
-    column, info = own.column(request.job, request.scan, request.column)
+    column, info = own.scan(request).column(request.column)
     privacy = own.agreed(request.job).label_privacy
     if privacy is not None:
         return _describe_domain(own, request, privacy)
@@ -210,7 +210,7 @@ def _send_labels(own: ClientState, request: SendLabels) -> Labels:
         if request.classes is not None and contract.purpose != "evaluate":
             row_rules.check_classes(own, request, column)
     else:
-        behind = reads(own, request.job, request.scan, [request.column])
+        behind = reads(scan, [request.column])
         epsilon = scan.rows_of_a_subject() * contract.label_privacy.epsilon
         spend = partial(own.releases.charge_label, scan.table, behind, epsilon)
         given = (scan.row_ids(), scan.expressions[request.column], scan.identity())
@@ -230,8 +230,7 @@ def _send_labels(own: ClientState, request: SendLabels) -> Labels:
 def _split_rows(own: ClientState, request: SplitRequest, terms: SideTerms) -> tuple[Split, Mask, Mask | None]:
     """How rows are shared out, if the owner has nothing against it: which are for the test, for validation."""
     test, validation = (
-        None if c is None else own.column(request.job, request.scan, c)[0]
-        for c in (request.test_column, request.validation_column)
+        None if c is None else own.scan(request).column(c)[0] for c in (request.test_column, request.validation_column)
     )
     known = request.known_rows if isinstance(request, SendSides) else None
     key = b"" if not terms.is_keyed or own.order_key is own.key is None else own.shared_key
@@ -278,4 +277,4 @@ def _check_weights(request: SendWeights, answer: Weights, known: Known) -> None:
 
 @Rules(WITH_LABELS, enforce=_enforce_weights, check_answer=_check_weights, is_fixed=True)
 def _send_weights(own: ClientState, request: SendWeights) -> Weights:
-    return Weights(values=read_weights(*own.column(request.job, request.scan, request.column)))
+    return Weights(values=read_weights(*own.scan(request).column(request.column)))

@@ -85,7 +85,7 @@ def _check_encoded(request: EncodeFeatures, answer: Encoded, known: Known) -> No
 def _encode_features(own: ClientState, request: EncodeFeatures) -> Encoded:
     part = own.part(request)
     opened = part.request
-    pairs = [own.column(opened.job, opened.scan, c) for c in opened.columns]
+    pairs = [own.scan(opened).column(c) for c in opened.columns]
     columns, infos = [c for c, _ in pairs], [i for _, i in pairs]
     least = row_rules.least_of(own, opened, opened.train_rows)
     named = zip(request.encoders, pairs, strict=True)
@@ -271,7 +271,7 @@ def _hold_part(own: ClientState, request: HoldPart) -> Done:
         theta=np.asarray(part.theta, np.float64),
         outputs=part.started.outputs,
         spec=part.started.model,
-        uses=(own.tables.scan(request.job, part.request.scan).reads(part.request.columns),),
+        uses=(own.scan(part.request).reads(part.request.columns),),
     )
     own.part_store.hold(held, request.block)
     _record_model(own, part)
@@ -281,12 +281,13 @@ def _hold_part(own: ClientState, request: HoldPart) -> Done:
 def _record_model(own: ClientState, part: Part) -> None:
     """Writes down a model whose scores the owner trained it for."""
     assert part.started is not None
-    table, columns = releases.table_and_columns(own, part)
+    scan = own.scan(part.request)
+    columns = releases.reads(scan, part.request.columns)
     if own.policy.allow_reconstruction is not None or releases.tells_label(own, part.request.job, columns):
         return
     encoders, spec = held_encoders(part.encoders, part.ids), part.started.model
     names = [releases.score_name((encoders, spec, part.started.outputs), part.theta)]
     if spec.is_linear and encoders:  # another training may begin with them
         weights = start_weights(encoders, part.theta)
-        names.append(releases.start_name(releases.feature_expressions(own, part), weights))
-    own.releases.record_scores(table, *names)
+        names.append(releases.start_name([scan.expressions[c] for c in part.request.columns], weights))
+    own.releases.record_scores(scan.table, *names)

@@ -1,6 +1,5 @@
 """Predictions: rows scored by a model that is sent, or by the part of one that its owner holds, and what names rows."""
 
-from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -15,9 +14,8 @@ from tablepuppet.exchanges.keys import check_key_values, check_table
 from tablepuppet.exchanges.parts import check_encoders
 from tablepuppet.models.neural import NeuralModel
 from tablepuppet.models.spec import ModelSpec
-from tablepuppet.owner.analyst_budget import is_noisy
 from tablepuppet.owner.enforcement import JobUnderContract, breach, distinct_rows
-from tablepuppet.owner.releases import DisclosedValues, ScoredModel, reads, score_name, unknowns
+from tablepuppet.owner.releases import ScoredModel, score_name
 from tablepuppet.owner.state import ClientState, check_model, check_outputs
 from tablepuppet.owner.tokens import known_ids
 from tablepuppet.privacy.gaussian import secure_generator
@@ -148,7 +146,8 @@ def _score_own_rows(own: ClientState, request: ScoreOwnRows) -> Scores:
 
 def _score(own: ClientState, request: ScoreRows | ScoreOwnRows, model: ScoredModel, theta: Array) -> Scores:
     encoders, spec, outputs = model
-    pairs = [own.column(request.job, request.scan, c) for c in request.columns]
+    scan = own.scan(request)
+    pairs = [scan.column(c) for c in request.columns]
     known = known_ids(own, request, pairs, encoders, {})
     columns = [c for c, _ in pairs]
     for feature in request.shuffled:
@@ -158,15 +157,11 @@ def _score(own: ClientState, request: ScoreRows | ScoreOwnRows, model: ScoredMod
     if isinstance(request, ScoreRows) and fixed >= 0:
         columns[fixed], infos[fixed] = _set_constant(columns[fixed], infos[fixed], request.value)
     features = encode(columns, infos, request.rows, known)
-    noisy = is_noisy(own.policy, own.agreed(request.job), own.tables.use(request.job, request.scan))
-    if own.releases.limits_scores and not noisy:
-        place = (own, request.job, request.scan, request.columns)
-        table = own.scan(request).table
+    if own.releases.limits_scores and not own.shows_noise(request):
         name = np.append(theta, secure_generator().random()) if request.shuffled else theta  # a new disclosure
         if isinstance(request, ScoreRows) and fixed >= 0:  # as well, unless it was asked for before
             name = np.append(name, np.frombuffer(repr((fixed, request.value)).encode(), np.uint8))
-        told = DisclosedValues(table, reads(*place), outputs, score_name(model, name))
-        own.releases.charge_scores(told, partial(unknowns, *place))
+        own.releases.charge_scores(scan, request.columns, outputs, score_name(model, name))
     check_outputs(outputs, features.rows)
     check_model(spec, features.width, outputs)
     if not spec.is_linear:

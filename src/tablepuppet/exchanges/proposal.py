@@ -5,8 +5,7 @@ Nothing is read before. All that a job will ask for is judged here, before its f
 
 import hashlib
 import hmac
-from collections.abc import Callable, Collection
-from functools import partial
+from collections.abc import Collection, Mapping
 from typing import Annotated
 
 import msgspec
@@ -16,16 +15,19 @@ from tablepuppet.errors import PolicyError
 from tablepuppet.exchanges.base import BEFORE_CONTRACT, Rules
 from tablepuppet.owner import analyst_budget, row_rules
 from tablepuppet.owner.enforcement import JobUnderContract, breach
-from tablepuppet.owner.policy import Policy, Use, refused_by
-from tablepuppet.owner.releases import DisclosedValues, reads, unknowns
+from tablepuppet.owner.policy import Policy, refused_by
+from tablepuppet.owner.releases import reads, unknowns
 from tablepuppet.owner.scans import ScanUse
 from tablepuppet.owner.state import ClientState
+from tablepuppet.privacy.ledger import Spending
 from tablepuppet.protocol.base import Message
 from tablepuppet.protocol.bounds import Known, require
 from tablepuppet.protocol.contract import Contract, Role, ScanTerms
 from tablepuppet.protocol.evidence import Signature, TreeHead
 from tablepuppet.sources.columns import STRING_KINDS
 from tablepuppet.sources.guard import is_one_column
+
+Uses = Mapping[int, ScanUse]  # by scan
 
 
 class ProposeContract(Message, frozen=True):
@@ -48,7 +50,7 @@ class Agreement(Message, frozen=True):
     head: TreeHead | None = None  # of the owner's log on its disk: its keeper notices a log that was cut
 
 
-def _judge(policy: Policy, request: ProposeContract, use: Use) -> None:
+def _judge(policy: Policy, request: ProposeContract, uses: Uses) -> None:
     """All that a job will ask for is judged before anything is read; later requests are held to the contract alone."""
     contract = request.contract
     policy.check_asker(contract, request.signature)
@@ -56,10 +58,10 @@ def _judge(policy: Policy, request: ProposeContract, use: Use) -> None:
         raise PolicyError(f"the contract is to {contract.purpose}, and has terms of training that do not belong to it")
     if contract.is_noisy and (contract.fits > 1 or contract.others):
         raise PolicyError("the contract trains several models, and noise on features is counted for one")
-    analyst_budget.check_shown(policy, contract, partial(use, request.job))
-    noisy, labels = (_read_of_tables(contract, partial(use, request.job), role) for role in ("feature", "label"))
+    analyst_budget.check_shown(policy, contract, uses)
+    noisy, labels = (_read_of_tables(contract, uses, role) for role in ("feature", "label"))
     for scan in contract.scans:
-        used = use(request.job, scan.scan)
+        used = uses[scan.scan]
         for role, rule in _RULES_OF_ROLES.items():
             policy.check_columns(used, scan.numbers(role), rule)
         policy.check_subjects(used, scan.query)
@@ -107,7 +109,7 @@ def _judge(policy: Policy, request: ProposeContract, use: Use) -> None:
         elif contract.purpose in ("predict", "evaluate"):
             policy.check_applied(is_held=not block.model)
             if block.columns:
-                for base in use(request.job, block.scan).bases:
+                for base in uses[block.scan].bases:
                     policy.check_scores(contract.purpose, base.table)
 
 
@@ -146,11 +148,11 @@ def _check_reach(contract: Contract, scan: ScanTerms, used: ScanUse, policy: Pol
         )
 
 
-def _read_of_tables(contract: Contract, use: Callable[[int], ScanUse], role: Role) -> dict[str, frozenset[str]]:
+def _read_of_tables(contract: Contract, uses: Uses, role: Role) -> dict[str, frozenset[str]]:
     """By table: the columns behind the expressions of a role, in all scans: a self-join reads a table twice."""
     found: dict[str, frozenset[str]] = {}
     for scan in contract.scans:
-        for base in use(scan.scan).bases:
+        for base in uses[scan.scan].bases:
             found[base.table] = found.get(base.table, frozenset()) | _read_by(scan, base, role)
     return found
 
@@ -255,18 +257,20 @@ def _check_agreement(request: ProposeContract, answer: Agreement, known: Known) 
 @Rules(BEFORE_CONTRACT, enforce=_enforce_proposal, check_answer=_check_agreement, leaves_state=True)
 def _propose(own: ClientState, request: ProposeContract) -> Agreement:
     """After the policy, budgets remain, and a person's approval where the owner wants one."""
-    _judge(own.policy, request, own.tables.use)
     contract, name = request.contract, request.contract.hash
+    scans = {scan.scan: own.tables.scan(request.job, scan.scan) for scan in contract.scans}
+    uses = {number: scan.use() for number, scan in scans.items()}
+    _judge(own.policy, request, uses)
     for scan in contract.scans:
-        read = own.tables.scan(request.job, scan.scan)
+        read = scans[scan.scan]
         if read.subject is not None:  # some of whose rows may lie with the table's other clients
             most = own.policy.rows_per_subject(scan.table)
             read.subject_rows = scan.clients * most
             read.most_of_subject = most if contract.analyst is not None else None
         if contract.label_privacy is not None and scan.numbers("label"):
-            own.tables.scan(request.job, scan.scan).is_identified = True
+            read.is_identified = True
         if row_rules.applies(own) or scan.table in own.policy.subjects:
-            own.tables.scan(request.job, scan.scan).is_keyed = True
+            read.is_keyed = True
     if own.releases.is_restoring:
         earlier = own.approvals.decision(contract, request.job)
         own.contracts.agree(request.job, contract, is_excused=earlier is not None and bool(earlier.notes))
@@ -279,14 +283,14 @@ def _propose(own: ClientState, request: ProposeContract) -> Agreement:
         signed = {} if request.signature is None else {"signature": msgspec.to_builtins(request.signature)}
         asked = {"asker": contract.asker, "purpose": contract.purpose, **signed}
         own.log.write("proposed", request.job, name, asked)
-    own.releases.check_contract(contract, partial(own.tables.use, request.job))
+    own.releases.check_contract(contract, uses)
     readable = _without_histories(contract)
-    counted = _without_budgeted(own, request.job, readable)
+    counted = _without_budgeted(own, readable, uses)
     sets, notes = row_rules.review(own, request.job, counted) if row_rules.is_on(own) else ([], [])
     if not own.may_reveal or own.policy != Policy():  # in one process, an owner without a policy allows everything
         row_rules.check_texts(own, request.job, readable)
         for scan in contract.scans:
-            own.policy.check_cutoffs(own.tables.use(request.job, scan.scan), scan)
+            own.policy.check_cutoffs(uses[scan.scan], scan)
     _check_names(own, request.job, readable)
     row_rules.check_subjects(own, request.job, readable)
     _first_prediction(own, request.job, contract)
@@ -302,7 +306,7 @@ def _propose(own: ClientState, request: ProposeContract) -> Agreement:
         own.waiting[request.job, name] = tuple(notes)
         return _wait(own, name)
     own.waiting.pop((request.job, name), None)
-    left = analyst_budget.charge(own.policy, own.log, contract, partial(own.tables.use, request.job))
+    left = analyst_budget.charge(own.policy, own.log, contract, uses)
     row_rules.keep(own, sets)
     own.contracts.agree(request.job, contract, is_excused=decision is not None and bool(decision.notes))
     named = {f"{rows.kind} of {rows.table}": rows.sketch.name for rows in sets}
@@ -316,11 +320,11 @@ def _check_names(own: ClientState, job: str, contract: Contract) -> None:
     """Under noise on features, names of categories are public: none is made of numbers, which are not."""
     is_private = contract.training is not None and contract.feature_privacy is not None
     for scan in contract.scans if is_private else ():
-        opened, use = own.tables.scan(job, scan.scan), own.tables.use(job, scan.scan)
+        opened = own.tables.scan(job, scan.scan)
         for number in scan.numbers("feature"):
             if opened.columns[number].kind not in STRING_KINDS:
                 continue
-            for base in use.bases:
+            for base in opened.use().bases:
                 names = {i.name.lower() for i in own.tables.describe(base.table)[0] if i.kind in STRING_KINDS}
                 names |= own.policy.find_granted(base.table, "texts")
                 if any(name.lower() not in names for name in base.columns[number]):
@@ -337,12 +341,11 @@ def _without_histories(contract: Contract) -> Contract:
     return msgspec.structs.replace(contract, scans=kept)
 
 
-def _without_budgeted(own: ClientState, job: str, contract: Contract) -> Contract:
+def _without_budgeted(own: ClientState, contract: Contract, uses: Uses) -> Contract:
     """The contract over scans whose rows may be counted. A table with an analyst budget is left out: a refusal by an
     exact count would reveal whether a row is there."""
     if contract.analyst is None:
         return contract
-    uses = {scan.scan: own.tables.use(job, scan.scan) for scan in contract.scans}
     kept = [s for s in contract.scans if not analyst_budget.budgeted_tables(own.policy, uses[s.scan])]
     return msgspec.structs.replace(contract, scans=tuple(kept))
 
@@ -358,11 +361,11 @@ def _first_prediction(own: ClientState, job: str, contract: Contract) -> None:
     training, is_noisy = contract.training, contract.prediction_privacy.mode == "local"
     if training is None or training.most_splits or is_noisy or not own.releases.limits_predictions(forbids=False):
         return
-    tables = {scan.scan: scan.table for scan in contract.scans}
     for block in contract.blocks:
-        place = (own, job, block.scan, list(block.columns))
-        shown = DisclosedValues(tables[block.scan], reads(*place), 1)
-        own.releases.check_exposure(shown, unknowns(*place), "training")
+        scan = own.tables.scan(job, block.scan)
+        columns = reads(scan, block.columns)
+        shown = Spending(table=scan.table, what="predictions", name="", numbers=1, columns=columns)
+        own.releases.check_exposure(shown, unknowns(scan, block.columns), "training")
 
 
 def _wait(own: ClientState, name: str) -> Agreement:

@@ -2,7 +2,6 @@
 
 import secrets
 from collections import Counter
-from functools import partial
 from itertools import pairwise
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -265,9 +264,9 @@ def _take_start(own: ClientState, part: Part, request: Start) -> Array:
     theta = start_theta(given, part.encoders, request.outputs)
     if theta.any() and own.policy.allow_reconstruction is None and own.releases.limits_scores:
         # Weights not trained here count as one more model; where all predictions are counted, so are these.
-        name = releases.start_name(releases.feature_expressions(own, part), given)
-        told = releases.DisclosedValues(*releases.table_and_columns(own, part), numbers=request.outputs, name=name)
-        own.releases.charge_scores(told, partial(releases.unknowns, own, opened.job, opened.scan, opened.columns))
+        scan = own.scan(opened)
+        name = releases.start_name([scan.expressions[c] for c in opened.columns], given)
+        own.releases.charge_scores(scan, opened.columns, request.outputs, name)
     return theta
 
 

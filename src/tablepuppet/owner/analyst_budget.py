@@ -7,7 +7,7 @@ trust it with exact rows, as in every job; this module limits the server's answe
 
 import math
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 
 from msgspec.structs import replace
 
@@ -27,19 +27,14 @@ def budgeted_tables(policy: Policy, use: ScanUse) -> list[str]:
     return [base.table for base in use.bases if _budget_of(policy, base.table) is not None]
 
 
-def is_noisy(policy: Policy, contract: Contract | None, use: ScanUse) -> bool:
-    """Whether the asker sees only noisy values of a scan: no exact count of its owner may then decide on the job."""
-    return contract is not None and contract.analyst is not None and bool(budgeted_tables(policy, use))
-
-
 def _budget_of(policy: Policy, table: str) -> TableBudget | None:
     budget = policy.budget.get(table)
     return None if budget is None or budget.analyst is None else budget
 
 
-def _reads(policy: Policy, contract: Contract, use: Callable[[int], ScanUse]) -> Iterator[tuple[ScanTerms, ScanUse]]:
+def _reads(policy: Policy, contract: Contract, uses: Mapping[int, ScanUse]) -> Iterator[tuple[ScanTerms, ScanUse]]:
     for scan in contract.scans:
-        for base in use(scan.scan).bases:
+        for base in uses[scan.scan].bases:
             if _budget_of(policy, base.table) is not None:
                 yield scan, base
 
@@ -51,14 +46,14 @@ def rows_each(policy: Policy, contract: Contract) -> int:
     return 1 if contract.analyst is None else max(map(policy.rows_per_subject, met), default=1)
 
 
-def check_shown(policy: Policy, contract: Contract, use: Callable[[int], ScanUse]) -> None:
+def check_shown(policy: Policy, contract: Contract, uses: Mapping[int, ScanUse]) -> None:
     """Refuses a contract by which an analyst would see something of a table with a budget that has no noise."""
     if contract.analyst is not None and contract.purpose not in SHARES:
         raise PolicyError(f"the contract pays for noise, and a contract to {contract.purpose} has none; leave it out")
-    found = list(_reads(policy, contract, use))
+    found = list(_reads(policy, contract, uses))
     least = max(policy.minimum_rows, policy.difference) * rows_each(policy, contract)
     noise = contract.feature_privacy
-    others = [use(scan.scan) for scan in contract.scans if not budgeted_tables(policy, use(scan.scan))]
+    others = [use for use in uses.values() if not budgeted_tables(policy, use)]
     if contract.analyst is not None and others and least > 1:
         for base in (base for other in others for base in other.bases if base.table in policy.subjects):
             policy.rule(
@@ -136,10 +131,10 @@ def _check_training(contract: Contract, training: Training, policy: Policy, rule
     )
 
 
-def charge(policy: Policy, log: OwnerLog, contract: Contract, use: Callable[[int], ScanUse]) -> float | None:
+def charge(policy: Policy, log: OwnerLog, contract: Contract, uses: Mapping[int, ScanUse]) -> float | None:
     """Charges a contract to its asker's account, or refuses it. Out: the remaining ε; None: nothing is counted."""
     left = None
-    for _, base in _reads(policy, contract, use):
+    for _, base in _reads(policy, contract, uses):
         budget = _budget_of(policy, base.table)
         if contract.analyst is None or budget is None or budget.analyst is None:
             continue  # scores, which the owner allows

@@ -11,7 +11,7 @@ that names the rule. A contract is judged by them, and every request by its cont
 """
 
 import tomllib
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -26,7 +26,6 @@ from tablepuppet.protocol.columns import Merges
 from tablepuppet.protocol.contract import Contract, ScanTerms
 from tablepuppet.protocol.evidence import Signature, check_signature, read_public
 
-Use = Callable[[str, int], ScanUse]  # the columns that a job's open scan reads
 AtLeastOne = Annotated[int, Meta(ge=1)]
 NotNegative = Annotated[int, Meta(ge=0)]
 

@@ -18,7 +18,7 @@ import hashlib
 import math
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -36,7 +36,7 @@ from tablepuppet.owner.enforcement import breach
 from tablepuppet.owner.owner_log import OwnerLog
 from tablepuppet.owner.part_store import to_plain
 from tablepuppet.owner.policy import Policy, refused_by
-from tablepuppet.owner.scans import ScanUse
+from tablepuppet.owner.scans import Scan, ScanUse
 from tablepuppet.privacy.accounting import Mechanism
 from tablepuppet.privacy.gaussian import GradientPrivacy, secure_generator
 from tablepuppet.privacy.ledger import Spending, without_noise
@@ -50,18 +50,6 @@ if TYPE_CHECKING:
 
 _BITS_OF_NUMBER = 64  # that an exact number reveals at most: several columns fit into one
 ScoredModel = tuple[Sequence[Encoder], ModelSpec, int]  # encoders, what each block is, outputs
-
-
-class DisclosedValues(msgspec.Struct, frozen=True):
-    """Exact numbers of each row of a table that leave under one name, and the columns behind them."""
-
-    table: str
-    columns: tuple[str, ...]
-    numbers: int
-    name: str = ""
-
-    def spending(self, what: Literal["scores", "predictions"]) -> Spending:
-        return Spending(table=self.table, what=what, name=self.name, numbers=self.numbers, columns=self.columns)
 
 
 @dataclass
@@ -82,10 +70,10 @@ class Releases:
     charged: dict[tuple[str, str], Charged] = field(default_factory=dict)  # by job and table
     is_restoring: bool = False  # a checkpoint is being restored: its releases were written down then
 
-    def check_contract(self, contract: Contract, use: Callable[[int], ScanUse]) -> None:
+    def check_contract(self, contract: Contract, uses: Mapping[int, ScanUse]) -> None:
         """A contract was proposed: tables with a budget leave under noise only, whatever subquery reads them."""
         for scan in contract.scans if contract.purpose in ("train", "explain", "evaluate") else ():
-            for base in use(scan.scan).bases:
+            for base in uses[scan.scan].bases:
                 if scan.numbers("label") and contract.label_privacy is None:
                     self.check_plain_label(base.table, is_derived=scan.query is not None)
                 if contract.training is not None and scan.numbers("feature") and contract.feature_privacy is None:
@@ -93,7 +81,7 @@ class Releases:
         told = {column for s in self.log.account.spendings if s.what == "label" for column in s.columns}
         for scan in contract.scans if told else ():
             others = [n for n, column in enumerate(scan.columns) if set(column.roles) - {"label"}]
-            for base in use(scan.scan).bases:
+            for base in uses[scan.scan].bases:
                 read = (base.compared | base.grouping).union(*(base.columns[n] for n in others))
                 self._refuse_told(base.table, sorted(c for c in read if f"{base.table}.{c}".lower() in told))
 
@@ -158,7 +146,7 @@ class Releases:
         """Whether exact predictions in training end before they reveal a row; `forbids`: the job promises it."""
         return (forbids or self.policy.allow_reconstruction is False) and not self.is_restoring
 
-    def check_exposure(self, shown: DisclosedValues, unknowns: int, what: str) -> None:
+    def check_exposure(self, shown: Spending, unknowns: int, what: str) -> None:
         """Checks that the exact numbers of each row, with those of earlier jobs, are too few to reveal it."""
         numbers = self.log.account.shown(shown.table, shown.columns, but=shown.name) + shown.numbers
         bits = _BITS_OF_NUMBER * numbers
@@ -169,18 +157,18 @@ class Releases:
             f"and {unknowns:,} may be enough to reconstruct it",
         )
 
-    def record_predictions(self, shown: DisclosedValues) -> None:
+    def record_predictions(self, shown: Spending) -> None:
         """Writes down how many exact numbers of each row have left a job."""
         if shown.numbers and not self.is_restoring:
-            self.log.spend(shown.spending("predictions"))
+            self.log.spend(shown)
 
-    def charge_scores(self, shown: DisclosedValues, unknowns: Callable[[], int]) -> None:
-        """A model is about to be applied to rows of a table; the same model again, by its name, reveals nothing new."""
-        spending = shown.spending("scores")
-        if self.log.account.knows(spending):
-            return
-        self.check_exposure(shown, unknowns(), "one more model that was not trained here, applied to its rows,")
-        self.log.spend(spending)
+    def charge_scores(self, scan: Scan, columns: Sequence[int], numbers: int, name: str) -> None:
+        """A model is about to be applied to rows of a scan; the same model again, by its name, reveals nothing new."""
+        told = Spending(table=scan.table, what="scores", name=name, numbers=numbers, columns=reads(scan, columns))
+        if not self.log.account.knows(told):
+            why = "one more model that was not trained here, applied to its rows,"
+            self.check_exposure(told, unknowns(scan, columns), why)
+            self.log.spend(told)
 
     def record_scores(self, table: str, *names: str) -> None:
         """A model that was trained here is about to leave: rows will be scored by it, as they were in training."""
@@ -229,20 +217,19 @@ def start_name(features: Sequence[str], weights: Sequence[dict[str, list[float]]
     return hashlib.sha256(b"start" + msgspec.msgpack.encode(given)).hexdigest()
 
 
-def reads(own: ClientState, job: str, scan: int, columns: Iterable[int]) -> tuple[str, ...]:
+def reads(scan: Scan, columns: Sequence[int]) -> tuple[str, ...]:
     """The columns of tables behind some expressions of a scan."""
-    use = own.tables.use(job, scan)
-    places = list(columns)
-    found = {f"{base.table}.{name}".lower() for base in use.bases for c in places for name in base.columns[c]}
-    return tuple(sorted(found))
+    bases = scan.use().bases
+    return tuple(
+        sorted({f"{base.table}.{name}".lower() for base in bases for c in columns for name in base.columns[c]})
+    )
 
 
-def unknowns(own: ClientState, job: str, scan: int, columns: Sequence[int]) -> int:
+def unknowns(scan: Scan, columns: Sequence[int]) -> int:
     """How many bits of a row are enough to know some features of it: at least one."""
-    use = own.tables.use(job, scan)
-    total, by_column = 0.0, dict[str, float]()
+    bases, total, by_column = scan.use().bases, 0.0, dict[str, float]()
     for c in columns:
-        values, info = own.column(job, scan, c)
+        values, info = scan.column(c)
         if info.kind not in NUMBER_KINDS:
             continue
         array = numbers(values, info)
@@ -251,7 +238,7 @@ def unknowns(own: ClientState, job: str, scan: int, columns: Sequence[int]) -> i
             continue
         bits = sum(_bits_of(entry) for entry in present.T)
         total += bits
-        for base in use.bases:
+        for base in bases:
             for name in base.columns[c]:
                 place = f"{base.table}.{name}".lower()
                 by_column[place] = max(by_column.get(place, 0.0), bits)
@@ -277,7 +264,8 @@ def tells_label(own: ClientState, job: str, columns: Iterable[str]) -> bool:
     A subquery may make features of other rows' labels (of the week before, of the same place), and is left out.
     """
     scans = [scan for scan in own.agreed(job).scans if scan.query is None]
-    return any(set(columns) & set(reads(own, job, scan.scan, scan.numbers("label"))) for scan in scans)
+    labels = (reads(own.tables.scan(job, scan.scan), scan.numbers("label")) for scan in scans)
+    return any(not set(columns).isdisjoint(label) for label in labels)
 
 
 def release_predictions(own: ClientState, part: Part, predictions: Array) -> Array:
@@ -310,26 +298,15 @@ def limits_predictions(own: ClientState, part: Part) -> bool:
 def count_unknowns(own: ClientState, part: Part) -> int:
     """How many exact numbers of a row are enough to know its features; counted once, best while its rows are here."""
     if part.unknowns is None:
-        opened = part.request
-        part.unknowns = unknowns(own, opened.job, opened.scan, opened.columns)
+        part.unknowns = unknowns(own.scan(part.request), part.request.columns)
     return part.unknowns
 
 
-def disclosed_values(own: ClientState, part: Part, numbers: int) -> DisclosedValues:
+def disclosed_values(own: ClientState, part: Part, numbers: int) -> Spending:
     """The exact numbers of each row that left a part."""
-    name = f"{own.contracts.jobs[part.request.job].run} {part.request.part}"
-    return DisclosedValues(*table_and_columns(own, part), numbers=numbers, name=name)
-
-
-def table_and_columns(own: ClientState, part: Part) -> tuple[str, tuple[str, ...]]:
-    """The table and the columns that a part's features are made of."""
-    job, scan = part.request.job, part.request.scan
-    return own.tables.scan(job, scan).table, reads(own, job, scan, part.request.columns)
-
-
-def feature_expressions(own: ClientState, part: Part) -> list[str]:
-    every = own.scan(part.request).expressions
-    return [every[c] for c in part.request.columns]
+    name, scan = f"{own.contracts.jobs[part.request.job].run} {part.request.part}", own.scan(part.request)
+    columns = reads(scan, part.request.columns)
+    return Spending(table=scan.table, what="predictions", name=name, numbers=numbers, columns=columns)
 
 
 def plan_run_noise(
@@ -337,7 +314,7 @@ def plan_run_noise(
 ) -> PrivateGradient | None:
     """The noise that the contract asks for. The client prefers its own counts to those of the server."""
     contract = own.contracts.contract(request.job)
-    use = own.tables.use(request.job, part.request.scan)
+    use = own.scan(part.request).use()
     if request.facts is None or contract is None:
         own.releases.charge_features(use, request, ())
         return None
@@ -349,7 +326,7 @@ def plan_run_noise(
     for (job, number), opened in own.parts.items():
         if job == request.job:
             given = multiplicity if number == request.part else opened.request.multiplicity
-            read = own.tables.use(job, opened.request.scan)
+            read = own.scan(opened.request).use()
             most[read.table] += bound_reach(read) * (1 if given is None else int(given.max(initial=1)))
     if plan.model is not None and most[use.table] > plan.model.max_joined_rows(use.table):
         raise breach("rows of this table are joined more often than noise is computed for")
@@ -374,7 +351,7 @@ def _agreed_terms(own: ClientState, contract: Contract, request: StartPart[Algor
 def _own_facts(own: ClientState, part: Part, request: StartPart[AlgorithmOptions]) -> RunFacts:
     """The facts of the run; those of this client's own block as it knows them."""
     assert request.facts is not None
-    blocks, scan = list(request.facts.blocks), own.tables.scan(request.job, part.request.scan)
+    blocks, scan = list(request.facts.blocks), own.scan(part.request)
     peers = () if part.sealing is None else tuple(peer.client for peer in part.sealing.peers)
     told = blocks[request.block]
     blocks[request.block] = replace(
@@ -387,7 +364,7 @@ def _own_facts(own: ClientState, part: Part, request: StartPart[AlgorithmOptions
     opened = Counter[str]()
     for (job, _), other in own.parts.items():
         if job == request.job:
-            use = own.tables.use(job, other.request.scan)
+            use = own.scan(other.request).use()
             opened[use.table] += bound_reach(use)
     if any(count > request.facts.uses[table] for table, count in opened.items()):
         raise breach("noise is computed for fewer uses of a table than there are")

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import RowNumbers
 from tablepuppet.errors import PolicyError
 from tablepuppet.owner import singling_out
-from tablepuppet.owner.analyst_budget import is_noisy
 from tablepuppet.owner.policy import refused_by
 from tablepuppet.owner.row_sets import Keys, Kind, Sketch, joined_keys
 from tablepuppet.owner.scans import Scan, TableConditions
@@ -57,7 +56,7 @@ def is_on(own: ClientState) -> bool:
 
 def _counts(own: ClientState, request: Any) -> bool:
     """Whether rows of a scan are counted: not under an analyst budget, where a refusal would reveal that one exists."""
-    return is_on(own) and not is_noisy(own.policy, own.agreed(request.job), own.scan(request).use())
+    return is_on(own) and not own.shows_noise(request)
 
 
 def review(own: ClientState, job: str, contract: Contract) -> tuple[list[RowSet], list[str]]:
@@ -103,16 +102,16 @@ def check_texts(own: ClientState, job: str, contract: Contract) -> None:
     for scan in contract.scans if contract.purpose in ("train", "explain", "evaluate") else ():
         features = scan.numbers("feature") if contract.training is not None else ()
         for number in {*features, *scan.numbers("label")}:
-            values, info = own.column(job, scan.scan, number)
+            read = own.tables.scan(job, scan.scan)
+            values, info = read.column(number)
             if info.kind not in STRING_KINDS:
                 continue
-            read = own.tables.scan(job, scan.scan)
             if read.is_history:  # each value once for each of its base rows
                 told = pa.table({"base": read.base_rows()[0], "value": decode(values)})
                 values = told.group_by(["base", "value"]).aggregate([])["value"]
             is_label = number in scan.numbers("label")
             is_told = names_rows(values) if is_label else _leaves(contract, scan, number, values)
-            behind = {name.lower() for name in own.tables.use(job, scan.scan).columns[number]}
+            behind = {name.lower() for name in read.use().columns[number]}
             if is_told and not behind <= own.policy.find_granted(scan.table, "texts"):
                 role, names = ("label", "classes") if is_label else ("feature", "categories")
                 stay = "" if is_label else "let them stay (ids=[…] with its name), "
@@ -203,8 +202,6 @@ def check_part(own: ClientState, request: OpenPart) -> None:
     keys = own.scan(request).row_keys()
     rows = np.arange(len(keys)) if request.train_rows is None else request.train_rows
     times = np.ones(len(rows), np.int64) if request.multiplicity is None else request.multiplicity.astype(np.int64)
-    if len(times) != len(rows) or (len(rows) and rows.max() >= len(keys)):
-        raise PolicyError("the request is outside its contract: it is about rows that there are not")
     total = np.bincount(rows[rows >= 0], times[rows >= 0], len(keys)).astype(np.int64)
     table = own.scan(request).table
     if table in own.policy.subjects:  # all rows of one count as one
@@ -271,9 +268,9 @@ def _reach(own: ClientState, job: str, scan: ScanTerms, contract: Contract) -> l
 
 def _near_constant(own: ClientState, job: str, scan: ScanTerms, contract: Contract) -> list[str]:
     """Objections to numbers that are the same in all rows but few: their mean and weight depend on those few."""
-    notes, least = [], own.policy.minimum_rows
+    notes, least, read = [], own.policy.minimum_rows, own.tables.scan(job, scan.scan)
     for number in {n for role in _exact(scan, contract) if role in ("feature", "weight") for n in scan.numbers(role)}:
-        column, info = own.column(job, scan.scan, number)
+        column, info = read.column(number)
         if info.kind not in NUMBER_KINDS or info.kind == "vector" or not len(column):
             continue
         values = numbers(column, info)[:, 0]
@@ -281,7 +278,7 @@ def _near_constant(own: ClientState, job: str, scan: ScanTerms, contract: Contra
         if not len(present):
             continue
         usual = np.median(present[:: max(1, len(present) // 101)])  # one of more than half of them, if there is one
-        base = own.tables.scan(job, scan.scan).base_rows()[0]
+        base = read.base_rows()[0]
         is_other = ~np.isnan(values) & (values != usual)
         others, every = len(np.unique(base[is_other])), len(np.unique(base[~np.isnan(values)]))
         if 0 < others < min(least, every / 2):
@@ -295,17 +292,17 @@ def _near_constant(own: ClientState, job: str, scan: ScanTerms, contract: Contra
 def _models_of_few(own: ClientState, job: str, scan: ScanTerms, contract: Contract) -> list[str]:
     """Objections to models that follow few labels: extreme quantiles, leaves of few rows."""
     notes: list[str] = []
-    least = own.policy.minimum_rows
+    least, read = own.policy.minimum_rows, own.tables.scan(job, scan.scan)
     for training in (contract.training, *contract.others):
         if training is None or not scan.numbers("label") or contract.label_privacy is not None:
             continue
         share = training.loss_options.get("quantile")
-        if share is not None and min(share, 1.0 - share) * own.tables.scan(job, scan.scan).rows().num_rows < least:
+        if share is not None and min(share, 1.0 - share) * read.rows().num_rows < least:
             notes.append(
                 f"fewer than {least:,} labels of {scan.table} lie beyond this quantile, and it is nearly the last of "
                 "them; use one further from 0 and 1 (rule minimum_rows)"
             )
-        column, info = own.column(job, scan.scan, scan.numbers("label")[0])
+        column, info = read.column(scan.numbers("label")[0])
         has_classes = info.kind in (*STRING_KINDS, "boolean") or len(pc.unique(decode(column).drop_null())) <= 2
         due = least / 4 if has_classes else least  # a row of a class adds p (1 − p) to the sum
         if training.most_splits and training.algorithm["min_child_weight"] < due:

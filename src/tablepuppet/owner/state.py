@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 from msgspec import Struct
 from numpy.typing import NDArray
 
@@ -33,6 +32,7 @@ from tablepuppet.memory import memory_limit
 from tablepuppet.models.linear import Features
 from tablepuppet.models.modules import OWN, build_module
 from tablepuppet.models.spec import ModelSpec
+from tablepuppet.owner.analyst_budget import budgeted_tables
 from tablepuppet.owner.enforcement import ContractEnforcer
 from tablepuppet.owner.owner_files import Approvals
 from tablepuppet.owner.owner_log import OwnerLog
@@ -45,7 +45,7 @@ from tablepuppet.owner.store import ClientTables
 from tablepuppet.owner.tokens import key_of
 from tablepuppet.privacy.masks import MaskKey, Masks, check_key, exponent_of, mask_key, new_private, to_integers
 from tablepuppet.protocol.base import Masked, Partial
-from tablepuppet.protocol.columns import ColumnInfo, Encoder, Statistics
+from tablepuppet.protocol.columns import Encoder, Statistics
 from tablepuppet.protocol.contract import Contract
 
 if TYPE_CHECKING:
@@ -90,8 +90,10 @@ class ClientState:
     def scan(self, request: Any) -> Scan:
         return self.tables.scan(request.job, request.scan)
 
-    def column(self, job: str, scan: int, column: int) -> tuple[pa.ChunkedArray, ColumnInfo]:
-        return self.tables.scan(job, scan).column(column)
+    def shows_noise(self, request: Any) -> bool:
+        """Whether the asker sees noisy values of a scan only: no exact count of its rows may then decide on the job."""
+        is_analyst = self.agreed(request.job).analyst is not None
+        return is_analyst and bool(budgeted_tables(self.policy, self.scan(request).use()))
 
     def agreed(self, job: str) -> Contract:
         """The contract of a job, without which nothing of it is answered."""

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from tablepuppet.errors import SourceError, TransportError
 from tablepuppet.owner.query_guard import DerivedSource, check_query
-from tablepuppet.owner.scans import Scan, ScanUse
+from tablepuppet.owner.scans import Scan
 from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.sources.columns import absent_value
 from tablepuppet.sources.duckdb_source import absent_row, quote_name
@@ -76,10 +76,6 @@ class ClientTables:
             if (job, number) not in self._scans:
                 raise TransportError(f"job {job} has no open scan {number} at this client; it must be opened first")
             return self._scans[job, number]
-
-    def use(self, job: str, number: int) -> ScanUse:
-        """The columns that an open scan reads, for the owner's policy to judge."""
-        return self.scan(job, number).use()
 
     def fingerprints(self, job: str) -> dict[int, int]:
         """For each scan that a job has read, a checksum that changes with any value or the order of its rows."""

@@ -6,7 +6,6 @@ The state of a part is its keys; codes are made when it starts, and again when a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,10 +22,9 @@ from tablepuppet.exchanges.features import OpenPart
 from tablepuppet.memory import trim_heap
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.owner import row_rules
-from tablepuppet.owner.analyst_budget import is_noisy
 from tablepuppet.owner.enforcement import breach
 from tablepuppet.owner.part_store import BlockPart
-from tablepuppet.owner.releases import DisclosedValues, bound_reach, reads, tells_label, unknowns
+from tablepuppet.owner.releases import bound_reach, reads, tells_label
 from tablepuppet.owner.state import ClientState, Part
 from tablepuppet.privacy.accounting import Mechanism, composed_noise
 from tablepuppet.protocol.base import Done
@@ -80,7 +78,7 @@ def sketch_features(own: ClientState, request: trees.SketchFeatures) -> trees.Fe
 
 def start_trees(own: ClientState, request: trees.StartTrees) -> trees.TreesStarted:
     part = own.part(request)
-    use = own.tables.use(request.job, part.request.scan)
+    use = own.scan(part.request).use()
     own.releases.charge_whole_model(request.job, use, _spends(own, request, use.table))
     train = _raw(own, part.request, part.request.train_rows)
     held = _raw(own, part.request, part.request.test_rows)
@@ -254,15 +252,8 @@ def _bits(
 def _charge(own: ClientState, request: OfRows, rules: Sequence[trees.SplitRule]) -> None:
     """Counts the answers of rows to splits. A split that a server chose may reveal all of a column with few values, so
     it counts as a number."""
-    if own.releases.limits_scores and not _is_noisy(own, request):
-        place = (own, request.job, request.scan, request.columns)
-        table = own.scan(request).table
-        values = DisclosedValues(table, reads(*place), len(rules), trees.splits_name(rules))
-        own.releases.charge_scores(values, partial(unknowns, *place))
-
-
-def _is_noisy(own: ClientState, request: OfRows) -> bool:
-    return is_noisy(own.policy, own.contracts.contract(request.job), own.tables.use(request.job, request.scan))
+    if own.releases.limits_scores and not own.shows_noise(request):
+        own.releases.charge_scores(own.scan(request), request.columns, len(rules), trees.splits_name(rules))
 
 
 def _without_rare_names(
@@ -271,7 +262,7 @@ def _without_rare_names(
     """The rules that rows answer: names that few rows of the whole table hold are left out, as in training; but not
     for an analyst, as one row more would bring the scores of all of them."""
     least = row_rules.least_of(own, request)
-    if least <= 1 or _is_noisy(own, request) or not any(rule.left or rule.known for rule in rules):
+    if least <= 1 or own.shows_noise(request) or not any(rule.left or rule.known for rule in rules):
         return rules
     named = sorted({rule.feature for rule in rules if rule.left or rule.known})
     infos = own.scan(request).columns
@@ -331,14 +322,14 @@ def _rules(part: Part, unions: Sequence[Union], keys: Sequence[int]) -> list[tre
 
 def _count_trained(own: ClientState, part: Part, rules: Sequence[trees.SplitRule]) -> None:
     """Writes down a model whose splits the owner trained it for."""
-    opened = part.request
-    if not tells_label(own, opened.job, reads(own, opened.job, opened.scan, opened.columns)):
-        own.releases.record_scores(own.scan(opened).table, trees.splits_name(rules))
+    scan = own.scan(part.request)
+    if not tells_label(own, part.request.job, reads(scan, part.request.columns)):
+        own.releases.record_scores(scan.table, trees.splits_name(rules))
 
 
 def _raw(own: ClientState, request: OfRows, rows: RowNumbers | None) -> list[RawColumn]:
     """The raw columns of some rows of a scan."""
-    pairs = [own.column(request.job, request.scan, c) for c in request.columns]
+    pairs = [own.scan(request).column(c) for c in request.columns]
     found = raw_columns([c for c, _ in pairs], [i for _, i in pairs])
     if rows is None:
         return found
@@ -370,6 +361,6 @@ def _spends(own: ClientState, request: trees.StartTrees, table: str) -> tuple[Me
         return (Mechanism(composed_noise(agreed.epsilon, agreed.delta, (Mechanism(1.0, steps),)), steps),)
     parts = [part for (job, _), part in own.parts.items() if job == request.job]
     same = [part for part in parts if own.tables.scan(request.job, part.request.scan).table == table]
-    reach = {part.request.scan: bound_reach(own.tables.use(request.job, part.request.scan)) for part in same}
+    reach = {part.request.scan: bound_reach(own.scan(part.request).use()) for part in same}
     most = sum(reach[part.request.scan] * int(_weights(part, own).max(initial=1.0)) for part in same)
     return (Mechanism(agreed.noise / most, steps),)

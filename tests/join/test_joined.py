@@ -14,7 +14,7 @@ from tests.join.counted import multiplicities
 
 from tablepuppet.arrays import JOINED_ROWS_PER_SHARD
 from tablepuppet.join import joined_rows as module
-from tablepuppet.join.joined_rows import JoinedRows, RowIndex, by_label
+from tablepuppet.join.joined_rows import JoinedRows, RowIndex
 
 
 @st.composite
@@ -139,7 +139,8 @@ def test_classes_are_counted_as_they_would_be_sorted() -> None:
     rng = np.random.default_rng(0)
     labels, counts = rng.choice([0.0, 2.0, 3.0], 100), rng.integers(0, 4, 100)
     for values in (labels, labels + 0.5):  # the second are no classes
-        found = by_label(values, counts, None)
+        index = RowIndex(len(values), None, is_sorted=True)
+        found = JoinedRows(int(counts.sum()), (index,), index, values, counts=counts).by_label()
         assert found.weights is not None
         assert found.labels.tolist() == np.unique(values).tolist()
         assert found.weights.tolist() == [counts[values == label].sum() for label in found.labels]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import msgspec
 import numpy as np
@@ -69,25 +69,18 @@ class Joined(Walkable, Protocol):
     def fetch(self) -> JoinedRows:
         """The same joined rows in this process, for work that is not a walk."""
 
+    def look_up(self, joined: NDArray[np.int64]) -> tuple[list[RowNumbers], Array, Array | None]:
+        """p_i of some joined rows, for each block, and their labels and weights."""
 
-class JoinedRows(msgspec.Struct, frozen=True, eq=False, dict=True):
-    """Some joined rows (all training rows, all test rows, one batch) and their labels."""
+    def walk_all(self, work: Work, per_row: Sequence[Array], columns: Sequence[Array]) -> Pass:
+        """The results of all lanes, added up in order."""
 
-    rows: int
-    indices: tuple[RowIndex, ...]  # one per block
-    label_index: RowIndex
-    labels: NDArray[Any]  # per row of the label table: float64, or bytes, where those are classes in order
-    state: dict[str, Array] = msgspec.field(default_factory=dict)
-    weights: Array | None = None  # of the rows' losses, per row of the label table; None: all one
-    counts: RowNumbers | None = None  # joined rows per row of the label table, where they were counted already
-    lanes: Sequence[Lane] | None = None  # a partition's own lanes; None: as many as N asks for
 
-    def allocate(self, name: str, outputs: int, dtype: type[np.floating[Any]] = np.float64) -> None:
-        """A value per joined row and output, kept between passes and seen by join steps."""
-        self.state[name] = np.zeros((self.rows, outputs), dtype)
+class AnyRows(msgspec.Struct, frozen=True, eq=False, dict=True):
+    """What joined rows do alike, wherever they lie."""
 
     def run(
-        self,
+        self: Joined,
         step: JoinStep,
         per_row: Sequence[Array],
         *,
@@ -104,12 +97,62 @@ class JoinedRows(msgspec.Struct, frozen=True, eq=False, dict=True):
         gets it with the rows' weights, if they have any. A signal (arrays side by side) is collapsed to every block; a
         list has one signal per block.
         """
-        work = Work(step, signals, tuple(writes), given, own)
+        return self.walk_all(Work(step, signals, tuple(writes), given, own), per_row, columns)
+
+    def by_label(self: Joined) -> JoinedRows:
+        """The different labels in one block, each as heavy as all joined rows that have it. While nothing is predicted,
+        sums over them are sums over all joined rows."""
+        labels, weights, counts = self.labels, self.weights, self.label_counts()
+        found = np.unique(labels)
+        if len(found) == len(labels):
+            found, heavy = labels, np.asarray(counts * (1.0 if weights is None else weights), np.float64)
+        else:
+            heavy = np.zeros(len(found))
+            for here in pieces(len(labels), ROWS_IN_CACHE if weights is None else len(labels)):
+                own = counts[here] if weights is None else counts[here] * weights[here]
+                heavy += np.bincount(np.searchsorted(found, labels[here]), own, len(found))
+        identity = RowIndex(len(found), None, is_sorted=True)
+        return JoinedRows(len(found), (identity,), identity, floats(found), weights=heavy)
+
+    def collapsed_weights(self: Joined) -> list[Array] | None:
+        if self.weights is None:
+            return None
+        found: list[Array] = self.run(_weight_step, [np.zeros((p.rows, 1)) for p in self.indices], signals=1).signals[0]
+        return found
+
+    def take(self: Joined, joined: NDArray[np.int64]) -> tuple[JoinedRows, list[RowNumbers]]:
+        """A batch of joined rows, and for each block the rows that occur in it (ascending)."""
+        return batch(*self.look_up(joined), [p.rows for p in self.indices])
+
+    def with_weights(self, weights: Array | None) -> Self:
+        return replace(self, weights=weights, state={})
+
+    def with_labels(self, labels: Array) -> Self:
+        return replace(self, labels=labels, state={})
+
+
+class JoinedRows(AnyRows, frozen=True):
+    """Some joined rows (all training rows, all test rows, one batch) and their labels."""
+
+    rows: int
+    indices: tuple[RowIndex, ...]  # one per block
+    label_index: RowIndex
+    labels: NDArray[Any]  # per row of the label table: float64, or bytes, where those are classes in order
+    state: dict[str, Array] = msgspec.field(default_factory=dict)
+    weights: Array | None = None  # of the rows' losses, per row of the label table; None: all one
+    counts: RowNumbers | None = None  # joined rows per row of the label table, where they were counted already
+    lanes: Sequence[Lane] | None = None  # a partition's own lanes; None: as many as N asks for
+
+    def allocate(self, name: str, outputs: int, dtype: type[np.floating[Any]] = np.float64) -> None:
+        """A value per joined row and output, kept between passes and seen by join steps."""
+        self.state[name] = np.zeros((self.rows, outputs), dtype)
+
+    def walk_all(self, work: Work, per_row: Sequence[Array], columns: Sequence[Array]) -> Pass:
         each = pool().map if len(self.lanes_of_shards) > 1 else map
         whole = [slice(0, p.rows) for p in self.indices]
         lanes = ((whole, lane) for lane in self.walk(work, per_row, columns, each))
         done = add_lanes(lanes, [p.rows for p in self.indices])
-        zeros = [[np.zeros((p.rows, per_row[0].shape[1])) for p in self.indices] for _ in range(signals)]
+        zeros = [[np.zeros((p.rows, per_row[0].shape[1])) for p in self.indices] for _ in range(work.signals)]
         return done if done.signals else Pass(zeros, done.sums)
 
     def walk(
@@ -133,12 +176,7 @@ class JoinedRows(msgspec.Struct, frozen=True, eq=False, dict=True):
         """A value per joined row that a walk left in the state, which gives it up."""
         return self.state.pop(name)
 
-    def take(self, joined: NDArray[np.int64]) -> tuple[JoinedRows, list[RowNumbers]]:
-        """A batch of joined rows, and for each block the rows that occur in it (ascending)."""
-        return batch(*self.look_up(joined), [p.rows for p in self.indices])
-
     def look_up(self, joined: NDArray[np.int64]) -> tuple[list[RowNumbers], Array, Array | None]:
-        """p_i of some joined rows, for each block, and their labels and weights."""
         rows = self.label_index.take(joined)
         weights = None if self.weights is None else self.weights[rows]
         return [p.take(joined) for p in self.indices], floats(self.labels[rows]), weights
@@ -157,15 +195,6 @@ class JoinedRows(msgspec.Struct, frozen=True, eq=False, dict=True):
         index = self.label_index.index
         return self.weights if self.weights is None or index is None else self.weights[index]
 
-    def collapsed_weights(self) -> list[Array] | None:
-        return collapse_weights(self)
-
-    def with_weights(self, weights: Array | None) -> JoinedRows:
-        return replace(self, weights=weights, state={})
-
-    def with_labels(self, labels: Array) -> JoinedRows:
-        return replace(self, labels=labels, state={})
-
     def fetch(self) -> JoinedRows:
         return self
 
@@ -174,10 +203,6 @@ class JoinedRows(msgspec.Struct, frozen=True, eq=False, dict=True):
             return self.counts
         p = self.label_index
         return np.broadcast_to(np.int32(1), p.rows) if p.index is None else count_rows(p.index, p.rows)
-
-    def by_label(self) -> JoinedRows:
-        """The different labels, each as heavy as all joined rows that have it."""
-        return by_label(self.labels, self.label_counts(), self.weights)
 
     def iterate_sorted(self, name: str) -> Iterator[Array]:
         """The values that a walk left in the state, which gives them up, in ascending order, some at a time."""
@@ -201,35 +226,10 @@ def lanes_of(rows: int, scattered: int) -> list[Lane]:
     return [shards[i : i + size] for i in range(0, len(shards), size)]
 
 
-def by_label(labels: NDArray[Any], counts: RowNumbers, weights: Array | None) -> JoinedRows:
-    """The different labels in one block, each with the weight of all joined rows that have it. While nothing is
-    predicted, sums over them are sums over all joined rows. `counts`: joined rows per label row."""
-    found = np.unique(labels)
-    if len(found) == len(labels):
-        found, heavy = labels, np.asarray(counts * (1.0 if weights is None else weights), np.float64)
-    else:
-        heavy = np.zeros(len(found))
-        for here in pieces(len(labels), ROWS_IN_CACHE if weights is None else len(labels)):
-            own = counts[here] if weights is None else counts[here] * weights[here]
-            heavy += np.bincount(np.searchsorted(found, labels[here]), own, len(found))
-    identity = RowIndex(len(found), None, is_sorted=True)
-    return JoinedRows(len(found), (identity,), identity, floats(found), weights=heavy)
-
-
 def ascending(values: Array) -> Iterator[Array]:
     """The values in ascending order, some at a time; nobody else may use `values` any more."""
     values.sort()
     return (values[here] for here in pieces(max(1, len(values)), VALUES_PER_SORTED_PIECE))
-
-
-def collapse_weights(joined: Joined) -> list[Array] | None:
-    """collapse_i of the rows' weights; None: they are the multiplicities."""
-    if joined.weights is None:
-        return None
-    signals: list[list[Array]] = joined.run(
-        _weight_step, [np.zeros((p.rows, 1)) for p in joined.indices], signals=1
-    ).signals
-    return signals[0]
 
 
 def _weight_step(shard: Shard) -> tuple[Sequence[Array], Sums]:

@@ -16,7 +16,7 @@ from tablepuppet.algorithms.registry import DEFAULT
 from tablepuppet.arrays import Array
 from tablepuppet.errors import TrainingError
 from tablepuppet.formatting import plural
-from tablepuppet.join.joined_rows import Joined, by_label
+from tablepuppet.join.joined_rows import Joined
 from tablepuppet.models.losses import Loss, metrics_by_name
 from tablepuppet.models.metrics import Moment
 from tablepuppet.plan.plan import Plan
@@ -92,8 +92,7 @@ def _mean_loss(labels: Array, counts: Array, loss: Loss, constant: Array) -> flo
 
 def seen_labels(rows: Joined, weights: Array | None) -> tuple[Array, Array]:
     """The labels that joined rows have, and how many of them have each."""
-    is_own = weights is rows.weights
-    found = rows.by_label() if is_own else by_label(rows.labels, rows.label_counts(), weights)
+    found = rows.with_weights(weights).by_label()
     assert found.weights is not None
     occurs = found.weights > 0
     return found.labels[occurs], found.weights[occurs]

@@ -7,24 +7,23 @@ joined row.
 
 import itertools
 import uuid
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
 import msgspec
 import numpy as np
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import VALUES_PER_CLUSTER_SORT, Array, RowNumbers
 from tablepuppet.join.cluster.cluster import Cluster
 from tablepuppet.join.cluster.worker import Kept, Partition, Source, Walk, write_labels
-from tablepuppet.join.joined_rows import JoinedRows, add_lanes, batch, by_label, collapse_weights
+from tablepuppet.join.joined_rows import AnyRows, JoinedRows, add_lanes
 from tablepuppet.join.row_index import IndexFacts, RowIndex
-from tablepuppet.join.walk import JoinStep, Pass, Work
+from tablepuppet.join.walk import Pass, Work
 
 
-class ClusterRows(msgspec.Struct, frozen=True, eq=False, dict=True):
+class ClusterRows(AnyRows, frozen=True):
     """Joined rows whose partitions lie with workers, as plans, algorithms and metrics use them."""
 
     rows: int
@@ -40,25 +39,14 @@ class ClusterRows(msgspec.Struct, frozen=True, eq=False, dict=True):
     def allocate(self, name: str, outputs: int, dtype: type[np.floating[Any]] = np.float64) -> None:
         self.state[name] = Kept(outputs, np.dtype(dtype).str)
 
-    def run(
-        self,
-        step: JoinStep,
-        per_row: Sequence[Array],
-        *,
-        columns: Sequence[Array] = (),
-        signals: int = 0,
-        writes: Collection[str] = (),
-        own: float = 0.0,
-        **given: Any,
-    ) -> Pass:
-        """As JoinedRows.run: the partitions at once, their lanes added up in order."""
-        work = Work(step, signals, tuple(writes), given, own)
+    def walk_all(self, work: Work, per_row: Sequence[Array], columns: Sequence[Array]) -> Pass:
+        """The partitions at once."""
         walk = Walk(next(self.numbers), work, len(per_row), dict(self.state))
         calls = self._calls(walk, per_row, columns)
         answers = zip(self.partitions, self.cluster.ask("walk", calls), strict=True)
         lanes = ((partition.used, lane) for partition, results in answers for lane in results)
         done = add_lanes(lanes, [len(values) for values in per_row])
-        for name in writes:
+        for name in work.writes:
             self.state[name] = Kept(self.state[name].outputs, self.state[name].dtype, walk.number)
         return done
 
@@ -105,33 +93,16 @@ class ClusterRows(msgspec.Struct, frozen=True, eq=False, dict=True):
             found.sort()
             yield found
 
-    def with_weights(self, weights: Array | None) -> "ClusterRows":
-        return replace(self, weights=weights, state={})
-
-    def with_labels(self, labels: Array) -> "ClusterRows":
-        return replace(self, labels=labels, state={})
-
     def label_counts(self) -> RowNumbers:
         return self.counts
 
-    def by_label(self) -> JoinedRows:
-        """Few rows, which stay here."""
-        return by_label(self.labels, self.counts, self.weights)
-
-    def collapsed_weights(self) -> list[Array] | None:
-        return collapse_weights(self)
-
-    def take(self, joined: NDArray[np.int64]) -> tuple[JoinedRows, list[RowNumbers]]:
-        """A batch, looked up where its joined rows lie; it is small, and walked over here."""
-        return batch(*self._look_up(joined), [p.rows for p in self.indices])
-
     def fetch(self) -> JoinedRows:
         """The same joined rows in this process, for work that is not a walk."""
-        numbers, labels, weights = self._look_up(np.arange(self.rows))
+        numbers, labels, weights = self.look_up(np.arange(self.rows))
         indices = tuple(RowIndex.of(own, facts.rows) for own, facts in zip(numbers, self.indices, strict=True))
         return JoinedRows(self.rows, indices, RowIndex(self.rows, None, is_sorted=True), labels, weights=weights)
 
-    def _look_up(self, joined: NDArray[np.int64]) -> tuple[list[RowNumbers], Array, Array | None]:
+    def look_up(self, joined: NDArray[np.int64]) -> tuple[list[RowNumbers], Array, Array | None]:
         """As JoinedRows.look_up, each where it lies."""
         holder = np.searchsorted([partition.first for partition in self.partitions], joined, side="right") - 1
         places = [np.flatnonzero(holder == k) for k in range(len(self.partitions))]

@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import LossSums
@@ -22,7 +21,7 @@ from tablepuppet.join.cluster.cluster import Cluster
 from tablepuppet.join.factorised.tree import Tree
 from tablepuppet.join.factorised.walk import TreeLoss, differentiate_branches
 from tablepuppet.join.join import JoinedSide
-from tablepuppet.join.joined_rows import JoinedRows, JoinStep, Pass, batch, by_label
+from tablepuppet.join.joined_rows import AnyRows, JoinedRows, Pass, Work
 from tablepuppet.join.row_index import IndexFacts, RowIndex
 from tablepuppet.join.tree_join import TreeSide, draw_numbers
 from tablepuppet.models.losses import Loss
@@ -32,7 +31,7 @@ _NO_WALK = 'this needs each joined row, and walk="factorised" has none; train wi
 SAMPLE = 1_000_000  # joined rows that are drawn for results that are no sums
 
 
-class FactorisedRows(msgspec.Struct, frozen=True, eq=False, dict=True):
+class FactorisedRows(AnyRows, frozen=True):
     """The joined rows of a side, none of which is held."""
 
     side: JoinedSide  # all branches are trees
@@ -41,7 +40,7 @@ class FactorisedRows(msgspec.Struct, frozen=True, eq=False, dict=True):
     weights: Array | None = None  # likewise; None: all one
     seed: int = 0  # of random draws
     cluster: Cluster | None = None  # whose workers share the frequencies of a walk
-    _losses: dict[Loss, list[TreeLoss]] = msgspec.field(default_factory=dict)
+    state: dict[Loss, list[TreeLoss]] = msgspec.field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -54,12 +53,6 @@ class FactorisedRows(msgspec.Struct, frozen=True, eq=False, dict=True):
         pairs = zip(rows, counts, strict=False)
         return tuple(IndexFacts(n, is_partial=float(own.sum()) < self.rows) for n, own in pairs)
 
-    def with_weights(self, weights: Array | None) -> "FactorisedRows":
-        return replace(self, weights=weights, _losses={})
-
-    def with_labels(self, labels: Array) -> "FactorisedRows":
-        return replace(self, labels=labels, _losses={})
-
     # -- sums over all joined rows -----------------------------------------------------------------
 
     def collapse(self, per_label: Array) -> list[Array]:
@@ -70,24 +63,18 @@ class FactorisedRows(msgspec.Struct, frozen=True, eq=False, dict=True):
         )
 
     def label_counts(self) -> RowNumbers:
-        """How many joined rows have their label from each label row."""
         return self.side.label_counts()
 
     def collapsed_weights(self) -> list[Array] | None:
-        """collapse_i of the rows' weights; None: they are the multiplicities."""
         return None if self.weights is None else self.collapse(self.weights)
-
-    def by_label(self) -> JoinedRows:
-        """The different labels, each as heavy as all joined rows that have it."""
-        return by_label(self.labels, self.label_counts(), self.weights)
 
     def differentiate(self, loss: Loss, per_row: Sequence[Array], intercept: float) -> LossSums:
         """The loss and its derivatives at scores Σ h_i + intercept."""
-        if loss not in self._losses:
-            self._losses.clear()
-            self._losses[loss] = self._separate(loss)
+        if loss not in self.state:
+            self.state.clear()
+            self.state[loss] = self._separate(loss)
         scores = [self._expand(branch, per_row, intercept) for branch in range(len(self.trees))]
-        found = differentiate_branches(self._losses[loss], scores, self.cluster)
+        found = differentiate_branches(self.state[loss], scores, self.cluster)
         roots = [tree.root for tree in self.trees]
         return LossSums(
             loss=sum(own.loss for own in found),
@@ -163,7 +150,7 @@ class FactorisedRows(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     # -- what only rows have that are written down --------------------------------------------------
 
-    def run(self, step: JoinStep, per_row: Sequence[Array], **given: Any) -> Pass:
+    def walk_all(self, work: Work, per_row: Sequence[Array], columns: Sequence[Array]) -> Pass:
         raise MappingError(_NO_WALK)
 
     def allocate(self, name: str, outputs: int, dtype: type[np.floating[Any]] = np.float64) -> None:
@@ -175,15 +162,10 @@ class FactorisedRows(msgspec.Struct, frozen=True, eq=False, dict=True):
     # -- some joined rows --------------------------------------------------------------------------
 
     def look_up(self, joined: NDArray[np.int64]) -> tuple[list[RowNumbers], Array, Array | None]:
-        """p_i of some joined rows, for each block, and their labels and weights."""
         found = self._numbers(joined)
         rows = found[self.side.label]
         weights = None if self.weights is None else self.weights[rows]
         return found[: self.side.blocks], self.labels[rows], weights
-
-    def take(self, joined: NDArray[np.int64]) -> tuple[JoinedRows, list[RowNumbers]]:
-        """A batch of joined rows, and for each block the rows that occur in it (ascending)."""
-        return batch(*self.look_up(joined), [column.rows for column in self.side.columns[: self.side.blocks]])
 
     @cached_property
     def sample(self) -> JoinedRows:

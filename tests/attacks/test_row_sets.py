@@ -13,7 +13,7 @@ import tablepuppet as tp
 from tablepuppet.errors import ApprovalError, PolicyError
 from tablepuppet.owner.owner_files import Approvals
 from tablepuppet.owner.policy import Policy, TableRules
-from tablepuppet.owner.row_sets import RowSets
+from tablepuppet.owner.row_sets import RowSet, RowSets
 from tablepuppet.protocol.contract import Contract
 
 ROWS = 600
@@ -309,7 +309,7 @@ def test_row_sets_outlive_the_process_and_are_readable_by_their_owner_alone(tmp_
     keys = np.random.default_rng(0).integers(0, 2**62, 5000).astype(np.uint64)
     path = tmp_path / "state" / "row_sets.sqlite"
     first = RowSets(path)
-    first.add("people", "rows", first.sketch(keys, 50))
+    first.keep([RowSet("people", "rows", first.sketch(keys, 50))])
     again = RowSets(path)
     assert again.nearest("people", "rows", keys, 50) is None
     assert again.nearest("people", "rows", keys[3:], 50) == 3

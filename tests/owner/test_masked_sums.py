@@ -183,7 +183,7 @@ def test_the_server_cannot_slip_in_a_key_of_its_own(monkeypatch: pytest.MonkeyPa
         registry: dict[type, Exchange] = EXCHANGES
         start = registry[StartPart]
 
-        def meddled(own: ClientState, request: StartPart[Any]) -> Message:
+        def meddled(own: ClientState, request: StartPart) -> Message:
             if own is not client:
                 return start.handle(own, request)
             other = Sealing(request.job, "a[1]", request.peers[1].part, b"the server's own guess" * 2)

@@ -112,7 +112,7 @@ def test_its_files_are_json_and_arrow_and_a_block_is_a_folder_of_its_own(result:
     with pa.ipc.open_file(str(tmp_path / "model" / "blocks" / "1" / "theta.arrow")) as reader:
         assert reader.read_all()["theta"].to_numpy().tolist() == result.blocks[1].theta.ravel().tolist()
     content = json.loads((tmp_path / "model" / "model.json").read_text())
-    assert content["version"] == 2
+    assert content["version"] == 4
     assert [t["table"] for t in content["tables"]] == ["orders", "items", "cards"]
 
 

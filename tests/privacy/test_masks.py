@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ import scipy.stats
 
 from tablepuppet.errors import PrivacyError
 from tablepuppet.owner.state import Sealing
-from tablepuppet.privacy.masks import MaskKey, Masks, mask_key, new_private
+from tablepuppet.privacy.masks import MaskKey, Masks, check_key, mask_key, new_private
 
 SHARED = b"s" * 32
 
@@ -19,9 +21,15 @@ def block(parties: int, job: str = "job", shared: bytes = SHARED) -> tuple[list[
     return privates, [mask_key(p, shared, job, f"client{i}", i) for i, p in enumerate(privates)]
 
 
+def among(keys: Sequence[MaskKey], private: bytes, part: int) -> Masks:
+    for key in keys:
+        check_key(key, SHARED, "job")
+    return Masks.of(keys, private, b"job", part)
+
+
 def masks(parties: int) -> list[Masks]:
     privates, keys = block(parties)
-    return [Masks.among(keys, private, SHARED, "job", part) for part, private in enumerate(privates)]
+    return [among(keys, private, part) for part, private in enumerate(privates)]
 
 
 @pytest.mark.parametrize("parties", [2, 3, 7])
@@ -59,18 +67,18 @@ def test_a_key_that_no_client_vouches_for_is_refused() -> None:
     privates, keys = block(3)
     server = mask_key(new_private(), b"not the clients' secret" * 2, "job", "client1", 1)
     with pytest.raises(PrivacyError, match="not made by a client"):
-        Masks.among([keys[0], server, keys[2]], privates[0], SHARED, "job", 0)
+        among([keys[0], server, keys[2]], privates[0], 0)
     for other in ({"client": "client9"}, {"part": 7}):
         with pytest.raises(PrivacyError, match="not made by a client"):
-            Masks.among([keys[0], msgspec.structs.replace(keys[1], **other), keys[2]], privates[0], SHARED, "job", 0)
+            among([keys[0], msgspec.structs.replace(keys[1], **other), keys[2]], privates[0], 0)
 
 
 def test_a_key_of_another_job_or_given_twice_is_refused() -> None:
     privates, keys = block(3)
     _, earlier = block(3, job="an earlier job")
     with pytest.raises(PrivacyError, match="not made by a client"):
-        Masks.among([keys[0], earlier[1], keys[2]], privates[0], SHARED, "job", 0)
+        among([keys[0], earlier[1], keys[2]], privates[0], 0)
     with pytest.raises(PrivacyError, match="each once"):
-        Masks.among([keys[0], keys[1], keys[1]], privates[0], SHARED, "job", 0)
+        among([keys[0], keys[1], keys[1]], privates[0], 0)
     with pytest.raises(PrivacyError, match="each once"):
-        Masks.among(keys[1:], privates[0], SHARED, "job", 0)
+        among(keys[1:], privates[0], 0)

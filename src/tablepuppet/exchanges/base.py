@@ -13,7 +13,7 @@ something (`Discloses`). A `NoCheck` gives the reason why nothing is checked.
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from tablepuppet.owner.enforcement import JobUnderContract
 from tablepuppet.owner.state import ClientState
@@ -62,7 +62,7 @@ class Rules:
     def __call__(self, handle: Handler) -> "Exchange":
         hints = get_type_hints(handle)
         request, answers = hints["request"], hints["return"]
-        return self.over(get_origin(request) or request, get_args(answers) or (answers,), handle)
+        return self.over(request, get_args(answers) or (answers,), handle)
 
     def over(self, request: type[Message], answers: tuple[type[Message], ...], handle: Handler) -> "Exchange":
         """The exchange of a request whose handler has several."""

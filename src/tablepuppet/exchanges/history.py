@@ -130,10 +130,7 @@ def _hold_cutoffs(own: ClientState, request: HoldCutoffs) -> Done:
         pairs = moments.join(rows, joined, join_type="inner", use_threads=False).sort_by(order)
         return pa.table([pairs["0"], *keys.take(pairs["row"].combine_chunks()).columns], ["0", *joined])
 
-    if due[0].keys:
-        own.scan(request).hold_pairs(due[0].keys, find_pairs)
-    else:
-        own.scan(request).hold_cutoffs(moments)
+    own.scan(request).hold_cutoffs(moments, due[0].keys, find_pairs)
     _review(own, request)
     return Done()
 
@@ -145,7 +142,7 @@ def _review(own: ClientState, request: HoldCutoffs) -> None:
         sets, notes = row_rules.review(own, request.job, only)
         if notes and not own.contracts.jobs[request.job].is_excused:
             raise row_rules.few_rows(notes[0])
-        row_rules.keep(own, sets)
+        own.row_sets.keep(sets)
     if not own.releases.is_restoring and (not own.may_reveal or own.policy != Policy()):
         row_rules.check_texts(own, request.job, only)
 

@@ -307,7 +307,7 @@ def _propose(own: ClientState, request: ProposeContract) -> Agreement:
         return _wait(own, name)
     own.waiting.pop((request.job, name), None)
     left = analyst_budget.charge(own.policy, own.log, contract, uses)
-    row_rules.keep(own, sets)
+    own.row_sets.keep(sets)
     own.contracts.agree(request.job, contract, is_excused=decision is not None and bool(decision.notes))
     named = {f"{rows.kind} of {rows.table}": rows.sketch.name for rows in sets}
     # The log's head is shown: without the secret, whoever knows all rows but one could test a guess by it.

@@ -7,7 +7,7 @@ ends decode only the requests and answers in this list, and find every check in 
 from typing import TYPE_CHECKING, Any, Union
 
 from tablepuppet.algorithms.boosting import exchanges as boosting
-from tablepuppet.algorithms.registry import ALGORITHMS, Options
+from tablepuppet.algorithms.registry import ALGORITHMS
 from tablepuppet.exchanges import (
     features,
     groups,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     REQUESTS = Message
     RESPONSES = Message
 else:
-    REQUESTS = Union[tuple(start.StartPart[Options] if kind is start.StartPart else kind for kind in EXCHANGES)]  # noqa: UP007
+    REQUESTS = Union[tuple(EXCHANGES)]  # noqa: UP007
     RESPONSES = Union[(*dict.fromkeys(kind for e in EXCHANGES.values() for kind in e.answers), Failure)]
 
 

@@ -3,7 +3,7 @@
 import secrets
 from collections import Counter
 from itertools import pairwise
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -12,8 +12,7 @@ from msgspec.structs import asdict, astuple
 
 from tablepuppet.algorithms.base import PartSetup
 from tablepuppet.algorithms.noise import RunFacts
-from tablepuppet.algorithms.options import AlgorithmOptions
-from tablepuppet.algorithms.registry import algorithm_of
+from tablepuppet.algorithms.registry import Options, algorithm_of
 from tablepuppet.algorithms.shape import RunShape
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import PolicyError, TransportError
@@ -31,15 +30,14 @@ from tablepuppet.protocol.bounds import Known, check_amounts, check_array, requi
 from tablepuppet.protocol.contract import Contract, Training
 from tablepuppet.sources.encoding import start_theta
 
-_Options = TypeVar("_Options")
 _MOST_FIGURES = 100
 FiguresByName = Annotated[dict[Annotated[str, Meta(max_length=200)], messages.Finite], Meta(max_length=_MOST_FIGURES)]
 
 
-class StartPart(messages.PartRequest, Generic[_Options], frozen=True):
+class StartPart(messages.PartRequest, frozen=True):
     """Make the part's model and start the algorithm's client half. → Started"""
 
-    algorithm: _Options  # of one of the algorithms in the list (algorithms/registry.py)
+    algorithm: Options
     model: ModelSpec
     block: Annotated[int, Meta(ge=0, le=messages.MOST_CLIENTS)]  # its number, which a neural model begins by
     name: str  # the block's
@@ -88,11 +86,10 @@ class MultiplyGram(messages.PartRequest, frozen=True):
     vector: Array
 
 
-Start = StartPart[AlgorithmOptions]
 _ONCE = ("start", "encode", "summed statistics 0", "summed statistics 1")  # asked of a part once, for all its models
 
 
-def _enforce_start(job: JobUnderContract, request: StartPart[Any]) -> None:
+def _enforce_start(job: JobUnderContract, request: StartPart) -> None:
     contract = job.agreed
     part = job.part(request.part)
     training = _find_training(job, part, request)
@@ -137,7 +134,7 @@ def _enforce_start(job: JobUnderContract, request: StartPart[Any]) -> None:
     part.requests = tuple(algorithm_of(request.algorithm).requests)
 
 
-def _enforce_noise(contract: Contract, request: StartPart[Any], training: Training) -> None:
+def _enforce_noise(contract: Contract, request: StartPart, training: Training) -> None:
     """Noise that was agreed on is added, by an algorithm that has a private form."""
     facts = request.facts
     if contract.is_noisy != (facts is not None):
@@ -152,7 +149,7 @@ def _enforce_noise(contract: Contract, request: StartPart[Any], training: Traini
         raise breach("noise is computed for other blocks than those that were agreed on")
 
 
-def _find_training(job: JobUnderContract, part: PartUnderContract, request: StartPart[Any]) -> Training:
+def _find_training(job: JobUnderContract, part: PartUnderContract, request: StartPart) -> Training:
     """The training that a part is started for, if it was agreed on."""
     table = job.scan(part.block.scan).table
     names = [block.name for block in job.agreed.blocks if block.place == part.block.place]  # several, in a self-join
@@ -168,7 +165,7 @@ def _find_training(job: JobUnderContract, part: PartUnderContract, request: Star
     raise breach("the algorithm and the model are not those that were agreed on")
 
 
-def _check_start_request(own: ClientState, request: StartPart[Any]) -> None:
+def _check_start_request(own: ClientState, request: StartPart) -> None:
     spread = request.spread
     require(len(spread) in (0, request.outputs), "spread", f"has {len(spread)} numbers where {request.outputs} are due")
     ridges = request.l2_by_output
@@ -184,7 +181,7 @@ def _check_start_request(own: ClientState, request: StartPart[Any]) -> None:
         check_amounts(request.weights, "weights", (part.train.rows, None))
 
 
-def _check_started(request: StartPart[Any], answer: Started, known: Known) -> None:
+def _check_started(request: StartPart, answer: Started, known: Known) -> None:
     part = known.part(request)
     part.outputs, part.is_linear, part.theta = request.outputs, request.model.is_linear, answer.width
     part.figures, part.vectors, part.products = answer.figures, None, None
@@ -197,7 +194,7 @@ def _check_started(request: StartPart[Any], answer: Started, known: Known) -> No
         check_predictions(answer.values, "values", part.train, part.outputs)
 
 
-def _most_parameters(request: StartPart[Any], width: int) -> int:
+def _most_parameters(request: StartPart, width: int) -> int:
     """The most parameters of a neural block; the size of a user's own module is unknown here."""
     if request.model.kind == "module":
         return 2**31
@@ -206,7 +203,7 @@ def _most_parameters(request: StartPart[Any], width: int) -> int:
 
 
 @Rules(TRAINING, _enforce_start, _check_start_request, _check_started, leaves_state=True)
-def _start_part(own: ClientState, request: Start) -> Started:
+def _start_part(own: ClientState, request: StartPart) -> Started:
     part = own.part(request)
     assert part.train is not None
     check_outputs(request.outputs, part.train.rows)
@@ -258,7 +255,7 @@ def _start_part(own: ClientState, request: Start) -> Started:
     return Started(values=values, figures=figures, width=model.width, entropy=entropy)
 
 
-def _take_start(own: ClientState, part: Part, request: Start) -> Array:
+def _take_start(own: ClientState, part: Part, request: StartPart) -> Array:
     """θ of the weights that were agreed on; its predictions leave before anything is learned here."""
     given, opened = own.contracts.jobs[request.job].start_of(request), part.request
     theta = start_theta(given, part.encoders, request.outputs)
@@ -270,7 +267,7 @@ def _take_start(own: ClientState, part: Part, request: Start) -> Array:
     return theta
 
 
-def _make_model(own: ClientState, part: Part, request: Start) -> Model:
+def _make_model(own: ClientState, part: Part, request: StartPart) -> Model:
     spec, opened = request.model, part.request
     assert part.train is not None
     assert part.test is not None

@@ -120,7 +120,7 @@ class JobUnderContract:
             raise breach("it speaks of a part that was not started")
         return part
 
-    def start_of(self, request: StartPart[Any]) -> tuple[dict[str, list[float]], ...]:
+    def start_of(self, request: StartPart) -> tuple[dict[str, list[float]], ...]:
         """The weights that a part's training was agreed to begin with."""
         place = self.parts[request.part].block.place
         blocks = self.agreed.blocks

@@ -27,14 +27,12 @@ from tablepuppet.algorithms.boosting.messages import SplitRule
 from tablepuppet.errors import ModelError, PolicyError
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.output_files import reason
-from tablepuppet.protocol.columns import ColumnInfo, Encoder, IdEncoder, NumberEncoder
+from tablepuppet.protocol.columns import ColumnInfo, Encoder, NumberEncoder
 from tablepuppet.sources.columns import NUMBER_KINDS, STRING_KINDS
 
 log = logging.getLogger(__name__)
 FORMAT = "tablepuppet model"
-VERSION = 4  # of parts whose ids are known by tokens
-TREES = 3
-BEFORE_TREES = 2  # the version of all other parts
+VERSION = 4
 _MODEL = re.compile(r"[0-9a-f]{16}")
 _T = TypeVar("_T", bound=msgspec.Struct)
 
@@ -171,18 +169,10 @@ class PartStore:
 def write_part(part: BlockPart, folder: Path) -> None:
     folder.mkdir(parents=True)
     theta = np.ascontiguousarray(part.theta, np.float64)
-    version = version_of(part.encoders, part.splits)
-    file = _BlockFile(format=FORMAT, version=version, shape=theta.shape, **_shared_fields(part))
+    file = _BlockFile(format=FORMAT, version=VERSION, shape=theta.shape, **_shared_fields(part))
     (folder / "block.json").write_bytes(to_json(file))
     with pa.ipc.new_file(str(folder / "theta.arrow"), pa.schema([("theta", pa.float64())])) as writer:
         writer.write_table(pa.table({"theta": theta.ravel()}))
-
-
-def version_of(encoders: Sequence[Encoder], splits: Sequence[SplitRule]) -> int:
-    """The first version whose readers understand such a part."""
-    if any(isinstance(encoder, IdEncoder) for encoder in encoders):
-        return VERSION
-    return TREES if splits else BEFORE_TREES
 
 
 def read_part(folder: Path) -> BlockPart:

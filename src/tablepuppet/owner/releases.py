@@ -28,7 +28,6 @@ from msgspec.structs import replace
 
 from tablepuppet.algorithms.base import PrivateGradient
 from tablepuppet.algorithms.noise import RunFacts, RunTerms, plan_noise
-from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.arrays import Array
 from tablepuppet.errors import PolicyError
 from tablepuppet.models.spec import ModelSpec
@@ -126,7 +125,7 @@ class Releases:
     def charge_features(
         self,
         use: ScanUse,
-        request: StartPart[AlgorithmOptions],
+        request: StartPart,
         spends: tuple[Mechanism, ...],
         privacy: GradientPrivacy | None = None,
     ) -> None:
@@ -309,9 +308,7 @@ def disclosed_values(own: ClientState, part: Part, numbers: int) -> Spending:
     return Spending(table=scan.table, what="predictions", name=name, numbers=numbers, columns=columns)
 
 
-def plan_run_noise(
-    own: ClientState, part: Part, request: StartPart[AlgorithmOptions], multiplicity: Array
-) -> PrivateGradient | None:
+def plan_run_noise(own: ClientState, part: Part, request: StartPart, multiplicity: Array) -> PrivateGradient | None:
     """The noise that the contract asks for. The client prefers its own counts to those of the server."""
     contract = own.contracts.contract(request.job)
     use = own.scan(part.request).use()
@@ -334,7 +331,7 @@ def plan_run_noise(
     return PrivateGradient(privacy, secure_generator())
 
 
-def _agreed_terms(own: ClientState, contract: Contract, request: StartPart[AlgorithmOptions]) -> RunTerms:
+def _agreed_terms(own: ClientState, contract: Contract, request: StartPart) -> RunTerms:
     under = own.contracts.jobs[request.job].part(request.part)
     assert under.training is not None
     return RunTerms(
@@ -348,7 +345,7 @@ def _agreed_terms(own: ClientState, contract: Contract, request: StartPart[Algor
     )
 
 
-def _own_facts(own: ClientState, part: Part, request: StartPart[AlgorithmOptions]) -> RunFacts:
+def _own_facts(own: ClientState, part: Part, request: StartPart) -> RunFacts:
     """The facts of the run; those of this client's own block as it knows them."""
     assert request.facts is not None
     blocks, scan = list(request.facts.blocks), own.scan(part.request)

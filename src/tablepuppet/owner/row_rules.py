@@ -9,7 +9,7 @@ leaves, and a refusal names the rule and no number. Off unless `minimum_rows` is
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,9 +21,8 @@ from tablepuppet.arrays import RowNumbers
 from tablepuppet.errors import PolicyError
 from tablepuppet.owner import singling_out
 from tablepuppet.owner.policy import refused_by
-from tablepuppet.owner.row_sets import Keys, Kind, Sketch, joined_keys
+from tablepuppet.owner.row_sets import Keys, Kind, RowSet, Sketch, joined_keys, smallest_group
 from tablepuppet.owner.scans import Scan, TableConditions
-from tablepuppet.owner.singling_out import smallest_group
 from tablepuppet.owner.state import ClientState
 from tablepuppet.owner.tokens import names_rows
 from tablepuppet.protocol.contract import Contract, Role, ScanTerms
@@ -34,14 +33,6 @@ if TYPE_CHECKING:
     from tablepuppet.exchanges.labels import DescribeLabels, SendLabels, SplitRequest
 
 _VALUES: tuple[Role, ...] = ("feature", "label", "weight", "key")  # of what sums over rows leave
-
-
-class RowSet(NamedTuple):
-    """Some rows of a table that a job is about."""
-
-    table: str
-    kind: Kind
-    sketch: Sketch
 
 
 def applies(own: ClientState) -> bool:
@@ -146,12 +137,6 @@ def _leaves(contract: Contract, scan: ScanTerms, number: int, values: pa.Chunked
     blocks = [block for block in contract.blocks if block.scan == scan.scan and number in block.columns]
     stay = [block.finds_ids or block.columns.index(number) in block.ids for block in blocks]
     return not (stay and all(stay)) and names_rows(values)
-
-
-def keep(own: ClientState, sets: list[RowSet]) -> None:
-    """Writes the sets of a job down that was agreed to."""
-    for rows in sets:
-        own.row_sets.add(*rows)
 
 
 def check_split(own: ClientState, request: SplitRequest, sides: Mapping[str, NDArray[np.bool_] | None]) -> None:
@@ -391,7 +376,7 @@ def _check_set(
     notes = list(against)
     found = _compared(own, own.scan(request).table, kind, keys, [], notes)
     _refuse(own, request.job, notes)
-    keep(own, [found])
+    own.row_sets.keep([found])
 
 
 def _refuse(own: ClientState, job: str, notes: Sequence[str]) -> None:

@@ -21,9 +21,9 @@ import hmac
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import duckdb
 import msgspec
@@ -140,6 +140,7 @@ _HASHES = 3
 _LEAST = 64  # rows of difference that every sketch can count
 _STEPS = np.arange(1, _HASHES + 1, dtype=np.uint64) * GOLDEN
 _CHECK = np.uint64(0xC2B2AE3D27D4EB4F)
+_MOST_BITS = 60  # of a group's number before groups are numbered anew
 MOST_SETS = 10_000  # of one table: then a person must decide
 
 
@@ -246,6 +247,36 @@ def _bits(column: pa.ChunkedArray) -> NDArray[np.uint64]:
     return bits if is_null is None else np.where(is_null, _CHECK, bits)
 
 
+def smallest_group(holds: Sequence[NDArray[Any]], subjects: NDArray[np.uint64] | None = None) -> int:
+    """The number of rows, or subjects, in the smallest group that conditions and periods separate; no rows: 0.
+
+    >>> smallest_group([np.array([True, True, False, True]), np.array([True, True, False, False])])
+    1
+    """
+    if not holds:
+        return 0
+    numbers = np.zeros(len(holds[0]), np.int64)
+    bits = 0
+    for held in holds:
+        width = max(1, int(held.max(initial=0)).bit_length())
+        if bits + width > _MOST_BITS:
+            numbers = np.unique(numbers, return_inverse=True)[1].astype(np.int64)
+            bits = int(numbers.max(initial=0)).bit_length()
+        bits, numbers = bits + width, (numbers << width) + held
+    if subjects is not None:  # each once in each group
+        pairs = np.stack([numbers, np.unique(subjects, return_inverse=True)[1]], axis=1)
+        numbers = np.unique(pairs, axis=0)[:, 0]
+    return int(np.unique(numbers, return_counts=True)[1].min(initial=len(numbers)))
+
+
+class RowSet(NamedTuple):
+    """Some rows of a table that a job is about."""
+
+    table: str
+    kind: Kind
+    sketch: Sketch
+
+
 class RowSets:
     """One owner's row sets; without a path they last as long as the process."""
 
@@ -281,19 +312,23 @@ class RowSets:
                 found = by
         return found
 
-    def add(self, table: str, kind: Kind, sketch: Sketch) -> None:
-        """Keeps a set; it is on the disk when this returns."""
+    def keep(self, sets: Iterable[RowSet]) -> None:
+        """Keeps the sets of a job; they are on the disk when this returns."""
         with self._lock, self._open_database() as database:
-            known = database.execute("SELECT count(*) FROM sets WHERE of = ?", (table,)).fetchone()[0]
-            if known >= MOST_SETS:
-                raise PolicyError(
-                    f"its policy refuses the request: {known:,} different sets of rows of {table} were agreed to, and "
-                    "no further one is compared with them all; the owner may begin anew (rule minimum_difference)"
-                )
-            database.execute(
-                "INSERT OR IGNORE INTO sets VALUES (?, ?, ?, ?, ?, ?)",
-                (table, kind, sketch.rows, sketch.size, sketch.name, sketch.to_bytes()),
+            for one in sets:
+                self._add(database, *one)
+
+    def _add(self, database: sqlite3.Connection, table: str, kind: Kind, sketch: Sketch) -> None:
+        known = database.execute("SELECT count(*) FROM sets WHERE of = ?", (table,)).fetchone()[0]
+        if known >= MOST_SETS:
+            raise PolicyError(
+                f"its policy refuses the request: {known:,} different sets of rows of {table} were agreed to, and "
+                "no further one is compared with them all; the owner may begin anew (rule minimum_difference)"
             )
+        database.execute(
+            "INSERT OR IGNORE INTO sets VALUES (?, ?, ?, ?, ?, ?)",
+            (table, kind, sketch.rows, sketch.size, sketch.name, sketch.to_bytes()),
+        )
 
     def _like(self, table: str, kind: Kind, rows: int, limit: int) -> list[Sketch]:
         """Earlier sets of about as many rows."""

@@ -125,11 +125,6 @@ class Scan:
         return self.source.query if isinstance(self.source, DerivedSource) else None
 
     @property
-    def name(self) -> str:
-        """The table or query that is read, and its filter."""
-        return f"{self.table if self.query is None else self.query.text} {self.filter}"
-
-    @property
     def was_read(self) -> bool:
         return self._rows is not None or self._is_let_go
 
@@ -179,7 +174,8 @@ class Scan:
         with self.lock:
             if self._bits is not None:
                 raise TransportError(f"a scan of {self.table} is in an order already; open it again")
-            self._bits = partial(row_sets.order_bits, key, self.name, seed, offset, self.rows().num_rows)
+            name = f"{self.table if self.query is None else self.query.text} {self.filter}"
+            self._bits = partial(row_sets.order_bits, key, name, seed, offset, self.rows().num_rows)
             order = self._order = row_sets.in_order(self._bits())
             shown = (self._bits()[order] ^ np.uint64(1 << 63)).view(np.int64) if wants_bits else None
             self._put_in_order()
@@ -209,22 +205,18 @@ class Scan:
             raise TransportError(f"it was not said which groups of {self.table} are shared")
         return self.agreed
 
-    def hold_cutoffs(self, moments: pa.Table) -> None:
-        """From now on the rows of a history are those until these moments."""
-        assert isinstance(self.source, DerivedSource)
-        self.source.moments = moments.rename_columns([CUTOFF])
-        self._find_base()
-
-    def _find_base(self) -> None:
-        if self.is_keyed and isinstance(self.source, DerivedSource):
-            self._base = self.source.find_base()
-
-    def hold_pairs(self, keys: Sequence[int], find: Callable[[pa.Table, list[ColumnInfo]], pa.Table]) -> None:
-        """The same for pairs of key and moment. `find`: the moments, then the keys, of those that the history has."""
+    def hold_cutoffs(
+        self, moments: pa.Table, keys: Sequence[int], find_pairs: Callable[[pa.Table, list[ColumnInfo]], pa.Table]
+    ) -> None:
+        """From now on the rows of a history are those until these moments; with keys, those of the pairs that it has:
+        the moments, then the keys."""
         assert isinstance(self.source, DerivedSource)
         outputs = [self.expressions[key].strip('"') for key in keys]
-        self.source.hold_pairs(outputs, find(*self.source.read_keys(outputs)))
-        self._find_base()
+        if outputs:
+            self.source.hold_pairs(outputs, find_pairs(*self.source.read_keys(outputs)))
+        else:
+            self.source.moments = moments.rename_columns([CUTOFF])
+        self._base = self.source.find_base() if self.is_keyed else ()
 
     def merge(self, groups: pa.Table) -> None:
         """From now on the rows are those of merged groups."""

@@ -21,7 +21,6 @@ cutoffs: they cut a table's rows into periods, and two of its sums differ by who
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -43,6 +42,7 @@ _OFTEN = 10  # of a small table, so many times fewer rows are few
 _DRAWS = 6  # a column of two values is seen to act with a chance of 1 to 4,096 not to be
 _SPREAD = 2.0  # a row that is shuffled acts where it was and where it comes to be
 _LARGEST = 1e150  # whose square is a float
+_SHUFFLED = "tablepuppet:"  # before the name of a column
 _CHOOSERS = (exp.Limit, exp.Offset, exp.Window, exp.Except, exp.Intersect, exp.Exists, exp.Any, exp.All)
 _POLYNOMIAL = (exp.Add, exp.Sub, exp.Mul, exp.Neg, exp.Paren, exp.Literal, exp.Column, exp.Identifier)
 _DAYS = (exp.DateDiff, exp.Column, exp.Identifier, exp.Literal, exp.Var, exp.Cast, exp.DataType)
@@ -84,7 +84,7 @@ def _acting_on_each_other(rows: pa.Table, texts: Sequence[str], own: Sequence[Ar
         order = pa.array(np.random.default_rng().permutation(rows.num_rows))
         both = rows
         for name in rows.column_names:
-            both = both.append_column(_shuffled_name(name), rows.column(name).take(order))
+            both = both.append_column(_SHUFFLED + name, rows.column(name).take(order))
         for (text, names, given), found in zip(several, apart, strict=True):
             forms = [_with(text, {*names})]
             for name in names:
@@ -112,17 +112,13 @@ def _compute(rows: pa.Table, texts: Sequence[str]) -> list[Array]:
     return [np.column_stack([np.clip(f, -_LARGEST, _LARGEST), m]) for f, m in zip(filled, missing, strict=True)]
 
 
-def _shuffled_name(name: str) -> str:
-    return f"tablepuppet:{name}"
-
-
 def _with(text: str, names: set[str]) -> str:
     """The expression over shuffled values of some columns."""
     lower = {name.lower(): name for name in names}
     tree = parse_one(text, dialect="duckdb")
     for column in list(tree.find_all(exp.Column)):
         if column.name.lower() in lower:
-            column.this.replace(exp.to_identifier(_shuffled_name(lower[column.name.lower()]), quoted=True))
+            column.this.replace(exp.to_identifier(_SHUFFLED + lower[column.name.lower()], quoted=True))
     return tree.sql("duckdb", identify=True)
 
 
@@ -247,14 +243,12 @@ def unclear(what: str) -> PolicyError:
 
 _SPLITTERS = (exp.And, exp.Or, exp.Not, exp.Paren)
 _TRUTHS = (exp.Predicate, exp.StartsWith, exp.EndsWith, exp.Contains, exp.IsNan, exp.IsInf)
-_MOST = 60  # bits of a group's number before groups are numbered anew
 
 
 class Condition(msgspec.Struct, frozen=True):
-    """One comparison: its text, the columns that it reads, and whether it is of one column or of two as they are."""
+    """One comparison: its text, and whether it is of one column or of two as they are."""
 
     text: str
-    columns: frozenset[str]
     is_plain: bool
 
 
@@ -357,28 +351,6 @@ def _microseconds(column: pa.ChunkedArray) -> NDArray[np.int64]:
     return np.asarray(numpy_of(pc.fill_null(whole, np.iinfo(np.int64).max)), np.int64)
 
 
-def smallest_group(holds: Sequence[NDArray[Any]], subjects: NDArray[np.uint64] | None = None) -> int:
-    """The number of rows, or subjects, in the smallest group that conditions and periods separate; no rows: 0.
-
-    >>> smallest_group([np.array([True, True, False, True]), np.array([True, True, False, False])])
-    1
-    """
-    if not holds:
-        return 0
-    numbers = np.zeros(len(holds[0]), np.int64)
-    bits = 0
-    for held in holds:
-        width = max(1, int(held.max(initial=0)).bit_length())
-        if bits + width > _MOST:
-            numbers = np.unique(numbers, return_inverse=True)[1].astype(np.int64)
-            bits = int(numbers.max(initial=0)).bit_length()
-        bits, numbers = bits + width, (numbers << width) + held
-    if subjects is not None:  # each once in each group
-        pairs = np.stack([numbers, np.unique(subjects, return_inverse=True)[1]], axis=1)
-        numbers = np.unique(pairs, axis=0)[:, 0]
-    return int(np.unique(numbers, return_counts=True)[1].min(initial=len(numbers)))
-
-
 def _leaves(node: exp.Expr) -> Iterator[exp.Expr]:
     """The operands of AND, OR and NOT."""
     if isinstance(node, _SPLITTERS):
@@ -406,9 +378,9 @@ def _inside(tree: exp.Expr) -> Iterator[exp.Expr]:
 
 
 def _condition(node: exp.Expr) -> Condition:
-    columns = frozenset(column.name for column in node.find_all(exp.Column))
+    columns = {column.name for column in node.find_all(exp.Column)}
     two = isinstance(node, exp.Binary) and all(isinstance(side, exp.Column) for side in (node.this, node.expression))
-    return Condition(node.sql("duckdb", identify=True), columns, two or len(columns) < 2)
+    return Condition(node.sql("duckdb", identify=True), two or len(columns) < 2)
 
 
 def _is_null_test(node: exp.Expr) -> bool:

@@ -25,7 +25,6 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Figures, PartSetup
-from tablepuppet.algorithms.options import AlgorithmOptions
 from tablepuppet.arrays import Array
 from tablepuppet.errors import JobError, TransportError
 from tablepuppet.memory import memory_limit
@@ -143,7 +142,7 @@ class Part:
     figures: Figures = field(default_factory=Figures)  # numbers that the server half needs at the algorithm's start
     sealing: Sealing | None = None  # where summands leave under masks
     encoders: tuple[Encoder, ...] = ()
-    started: StartPart[AlgorithmOptions] | None = None
+    started: StartPart | None = None
     ids: dict[int, list[str]] = field(default_factory=dict)  # the names in columns of ids, which nobody else knows
     trees: Any = None  # the data that boosted trees are grown from
     batches_left: NDArray[np.unsignedinteger[Any]] | None = None  # that each row may still be in
@@ -270,7 +269,7 @@ class Sealing:
     @property
     def masks(self) -> Masks:
         if self._masks is None:
-            self._masks = Masks.among(self.peers, self.state.private, self.shared, self.job, self.part)
+            self._masks = Masks.of(self.peers, self.state.private, self.job.encode(), self.part)
         return self._masks
 
     def seal(self, partial: Partial, kind: str) -> Masked | Partial:

@@ -128,7 +128,7 @@ def _write(model: Model, folder: Path) -> None:
     file = _ModelFile(
         **{name: getattr(model, name) for name in _SAME},
         format=part_store.FORMAT,
-        version=part_store.TREES if model.trees else part_store.BEFORE_TREES,
+        version=part_store.VERSION,
         id=name,
         classes=model.classes,
         intercept=model.encoded_intercept.tolist(),

@@ -69,19 +69,11 @@ class Masks(msgspec.Struct, frozen=True):
     """The secrets that one part shares with each other part of its block: a sign and a stream's key."""
 
     parties: int
-    pairs: tuple[tuple[int, bytes], ...]
-    others: tuple[int, ...] = ()  # the part that each pair is with
-
-    @classmethod
-    def among(cls, peers: Sequence[MaskKey], private: bytes, shared: bytes, job: str, part: int) -> "Masks":
-        """Masks of `part` among its block's parts, whose keys must all be vouched for."""
-        for peer in peers:
-            check_key(peer, shared, job)
-        return cls.of(peers, private, job.encode(), part)
+    pairs: tuple[tuple[int, bytes, int], ...]  # with the other part
 
     @classmethod
     def of(cls, peers: Sequence[MaskKey], private: bytes, salt: bytes, part: int) -> "Masks":
-        """The same among keys that were vouched for; another salt makes other masks."""
+        """Masks of `part` among its block's parts, whose keys were checked; another salt makes other masks."""
         own = X25519PrivateKey.from_private_bytes(private)
         parts = [peer.part for peer in peers]
         mine = [peer for peer in peers if peer.part == part]
@@ -94,13 +86,13 @@ class Masks(msgspec.Struct, frozen=True):
             secret = own.exchange(X25519PublicKey.from_public_bytes(peer.public))
             info = b"tablepuppet masks %d %d" % (min(part, peer.part), max(part, peer.part))
             key = HKDF(SHA256(), 32, salt=salt, info=info).derive(secret)
-            pairs.append((1 if part < peer.part else -1, key))
-        return cls(len(peers), tuple(pairs), tuple(p for p in parts if p != part))
+            pairs.append((1 if part < peer.part else -1, key, peer.part))
+        return cls(len(peers), tuple(pairs))
 
     def masked(self, integers: NDArray[np.int64], counter: int) -> NDArray[np.int64]:
         """The integers under this part's mask number `counter`; sums and differences wrap around."""
         total = integers.astype(np.int64).view(np.uint64).ravel().copy()
-        for sign, key in self.pairs:
+        for sign, key, _ in self.pairs:
             stream = _stream(key, counter, total.size)
             np.add(total, stream, out=total) if sign > 0 else np.subtract(total, stream, out=total)
         return total.view(np.int64).reshape(integers.shape)
@@ -108,10 +100,7 @@ class Masks(msgspec.Struct, frozen=True):
     def pads(self, shape: tuple[int, ...], counter: int) -> list[tuple[int, NDArray[np.uint64]]]:
         """The pad that this part shares with each other one, for words that one of them alone may read."""
         size = int(np.prod(shape))
-        return [
-            (other, _stream(key, counter, size).reshape(shape))
-            for other, (_, key) in zip(self.others, self.pairs, strict=True)
-        ]
+        return [(other, _stream(key, counter, size).reshape(shape)) for _, key, other in self.pairs]
 
 
 def _stream(key: bytes, counter: int, size: int) -> NDArray[np.uint64]:

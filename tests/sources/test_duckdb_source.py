@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import resource
+import weakref
+from contextlib import closing
+from pathlib import Path
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -53,3 +58,47 @@ def test_an_error_in_the_last_row_does_not_tell_its_value() -> None:
         read(opened, "CAST(text AS INTEGER)")
     assert "secret" not in str(refused.value)
     opened.shutdown()
+
+
+def test_a_database_that_is_used_again_has_nothing_of_the_last_table_and_stays_locked(tmp_path: Path) -> None:
+    file = tmp_path / "other.csv"
+    file.write_text("secret\n1\n")
+    table = pa.table({"x": [1.5]})
+    gone = weakref.ref(table)
+    with closing(duckdb_source.from_arrow("t", table)) as source:
+        assert source.read(["x"], None).num_rows == 1
+    del table
+    gc.collect()
+    assert gone() is None
+    with closing(duckdb_source.Loan()) as first, closing(duckdb_source.Loan()) as second:
+        for lent in (first, second):
+            assert lent.connection.execute("SELECT count(*) FROM duckdb_views() WHERE NOT internal").fetchall() == [
+                (0,)
+            ]
+            with pytest.raises(duckdb.CatalogException):
+                lent.connection.execute(f"SELECT * FROM {duckdb_source.RELATION}")
+            with pytest.raises(duckdb.CatalogException):
+                lent.connection.execute("SELECT * FROM tmp_path")  # a variable of Python
+            with pytest.raises(duckdb.PermissionException):
+                lent.connection.execute(f"SELECT * FROM read_csv('{file}')")
+            with pytest.raises(duckdb.InvalidInputException, match="locked"):
+                lent.connection.execute("SET enable_external_access = true")
+            assert lent.connection.execute("SELECT current_setting('TimeZone')").fetchall() == [("UTC",)]
+        first.connection.execute("CREATE TABLE of_the_first AS SELECT 1 AS x")
+        with pytest.raises(duckdb.CatalogException):  # nobody else uses it meanwhile
+            second.connection.execute("SELECT * FROM of_the_first")
+        second.close()
+        first.close()
+        with closing(duckdb_source.Loan()) as again:
+            again.connection.execute("DROP TABLE of_the_first")  # which stood in the database itself
+
+
+def test_a_database_is_lent_to_one_at_a_time_however_often_it_is_given_back() -> None:
+    lent = duckdb_source.Loan()
+    lent.close()
+    lent.close()
+    with closing(duckdb_source.Loan()) as first, closing(duckdb_source.Loan()) as second:
+        first.connection.execute("CREATE TABLE of_the_first AS SELECT 1 AS x")
+        with pytest.raises(duckdb.CatalogException):
+            second.connection.execute("DROP TABLE of_the_first")
+        first.connection.execute("DROP TABLE of_the_first")

@@ -2,9 +2,10 @@
 
 In: an Arrow table or dataset, Parquet files, or CSV files. Out: a Source.
 
-The connection belongs to this source alone. Once the table is in place, DuckDB may touch no file but the table's own
+The database belongs to this source alone. Once the table is in place, DuckDB may touch no file but the table's own
 and load no extension, and its configuration is locked. An expression that the guard overlooked would still find nothing
-else to read.
+else to read. A new database takes ten milliseconds; so one that never held more than temporary views and tables, which
+go with their connection, is used again after its source is closed.
 
 Rows keep their order: DuckDB's `preserve_insertion_order` makes a scan with a filter and
 a projection give rows in the order of the Arrow table or of the files.
@@ -13,8 +14,9 @@ a projection give rows in the order of the Arrow table or of the files.
 import os
 import re
 import threading
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
 import duckdb
@@ -42,8 +44,8 @@ MOST_HELD = 300.0  # seconds that a reading keeps a database of the owner's busy
 _AHEAD = 1 << 28  # bytes of a database's answer that are taken before anything is computed over them
 _ROWS_SHARE = 3  # times less than all memory is for the rows of one reading
 _BATCH = 1 << 13  # rows per batch
+_THREADS = min(2, os.cpu_count() or 1)  # several clients may share a machine
 _CONFIG: dict[str, str | bool | int | float | list[str]] = {
-    "threads": min(2, os.cpu_count() or 1),  # several clients may share a machine
     "preserve_insertion_order": True,
     "autoinstall_known_extensions": False,
     "autoload_known_extensions": False,
@@ -56,11 +58,12 @@ _SAFE_ERRORS = (duckdb.BinderException, duckdb.CatalogException, duckdb.ParserEx
 
 
 class DuckSource:
-    """A table behind a private DuckDB connection."""
+    """A table behind a private DuckDB connection; `close` closes it."""
 
-    def __init__(self, name: str, connection: duckdb.DuckDBPyConnection) -> None:
+    def __init__(self, name: str, connection: duckdb.DuckDBPyConnection, close: Callable[[], None]) -> None:
         self._name = name
         self._connection = connection
+        self.close = close
         self._columns = self._describe(f"SELECT * FROM {RELATION}", is_measured=True)
 
     def describe(self) -> list[ColumnInfo]:
@@ -85,9 +88,6 @@ class DuckSource:
 
     def stamp(self) -> str | None:
         return ""  # what lies in memory stays; files.py looks after files
-
-    def close(self) -> None:
-        self._connection.close()
 
     def _describe(self, query: str, *, is_measured: bool) -> list[ColumnInfo]:
         relation = _run_guarded(self._name, lambda: self._connection.sql(query))
@@ -159,17 +159,17 @@ def _run_guarded(name: str, action: Callable[[], _T]) -> _T:
 
 def from_arrow(name: str, table: "pa.Table | pads.Dataset") -> DuckSource:
     """A source over an Arrow table or dataset, which is not copied."""
-    connection = _connect()
+    lent = Loan()
     try:
-        connection.register(RELATION, table)
+        lent.connection.register(RELATION, table)
     except duckdb.Error:
-        connection.close()
+        lent.close()
         kinds = dict.fromkeys(str(field.type) for field in table.schema)
         raise SourceError(
             f"table {name}: one of its columns has an Arrow type that DuckDB does not read, of {', '.join(kinds)}; "
             "cast it or leave it out"
         ) from None
-    return _lock_source(name, connection, ())
+    return _open_source(name, lent.connection, lent.close)
 
 
 def from_query(
@@ -179,7 +179,7 @@ def from_query(
 
     `casts`: columns of tables that Arrow has in another type than their owner.
     """
-    statements = "SET threads = 1;"
+    statements = ""
     found = {}
     for table, rows in tables.items():
         cast = ", ".join(
@@ -189,7 +189,7 @@ def from_query(
         if cast:
             source = quote_name(f"{table} as read")
             statements += f"CREATE TEMP VIEW {quote_name(table)} AS SELECT * REPLACE ({cast}) FROM {source};"
-    return create_source(name, f"{statements} CREATE TEMP VIEW {RELATION} AS {query}", tables=found)
+    return _compute_source(name, f"{statements} CREATE TEMP VIEW {RELATION} AS {query}", found, threads=1)
 
 
 def from_files(name: str, reader: str, files: Sequence[str], options: str = "", *, stays: bool = False) -> DuckSource:
@@ -200,7 +200,7 @@ def from_files(name: str, reader: str, files: Sequence[str], options: str = "", 
 
 
 def csv_header(name: str, file: str) -> list[str]:
-    with _connect() as connection:
+    with _connect(_THREADS) as connection:
         query = f"SELECT * FROM read_csv({literal(file)}, header=false, all_varchar=true, skip=0) LIMIT 1"
         rows = _run_guarded(name, lambda: connection.execute(query).fetchall())
     return [cell or "" for row in rows for cell in row]
@@ -209,14 +209,14 @@ def csv_header(name: str, file: str) -> list[str]:
 def from_types(name: str, columns: Sequence[tuple[str, str]]) -> DuckSource:
     """An empty table with these columns and types, to learn the type of an expression over them."""
     listed = ", ".join(f"{quote_name(column)} {kind}" for column, kind in columns)
-    return create_source(name, f"CREATE TABLE {RELATION} ({listed})")
+    return _compute_source(name, f"CREATE TEMP TABLE {RELATION} ({listed})")
 
 
 def absent_row(name: str, columns: Sequence[ColumnInfo], expressions: Sequence[str]) -> pa.Table:
     """The values of expressions, c0, c1, …, for a row that a LEFT JOIN does not find: all its columns are NULL."""
     types = {"ENUM": "VARCHAR", '"NULL"': "INTEGER"}  # an enum's values stay with the owner, and NULL has no type
     nulls = ", ".join(f"CAST(NULL AS {types.get(c.detail, c.detail)}) AS {quote_name(c.name)}" for c in columns)
-    with closing(create_source(name, f"CREATE TABLE {RELATION} AS SELECT {nulls}")) as source:
+    with closing(_compute_source(name, f"CREATE TEMP TABLE {RELATION} AS SELECT {nulls}")) as source:
         return source.read(expressions, None)
 
 
@@ -247,53 +247,88 @@ def project(
             failed.append(error)
             raise
 
-    connection = _connect()
-    connection.register(RELATION, pa.RecordBatchReader.from_batches(schema, stream()))
     query = _select(columns, filter, f"(SELECT {', '.join(inner)} FROM {RELATION})")
-    try:
-        _lock(connection, ())
-        with _limit_time(connection, MOST_HELD):
-            return _run_guarded(name, lambda: _rows(connection, query))
-    except SourceError:
-        if failed:
-            raise failed[0] from None
-        raise
-    finally:
-        connection.close()
+    with closing(Loan()) as lent:
+        connection = lent.connection
+        connection.register(RELATION, pa.RecordBatchReader.from_batches(schema, stream()))
+        try:
+            with _limit_time(connection, MOST_HELD):
+                return _run_guarded(name, lambda: _rows(connection, query))
+        except SourceError:
+            if failed:
+                raise failed[0] from None
+            raise
 
 
-def create_source(
-    name: str,
-    statements: str,
-    *,
-    tables: Mapping[str, pa.Table] | None = None,
-    files: Sequence[str] = (),
-    allowed: Collection[str] = (),
-) -> DuckSource:
-    """A source that some statements make, over these tables in memory, or from files; `allowed`: may be read later."""
-    connection = _connect()
+def create_source(name: str, statements: str, files: Sequence[str], allowed: Collection[str] = ()) -> DuckSource:
+    """A source that some statements make from files; those `allowed` may be read later."""
+    connection = _connect(_THREADS)
     try:
-        for table, rows in (tables or {}).items():
-            connection.register(table, rows)
         connection.execute(statements)
     except duckdb.Error as error:
         connection.close()
-        where = f"{files[0]} cannot be read: " if files else ""
-        raise SourceError(f"table {name}: {where}{reason(error)}") from None
-    return _lock_source(name, connection, allowed)
+        raise SourceError(f"table {name}: {files[0]} cannot be read: {reason(error)}") from None
+    _lock(connection, allowed)
+    return _open_source(name, connection, connection.close)
 
 
-def _lock_source(name: str, connection: duckdb.DuckDBPyConnection, files: Collection[str]) -> DuckSource:
-    _lock(connection, files)
+def _compute_source(
+    name: str, statements: str, tables: Mapping[str, pa.Table] | None = None, threads: int = _THREADS
+) -> DuckSource:
+    """A source that some statements make, over these tables in memory; what they create is temporary."""
+    lent = Loan(threads)
     try:
-        return DuckSource(name, connection)
+        for table, rows in (tables or {}).items():
+            lent.connection.register(table, rows)
+        lent.connection.execute(statements)
+    except duckdb.Error as error:
+        lent.close()
+        raise SourceError(f"table {name}: {reason(error)}") from None
+    return _open_source(name, lent.connection, lent.close)
+
+
+def _open_source(name: str, connection: duckdb.DuckDBPyConnection, close: Callable[[], None]) -> DuckSource:
+    try:
+        return DuckSource(name, connection, close)
     except SourceError:
-        connection.close()
+        close()
         raise
 
 
-def _connect() -> duckdb.DuckDBPyConnection:
-    connection = duckdb.connect(":memory:", config={**_CONFIG, "memory_limit": f"{6 * memory_limit() // 10}B"})
+_idle: dict[tuple[int, int, int], deque[duckdb.DuckDBPyConnection]] = {}  # locked databases that hold nothing
+
+
+class Loan:
+    """A connection to a locked database in memory, which nobody else uses until it is closed.
+
+    >>> with closing(Loan()) as lent:
+    ...     lent.connection.execute("SELECT count(*) FROM duckdb_views() WHERE NOT internal").fetchall()
+    [(0,)]
+    """
+
+    def __init__(self, threads: int = _THREADS) -> None:
+        self._waiting = _idle.setdefault((os.getpid(), threads, memory_limit()), deque(maxlen=8))
+        self._database: duckdb.DuckDBPyConnection | None = None
+        try:
+            self._database = self._waiting.pop()
+        except IndexError:
+            self._database = _connect(threads)
+            _lock(self._database, ())
+        self.connection = self._database.cursor()
+
+    def close(self) -> None:
+        """Takes the connection's views and tables away."""
+        self.connection.close()
+        database, self._database = self._database, None
+        if database is not None:
+            with suppress(duckdb.Error):  # a database that broke down does nothing any more
+                database.execute("SELECT 1")
+                self._waiting.append(database)
+
+
+def _connect(threads: int) -> duckdb.DuckDBPyConnection:
+    config = {**_CONFIG, "threads": threads, "memory_limit": f"{6 * memory_limit() // 10}B"}
+    connection = duckdb.connect(":memory:", config=config)
     silence(connection)
     # What occurs twice in a TRY would be computed once, outside of it, and fail there (sources/total.py).
     connection.execute("SET disabled_optimizers = 'common_subexpressions'")
@@ -302,8 +337,8 @@ def _connect() -> duckdb.DuckDBPyConnection:
 
 def _lock(connection: duckdb.DuckDBPyConnection, files: Collection[str]) -> None:
     """Takes away everything that an expression does not need."""
-    connection.execute("SET TimeZone = 'UTC'")
-    connection.execute("SET python_enable_replacements = false")
+    connection.execute("SET GLOBAL TimeZone = 'UTC'")  # of every connection
+    connection.execute("SET GLOBAL python_enable_replacements = false")
     connection.execute(f"SET allowed_paths = {_list(files)}")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")

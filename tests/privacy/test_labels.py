@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -60,25 +61,23 @@ def test_the_papers_laplace_and_argmax_is_a_weaker_randomised_response(classes: 
 
 def test_asked_again_a_row_has_the_same_noise_and_other_labels_have_other_noise() -> None:
     values = np.arange(1000.0) % 2
-    noise = LabelNoise(LabelPrivacy(epsilon=0.5), SECRET, "orders y")
-    first = noise.add_to(values, [0.0, 1.0], None)
-    assert (noise.add_to(values, [0.0, 1.0], None) == first).all()
+    rows = np.stack([np.arange(1000, dtype=np.uint64), np.zeros(1000, np.uint64)], axis=1)
+    noise = LabelNoise(LabelPrivacy(epsilon=0.5), SECRET, "orders y", rows)
+    first = noise.add_to(values, [0.0, 1.0])
+    assert (noise.add_to(values, [0.0, 1.0]) == first).all()
     order = np.random.default_rng(0).permutation(1000)
-    assert (
-        noise.add_to(values[order], [0.0, 1.0], order) == first[order]
-    ).all()  # shown in another order, the same noise
+    shown = msgspec.structs.replace(noise, rows=rows[order])  # in another order, the same noise
+    assert (shown.add_to(values[order], [0.0, 1.0]) == first[order]).all()
     others = [
-        LabelNoise(LabelPrivacy(epsilon=0.6), SECRET, "orders y").add_to(values, [0.0, 1.0], None),
-        LabelNoise(LabelPrivacy(epsilon=0.5), bytes(32), "orders y").add_to(values, [0.0, 1.0], None),
-        LabelNoise(LabelPrivacy(epsilon=0.5), SECRET, "orders z").add_to(values, [0.0, 1.0], None),
+        LabelNoise(LabelPrivacy(epsilon=0.6), SECRET, "orders y", rows).add_to(values, [0.0, 1.0]),
+        LabelNoise(LabelPrivacy(epsilon=0.5), bytes(32), "orders y", rows).add_to(values, [0.0, 1.0]),
+        LabelNoise(LabelPrivacy(epsilon=0.5), SECRET, "orders z", rows).add_to(values, [0.0, 1.0]),
     ]
     for other in others:
         assert (other != first).sum() > 200
     changed = values.copy()
     changed[7] = 1 - changed[7]
-    moved = np.flatnonzero(
-        noise.add_to(changed, [0.0, 1.0], None) != first
-    )  # a changed label draws anew, and no other does
+    moved = np.flatnonzero(noise.add_to(changed, [0.0, 1.0]) != first)  # a changed label draws anew, and no other does
     assert set(moved.tolist()) <= {7}
 
 

@@ -104,10 +104,7 @@ def _enforce_groups(job: JobUnderContract, request: SendGroups | SumGroups | Hol
 def _check_groups(request: SendGroups, answer: Groups, known: Known) -> None:
     check_array(answer.tokens, "tokens", (None, 16), kinds=frozenset("u"))
     bounds.check_count(len(answer.tokens), "tokens", known.most_rows)
-    halves = np.ascontiguousarray(answer.tokens).view(">u8").astype(np.uint64)
-    first, second = halves[:, 0], halves[:, 1]
-    is_next = (first[1:] > first[:-1]) | ((first[1:] == first[:-1]) & (second[1:] > second[:-1]))
-    require(bool(is_next.all()), "tokens", "are not ascending, each once")
+    bounds.check_ascending(np.ascontiguousarray(answer.tokens).view("S16").ravel(), "tokens")
     bounds.check_length(answer.sizes, "sizes", sum(map(scales_of, answer.kinds)))
     words = [words_of(kind) for kind in answer.kinds[1:]]
     known.scan(request).words = sum(w[0] for w in words), sum(w[1] for w in words)

@@ -213,11 +213,11 @@ def _send_labels(own: ClientState, request: SendLabels) -> Labels:
         behind = reads(scan, [request.column])
         epsilon = scan.rows_of_a_subject() * contract.label_privacy.epsilon
         spend = partial(own.releases.charge_label, scan.table, behind, epsilon)
-        given = (scan.row_ids(), scan.expressions[request.column], scan.identity())
-        noise = LabelNoise(contract.label_privacy, own.secret, scan.table, spend, *given)
+        given = (spend, scan.expressions[request.column], scan.identity())
+        noise = LabelNoise(contract.label_privacy, own.secret, scan.table, scan.row_ids(), *given)
     terms, folds = SideTerms(request.scan, *contract.split, contract.seed), contract.folds
     sides, is_test, is_validation = _split_rows(own, request, terms)
-    values = read_labels(column, info, request.classes, order, noise)
+    values = read_labels(column, info, request.classes, noise)
     labels = Labels(values, freeze(is_test), is_validation)
     if folds is None:
         return labels

@@ -4,30 +4,20 @@ A subject's exchanges are all that its module declares; an algorithm declares it
 ends decode only the requests and answers in this list, and find every check in it.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Union
 
 from tablepuppet.algorithms.boosting import exchanges as boosting
 from tablepuppet.algorithms.registry import ALGORITHMS
-from tablepuppet.exchanges import (
-    features,
-    groups,
-    history,
-    keys,
-    labels,
-    parts,
-    prediction,
-    proposal,
-    schema,
-    start,
-    steps,
-)
+from tablepuppet.exchanges import steps
 from tablepuppet.exchanges.base import Exchange
 from tablepuppet.owner.policy import refused_by
 from tablepuppet.protocol.base import Failure, Message
 from tablepuppet.protocol.bounds import Known, WrongError
 
-_BEFORE_TRAINING = (schema, proposal, groups, history, keys, labels, features)
-_SUBJECTS = (*_BEFORE_TRAINING, parts, start, steps, prediction, boosting)
+_BEFORE_TRAINING = ("schema", "proposal", "groups", "history", "keys", "labels", "features")
+_NAMES = (*_BEFORE_TRAINING, "parts", "start", "steps", "prediction")
+_SUBJECTS = [*(import_module(f"tablepuppet.exchanges.{name}") for name in _NAMES), boosting]
 _DECLARED = [found for subject in _SUBJECTS for found in vars(subject).values() if isinstance(found, Exchange)]
 _UPDATES = [steps.update_exchange(kind, *algorithm.answers) for algorithm in ALGORITHMS for kind in algorithm.requests]
 EXCHANGES: dict[type[Message], Exchange] = {exchange.request: exchange for exchange in (*_DECLARED, *_UPDATES)}

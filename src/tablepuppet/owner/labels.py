@@ -144,12 +144,12 @@ class LabelNoise(msgspec.Struct, frozen=True, eq=False):
     privacy: LabelPrivacy
     secret: bytes
     name: str
+    rows: RowIds
     spend: Callable[[str], None] = lambda release: None
-    rows: RowIds | None = None  # None: a row is its place at its owner
     label: str = ""
     identity: str = ""  # how rows are known: another way is another release
 
-    def add_to(self, values: Array, classes: Sequence[str | float] | None, order: RowNumbers | None) -> Array:
+    def add_to(self, values: Array, classes: Sequence[str | float] | None) -> Array:
         """Noisy labels, of classes in ascending order. The noise belongs to a row and its label: it is the same again
         under any filter, and another for another label. Other classes are another release. The
         number in a release's name is that of the function that draws."""
@@ -157,12 +157,8 @@ class LabelNoise(msgspec.Struct, frozen=True, eq=False):
         named = f"{self.name} {None if classes is None else list(classes)} {how.format(self.privacy)}"
         release = f"{self.label} {self.identity} {named}"
         self.spend(hmac.digest(self.secret, b"tablepuppet release 3 " + release.encode(), "sha256").hex())
-        rows = self.rows
-        if rows is None:
-            places = np.arange(len(values)) if order is None else order
-            rows = np.stack([places.astype(np.uint64), np.zeros(len(values), np.uint64)], axis=1)
         count = None if classes is None else len(classes)
-        return privatise(values, self.privacy, count, uniform_numbers(self.secret, named, rows, values))
+        return privatise(values, self.privacy, count, uniform_numbers(self.secret, named, self.rows, values))
 
 
 class LabelDescription(NamedTuple):
@@ -200,28 +196,16 @@ def read_labels(
     column: pa.ChunkedArray,
     info: ColumnInfo,
     classes: list[str | float] | None,
-    order: RowNumbers | None = None,
     noise: LabelNoise | None = None,
 ) -> Array:
-    """One label per row: its position in `classes`, or (None) the number itself.
-
-    `order`: the position of each row at its owner, where rows are shown in another order. `noise`: the mechanism
-    that is applied to the labels before they leave.
-    """
+    """One label per row: its position in `classes`, or (None) the number itself. `noise`: the mechanism that is applied
+    to the labels before they leave."""
     asked, is_strict = classes, noise is None  # under noise, a label of no class is drawn as one that is missing
     if noise is not None and classes is not None:  # a class is known by its value, in whatever order it is asked for
         classes = sorted(classes)
-    if classes is None:
-        values = _label_numbers(column, info)
-    elif info.kind in STRING_KINDS:
-        values = _string_classes(column, info, classes, is_strict)
-    else:
-        encoded = raw.in_one_piece(raw.decode(column).dictionary_encode())
-        distinct = _label_numbers(pa.chunked_array([encoded.dictionary]), info)
-        found = np.append(_number_classes(distinct, info, classes, is_strict), np.nan)  # the last is for −1: NULL
-        values = found[raw.numpy_of(encoded.indices, missing=-1)]
+    values = _label_numbers(column, info) if classes is None else _class_numbers(column, info, classes, is_strict)
     if noise is not None:
-        values = noise.add_to(values, classes, order)
+        values = noise.add_to(values, classes)
     if asked is not None and classes is not None and asked != classes:
         places = np.array([*(asked.index(value) for value in classes), np.nan])
         values = places[np.where(np.isnan(values), len(classes), values).astype(np.intp)]
@@ -254,30 +238,21 @@ def _label_numbers(column: pa.ChunkedArray, info: ColumnInfo) -> Array:
     return values
 
 
-def _string_classes(column: pa.ChunkedArray, info: ColumnInfo, classes: list[str | float], is_strict: bool) -> Array:
-    distinct, codes = raw.strings(column)
-    known = pc.index_in(distinct, value_set=raw.arrow_texts([str(value) for value in classes]))
-    if known.null_count and is_strict:
-        raise _unknown_class(info)
-    found = raw.numpy_of(known, missing=-1).astype(np.float64)
-    table = np.append(np.where(found < 0, np.nan, found), np.nan)  # the last entry is for −1: NULL
-    return cast("Array", table[codes])
-
-
-def _number_classes(values: Array, info: ColumnInfo, classes: list[str | float], is_strict: bool) -> Array:
-    # NaN sorts last, so a missing label finds the entry behind the classes, which is NaN.
-    table = np.append(np.asarray(classes, np.float64), np.nan)
-    order = np.argsort(table, kind="stable")
-    position = np.searchsorted(table[order], values)
-    is_other = table[order][position] != values
-    if is_strict and not np.isnan(values[is_other]).all():
-        raise _unknown_class(info)
-    numbered = np.append(np.arange(len(classes), dtype=np.float64), np.nan)
-    return np.where(is_other, np.nan, numbered[order][position])
-
-
-def _unknown_class(info: ColumnInfo) -> MappingError:
-    return MappingError(
-        f"label {info.name} has a value that is not among the classes; either it has more than {MAX_NUMBER_CLASSES} "
-        "distinct numbers (use a linear model), or the table changed after the run began (start again)"
-    )
+def _class_numbers(column: pa.ChunkedArray, info: ColumnInfo, classes: list[str | float], is_strict: bool) -> Array:
+    """The position of each label among the classes; NaN where it is missing or, unless that is an error, of none."""
+    if info.kind in STRING_KINDS:
+        distinct, codes = raw.strings(column)
+        given, is_missing = raw.arrow_texts([str(value) for value in classes]), np.zeros(len(distinct), np.bool_)
+    else:
+        encoded = raw.in_one_piece(raw.decode(column).dictionary_encode())
+        values = _label_numbers(pa.chunked_array([encoded.dictionary]), info) + 0.0  # −0 is 0
+        distinct, codes = raw.arrow_of(values), raw.numpy_of(encoded.indices, missing=-1)
+        given, is_missing = raw.arrow_of(np.asarray(classes, np.float64) + 0.0), np.isnan(values)
+    found = raw.numpy_of(pc.index_in(distinct, value_set=given), missing=-1)
+    if is_strict and (found[~is_missing] < 0).any():
+        raise MappingError(
+            f"label {info.name} has a value that is not among the classes; either it has more than "
+            f"{MAX_NUMBER_CLASSES} distinct numbers (use a linear model), or the table changed after the run began "
+            "(start again)"
+        )
+    return cast("Array", np.append(np.where(found < 0, np.nan, found), np.nan)[codes])  # the last is for −1: NULL

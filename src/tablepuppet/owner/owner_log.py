@@ -203,9 +203,7 @@ class OwnerLog:
     def _read(self, path: Path) -> list[Entry]:
         """The lines of a file, without one at its end that was never whole."""
         lines, torn = _lines(path)
-        entries = _check(path, lines)
-        for line in lines:
-            self._tree.append(line)
+        entries = _check(path, lines, self._tree)
         if torn:
             os.truncate(path, path.stat().st_size - len(torn))
             self.write("repaired", detail={"bytes cut off": len(torn), "sha256": hashlib.sha256(torn).hexdigest()})
@@ -231,13 +229,13 @@ class OwnerLog:
 
 def read_log(path: Path) -> list[Entry]:
     """All lines of a log, each verified against those before it."""
-    return _check(path, _lines(path)[0])
+    return _check(path, _lines(path)[0], MerkleTree())
 
 
 def verify(path: Path, expect: str = "") -> tuple[TreeHead, TreeHead | None]:
     """The head of a log, and that of the prefix whose root begins with `expect`; an error if no prefix does."""
     lines, _ = _lines(path)
-    _check(path, lines)
+    _check(path, lines, MerkleTree())
     tree = MerkleTree()
     found = tree.head if tree.head.root.startswith(expect) else None
     for line in lines:
@@ -296,9 +294,9 @@ def _lines(path: Path) -> tuple[list[bytes], bytes]:
     return [*lines, last], b""
 
 
-def _check(path: Path, lines: Iterable[bytes]) -> list[Entry]:
-    """The lines as entries; an error names the first that does not follow from those before."""
-    tree, entries, previous = MerkleTree(), list[Entry](), _NO_HASH
+def _check(path: Path, lines: Iterable[bytes], tree: MerkleTree) -> list[Entry]:
+    """The lines as entries, which go into the tree; an error names the first that does not follow from those before."""
+    entries, previous = list[Entry](), _NO_HASH
     for number, line in enumerate(lines, 1):
         try:
             entry = _ENTRY.decode(line)

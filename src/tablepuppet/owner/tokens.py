@@ -32,7 +32,6 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.hmac import HMAC
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import RowNumbers
 from tablepuppet.errors import ModelError, PolicyError, SourceError, TransportError
 from tablepuppet.owner.blinding import to_array, to_points
 from tablepuppet.privacy.options import KeyMode
@@ -235,8 +234,10 @@ def known_ids(
                 "unknown; give the clients the key of then, or train again"
             )
         distinct = raw.strings_and_absent(*columns[place])[0]
-        tokens = id_tokens(distinct, key, f"{own.scan(asked).table} {place}")
-        found[place] = KnownNames.of_ids(distinct, _places(tokens, encoder.tokens), encoder)
+        tokens = arrow_of(id_tokens(distinct, key, f"{own.scan(asked).table} {place}"))
+        known = pc.index_in(tokens, value_set=arrow_of(encoder.tokens.astype(np.int64)))
+        codes = raw.numpy_of(known, missing=-1).astype(np.int32)
+        found[place] = KnownNames.of_ids(distinct, codes, encoder)
     return found
 
 
@@ -248,11 +249,3 @@ def held_encoders(encoders: Sequence[Encoder], names: dict[int, list[str]]) -> t
         else encoder
         for place, encoder in enumerate(encoders)
     )
-
-
-def _places(tokens: NDArray[np.int64], agreed: RowNumbers) -> NDArray[np.int32]:
-    """The position of each token among the agreed ones, which ascend; −1: nowhere."""
-    if not len(agreed):
-        return np.full(len(tokens), -1, np.int32)
-    place = np.minimum(np.searchsorted(agreed, tokens), len(agreed) - 1)
-    return np.where(agreed[place] == tokens, place, -1).astype(np.int32)

@@ -74,10 +74,8 @@ def composed_epsilon(mechanisms: tuple[Mechanism, ...], delta: float, interval: 
     1.828
     """
     taken = tuple(m for m in mechanisms if m.steps)
-    if not taken:
-        return 0.0
-    if all(m.probability >= 1.0 for m in taken):  # Gaussians of noise σ_i are one of noise (Σ 1/σ_i²)^−½, known exactly
-        return _gaussian_epsilon(_one(taken), delta)
+    if all(m.probability >= 1.0 for m in taken):
+        return _gaussian_epsilon(taken, delta, 1.0)
     return float(_losses(taken, delta, interval).get_epsilon_for_delta(delta))
 
 
@@ -88,10 +86,8 @@ def replacement_epsilon(mechanisms: tuple[Mechanism, ...], delta: float, interva
     Both steps are (ε, δ₀)-DP; composed they are (2ε, (1 + e^ε) δ₀). Without sampling, all sums move twice as far.
     """
     taken = tuple(m for m in mechanisms if m.steps)
-    if not taken:
-        return 0.0
     if all(m.probability >= 1.0 for m in taken):
-        return _gaussian_epsilon(0.5 * _one(taken), delta)
+        return _gaussian_epsilon(taken, delta, 0.5)
     losses = _losses(taken, delta, interval)
     single = float(losses.get_epsilon_for_delta(delta))
     for _ in range(60):
@@ -103,18 +99,17 @@ def replacement_epsilon(mechanisms: tuple[Mechanism, ...], delta: float, interva
     return math.inf
 
 
-def _gaussian_epsilon(noise: float, delta: float) -> float:
-    """ε of one Gaussian mechanism; with next to no noise it is huge, without a warning."""
+def _gaussian_epsilon(mechanisms: tuple[Mechanism, ...], delta: float, share: float) -> float:
+    """ε of mechanisms that do not sample, with a share of their noise: Gaussians of noise σ_i are one of noise
+    (Σ 1/σ_i²)^−½, known exactly. With next to no noise it is huge, without a warning."""
+    if not mechanisms:
+        return 0.0
     import dp_accounting  # takes a second to load: only jobs that claim something pay it
     import numpy as np
 
+    noise = share / math.sqrt(sum(m.steps * m.moved(m.joined) ** 2 for m in mechanisms))
     with np.errstate(all="ignore"):
         return float(dp_accounting.get_epsilon_gaussian(noise, delta))
-
-
-def _one(mechanisms: tuple[Mechanism, ...]) -> float:
-    """σ of the one Gaussian mechanism that they compose to, where none samples."""
-    return 1.0 / math.sqrt(sum(m.steps * m.moved(m.joined) ** 2 for m in mechanisms))
 
 
 @lru_cache(maxsize=8)

@@ -125,7 +125,7 @@ class _Branch:
         source, own = join.this, join.this.alias_or_name.lower()
         if join.side not in ("", "LEFT") or not isinstance(source, exp.Table | exp.Subquery):
             raise self._refuse("ASOF is written as ASOF JOIN or ASOF LEFT JOIN of a table", source)
-        on = list(conjuncts_of(join.args.get("on"))) or self._asof_using(join)
+        on = list(conjuncts_of(join.args.get("on")))
         probe = exp.select("*").from_(source.copy()).where(*(c.copy() for c in on))
         found = correlate(probe, set(self._sources()) - {own}, self._refuse)
         if found is None or found.moment is None or len(found.bounds) != 1 or not isinstance(found.bounds[0], ORDER):
@@ -145,16 +145,6 @@ class _Branch:
         derived.set("joins", joins)
         derived = derived.where(*found.local, copy=False) if found.local else derived
         join.replace(exp.Join(this=derived_table(derived, name), on=found.on(name), side=join.side or None))
-
-    def _asof_using(self, join: exp.Join) -> list[exp.Expr]:
-        """USING (k, day): equal keys, and of the last column the latest that is not later."""
-        first, own = self.select.args["from_"].this.alias_or_name, join.this.alias_or_name
-        names = [node.this if isinstance(node, exp.Column) else node for node in join.args.get("using") or ()]
-        if not names or (self.select.args["joins"] or [join])[0] is not join:
-            raise self._refuse("write ON after ASOF JOIN: ON s.key = t.key AND s.day <= t.ts", join.this)
-        pairs = [(exp.column(n.copy(), own), exp.column(n.copy(), first)) for n in names]
-        equal: list[exp.Expr] = [exp.EQ(this=a, expression=b) for a, b in pairs[:-1]]
-        return [*equal, exp.LTE(this=pairs[-1][0], expression=pairs[-1][1])]
 
     def _join_groups(self, join: exp.Join) -> None:
         """JOIN (SELECT t2.k, t2.ts, … FROM t t2 JOIN r ON … GROUP BY 1, 2) h ON h.k = t.k AND h.ts = t.ts."""

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 import tablepuppet as tp
 from tablepuppet.owner.policy import Policy
+from tablepuppet.privacy.options import Rounding
 
 ROWS, LEAST = 600, 20
 QUERY = "SELECT p.x, p.z, p.y FROM people p"
@@ -174,3 +175,15 @@ def test_no_verb_shows_an_exact_figure() -> None:
     assert len(rounded) > 12
     assert not [name for name, value in rounded.items() if value == exact[name]]
     assert all(rise * 2**20 == round(rise * 2**20) for rise in rises)  # whole steps of a power of two
+
+
+def test_a_figure_is_moved_before_it_is_rounded_by_chance_that_only_its_owner_knows() -> None:
+    """By up to one step, in a triangle: a multiple of the step stays where it is three times in four."""
+    own, other = Rounding(20, b"secret"), Rounding(20, b"another")
+    names = [f"figure {number}" for number in range(4000)]
+    for value, shares in ((0.0, [0.125, 0.75, 0.125]), (0.5, [0.0, 0.5, 0.5])):
+        drawn = np.array([own.number(name, value, 1.0) for name in names])
+        assert [np.mean(drawn == step) for step in (-1.0, 0.0, 1.0)] == [pytest.approx(s, abs=0.04) for s in shares]
+        assert (drawn != np.array([other.number(name, value, 1.0) for name in names])).mean() > 0.3
+        assert drawn.tolist() == [own.number(name, value, 1.0) for name in names]
+    assert {own.number("one", value, 1.0) for value in np.linspace(0, 1e-9, 50)} == {-1.0, 0.0, 1.0}

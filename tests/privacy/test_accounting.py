@@ -109,3 +109,10 @@ def test_a_budget_that_is_overdrawn_is_refused_with_both_figures() -> None:
     with pytest.raises(PrivacyError, match=r"budget of features is ε = 1, and users would spend ε = 1\.82"):
         check_budget(Ledger((release(),)), None, 1.0)
     check_budget(Ledger((release(),)), None, 2.0)
+
+
+def test_releases_of_several_kinds_cost_all_of_them_at_the_smallest_delta() -> None:
+    noisy = (release(rate=1.0, sampling="none", steps=4), release(rate=1.0, sampling="none", steps=5, delta=1e-7))
+    both = composed_epsilon((Mechanism(1.0, 9),), 1e-7)
+    assert Ledger(noisy).epsilon("features", "users", "outsider") == pytest.approx(both)
+    assert Ledger((*noisy, release(epsilon=2.0))).epsilon("features", "users", "outsider") == pytest.approx(both + 2.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+
 import numpy as np
 import pytest
 import scipy.stats
@@ -83,6 +85,16 @@ def test_two_generators_never_agree() -> None:
     generators = [secure_generator() for _ in range(2000)]  # of 32 bits, two would agree once in two thousand times
     assert len({generator.bytes(8) for generator in generators}) == len(generators)
     assert len({generator.random() for generator in generators}) == len(generators)
+
+
+def test_noise_is_made_under_a_key_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A nonce distinguishes streams of one key, and is no secret."""
+    drawn = secrets.token_bytes
+    monkeypatch.setattr(secrets, "token_bytes", lambda size: bytes(size) if size < 32 else drawn(size))
+    generators = [secure_generator() for _ in range(50)]
+    assert len({generator.bytes(8) for generator in generators}) == len(generators)
+    monkeypatch.setattr(secrets, "token_bytes", lambda size: bytes(size))
+    assert secure_generator().bytes(8) == secure_generator().bytes(8)  # it comes from nowhere else
 
 
 def test_noise_does_not_follow_from_what_samples_are_drawn_by() -> None:

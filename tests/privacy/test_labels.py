@@ -147,6 +147,15 @@ def test_a_number_that_is_missing_leaves_as_the_middle_of_its_bounds(mechanism: 
     np.testing.assert_array_equal(missing, middle)
 
 
+@pytest.mark.parametrize("mechanism", ["bins", "laplace"])
+def test_a_number_beyond_its_bounds_leaves_as_the_nearer_of_them(mechanism: Literal["bins", "laplace"]) -> None:
+    privacy = LabelPrivacy(epsilon=1.0, mechanism=mechanism, bounds=(-1.0, 3.0))
+    draws = uniform(1000)
+    for far, end in ((-900.0, -1.0), (900.0, 3.0)):
+        beyond, at = (privatise(np.full(1000, value), privacy, None, draws) for value in (far, end))
+        np.testing.assert_array_equal(beyond, at)
+
+
 def test_numbers_at_the_two_ends_of_their_bounds_leave_with_nearly_the_same_chances() -> None:
     """P(seen | low) is within e^ε of P(seen | high), wherever it is seen, and ε is not given away."""
     privacy = LabelPrivacy(epsilon=1.0, mechanism="laplace", bounds=(-1.0, 3.0))

@@ -104,6 +104,35 @@ def test_no_budget_is_exceeded_by_a_hundredth() -> None:
         releases.charge_label("t", ("t.x", "t.y"), 0.41, "of two columns")
 
 
+def test_a_model_of_which_a_part_was_paid_for_is_paid_for() -> None:
+    budget, log = TableBudget(features=1.0), OwnerLog()
+    some, more = (Spending(table="t", what="features", name=name, noise=8.0, steps=1) for name in ("a", "b"))
+    log.spend(some, budget=budget)
+    log.spend(some, budget=budget)  # the same again
+    with pytest.raises(PolicyError, match=r"budget\.t\.features"):
+        log.spend(some, msgspec.structs.replace(more, noise=1.0), budget=budget)
+    log.spend(some, more, budget=budget)
+    assert log.account.spendings == (some, more)
+
+
+def test_numbers_of_a_row_add_up_over_all_columns_that_they_may_be_made_of() -> None:
+    told: list[tuple[Any, str, int, tuple[str, ...]]] = [
+        ("scores", "a", 1, ("t.x",)), ("predictions", "b", 4, ("t.x", "t.y")), ("scores", "c", 16, ()),
+        ("predictions", "b", 2, ("t.x", "t.y")), ("scores", "a", 1, ("t.x",)),
+    ]  # fmt: skip
+    account = Account()
+    for what, name, count, columns in told:
+        account = account.plus(Spending(table="t", what=what, name=name, numbers=count, columns=columns))
+    asked: dict[tuple[str, ...], int] = {("t.x",): 21, ("t.y",): 20, ("t.z",): 16, (): 21, ("t.y", "t.z"): 20}
+    assert {columns: account.shown("t", columns) for columns in asked} == asked
+    assert account.shown("t", ("t.x",), but="b") == 17
+    assert account.shown("u", ("t.x",)) == 0
+    labels = [("p", 0.5, ("t.y",)), ("q", 0.25, ("t.y", "t.z")), ("r", 0.125, ())]
+    for name, epsilon, columns in labels:
+        account = account.plus(Spending(table="t", what="label", name=name, epsilon=epsilon, columns=columns))
+    assert [account.told_of_labels("t", [c]) for c in ("t.x", "t.y", "t.z")] == [0.125, 0.875, 0.375]
+
+
 def test_a_job_under_the_name_of_one_that_is_over_pays_for_itself() -> None:
     releases, use = Releases(Policy()), ScanUse("t", (), frozenset())
     for _ in range(2):

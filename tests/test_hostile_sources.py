@@ -139,7 +139,7 @@ CASES: dict[str, Case] = {
     "a lazy frame": (lambda _: run(items=pl.DataFrame(ITEMS).lazy()), r"call \.collect\(\) on it first"),
     "a frame that mixes types": (
         lambda _: run(items=pd.DataFrame({"item": [1, 2], "price": [SECRET, object()]})),
-        "column 'price' of the DataFrame mixes types",
+        "column 'price' of the DataFrame \\(object\\) mixes types",
     ),
     "a table without columns": (lambda _: run(items=pa.table({})), "has no columns"),
     "a table without a name": (lambda _: tp.Federation({"": ITEMS}), "a table's name must be text"),

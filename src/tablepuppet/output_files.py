@@ -12,7 +12,13 @@ from pathlib import Path
 
 from tablepuppet.errors import JobError, TablePuppetError
 
-_EXAMPLES = {"the model": "model/", "tp.load": "model/", "predictions": "predictions.parquet"}
+_EXAMPLES = {
+    "the model": "model/",
+    "tp.load": "model/",
+    "predictions": "predictions.parquet",
+    "a policy": "policy.toml",
+    "a federation": "federation.toml",
+}
 
 
 def as_path(given: object, what: str, error: type[TablePuppetError] = JobError) -> Path:

@@ -224,8 +224,8 @@ def importance(
     model: Model, job: Job, tables: Tables, link: Link, *, by: str, repeats: int, seed: int, rows: str = "test"
 ) -> inspection.Inspection:
     """How much worse a model gets where a feature or a table is shuffled."""
-    if by not in ("feature", "table") or not isinstance(repeats, int) or not 1 <= repeats <= 100:
-        raise JobError('importance is by="feature" or by="table", repeated 1 to 100 times')
+    if by not in ("feature", "table") or not isinstance(repeats, int) or not 1 <= repeats <= 100 or seed < 0:
+        raise JobError('importance is by="feature" or by="table", repeated 1 to 100 times, with a seed from 0 up')
     if job.privacy.analyst is not None:
         raise PrivacyError("importance has no noisy form; train a model without the feature, and compare the two")
     shuffles = repeats if by == "feature" and own_model(model.spec) is None else 0

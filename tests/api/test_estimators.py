@@ -122,7 +122,7 @@ def test_use_before_fit_is_refused_as_scikit_learn_does(error: type[Exception]) 
 
 
 def test_fit_on_arrays_says_what_it_takes() -> None:
-    with pytest.raises(tp.TablePuppetError, match="takes a Federation"):
+    with pytest.raises(tp.TablePuppetError, match="must be a Federation"):
         tp.RelationalClassifier().fit(np.zeros((3, 2)), np.zeros(3), label="y")  # type: ignore[arg-type]
 
 
@@ -147,7 +147,7 @@ def test_a_linear_classifier_takes_a_text_label() -> None:
 
 def test_arguments_of_scikit_learn_are_answered_with_ours() -> None:
     anything: Any = tp.RelationalClassifier()
-    with pytest.raises(tp.TablePuppetError, match="takes a Federation"):
+    with pytest.raises(tp.TablePuppetError, match="must be a Federation"):
         anything.fit(np.zeros((3, 2)), np.zeros(3))
     with federation() as owner:
         with pytest.raises(tp.TablePuppetError, match='give weight="column"'):

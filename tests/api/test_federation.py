@@ -249,8 +249,8 @@ def test_an_owner_without_rows_changes_nothing(algorithm: str) -> None:
 @pytest.mark.parametrize(
     ("tables", "says"),
     [
-        ({}, "not an empty one; write tp"),
-        ([], "not a list; write tp"),
+        ({}, "a table or more"),
+        ([], "tables must be a dict"),
         ({"a": []}, "at least one"),
         ({"a": 3}, "not a source"),
         ({3: ITEMS}, "must be text"),

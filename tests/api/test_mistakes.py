@@ -26,6 +26,14 @@ def _read(name: str) -> pd.DataFrame:
     return right()[f"{name}.parquet"].to_pandas()
 
 
+def _federation(**given: Any) -> tp.Federation:
+    return tp.Federation({"orders": [_read("orders"), _read("orders")], "items": _read("items")}, **given)
+
+
+def _history(**given: Any) -> str:
+    return str(tp_any.history("v", **{"key": "c", "time": "s", "at": "o.day"} | given))
+
+
 @pytest.fixture(scope="module")
 def federation() -> Iterator[tp.Federation]:
     with tp.Federation({"orders": _read("orders"), "items": _read("items")}) as made:
@@ -39,8 +47,11 @@ def result(federation: tp.Federation) -> tp.Result:
 
 # what is wrong → the call, and words of the message
 MISTAKES: dict[str, tuple[Call, str]] = {
-    "a federation that is a path": (lambda f, r: tp_any.Federation("x.parquet"), "mapping from table name"),
-    "a federation of nothing": (lambda f, r: tp_any.Federation({}), "mapping from table name"),
+    "a federation that is a path": (
+        lambda f, r: tp_any.Federation("x.parquet"),
+        'tables must be a dict, as in {"name": …}',
+    ),
+    "a federation of nothing": (lambda f, r: tp_any.Federation({}), "a table or more"),
     "a table that is a dict": (lambda f, r: tp_any.Federation({"o": {"a": [1]}}), "not a source"),
     "a table that is a column": (lambda f, r: tp_any.Federation({"o": _read("orders")["quantity"]}), ".to_frame()"),
     "a table that is an array": (lambda f, r: tp_any.Federation({"o": pa.chunked_array([[1]])}), "not a source"),
@@ -97,12 +108,15 @@ MISTAKES: dict[str, tuple[Call, str]] = {
     "another query": (lambda f, r: f.predict(r, "SELECT o.quantity FROM orders o"), "needs the feature i.price"),
     "an unknown key": (lambda f, r: f.predict(r, key="nokey"), "the key nokey"),
     "a key twice": (lambda f, r: f.predict(r, key=["item_id", "item_id"]), "each once"),
-    "a key that is a number": (lambda f, r: f.predict(r, key=3), "as in key="),
+    "a key that is a number": (lambda f, r: f.predict(r, key=3), "key must be text or a list"),
     "a prediction of a data frame": (lambda f, r: r.predict(_read("orders")), "takes a Federation"),
-    "a threshold that is text": (lambda f, r: f.predict(r, threshold="0.5"), "from 0 to 1"),
+    "a threshold that is text": (
+        lambda f, r: f.predict(r, threshold="0.5"),
+        "threshold must be a number or None, not str",
+    ),
     "a threshold above one": (lambda f, r: f.predict(r, threshold=5), "from 0 to 1"),
     "a report without a path": (lambda f, r: r.report(None), "needs a path"),
-    "a report next to a path": (lambda f, r: r.report("x.html", beside="y.html"), "a list of results"),
+    "a report next to a path": (lambda f, r: r.report("x.html", beside="y.html"), "beside must be a list"),
     "a history without a label": (lambda f, r: f.suggest_history(QUERY), "no label is named"),
     "a history as a spreadsheet": (lambda f, r: r.write_history("x.xls"), ".csv or .json"),
     "a model over a device": (lambda f, r: r.save("/dev/full"), "choose another folder"),
@@ -114,8 +128,8 @@ MISTAKES: dict[str, tuple[Call, str]] = {
     "rows that are not measured": (lambda f, r: f.evaluate(r, rows="validation"), '"test"'),
     "an unknown feature": (lambda f, r: f.partial_dependence(r, feature="prise"), "Did you mean i.price"),
     "a text for a number": (lambda f, r: f.partial_dependence(r, feature="price", values=["a"]), "is a number"),
-    "a query before the federation": (lambda f, r: tp_any.search(QUERY, f, {"l2": [1]}), "takes a Federation"),
-    "a grid that is a number": (lambda f, r: tp_any.search(f, QUERY, 3, label="returned"), "the grid gives values"),
+    "a query before the federation": (lambda f, r: tp_any.search(QUERY, f, {"l2": [1]}), "must be a Federation"),
+    "a grid that is a number": (lambda f, r: tp_any.search(f, QUERY, 3, label="returned"), "grid must be a dict"),
     "an unknown option in a grid": (lambda f, r: tp_any.search(f, QUERY, {"l3": [1]}, label="returned"), "'l3'"),
     "a table instead of a federation": (
         lambda f, r: tp_any.RelationalClassifier().fit(_read("orders"), ""),
@@ -126,6 +140,88 @@ MISTAKES: dict[str, tuple[Call, str]] = {
     "a comparison with NULL": (_train(query=f"{QUERY} WHERE i.category != NULL"), "write IS NULL or IS NOT NULL"),
     "a block that is not there": (lambda f, r: r.model.to_sql("zzz"), "one of o, i"),
     "a table and a query": (lambda f, r: tp_any.source("postgresql://h/d", table="a", query="b"), "not both"),
+    "an argument of another name": (lambda f, r: f.predict(r, kye="item_id"), "predict has no argument 'kye'; did you"),
+    "a metric where none is taken": (lambda f, r: f.evaluate(r, metric="auc"), "it has model, query, rows"),
+    "a comparison of one model": (lambda f, r: f.compare(r), "compare: missing a required argument: 'second'"),
+    "a model by its place": (lambda f, r: f.train(QUERY, "returned", "mlp"), "too many positional arguments"),
+    "training without a query": (lambda f, r: f.train(label="returned"), "missing a required argument: 'query'"),
+    "folds called cv": (lambda f, r: tp_any.search(f, QUERY, param_grid={"l2": [1]}), "argument: 'grid'"),
+    "half a repetition": (lambda f, r: f.importance(r, repeats=2.5), "repeats must be a whole number, not 2.5"),
+    "a seed below zero": (lambda f, r: f.importance(r, seed=-1), "with a seed from 0 up"),
+    "half a point": (lambda f, r: f.partial_dependence(r, feature="i.price", points=2.5), "a whole number, not 2.5"),
+    "a value instead of values": (lambda f, r: f.partial_dependence(r, feature="i.price", values=3), "must be a list"),
+    "letters instead of values": (lambda f, r: f.partial_dependence(r, feature="category", values="ab"), "not str"),
+    "a category of nothing": (
+        lambda f, r: f.partial_dependence(r, feature="category", values=["zz"]),
+        "i.category has no category 'zz' in the model. Known: a, b, c.",
+    ),
+    "a number for a text": (lambda f, r: f.partial_dependence(r, feature="category", values=[3]), "no category 3.0"),
+    "no feature": (lambda f, r: f.partial_dependence(r), "name a feature, as in feature="),
+    "a path of one penalty": (lambda f, r: tp_any.path(f, QUERY, label="returned", l1=0.1), "must be a list, not 0.1"),
+    "a path of texts": (lambda f, r: tp_any.path(f, QUERY, label="returned", l1=["a"]), "l1 lists one penalty"),
+    "a path of nothing": (lambda f, r: tp_any.path(f, QUERY, label="returned", l1=[]), "l1 lists one penalty"),
+    "a recall that is text": (lambda f, r: r.threshold(recall="0.5"), "recall must be a number or None, not str"),
+    "costs that are texts": (lambda f, r: r.threshold(costs=("a", "b")), "costs are two numbers"),
+    "a cost": (lambda f, r: r.threshold(costs=3), "costs must be a tuple or None, not 3"),
+    "bins that are half": (lambda f, r: r.curves["test"].calibration_curve(10.5), "bins must be a whole number"),
+    "dependence by name": (lambda f, r: r.report("r.html", dependence=["i.price"]), "dependence must be a dict"),
+    "dependence on no curve": (lambda f, r: r.report("r.html", dependence={"i.price": 3}), "is no curve"),
+    "networks of numbers": (lambda f, r: r.report("r.html", networks={"x": 3}), "tp.Network(latency=0.02"),
+    "a history by a number": (lambda f, r: _history(key=3), "key must be text"),
+    "a history without a key": (lambda f, r: _history(key=[]), "one key or more"),
+    "a history of no table": (lambda f, r: tp_any.history("", key="c", time="s", at="o.day"), "names its table"),
+    "a history of numbers": (lambda f, r: _history(columns=[3]), "each as text"),
+    "a window of days": (lambda f, r: _history(windows=30), "windows must be text or a list, not 30"),
+    "a window called otherwise": (lambda f, r: _history(window="30 days"), "did you mean 'windows'"),
+    "trees without a prune": (
+        lambda f, r: f.suggest_history(QUERY, label="returned", trees=3),
+        "trees is an option of training, which prune=True asks for",
+    ),
+    "a moment that is none": (
+        lambda f, r: f.suggest_history(QUERY, label="returned", at="o.returned"),
+        "o.returned is boolean, and no moment",
+    ),
+    "a split by the label": (_train(split="o.returned"), "o.returned is boolean, and no moment"),
+    "owners that are a list": (lambda f, r: _federation(owners=["a"]), "owners must be a dict"),
+    "an owner of letters": (lambda f, r: _federation(owners={"a": "orders"}), 'as in {"a": ["orders"]}'),
+    "a policy that is a dict": (lambda f, r: _federation(policies={"orders": {"x": 3}}), "a policy needs a path"),
+    "a secret that is text": (lambda f, r: _federation(key="secret"), "key must be bytes or None, not str"),
+    "a secret of one byte": (lambda f, r: _federation(key=b"s"), "a secret of 16 bytes or more"),
+    "a partition by nothing": (lambda f, r: _federation(partitioned_by={"orders": ["itm_id"]}), "Did you mean item_id"),
+    "two tables but for case": (
+        lambda f, r: tp.Federation({"orders": _read("orders"), "ORDERS": _read("orders")}),
+        "which SQL does not tell apart",
+    ),
+    "a federation file that is a number": (lambda f, r: tp_any.Federation.from_toml(3), "a federation needs a path"),
+    "a column of sparse numbers": (
+        lambda f, r: tp.Federation({"o": pd.DataFrame({"x": pd.arrays.SparseArray([0, 1])})}),
+        "(Sparse[int64, 0]) mixes types",
+    ),
+    "keys hashed by another name": (_train(privacy={"keys": "sha"}), "must be one of hmac, "),
+    "two quantiles": (
+        _train(query=f"SELECT i.price, o.quantity {JOIN}", label="quantity", model="quantile", quantile=[0.1, 0.9]),
+        "quantile: expected float, got list",
+    ),
+    "a function that takes no number": (
+        _train(query=QUERY.replace("i.price", "upper(i.price) AS p")),
+        "no function of SQL takes upper(DOUBLE); CAST",
+    ),
+    "rows compared by a number": (
+        _train(query=QUERY.replace("o.item_id = i.item_id", "o.item_id > i.item_id")),
+        "until a date or a time",
+    ),
+    "a test of every row": (_train(test_where="true"), "A constant tells no row from another"),
+    "a label that is the same": (_train(query=f"SELECT i.price, 1 AS y {JOIN}", label="y"), "feature, label or"),
+    "a regressor of classes": (
+        lambda f, r: tp_any.RelationalRegressor(model="logistic").fit(f, QUERY, "returned"),
+        "predicts classes, and a regressor does not",
+    ),
+    "a prediction of a frame": (
+        lambda f, r: tp_any.RelationalClassifier().fit(f, QUERY, "returned").predict(_read("orders")),
+        "there is no X), not DataFrame",
+    ),
+    "a score of a frame": (lambda f, r: tp_any.RelationalClassifier().score(_read("orders"), []), "there is no X"),
+    "a tree by its name": (lambda f, r: r.model.tree_text("0"), "number must be a whole number, not str"),
 }
 
 

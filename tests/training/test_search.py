@@ -214,7 +214,7 @@ def test_penalties_with_and_without_kinks_are_compared_by_one_algorithm(federati
 @pytest.mark.parametrize(
     ("grid", "given", "message"),
     [
-        ("l2", {}, "values by option"),
+        ("l2", {}, "grid must be a dict"),
         (["l2"], {}, "values by option"),
         ({"l2": []}, {}, "l2 has none"),
         ({"l2": 0.1}, {"samples": 2}, "l2 has none"),

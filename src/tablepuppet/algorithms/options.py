@@ -110,6 +110,8 @@ def explain_error(error: msgspec.ValidationError, kind: Any, given: dict[str, An
     choices = _choices(get_type_hints(kind).get(where)) if where else []
     if choices:
         return f"{where} must be one of {', '.join(choices)}, not {given.get(where)!r}"
+    if where.endswith("[...]"):  # a dict's value: whose, is not said
+        where = " or ".join(map(str, given[where.partition("[")[0]]))
     for json_name, name in (("object", "dict"), ("array", "list"), ("null", "None")):
         what = re.sub(rf"\b{json_name}\b", name, what)
     return f"{where or 'the job'}: {what[0].lower()}{what[1:]}"

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.registry import BY_NAME
 from tablepuppet.api import Federation
+from tablepuppet.calls import check_calls
 from tablepuppet.errors import JobError, ModelError, TablePuppetError
 from tablepuppet.job import ARGUMENTS, loss_options
 from tablepuppet.prediction.split import RowsWanted
@@ -37,6 +38,7 @@ class ParameterError(JobError, ValueError):
     """An estimator has no such parameter; also a ValueError, as scikit-learn's is."""
 
 
+@check_calls
 class _RelationalEstimator:
     """The shared part of both estimators. Options of a job are parameters too, once they are given."""
 
@@ -87,11 +89,6 @@ class _RelationalEstimator:
         >>> estimator.classes_.tolist()
         [False, True]
         """
-        if not isinstance(federation, Federation):
-            raise JobError(
-                f"fit takes a Federation, a query and label=…, not {type(federation).__name__}: the tables stay with "
-                "their owners, so there is no X"
-            )
         if others:
             hint = ': give weight="column"' if "sample_weight" in others else ""
             raise JobError(f"fit takes a federation, a query, label and weight, not {min(others)!r}{hint}")
@@ -102,7 +99,13 @@ class _RelationalEstimator:
             given["weight"] = weight
         if given["model"] in ("auto", "linear", "mlp") or callable(given["model"]):
             given.setdefault("loss", self._loss)
-        self.result_: Result = federation.train(query, label=label, **given)
+        result = federation.train(query, label=label, **given)
+        if bool(result.classes) != (self._estimator_type == "classifier"):
+            what = "classes" if result.classes else "a number"
+            raise JobError(
+                f"model={given['model']!r} predicts {what}, and a {self._estimator_type} does not; name another"
+            )
+        self.result_ = result
         self.classes_ = np.array(self.result_.classes)
         self.feature_names_in_ = np.array([f for block in self.result_.blocks for f in block.features], object)
         return self
@@ -167,6 +170,7 @@ class _RelationalEstimator:
         return f"<pre>{escape(repr(self))}</pre>{fitted}"
 
 
+@check_calls
 class RelationalClassifier(_RelationalEstimator):
     """A classifier over a query's result: logistic for two classes, softmax for more, linear or neural.
 

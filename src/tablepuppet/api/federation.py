@@ -12,6 +12,7 @@ from tablepuppet import train as story
 from tablepuppet.api.history import WINDOWS, Column, Wanted, Windows, split_by_time, suggest
 from tablepuppet.api.model_verbs import ModelVerbs, with_start
 from tablepuppet.api.owners import federation_from_toml, make_clients, name_owners, read_toml
+from tablepuppet.calls import check_calls
 from tablepuppet.errors import JobError
 from tablepuppet.formatting import fragment, table
 from tablepuppet.job import BatchSize, Job, make_job
@@ -29,6 +30,7 @@ from tablepuppet.training.result import Result, RoundEvent
 from tablepuppet.transport.link import Link, LocalTransport
 
 
+@check_calls
 class Federation(ModelVerbs):
     """Tables and their owners, all in this process.
 
@@ -50,6 +52,7 @@ class Federation(ModelVerbs):
     Federation(orders: 2 clients)
     """
 
+    @check_calls
     def __init__(
         self,
         tables: Mapping[str, Any],
@@ -275,6 +278,8 @@ class Federation(ModelVerbs):
         >>> "avg(past.points) AS points_mean" in text
         True
         """
+        if not prune and options:
+            raise JobError(f"{min(options)} is an option of training, which prune=True asks for")
         found = suggest(query, label, self._schemas(), Wanted(at, tables, windows))
         if not prune:
             return found.text()

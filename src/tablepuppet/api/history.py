@@ -22,6 +22,7 @@ import msgspec
 from sqlglot import TokenType, exp, parse_one, tokenize
 from sqlglot.errors import SqlglotError
 
+from tablepuppet.calls import check_calls
 from tablepuppet.errors import JobError, did_you_mean
 from tablepuppet.sources.history_queries import BEGINS
 from tablepuppet.sources.syntax import conditions_of, relations_of
@@ -48,15 +49,16 @@ class Column(NamedTuple):
 Schemas = Mapping[str, Sequence[Column]]
 
 
+@check_calls
 def history(
     table: str,
     *,
     key: str | Sequence[str] | Mapping[str, str],
     time: str,
     at: str,
-    windows: Windows = ("90 days", "1 year", None),
-    columns: Sequence[str] = (),
-    categories: Sequence[str] = (),
+    windows: str | Windows = ("90 days", "1 year", None),
+    columns: str | Sequence[str] = (),
+    categories: str | Sequence[str] = (),
     name: str | None = None,
 ) -> str:
     """A LATERAL join that summarises the rows of `table` about a key before a moment; its features are `name.*`.
@@ -79,6 +81,8 @@ def history(
     """
     keys = {key: key} if isinstance(key, str) else dict(key) if isinstance(key, Mapping) else {k: k for k in key}
     numbers, texts = ((given,) if isinstance(given, str) else tuple(given) for given in (columns, categories))
+    if not (keys and all(isinstance(name, str) and name for name in (table, time, *keys, *numbers, *texts))):
+        raise JobError("a history names its table, one key or more, its time and its columns, each as text")
     asked = _History(table, keys, time, _parse_moment(at), numbers, texts, _sort_windows(windows))
     return asked.join(name or f"{table}_history")
 
@@ -156,7 +160,7 @@ def _parse_window(window: Any) -> str:
     return f"INTERVAL {parts[1]} {parts[2].upper()}"
 
 
-def _sort_windows(windows: Windows) -> tuple[tuple[str, str], ...]:
+def _sort_windows(windows: str | Windows) -> tuple[tuple[str, str], ...]:
     """The longest first; the end of a feature's name is "" for all rows, and "_90d" for 90 days."""
     found: dict[str, tuple[float, str]] = {}
     for window in (windows,) if isinstance(windows, str) else windows:
@@ -268,12 +272,18 @@ def _find_label_table(tree: exp.Select, label: str, schemas: Schemas, at: str | 
     raise JobError(f'{found}; give label="returned", a column of the SELECT list, or at=, its moment, as in t.ts')
 
 
-def _find_moment(base: exp.Table, columns: Sequence[Column], at: str | None) -> exp.Column:
-    """The column that `at` names, or the only time of a table."""
+def _find_moment(
+    base: exp.Table, columns: Sequence[Column], at: str | None, kinds: Sequence[str] = _TIMES
+) -> exp.Column:
+    """The column that `at` names, of one of these kinds, or the only time of a table."""
     if at is not None:
         moment, names = _parse_moment(at), [column.name for column in columns]
         if moment.name.lower() not in map(str.lower, names):
             raise JobError(f"{base.name} has no column {moment.name}. {did_you_mean(moment.name, names)}")
+        kind = next(column.kind for column in columns if column.name.lower() == moment.name.lower())
+        if kind not in kinds:
+            times = [column.name for column in columns if column.kind in kinds]
+            raise JobError(f"{at} is {kind}, and no moment; {did_you_mean(moment.name, times)}")
         return moment
     times = [column.name for column in columns if column.kind in _TIMES]
     if len(times) != 1:
@@ -335,7 +345,7 @@ def split_by_time(
             f"split by time orders all rows of {named}, and several owners hold them; use test_where with a time of "
             "your own"
         )
-    moment = _find_moment(base, schemas[named], at)
+    moment = _find_moment(base, schemas[named], at, (*_TIMES, *_NUMBERS, "string"))
     alias = base.alias_or_name
     inside = _take_conditions(tree, alias)
     named_too = [moment.name, *(value for value in kept.values() if isinstance(value, str))]

@@ -15,6 +15,7 @@ from sqlglot import exp
 from tablepuppet import train as story
 from tablepuppet.algorithms.registry import DEFAULT, own_model
 from tablepuppet.api.recommend import best, candidates
+from tablepuppet.calls import check_calls
 from tablepuppet.errors import JobError, ModelError
 from tablepuppet.job import Job, make_job
 from tablepuppet.models.modules import Builder, offer
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+@check_calls
 class ModelVerbs:
     """The verbs of a federation that take a trained model; subclasses carry the questions to the owners."""
 

@@ -25,6 +25,7 @@ from tablepuppet.sources.source import Source, open_source, source
 from tablepuppet.sql.bound import Holders
 
 Owners = dict[str, tuple[str, ...]]  # table name → its clients
+_LEAST_KEY = 16  # bytes
 
 
 def name_owners(
@@ -41,12 +42,8 @@ def name_owners(
     >>> name_owners({"items": ["north.csv", "south.csv"]}, {"north": ["items"], "south": ["items"]})
     {'items': ('north', 'south')}
     """
-    if not isinstance(tables, Mapping) or not tables:
-        found = "an empty one" if isinstance(tables, Mapping) else f"a {type(tables).__name__}"
-        raise JobError(
-            f"a federation is a mapping from table name to its source(s), not {found}; "
-            'write tp.Federation({"orders": orders, "items": "items.parquet"})'
-        )
+    if not tables:
+        raise JobError('a federation has a table or more: tp.Federation({"orders": orders, "items": "items.parquet"})')
     owners: Owners = {}
     for table, given in tables.items():
         if not isinstance(table, str) or not table:
@@ -55,6 +52,8 @@ def name_owners(
         count = len(_as_list(given))
         if not count:
             raise JobError(f"table {table!r} has no source; give at least one")
+        if any(other.lower() == table.lower() for other in owners):
+            raise JobError(f"two tables are called {table!r} but for case, which SQL does not tell apart; rename one")
         owners[table] = (table,) if count == 1 else tuple(f"{table}[{i}]" for i in range(count))
     owners, by = owners | _together(owners, together or {}), partitioned_by or {}
     for table, columns in by.items():
@@ -68,6 +67,8 @@ def name_owners(
 def _together(owners: Owners, together: Mapping[str, Sequence[str]]) -> Owners:
     """Each owner's tables; of a table with several sources, each owner has one, in their order."""
     for owner, held in together.items():
+        if isinstance(held, str):
+            raise JobError(f'owner {owner!r} holds a list of tables, as in {{"{owner}": ["{held}"]}}')
         for table in held:
             if table not in owners:
                 hint = did_you_mean(table, list(owners))
@@ -98,6 +99,8 @@ def make_clients(
     """Opens the sources; their clients, by name."""
     rules = _rules(owners, policies)
     part_stores = None if models is None else as_path(models, "models")
+    if key is not None and len(key) < _LEAST_KEY:
+        raise JobError(f"key is a secret of {_LEAST_KEY} bytes or more, as secrets.token_bytes(32); it has {len(key)}")
     shared = secrets.token_bytes(32) if key is None else bytes(key)
     return {
         name: Client(
@@ -121,6 +124,10 @@ def _open_sources(owners: Owners, tables: Mapping[str, Any]) -> dict[str, dict[s
         for table, names in owners.items():
             for name, given in zip(names, _as_list(tables[table]), strict=True):
                 sources.setdefault(name, {})[table] = open_source(given, table)
+            for column in getattr(names, "partitioned_by", ()):
+                known = [own.name for own in sources[names[0]][table].describe()]
+                if column.lower() not in map(str.lower, known):
+                    raise JobError(f"partitioned_by of {table} names {column!r}. {did_you_mean(column, known)}")
     except TablePuppetError:
         for source in (s for held in sources.values() for s in held.values()):
             source.close()
@@ -137,7 +144,7 @@ def _rules(owners: Owners, given: Mapping[str, str | Path | Policy]) -> dict[str
     for name in given:
         if name not in clients and name not in owners:
             raise JobError(f"policies name {name!r}, which is not a client; there are {', '.join(clients)}")
-    read = {name: p if isinstance(p, Policy) else read_policy(p) for name, p in given.items()}
+    read = {name: p if isinstance(p, Policy) else read_policy(as_path(p, "a policy")) for name, p in given.items()}
     return {
         client: next((read[name] for name in (client, *held) if name in read), Policy())
         for client, held in clients.items()
@@ -170,7 +177,7 @@ _CONTENT = {
 def read_toml(path: str | Path) -> dict[str, Any]:
     """A TOML file's content; a clear error where there is none."""
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
+        return tomllib.loads(as_path(path, "a federation").read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise JobError(unreadable(path, error)) from None
     except tomllib.TOMLDecodeError as error:

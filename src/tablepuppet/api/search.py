@@ -16,6 +16,7 @@ import numpy as np
 
 from tablepuppet.algorithms.registry import own_model
 from tablepuppet.api.federation import Federation
+from tablepuppet.calls import check_calls
 from tablepuppet.errors import JobError
 from tablepuppet.job import Job, make_job, search_job
 from tablepuppet.progress import show_progress
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 PATH = tuple(10.0 ** (-k / 2) for k in range(9))  # from 1 to 1e-4
 
 
+@check_calls
 def cross_validate(
     federation: Federation, query: str, label: str = "", *, folds: int = 5, **options: Any
 ) -> SearchResult:
@@ -44,6 +46,7 @@ def cross_validate(
     return search(federation, query, [{}], label=label, folds=folds, **options)
 
 
+@check_calls
 def search(
     federation: Federation,
     query: str,
@@ -68,8 +71,6 @@ def search(
     >>> found.best in ({"l2": 1e-3}, {"l2": 1.0})
     True
     """
-    if not isinstance(federation, Federation):
-        raise JobError(f"a search takes a Federation, then a query, not {type(federation).__name__}")
     settings = drawn_settings(grid, samples, options.get("seed", 0)) or [{}]
     fixed = sorted({"query", "label", "model", "algorithm"} & {name for setting in settings for name in setting})
     if fixed:
@@ -137,6 +138,7 @@ class PathResult(msgspec.Struct, frozen=True, eq=False):
         return f"PathResult({len(self.results)} models, with {counts[0]} to {counts[-1]} weights)"
 
 
+@check_calls
 def path(
     federation: Federation, query: str, label: str = "", *, l1: Sequence[float] = PATH, **options: Any
 ) -> PathResult:
@@ -148,6 +150,8 @@ def path(
     0
     """
     results: list[Result] = []
+    if not l1 or not all(isinstance(value, int | float) for value in l1):
+        raise JobError("l1 lists one penalty or more, as in l1=[1, 0.1, 0.01]")
     for value in sorted(l1, reverse=True):
         before = results[-1] if results else None
         results.append(federation.train(query, label=label, l1=float(value), warm_start=before, **options))

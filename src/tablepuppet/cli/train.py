@@ -349,5 +349,5 @@ def read_grid(given: Sequence[str]) -> dict[str, list[Any]]:
             listed = tomllib.loads(f"v = [{values}]")["v"]
         except tomllib.TOMLDecodeError:
             listed = [value.strip() for value in values.split(",")]
-        grid[name.strip()] = listed
+        grid.setdefault(name.strip(), []).extend(listed)
     return grid

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tablepuppet.algorithms.boosting.messages import SplitRule, Tree
 from tablepuppet.algorithms.registry import own_model, require_ability
 from tablepuppet.arrays import Array
+from tablepuppet.calls import check_calls
 from tablepuppet.errors import ModelError
 from tablepuppet.formatting import fragment, table
 from tablepuppet.join.mapping import Class
@@ -79,6 +80,7 @@ class TableUse(msgspec.Struct, frozen=True):
     fingerprint: str = ""  # which earlier releases ask for in a file
 
 
+@check_calls
 class ModelContent(msgspec.Struct, frozen=True, eq=False, dict=True):
     """What a model and the result that has it are asked for alike."""
 
@@ -161,6 +163,7 @@ class ModelContent(msgspec.Struct, frozen=True, eq=False, dict=True):
         save(self.model, path)
 
 
+@check_calls
 class Model(ModelContent, frozen=True):
     """A trained model over a query's result: `result.model`, or what `tp.load` returns.
 

@@ -200,6 +200,11 @@ def _explain_error(error: msgspec.ValidationError, given: Any) -> str:
     if ", got " not in what and (bounds := _describe_bounds(types.get(name))):
         found = (given[section[1:]] if section else given)[name]
         return f"privacy{section}.{name} must be {bounds}; it is {found!r}"
+    if "enum value" in what:
+        choices = [choice for part in get_args(types[name]) for choice in get_args(part) or (part,)]
+        return (
+            f"privacy{section}.{name} must be one of {', '.join(map(str, choices))}; {what.rpartition(' ')[2]} is none"
+        )
     how = f"; write {name} = {{epsilon = 2.0}}" if where in (".label", ".features") else ""
     return f"privacy{where}: {what[0].lower()}{what[1:]}{how}".replace("expected object", "expected dict")
 

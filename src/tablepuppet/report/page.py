@@ -40,6 +40,8 @@ def render(runs: Sequence[RunRecord], networks: Mapping[str, Network] | None = N
     """The report as HTML text."""
     if not runs:
         raise JobError("a report needs at least one run")
+    if not all(isinstance(network, Network) for network in (networks or {}).values()):
+        raise JobError('networks names some, as in networks={"office": tp.Network(latency=0.02, bandwidth=0.1)}')
     known = {**(networks or {}), **{name: net for name, net in NETWORKS.items() if name not in (networks or {})}}
     names, axes = distinct_names(runs), charts.merits(runs)
     labels = dict.fromkeys(str(run.job["label"]) for run in runs)

@@ -106,6 +106,9 @@ def record_of(result: Result) -> r.RunRecord:
 
 def dependence_of(curves: Mapping[str, pd.DataFrame]) -> list[r.DependenceRecord]:
     """The answers of Federation.partial_dependence, by feature, as plain data."""
+    for feature, frame in curves.items():
+        if "value" not in getattr(frame, "columns", ()):
+            raise JobError(f"dependence of {feature!r} is no curve; ask federation.partial_dependence for one")
     return [
         r.DependenceRecord(
             feature=feature,

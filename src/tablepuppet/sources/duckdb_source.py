@@ -352,6 +352,8 @@ def _select(expressions: Sequence[str], filter: str | None, relation: str = RELA
 
 def reason(error: duckdb.Error) -> str:
     """The reason of an error, without DuckDB's own words where they may quote a row's value."""
+    if found := re.search(r"No function matches the given name and argument types '(.*?)'", str(error)):
+        return f"no function of SQL takes {found[1]}; CAST what it is given to another type"
     if isinstance(error, _SAFE_ERRORS):
         return str(error).splitlines()[0]
     if isinstance(error, duckdb.ConversionException):

@@ -96,8 +96,8 @@ def _from_pandas(frame: Any, name: str) -> pa.Table:
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
             # Arrow's own message quotes the value that it stumbled over.
             raise SourceError(
-                f"table {name}: column {column!r} of the DataFrame mixes types or holds objects that are not "
-                "numbers, strings, dates or arrays; convert it with .astype(...) first"
+                f"table {name}: column {column!r} of the DataFrame ({frame[column].dtype}) mixes types or holds "
+                "objects that are not numbers, strings, dates or arrays; convert it with .astype(...) first"
             ) from None
         arrays.append(_integers(array))
     return pa.table(arrays, names=[str(column) for column in frame.columns])

@@ -239,8 +239,9 @@ def _cutoff_types(
         kind = answer.columns[0].detail if answer.columns else ""
         if kind not in get_args(CutoffType) or found.get(origin, kind) != kind:
             raise ucq.refuse(
-                f"a history is read until a date or a time, the same at all owners, and {moment.sql('duckdb')} is "
-                f"{kind or 'of no type'} at {client}; cast it, as in CAST({moment.sql('duckdb')} AS TIMESTAMP)",
+                f"rows of two owners are compared by < and > only until a date or a time, the same at all owners, and "
+                f"{moment.sql('duckdb')} is {kind or 'of no type'} at {client}; join them by =, or name a column of "
+                "that type",
                 moment,
             )
         found[origin] = cast("CutoffType", kind)

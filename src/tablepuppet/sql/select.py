@@ -261,7 +261,8 @@ def one_table(scope: Scope, expression: exp.Expr, *, is_branch: bool = False) ->
         return 0
     if not relations:
         raise scope.refuse(
-            "this item names no column. A constant teaches a model nothing, an intercept is there anyway: remove it",
+            "this item names no column. A constant tells no row from another, as feature, label or condition: remove "
+            "it, or name a column",
             expression,
         )
     if len(relations) > 1:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array
+from tablepuppet.calls import check_calls
 from tablepuppet.errors import JobError
 from tablepuppet.join.mapping import Class
 from tablepuppet.models.losses import Loss
@@ -75,6 +76,7 @@ def count_numbers(predicted: Array, labels: Array, grids: tuple[Grid, Grid]) -> 
     }
 
 
+@check_calls
 class Curves(msgspec.Struct, frozen=True, eq=False):
     """The predictions of a model on one side of the split, counted: `result.curves["test"]`.
 
@@ -224,7 +226,7 @@ class Curves(msgspec.Struct, frozen=True, eq=False):
         precise, found = true / np.maximum(predicted, 1.0), true / max(1.0, positives)
         wrong, missed = predicted - true, positives - true
         if costs is not None:
-            if len(costs) != 2 or not all(0.0 <= cost < math.inf for cost in costs):
+            if len(costs) != 2 or not all(isinstance(c, int | float) and 0.0 <= c < math.inf for c in costs):
                 raise JobError("costs are two numbers from 0 up: of a wrong positive and of a wrong negative")
             gain = -(costs[0] * wrong + costs[1] * missed)
         elif precision is not None:

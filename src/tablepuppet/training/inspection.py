@@ -70,7 +70,8 @@ def vary_feature(model: Model, feature: str, values: Sequence[Any] | None, point
     found = [n for n in places if n.lower() == wanted] or [n for n in places if n.lower().split(".", 1)[-1] == wanted]
     if len(found) != 1:
         named = f"are {len(found)} features" if found else "is no feature"
-        raise ModelError(f"there {named} {feature} in the model. {did_you_mean(str(feature), list(places))}")
+        wrong = f"there {named} {feature} in the model" if feature else 'name a feature, as in feature="i.price"'
+        raise ModelError(f"{wrong}. {did_you_mean(str(feature), list(places))}")
     block, place = places[found[0]]
     if model.blocks[block].is_held:
         raise ModelError(
@@ -83,6 +84,11 @@ def vary_feature(model: Model, feature: str, values: Sequence[Any] | None, point
     encoder = None if own_model(model.spec) is not None else model.blocks[block].encoders[place]
     if isinstance(encoder, NumberEncoder) and any(isinstance(value, str) for value in chosen):
         raise JobError(f"{found[0]} is a number; give numbers, or None, as its values")
+    if isinstance(encoder, CategoryEncoder):
+        others = [value for value in chosen if value is not None and value not in encoder.categories]
+        if others and not (encoder.has_other and all(isinstance(value, str) for value in others)):
+            known = did_you_mean(str(others[0]), [str(name) for name in encoder.categories])
+            raise JobError(f"{found[0]} has no category {others[0]!r} in the model. {known}")
     if not 1 <= len(chosen) <= _MOST:
         raise JobError(f"values must be 1 to {_MOST} numbers or texts")
     return Varied(found[0], block, place, tuple(chosen))

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from tablepuppet.algorithms.boosting.messages import Tree
 from tablepuppet.algorithms.registry import require_ability
 from tablepuppet.arrays import Array
+from tablepuppet.calls import check_calls
 from tablepuppet.errors import ModelError
 from tablepuppet.formatting import fragment, number, plural, size, table
 from tablepuppet.join.mapping import Class
@@ -95,6 +96,7 @@ class RoundEvent(msgspec.Struct, frozen=True):
         return replace(self, record=self.record.without_figures())
 
 
+@check_calls
 class Result(ModelContent, frozen=True):
     """A trained model, its quality, and its cost. `federation.train` returns it.
 

@@ -112,12 +112,9 @@ def explain(job: Job, tables: Tables, link: Link, job_id: str | None = None) -> 
         if prepared.noise is not None:
             plan = replace(plan, notes=prepared.noise.lines())
         _ = plan.private  # refuses here whatever training would
-        own = own_model(job.model.spec)
-        if own is not None:
-            own.check_exposure(plan.shape, plan.job)
-        else:
+        if own_model(job.model.spec) is None:
             plan = with_statistics(prepared, link, session.job_id)
-            check_exposure(plan.shape, plan.job, plan.loss)
+        check_exposure(plan.exposures, plan.job)
         return plan if not job.probe else replace(plan, gains=_gains(plan, tables, link))
 
 

@@ -46,9 +46,9 @@ def train(model: str, *, is_cut: bool, features: dict[str, Any]) -> tp.Result:
 def test_unequal_clients_take_the_steps_of_one_that_holds_all_rows(model: str) -> None:
     """One local step an inner round: the part's shares of the block weigh them, whatever a LEFT JOIN left out."""
     whole, cut = (train(model, is_cut=is_cut, features=FEATURES) for is_cut in (False, True))
-    assert whole.history[0]["objective"] > 1.001 * whole.objective  # it moves
+    assert whole.history[0].objective > 1.001 * whole.objective  # it moves
     for one, several in zip(whole.history, cut.history, strict=True):
-        assert several["objective"] == pytest.approx(one["objective"], rel=1e-9)
+        assert several.objective == pytest.approx(one.objective, rel=1e-9)
 
 
 @pytest.mark.one_in(2)
@@ -57,5 +57,5 @@ def test_several_local_steps_an_inner_round_end_near_those_of_one_client(model: 
     features = FEATURES | {"local_steps": 18}
     whole, cut = (train(model, is_cut=is_cut, features=features) for is_cut in (False, True))
     assert np.isfinite(cut.objective)
-    assert cut.history[0]["objective"] > 1.001 * cut.objective  # it moves
+    assert cut.history[0].objective > 1.001 * cut.objective  # it moves
     assert cut.objective == pytest.approx(whole.objective, rel=0.05)

@@ -81,7 +81,7 @@ def test_a_result_tells_its_whole_story(federation: tp.Federation) -> None:
     assert [event.round for event in seen] == list(range(1, len(result.history) + 1))
     assert seen[-1].record.epoch == len(result.history)
     last = result.history[-1]
-    assert last["objective"] == last.objective == result.objective
+    assert last.objective == result.objective
     assert list(pd.DataFrame(result.history).columns)[:3] == ["epoch", "objective", "metrics"]
     assert last.rounds == result.traffic.rounds
     assert last.bytes == result.traffic.bytes_up + result.traffic.bytes_down

@@ -316,13 +316,13 @@ class OwnModel(msgspec.Struct, frozen=True):
     """Types of later rooms are not named here: each function has those of the one whose place it takes."""
 
     exposure_title: str  # of the list of a row's facts that the server may see
+    too_much: str  # what "the server would" do where these reconstruct a row
     unmatched: str  # the values of a row without a partner in a LEFT JOIN
     refusals: Mapping[Ability, str]  # messages about abilities that it lacks; {what}: the form that users asked for
     run: Callable[[Any, Any, str, Any], Any]  # training/run.py: a job that is prepared, link, job's name, callback
     continue_from: Callable[[Any], Any]  # of a model or its folder: the state from which a job continues it
 
     # plan/: of the shape of a job, and the job or its options
-    check_exposure: Callable[[Shape, Any], None]  # refuses a private job that lets the server reconstruct rows
     advise: Callable[[Shape, Any], Any]
     insights: Callable[[Any, Shape, Any], list[Any]]  # who learns what
     exposures: Callable[[Shape, Any], list[Any]]  # facts about a row that the server may see

@@ -8,10 +8,11 @@ can only train where the server never sees them (PolicyError otherwise).
 """
 
 import re
+from collections.abc import Sequence
 
 import msgspec
 
-from tablepuppet.algorithms.registry import algorithm_of
+from tablepuppet.algorithms.registry import algorithm_of, own_model
 from tablepuppet.algorithms.shape import BlockShape, Exchanges, RunShape, Shape
 from tablepuppet.errors import PolicyError, PrivacyError
 from tablepuppet.formatting import plural
@@ -113,19 +114,22 @@ def exposures(shape: Shape, job: Job, loss: Loss) -> list[Exposure]:
     return found
 
 
-def check_exposure(shape: Shape, job: Job, loss: Loss) -> None:
-    """Refuses a private job whose exact predictions would let the server solve for the rows themselves."""
-    privacy = job.privacy
+_TOO_MUCH = (
+    "see {numbers:,} exact predictions of a row that has {width:,} encoded features, enough to reconstruct it, "
+    'whatever noise the model carries. Take fewer rounds, use predictions = {{mode = "local", …}}, or trust the server '
+    "with it"
+)
+
+
+def check_exposure(found: Sequence[Exposure], job: Job) -> None:
+    """Refuses a private job that lets the server reconstruct rows, unless the job allows it."""
+    privacy, own = job.privacy, own_model(job.model.spec)
     if privacy.features is None or privacy.predictions.mode == "local" or privacy.allow_reconstruction:
         return
-    for block in exposures(shape, job, loss):
+    for block in found:
         if block.reconstructs:
-            raise PrivacyError(
-                f"block {block.block}: the server would see {block.numbers:,} exact predictions of a row that has "
-                f"{block.width:,} encoded features, enough to reconstruct it, whatever noise the model carries. Take "
-                'fewer rounds, use predictions = {mode = "local", …}, or trust the server with it: '
-                "allow_reconstruction = true"
-            )
+            seen = (_TOO_MUCH if own is None else own.too_much).format(numbers=block.numbers, width=block.width)
+            raise PrivacyError(f"block {block.block}: the server would {seen}: allow_reconstruction = true")
 
 
 def common_insights(mapping: MappingSummary, job: Job) -> list[str]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,8 +52,8 @@ _NO_FIGURES = (
 
 
 @dataclasses.dataclass(frozen=True)
-class EpochRecord(Mapping[str, Any]):
-    """The state of a run after one epoch; a mapping too, so that pandas.DataFrame(history) works."""
+class EpochRecord:
+    """The state of a run after one epoch."""  # a dataclass, so that pandas.DataFrame(history) works
 
     epoch: int
     objective: float
@@ -62,19 +62,6 @@ class EpochRecord(Mapping[str, Any]):
     bytes: int  # training bytes so far, both ways
     seconds: float  # since training began
     residuals: dict[str, float] = dataclasses.field(default_factory=dict)
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in tuple(self):
-            raise KeyError(name)
-        return getattr(self, name)
-
-    def __iter__(self) -> Iterator[str]:
-        return (f.name for f in dataclasses.fields(self))
-
-    def __len__(self) -> int:
-        return len(dataclasses.fields(self))
-
-    __hash__ = None  # type: ignore[assignment]
 
     def without_figures(self) -> "EpochRecord":
         """The same without any measurement on rows."""

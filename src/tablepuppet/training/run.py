@@ -59,7 +59,7 @@ def _train(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | None
     union = UnionOperator(link, job_id, mapping, plan.head.widths, job.privacy)
     encoders = agree_on_encoders(union, mapping, job)
     if private.is_noisy:
-        check_exposure(replace(plan, widths=widths_of(encoders)).shape, job, plan.loss)
+        check_exposure(replace(plan, widths=widths_of(encoders)).exposures, job)
     problem = make_problem(plan, mapping, union, encoders)
     patience = None if job.patience is None else Patience(job.monitor, job.patience, job.min_delta)
     server = plan.algorithm.server(problem, job.options)

@@ -48,36 +48,6 @@ def local_epochs(rows: int, clients: int, options: Admm) -> tuple[int, int]:
     return size, options.local_epochs or usual
 
 
-class BatchStep(msgspec.Struct, frozen=True, eq=False):
-    """The step of a network, by batches of all rows."""
-
-    setup: PartSetup
-    options: Admm
-    signal: Array  # Y
-    quadratic: Array  # q = MρG
-    pull: float
-    anchor: Array
-
-    def solve(self, theta: Array, moments: Moments, learning_rate: float) -> tuple[Array, Moments]:
-        """θ after some epochs, starting where it stands."""
-        setup, rows = self.setup, len(self.signal)
-        assert isinstance(setup.model, NeuralModel)
-        size, epochs = local_epochs(rows, setup.clients, self.options)
-        rule = Rule(self.options.local_optimizer)
-        with one_torch_thread():
-            for _ in range(epochs):
-                order = np.random.default_rng((setup.seed, moments.step)).permutation(rows)
-                signals, squares = self.signal[order], self.quadratic[order]  # at once: a batch has few rows
-                for start in range(0, rows, size):
-                    here = slice(start, start + size)
-                    batch = order[here]
-                    slope = setup.model.slope(theta, signals[here], squares[here], batch, moments.step)
-                    slope *= rows / (len(batch) * setup.joined_rows)
-                    slope += self.pull * (theta - self.anchor)
-                    theta, moments = descend(theta, slope, moments, learning_rate, rule, setup.unit)
-        return theta, moments
-
-
 class LocalStep(msgspec.Struct, frozen=True, eq=False):
     """argmin_θ (1/N) Σ_k [Y_kᵀ h_k + ½ q_k ‖h_k‖²] + ½ β ‖θ‖², approached by noisy gradients.
 
@@ -214,19 +184,39 @@ def _solve(
     setup: PartSetup, options: Admm, state: AdmmState, pull: float, anchor: Array | None
 ) -> tuple[Array, Moments]:
     """argmin (1/N) l(θ) + ½ pull ‖θ − anchor‖², from where the part's own θ stands; no anchor: 0."""
-    is_linear, start = isinstance(setup.model, LinearModel), (state.iterate, state.moments)
+    is_linear = isinstance(setup.model, LinearModel)
     if is_linear and not setup.is_private:
         return _solve_linear(setup, options, state, pull, anchor), state.moments
-    quadratic = state.factor * setup.multiplicity
-    slowing = 1.0 if is_linear else float(np.sqrt(state.outer))
     if setup.private is None or not setup.is_private:
-        towards = np.zeros_like(state.iterate) if anchor is None else anchor
-        batches = BatchStep(setup, options, state.signal, quadratic, pull, towards)
-        return batches.solve(*start, options.first_local_rate / slowing)
-    rows = setup.share * setup.joined_rows
+        return _descend(setup, options, state, pull, anchor)
+    quadratic, rows = state.factor * setup.multiplicity, setup.share * setup.joined_rows
     step = LocalStep(setup.model, setup.private, state.signal, quadratic, rows, setup.l2, setup.unit)
     optimizer = "sgd" if is_linear else options.local_optimizer
-    return step.solve(*start, setup.private.privacy.learning_rate / slowing, optimizer, fades=is_linear)
+    rate = setup.private.privacy.learning_rate / (1.0 if is_linear else float(np.sqrt(state.outer)))
+    return step.solve(state.iterate, state.moments, rate, optimizer, fades=is_linear)
+
+
+def _descend(
+    setup: PartSetup, options: Admm, state: AdmmState, pull: float, anchor: Array | None
+) -> tuple[Array, Moments]:
+    """θ of a network after some epochs by batches of all rows, starting where it stands."""
+    model, rows, theta, moments = setup.model, len(state.signal), state.iterate, state.moments
+    assert isinstance(model, NeuralModel)
+    size, epochs = local_epochs(rows, setup.clients, options)
+    quadratic, rule = state.factor * setup.multiplicity, Rule(options.local_optimizer)
+    learning_rate = options.first_local_rate / float(np.sqrt(state.outer))
+    with one_torch_thread():
+        for _ in range(epochs):
+            order = np.random.default_rng((setup.seed, moments.step)).permutation(rows)
+            signals, squares = state.signal[order], quadratic[order]  # at once: a batch has few rows
+            for start in range(0, rows, size):
+                here = slice(start, start + size)
+                batch = order[here]
+                slope = model.slope(theta, signals[here], squares[here], batch, moments.step)
+                slope *= rows / (len(batch) * setup.joined_rows)
+                slope += pull * (theta if anchor is None else theta - anchor)
+                theta, moments = descend(theta, slope, moments, learning_rate, rule, setup.unit)
+    return theta, moments
 
 
 def _solve_linear(setup: PartSetup, options: Admm, state: AdmmState, pull: float, anchor: Array | None) -> Array:

@@ -28,7 +28,7 @@ from tablepuppet.algorithms.boosting.messages import (
     shift_keys,
 )
 from tablepuppet.algorithms.boosting.options import Boosting
-from tablepuppet.algorithms.boosting.plan import LeafPlan, check_tree_exposure
+from tablepuppet.algorithms.boosting.plan import LeafPlan
 from tablepuppet.algorithms.boosting.prediction import add_trees
 from tablepuppet.algorithms.boosting.rounds import TreeRounds
 from tablepuppet.algorithms.boosting.rows import BlockIndex
@@ -42,7 +42,7 @@ from tablepuppet.join.mapping import Part
 from tablepuppet.join.row_index import RowIndex
 from tablepuppet.memory import trim_heap
 from tablepuppet.models.metrics import Moment
-from tablepuppet.plan.knowledge import held_blocks
+from tablepuppet.plan.knowledge import check_exposure, held_blocks
 from tablepuppet.plan.plan import Plan
 from tablepuppet.plan.prepare import Prepared, monotone_signs
 from tablepuppet.prediction.model import BlockModel
@@ -66,7 +66,7 @@ def run_boosting(prepared: Prepared, link: Link, job_id: str, on_round: OnRound 
     plan, mapping = prepared.plan, prepared.mapping
     job = plan.job
     assert isinstance(job.options, Boosting)
-    check_tree_exposure(plan.shape, job)
+    check_exposure(plan.exposures, job)
     announce_compilation()
     union = UnionOperator(link, job_id, mapping, plan.loss.outputs, job.privacy)
     open_parts(union, mapping, job, wants_moments=job.privacy.features is None, wants_statistics=False)

@@ -14,6 +14,8 @@ def _run(prepared: Any, link: Any, job_id: str, on_round: Any) -> Any:
 
 OWN_MODEL = OwnModel(
     exposure_title="Exposure: bits that the server may be told of one row, against all that its bins have",
+    too_much="be told {numbers:,} bits of a row, practically all that its bins have, whatever noise the model carries. "
+    "Cap them with max_splits, or trust the server with them",
     unmatched="stay, all their values there missing",
     refusals={
         "coefficients": "boosted trees have no {what}; importance() says which features their splits ask",
@@ -25,7 +27,6 @@ OWN_MODEL = OwnModel(
     },
     run=_run,
     continue_from=prediction.read_grown_trees,
-    check_exposure=plan.check_tree_exposure,
     advise=plan.advise_trees,
     insights=plan.tree_insights,
     exposures=plan.tree_exposures,

@@ -112,19 +112,6 @@ def tree_exposures(shape: Shape, given: AlgorithmOptions) -> list[Exposure]:
     return found
 
 
-def check_tree_exposure(shape: Shape, job: Job) -> None:
-    """Refuses a private job whose bits let the server reconstruct rows, unless the job allows it."""
-    if job.privacy.features is None or job.privacy.allow_reconstruction:
-        return
-    for block in tree_exposures(shape, job.options):
-        if block.reconstructs:
-            raise PrivacyError(
-                f"block {block.block}: the server would be told {block.numbers:,} bits of a row, practically all that "
-                "its bins have, whatever noise the model carries. Cap them with max_splits, or trust the server with "
-                "them: allow_reconstruction = true"
-            )
-
-
 def most_told(block: BlockShape, options: Boosting) -> int:
     """The most bits of each row of a block that its owners reveal."""
     numbers = block.numbers * options.bins  # borders, and which are missing
@@ -194,8 +181,7 @@ class LeafPlan(msgspec.Struct, frozen=True):
 
 def plan_leaves(job: Job, mapping: MappingSummary, loss: Loss, slope: float, weight: float) -> OwnNoise:
     """The noise on a run's leaves, and its privacy cost. `slope`: of a typical row; `weight`: the largest of any."""
-    assert isinstance(job.options, Boosting)
-    trees, bounds = job.options.trees, public_bounds(job, mapping)
+    trees, bounds = _as_boosting(job.options).trees, public_bounds(job, mapping)
     noise = leaf_noise(job, mapping, loss, slope, weight)
     is_for_analyst = job.privacy.analyst is not None  # whose terms give the cost, and sizes are noisy
     return OwnNoise(trees, [] if is_for_analyst else leaf_releases(job, mapping, noise), LeafPlan(noise, bounds))
@@ -203,8 +189,7 @@ def plan_leaves(job: Job, mapping: MappingSummary, loss: Loss, slope: float, wei
 
 def leaf_noise(job: Job, mapping: MappingSummary, loss: Loss, slope: float, weight: float) -> LeafNoise:
     """The least noise that keeps the rows of every table within ε; or the job's own, in units of the clip."""
-    assert isinstance(job.options, Boosting)
-    features, trees = job.privacy.features, job.options.trees
+    features, trees = job.privacy.features, _as_boosting(job.options).trees
     assert features is not None
     clip = features.clip or weight * _slope_bound(mapping, loss, slope)
     is_logistic = loss.task == "binary" and loss.bound == 0.25
@@ -242,7 +227,6 @@ def leaf_releases(job: Job, mapping: MappingSummary, noise: LeafNoise) -> list[R
     """The model's releases to outsiders: for each table one for each tree, or group of trees of all classes."""
     features = job.privacy.features
     assert features is not None
-    assert isinstance(job.options, Boosting)
     return [
         Release(
             what="features",
@@ -250,7 +234,7 @@ def leaf_releases(job: Job, mapping: MappingSummary, noise: LeafNoise) -> list[R
             observer="outsider",
             mechanism="noisy sums of leaves, added by the server; splits are drawn from public borders",
             noise=noise.deviation / (noise.clip * most),
-            steps=job.options.trees,
+            steps=_as_boosting(job.options).trees,
             multiplicity=most,
             delta=features.delta,
             scope="leaves",

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tablepuppet.exchanges.base import ALL_PURPOSES, Rules
 from tablepuppet.exchanges.schema import check_row_count
 from tablepuppet.memory import trim_heap
-from tablepuppet.owner.blinding import POINT_SIZE, blind, blinding_key, points_of, to_array
+from tablepuppet.owner.blinding import POINT_SIZE, blind, blinding_key, to_array, to_points
 from tablepuppet.owner.enforcement import JobUnderContract, breach
 from tablepuppet.owner.state import ClientState
 from tablepuppet.owner.tokens import job_key, key_check, sorted_tokens, tokens
@@ -20,6 +20,7 @@ from tablepuppet.protocol.base import Count, Discloses, Message, ScanRequest
 from tablepuppet.protocol.bounds import Known, WrongError, check_array, require
 from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.sources.columns import as_read
+from tablepuppet.threads import pool
 
 
 class SendKeys(ScanRequest, frozen=True):
@@ -128,14 +129,17 @@ def _send_keys(own: ClientState, request: SendKeys) -> Keys:
     if mode == "plain":
         return Keys(rows=table.num_rows, columns=as_read(table, terms.numbers("key")), order=order)
     key = b"" if mode == "sha256" else job_key(own.key, request.job)
-    columns = {}
-    for column in terms.numbers("key"):
+
+    def name_keys(column: int) -> pa.DictionaryArray:
         domain = str(terms.columns[column].domain)
         found = tokens(*scan.column(column), "sha256" if mode == "sha256" else "hmac", key, domain)
-        if mode == "dh":
-            points = blind(points_of(found.dictionary), blinding_key(own.secret, request.job, domain))
-            found = sorted_tokens(found.indices, to_array(points))
-        columns[f"c{column}"] = found
+        if mode != "dh":
+            return found
+        points = blind(to_points(found.dictionary), blinding_key(own.secret, request.job, domain))
+        return sorted_tokens(found.indices, to_array(points))
+
+    wanted = terms.numbers("key")
+    columns = {f"c{column}": found for column, found in zip(wanted, pool().map(name_keys, wanted), strict=True)}
     trim_heap()
     check = key_check(key) if key else b""
     return Keys(rows=table.num_rows, columns=pa.table(columns), order=order, check=check)

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from tablepuppet.errors import PolicyError
 
 POINT_SIZE, TOKEN_SIZE = 32, 16
-Points = NDArray[np.uint8]  # keys × 32
+Points = NDArray[np.uint8]  # keys × 32; × 16 where they are tokens
 _PRIME = 2**255 - 19
 _A = 486662  # the curve is v² = u³ + A u² + u
 _DOMAIN = b"tablepuppet keys with curve25519_XMD:SHA-512_ELL2_NU_"
@@ -50,12 +50,9 @@ def blinding_key(secret: bytes, job: str, domain: str) -> X25519PrivateKey:
     return X25519PrivateKey.from_private_bytes(hmac.digest(secret, message, "sha256"))
 
 
-def points_of(tokens: pa.Array) -> Points:
-    return _share_out(to_points(tokens).tobytes(), TOKEN_SIZE, b"")
-
-
-def blind(points: Points, key: X25519PrivateKey) -> Points:
-    return _share_out(points.tobytes(), POINT_SIZE, key.private_bytes_raw())
+def blind(keys: Points, key: X25519PrivateKey) -> Points:
+    """Points blinded by one more owner; tokens, which are shorter, become points first."""
+    return _share_out(keys.tobytes(), keys.shape[1], key.private_bytes_raw())
 
 
 def to_array(points: Points) -> pa.Array:
@@ -134,12 +131,11 @@ def _is_square(number: int) -> bool:
 
 
 def _compute(packed: bytes, size: int, key: bytes) -> bytes:
-    """The points of tokens, or points blinded by a key."""
+    """Tokens or points, as points blinded by a key."""
     given = [packed[at : at + size] for at in range(0, len(packed), size)]
-    if not key:
-        return b"".join(map_to_curve(given))
+    points = map_to_curve(given) if size == TOKEN_SIZE else given
     exchange, point = X25519PrivateKey.from_private_bytes(key).exchange, X25519PublicKey.from_public_bytes
-    return b"".join([exchange(point(one)) for one in given])
+    return b"".join([exchange(point(one)) for one in points])
 
 
 def _share_out(packed: bytes, size: int, key: bytes) -> Points:
@@ -162,7 +158,7 @@ def _compute_elsewhere(packed: bytes, size: int, key: bytes) -> bytes:
     """The same in another process. It receives the secret through its pipe, so that no list of processes shows it."""
     done = subprocess.run(
         [sys.executable, "-P", "-c", _PROGRAM],
-        input=bytes([size, len(key)]) + key + packed,
+        input=bytes([size]) + key + packed,
         stdout=subprocess.PIPE,
         check=False,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
@@ -176,9 +172,9 @@ def _compute_elsewhere(packed: bytes, size: int, key: bytes) -> bytes:
 
 def work() -> None:
     """The main function of such a process."""
-    (size, length), rest = sys.stdin.buffer.read(2), sys.stdin.buffer.read()
+    [size], key, packed = sys.stdin.buffer.read(1), sys.stdin.buffer.read(POINT_SIZE), sys.stdin.buffer.read()
     try:
-        sys.stdout.buffer.write(_compute(rest[length:], size, rest[:length]))
+        sys.stdout.buffer.write(_compute(packed, size, key))
     except ValueError:
         sys.exit(_WRONG_POINT)
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array, RowNumbers, freeze
+from tablepuppet.arrays import Array, RowNumbers, freeze, pieces
 from tablepuppet.errors import JobError, MappingError
 from tablepuppet.owner.row_sets import GOLDEN, mix, order_bits
 from tablepuppet.privacy.labels import RowIds, privatise, uniform_numbers
@@ -115,7 +115,10 @@ def split(rows: int, offset: int, seed: int, test_fraction: float, key: bytes = 
         raise JobError(f"test_fraction is {test_fraction}; it must lie between 0 and 1")
     if test_fraction == 0:
         return np.zeros(rows, np.bool_)
-    return _uniform(rows, offset, seed, key) < test_fraction
+    found = np.empty(rows, np.bool_)
+    for some in pieces(rows):
+        found[some] = _uniform(some.stop - some.start, offset + some.start, seed, key) < test_fraction
+    return found
 
 
 def _uniform(rows: int, offset: int, seed: int, key: bytes) -> Array:

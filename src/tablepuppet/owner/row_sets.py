@@ -129,8 +129,13 @@ def in_order(bits: NDArray[np.uint64]) -> RowNumbers:
     >>> in_order(np.array([5, 1, 5, 0], np.uint64)).tolist()
     [3, 1, 0, 2]
     """
-    sixteen_at_a_time = bits.astype("<u8", copy=False).view("<u2").reshape(-1, 4).T  # counted out, not compared
-    order: RowNumbers = np.lexsort(sixteen_at_a_time).astype(np.int32 if len(bits) < 2**31 else np.int64)
+    places = np.uint64((1 << len(bits).bit_length()) - 1)
+    packed = (bits & ~places) | np.arange(len(bits), dtype=np.uint64)  # sorted as numbers, far faster than by argsort
+    packed.sort()
+    is_tied = (packed[1:] ^ packed[:-1]) <= places  # by the bits that are left
+    order: RowNumbers = (packed & places).astype(np.int32 if len(bits) < 2**31 else np.int64)
+    again = np.flatnonzero(np.append(is_tied, False) | np.append(False, is_tied))
+    order[again] = order[again][np.argsort(bits[order[again]], kind="stable")]
     return order
 
 

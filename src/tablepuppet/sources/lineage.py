@@ -22,7 +22,6 @@ import msgspec
 from msgspec.structs import replace
 from sqlglot import exp, parse_one
 from sqlglot.errors import SqlglotError
-from sqlglot.optimizer.qualify import qualify
 
 from tablepuppet.sources.guard import AGGREGATES
 from tablepuppet.sources.syntax import conjuncts_of
@@ -54,6 +53,8 @@ def trace(text: str, tables: Mapping[str, Sequence[str]]) -> Lineage:
     >>> sorted(found.behind("m")), sorted(found.conditions), sorted(found.grouping), found.stability
     ([('t', 'x')], [('t', 'z')], [('t', 'k')], {'t': 2})
     """
+    from sqlglot.optimizer.qualify import qualify  # here: few jobs have a subquery
+
     every = frozenset((table, column) for table, columns in tables.items() for column in columns)
     schema: dict[str, object] = {
         table.lower(): {column.lower(): "unknown" for column in columns} for table, columns in tables.items()

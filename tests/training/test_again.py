@@ -138,8 +138,8 @@ def test_shuffled_features_and_tables_cost_what_they_were_worth(before: tp.Feder
     weights = model.coefficients().set_index("feature")["weight"]
     found = before.importance(model, repeats=10, rows="all").set_index("feature")
     assert list(found.index)[:2] == ["u.age", "o.x"] or list(found.index)[:2] == ["o.x", "u.age"]
-    # Shuffling x moves predictions by w (x' − x): half of E(...)² is w² var(x), where x is independent of the rest.
-    assert found.loc["o.x", "importance"] == pytest.approx(weights["o.x"] ** 2 * rows["x"].var(), rel=0.1)
+    # Shuffling x moves predictions by w (x' − x): E(...)² is 2 w² var(x), where x is independent of the rest.
+    assert found.loc["o.x", "importance"] == pytest.approx(2 * weights["o.x"] ** 2 * rows["x"].var(), rel=0.1)
     assert abs(found.loc["u.city", "importance"]) < 0.05 * found.loc["o.x", "importance"]
     tables = before.importance(model, by="table", repeats=10, rows="all").set_index("table")
     assert tables.loc["orders", "importance"] == pytest.approx(found.loc["o.x", "importance"], rel=0.1)

@@ -338,5 +338,5 @@ class OwnModel(msgspec.Struct, frozen=True):
 
     # training/inspection.py: answers of a block's owners once a feature is changed
     set_feature: Callable[[Any, int, Any, int, Any], Any]  # one value in all rows
-    shuffle_feature: Callable[[Any, int, Any, int | None, Any], Any]  # a feature, or the block, among rows
+    part_feature: Callable[[Any, int, int], Any]  # the model whose trees ask one more block for a feature
     usual_values: Callable[[Any, int, int, int], Sequence[Any]]  # of a feature; none: the model knows none

@@ -213,7 +213,7 @@ class ModelVerbs:
         seed: int = 0,
         rows: RowsWanted = "test",
     ) -> "pd.DataFrame":
-        """Permutation importance: how much the mean loss rises when a feature or a table is shuffled among its rows.
+        """Permutation importance: how much the mean loss rises when a feature or a table is shuffled.
 
         Returns a data frame. Owners score their rows once more for each feature and repetition; tables and features of
         boosted trees need no more than `evaluate` (docs/prediction.md#importance).

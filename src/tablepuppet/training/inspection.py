@@ -4,32 +4,35 @@ Partial dependence sets a feature to one value in every row. Out: a row for each
 probability of each class. A feature whose owner holds its part of the model is refused: chosen values would reveal the
 part's parameters.
 
-Permutation importance shuffles a feature, or a table. Out: the rise of the mean loss, and its spread over repetitions.
-A table is shuffled here, by moving its contributions from row to row, without another request to its owner.
+Permutation importance shuffles a feature, or a table. Out: the rise of the mean loss, in the units of the metric that
+scikit-learn has for it, and its spread over repetitions. A table, or a feature of boosted trees whose splits are known,
+is shuffled here among joined rows, without another request to its owner.
 
-Owners set or shuffle a feature and score their rows anew: each time one more number of every row leaves. They keep the
-shuffled order to themselves. A feature of boosted trees whose splits are known is changed here, by its bits.
+Otherwise owners set or shuffle a feature and score their rows anew: each time one more number of every row leaves. They
+keep the shuffled order to themselves.
 
 Drift compares the statistics of the query's features, as training would agree on them, with the encoders that a model
 keeps. It compares the tables' matches with the model's profile. Nothing is trained or scored.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from tablepuppet.algorithms.registry import own_model, require_ability
 from tablepuppet.arrays import Array
 from tablepuppet.errors import JobError, ModelError, did_you_mean
-from tablepuppet.join.mapping import MappingSummary
+from tablepuppet.join.mapping import MappingSummary, rows_here
+from tablepuppet.join.row_index import RowIndex
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.predict import class_names, score_request
 from tablepuppet.prediction.split import MeasuredRows
 from tablepuppet.protocol.columns import CategoryEncoder, Encoder, IdEncoder, NumberEncoder
 from tablepuppet.training.evaluate import Scored
+from tablepuppet.training.metrics import Measured
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -154,29 +157,37 @@ def _plain(value: Any) -> Value:
 
 def permutation_importance(scored: Scored, *, by: str, repeats: int, seed: int) -> list[dict[str, Any]]:
     """Columns table, feature (by="feature"), importance, std; the most important first."""
+    loss, unweighted = scored.model.loss, rows_here(scored.rows).with_weights(None)
+    scored = replace(scored, rows=unweighted)
+    unit = 2.0 if loss.is_quadratic else next((m.of_loss for m in loss.metrics if m.of_loss), 1.0)
     base = scored.measure().loss
     rng = np.random.default_rng(seed)
     found: list[dict[str, Any]] = []
     for number, block in enumerate(scored.model.blocks):
         for place in range(len(block.features)) if by == "feature" else (None,):
-            losses = []
-            for _ in range(repeats):
-                changed = list(scored.blocks)
-                changed[number] = _shuffle(scored, number, place, rng)
-                losses.append(scored.measure(changed).loss - base)
+            losses = [unit * (_shuffle(scored, number, place, rng).loss - base) for _ in range(repeats)]
             own = {"table": block.table, **({} if place is None else {"feature": block.features[place]})}
             found.append(own | {"importance": float(np.mean(losses)), "std": float(np.std(losses))})
     return sorted(found, key=lambda row: -row["importance"])
 
 
-def _shuffle(scored: Scored, block: int, feature: int | None, rng: np.random.Generator) -> Array:
-    """A block's contributions once a feature of it, or all of them, are shuffled."""
-    said, own = scored.blocks[block], own_model(scored.model.spec)
-    if own is not None:
-        return cast("Array", own.shuffle_feature(scored.model, block, said, feature, rng))
-    if feature is None:
-        return said[rng.permutation(len(said))]
-    return _score_again(scored, block, shuffled=[feature])
+def _shuffle(scored: Scored, block: int, feature: int | None, rng: np.random.Generator) -> Measured:
+    """The model's quality once a feature of a block, or all of them, are shuffled."""
+    own = own_model(scored.model.spec)
+    if own is None and feature is not None:
+        changed = list(scored.blocks)
+        changed[block] = _score_again(scored, block, shuffled=[feature])
+        return scored.measure(changed)
+    rows = rows_here(scored.rows)
+    index = rows.indices[block]
+    moved = RowIndex.of(index.numbers(rows.rows)[rng.permutation(rows.rows)], index.rows)
+    if own is not None and feature is not None:
+        parted, indices = own.part_feature(scored.model, block, feature), (*rows.indices, moved)
+        return replace(scored, model=parted, rows=replace(rows, indices=indices)).measure(
+            [*scored.blocks, scored.blocks[block]]
+        )
+    indices = (*rows.indices[:block], moved, *rows.indices[block + 1 :])
+    return replace(scored, rows=replace(rows, indices=indices, state={})).measure()
 
 
 class FeatureDrift(msgspec.Struct, frozen=True):

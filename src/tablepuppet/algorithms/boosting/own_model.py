@@ -38,6 +38,6 @@ OWN_MODEL = OwnModel(
     importance=prediction.tree_importance,
     root_sums=prediction.root_sums,
     set_feature=prediction.set_feature,
-    shuffle_feature=prediction.shuffle_feature,
+    part_feature=prediction.part_feature,
     usual_values=prediction.usual_values,
 )

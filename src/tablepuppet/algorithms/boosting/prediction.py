@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.algorithm import Root
@@ -207,16 +208,18 @@ def set_feature(model: Model, block: int, bits: Bits, feature: int, value: Value
     return changed
 
 
-def shuffle_feature(model: Model, block: int, bits: Bits, feature: int | None, rng: np.random.Generator) -> Bits:
-    """The bits once a feature, or with None the whole block, is shuffled among rows."""
-    order = np.append(rng.permutation(bits.shape[1] - 1), bits.shape[1] - 1)
+def part_feature(model: Model, block: int, feature: int) -> Model:
+    """The model whose trees ask one more block, the last, for this feature: its rows may be others than the block's."""
     held = model.blocks[block]
-    if feature is not None and held.is_held:
+    if held.is_held:
         raise ModelError(f'the splits of {held.name} stay with their owners; ask for importance by="table"')
-    changed = bits.copy()
-    rules = slice(None) if feature is None else [k for k, rule in enumerate(held.splits) if rule.feature == feature]
-    changed[rules] = bits[rules][:, order]
-    return changed
+    own = {(block, key) for key, rule in enumerate(held.splits) if rule.feature == feature}
+
+    def parted(tree: Tree) -> Tree:
+        asked = zip(tree.block, tree.key, strict=True)
+        return replace(tree, block=[len(model.blocks) if node in own else node[0] for node in asked])
+
+    return replace(model, trees=tuple(tuple(map(parted, group)) for group in model.trees))
 
 
 def usual_values(model: Model, block: int, feature: int, points: int) -> Sequence[Value]:

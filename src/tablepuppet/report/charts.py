@@ -201,14 +201,15 @@ class Quantity(msgspec.Struct, frozen=True):
     is_log: bool = False
 
 
-def scales(networks: Mapping[str, Network]) -> list[Quantity]:
-    """Horizontal axes: epochs, rounds, bytes, and communication time on each network."""
+def scales(runs: Sequence[RunRecord], networks: Mapping[str, Network]) -> list[Quantity]:
+    """Horizontal axes: epochs or trees, rounds, bytes, and communication time on each network."""
+    steps = " or ".join(sorted({"trees" if run.trees else "epochs" for run in runs}))
 
     def on(net: Network) -> Callable[[Epoch], float]:
         return lambda e: net.seconds(e.slowest_bytes, e.rounds)
 
     return [
-        Quantity("epochs", "epochs", lambda e: e.epoch, unit=" epochs"),
+        Quantity("epochs", steps, lambda e: e.epoch, unit=f" {steps}"),
         Quantity("rounds", "communication rounds", lambda e: e.rounds, unit=" rounds"),
         Quantity("bytes", "bytes, up and down", lambda e: e.bytes, size),
         *(

@@ -60,7 +60,8 @@ def render(runs: Sequence[RunRecord], networks: Mapping[str, Network] | None = N
         ],
         results=results(runs, names, known),
         convergence=[
-            (scale, [charts.convergence(runs, names, merit, scale) for merit in axes]) for scale in charts.scales(known)
+            (scale, [charts.convergence(runs, names, merit, scale) for merit in axes])
+            for scale in charts.scales(runs, known)
         ],
         predictions=predictions(runs, names),
         dependence=dependence(runs, names),

@@ -36,10 +36,13 @@ class _Draft(msgspec.Struct):
     is_outer: bool = False  # whether some use of it is by LEFT JOIN
 
     def texts(self, client: str) -> list[str]:
-        return [render(e, self.shape.spelling(client)) for e in self.expressions.values()]
+        own = self.shape.spelling[client]
+        if own == self.shape.spelling[self.shape.clients[0]]:
+            return list(self.expressions)
+        return [render(e, own) for e in self.expressions.values()]
 
     def predicate(self, client: str) -> str | None:
-        texts = [render(f, self.shape.spelling(client)) for f in self.filters]
+        texts = [render(f, self.shape.spelling[client]) for f in self.filters]
         if len(texts) <= 1:
             return texts[0] if texts else None
         return " AND ".join(f"({t})" for t in texts)
@@ -54,7 +57,7 @@ class Scans:
 
     def scan(self, shape: TableShape, filters: Sequence[exp.Expr], *, is_outer: bool) -> int:
         """The number of the scan of a table under a filter; uses with the same filter share it."""
-        own = shape.spelling(shape.clients[0])
+        own = shape.spelling[shape.clients[0]]
         by_text = {render(f, own): f for f in filters}
         key = (shape.name, shape.query, frozenset(by_text))
         if key not in self._numbers:
@@ -67,7 +70,7 @@ class Scans:
     def column(self, scan: int, expression: exp.Expr, at: exp.Expr) -> int:
         """The number of an expression in a scan."""
         draft = self._drafts[scan]
-        text = render(expression, draft.shape.spelling(draft.shape.clients[0]))
+        text = render(expression, draft.shape.spelling[draft.shape.clients[0]])
         if text not in draft.expressions:
             draft.expressions[text] = expression
             draft.places.append(at)

@@ -12,6 +12,7 @@ windows, DISTINCT, LIMIT and joins read several rows at once, and would miss the
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import cast, get_args
 
 from sqlglot import exp
@@ -114,7 +115,7 @@ def _over_rows(ucq: Ucq, query: exp.Query, table: str, tables: Tables, unmerged:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TableShape:
     """A table, or a query over tables that the same clients hold: its columns, as each client describes them."""
 
@@ -129,13 +130,14 @@ class TableShape:
     cutoffs: CutoffType = ""  # of a history: the type of the moments until which it is read
     times: frozenset[str] = frozenset()  # of a history: the kinds of its times that are compared with them
 
-    @property
+    @cached_property
     def columns(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(column for own in self.infos.values() for column in own))
 
-    def spelling(self, client: str) -> dict[str, str]:
-        """A client's own name for each column."""
-        return {column: info.name for column, info in self.infos[client].items()}
+    @cached_property
+    def spelling(self) -> dict[str, dict[str, str]]:
+        """Each client's own name for each column."""
+        return {client: {column: info.name for column, info in own.items()} for client, own in self.infos.items()}
 
     def differences(self) -> str:
         """A sentence that lists everything in which the clients differ; nothing where it is one thing, which an error
@@ -274,13 +276,14 @@ def _why_unmerged(read: TableShape, closed: Sequence[str]) -> str:
 
 def _match_columns(columns: Mapping[str, list[ColumnInfo]]) -> dict[str, dict[str, ColumnInfo]]:
     """The columns that each client has, by the spelling of the first client that has them."""
-    common: list[str] = []
+    common: dict[str, list[str]] = {}  # spellings, by the name in lower case
     infos: dict[str, dict[str, ColumnInfo]] = {}
     for client, given in columns.items():
         infos[client] = {}
         for info in given:
-            same = matches(exp.to_identifier(info.name, quoted=False), common)
-            column = common[same[0]] if len(same) == 1 and common[same[0]] not in infos[client] else info.name
-            common += [] if column in common else [column]
+            spelled = common.setdefault(info.name.lower(), [])
+            same = [info.name] if info.name in spelled else spelled
+            column = same[0] if len(same) == 1 and same[0] not in infos[client] else info.name
+            spelled += [] if column in spelled else [column]
             infos[client][column] = info
     return infos

@@ -95,7 +95,7 @@ def best_splits(sums: Sums, columns: SearchedColumns, how: SplitRules, out: Spli
             if kind == NUMBER:
                 out.gain[k] = _search_numbers(own, total, number, columns.signs[f], node, out.gain[k], out.found[k])
                 continue
-            is_sorted, count = kind in (SORTED, SPARSE), 0
+            is_sorted, count = kind in (SORTED, SPARSE), np.int64(0)
             least = how.least[k, 1] if kind == SPARSE else how.rules[5] if kind == SORTED else -np.inf
             for b in range(1 if kind == KNOWN_ONE_HOT else 0, len(own)):
                 if own[b, 1] > 0 and own[b, 1] * how.unit[1] >= least:

@@ -43,15 +43,13 @@ def private_encoder(statistics: Statistics, known: tuple[float, float] | None, n
     if not isinstance(statistics, NumberStatistics):
         return encoder(statistics, job.data.standardize, job.data.max_categories)
     ones = np.ones_like(statistics.mean)
-    if known is None and not job.data.standardize:
-        return NumberEncoder(mean=0 * ones, scale=ones, fill=0 * ones, has_missing=statistics.missing > 0)
-    if known is None:
+    if known is None and job.data.standardize:
         raise PrivacyError(
             f"feature {name} is a number, and its mean and spread would be read from the data, outside the promise of "
             f'privacy.features; give public bounds, features = {{bounds = {{"{name}" = [low, high]}}}}, '
             "or standardize = false"
         )
-    low, high = known
+    low, high = known or (-1.0, 1.0)  # without either, numbers stay as they are
     middle = 0.5 * (low + high) * ones
     return NumberEncoder(mean=middle, scale=0.5 * (high - low) * ones, fill=middle, has_missing=statistics.missing > 0)
 

@@ -207,7 +207,7 @@ def _basis_step(setup: PartSetup, state: NewtonState, message: BasisUpdate) -> t
     state, curved = _find_curvature(setup, state, gradient, message.bound * setup.weights, is_constant=True)
     if isinstance(curved, Partial):
         return state, curved
-    found = -curved.solve_columns(ridges, gradient)
+    found = -curved.solve(1.0, ridges, gradient)
     return _extend(setup, state, found, -0.5 * np.einsum("ds,ds->s", gradient, found))
 
 

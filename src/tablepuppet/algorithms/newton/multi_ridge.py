@@ -121,7 +121,7 @@ class MultiRidgeServer(MultiModelServer):
             self._spectra[block] = Spectrum.of(unpack_triangle(total[1][0], len(total[0])))
         spectrum = self._spectra[block]
         assert spectrum is not None
-        found = -spectrum.solve_columns(self.problem.joined.rows * self._ridges[:, block], total[0])
+        found = -spectrum.solve(1.0, self.problem.joined.rows * self._ridges[:, block], total[0])
         self._gap -= 0.5 * np.einsum("ds,ds->s", total[0], found)
         return [found]
 

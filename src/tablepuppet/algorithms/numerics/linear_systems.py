@@ -60,20 +60,12 @@ class Spectrum(msgspec.Struct, frozen=True, eq=False):
         values, vectors = eigenvalues(matrix)
         return cls(np.maximum(values, 0.0), vectors)
 
-    def solve(self, scale: float, ridge: float, right: Array) -> Array:
-        """(scale·S + ridge·I)⁻¹ right; the pseudo-inverse where ridge is 0."""
-        curved = self.values > 1e-12 * self.values.max(initial=0.0)
-        inverse = np.zeros_like(self.values)
-        if ridge > 0:
-            inverse = 1.0 / (scale * self.values + ridge)
-        else:
-            inverse[curved] = 1.0 / (scale * self.values[curved])
-        return np.asarray(self.vectors @ (inverse[:, None] * (self.vectors.T @ right)))
-
-    def solve_columns(self, ridges: Array, right: Array) -> Array:
-        """The same at scale 1, with a ridge for each column of the right side."""
-        columns = [self.solve(1.0, float(ridge), right[:, [s]]) for s, ridge in enumerate(ridges)]
-        return np.concatenate(columns, axis=1)
+    def solve(self, scale: float, ridge: float | Array, right: Array) -> Array:
+        """(scale·S + ridge·I)⁻¹ right, with one ridge or one for each column; the pseudo-inverse where it is 0."""
+        values = self.values[:, None]
+        curved = (values > 1e-12 * self.values.max(initial=0.0)) | (np.asarray(ridge) > 0)
+        inverse = np.divide(1.0, scale * values + ridge, out=np.zeros(curved.shape), where=curved)
+        return np.asarray(self.vectors @ (inverse * (self.vectors.T @ right)))
 
 
 def pack_triangle(matrix: Array) -> Array:

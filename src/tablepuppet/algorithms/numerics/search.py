@@ -196,39 +196,28 @@ def minimise(
 
     `start` gives up the derivatives at h and their slopes, so that they go as soon as others are known.
     """
-    vectors, products, ridges, intercept = space.vectors, space.products, space.ridges, space.intercept
-    here, along = start()
+    vectors, (here, along) = space.vectors, start()
     sizes = [len(block) - 1 for block in vectors]
-    borders = np.cumsum([0, *sizes])
-
-    def split(point: Array) -> list[Array]:
-        return [point[a:b] for a, b in itertools.pairwise(borders)]
-
-    def penalty(point: Array) -> tuple[float, Array]:
-        value, slope = 0.0, np.zeros(len(point))
-        for a, b, gram, l2 in zip(borders[:-1], borders[1:], products, ridges, strict=True):
-            along = np.concatenate([[1.0], point[a:b]])
-            value += 0.5 * l2 * float(along @ gram @ along)
-            slope[a:b] = l2 * (gram @ along)[1:]
-        return value, slope
+    borders = np.cumsum([0, *sizes]).tolist()
+    places, free = [slice(a, b) for a, b in itertools.pairwise(borders)], slice(borders[-1], None)  # the intercept's
+    base, tilt, bent = 0.0, np.zeros(len(space.hessian)), np.zeros_like(space.hessian)  # of the penalty
+    for own, gram, l2 in zip(places, space.products, space.ridges, strict=True):
+        base, tilt[own], bent[own, own] = base + 0.5 * l2 * float(gram[0, 0]), l2 * gram[1:, 0], l2 * gram[1:, 1:]
 
     def total(point: Array, loss: float, along: Array) -> tuple[float, Array]:
         """F and its slope along all directions."""
-        value, slope = penalty(point)
-        return value + loss, slope + along / problem.joined.rows
+        image = bent @ point
+        return loss + base + float(point @ (tilt + 0.5 * image)), along / problem.joined.rows + tilt + image
 
-    hessian = space.hessian.copy()
-    for a, b, gram, l2 in zip(borders[:-1], borders[1:], products, ridges, strict=True):
-        hessian[a:b, a:b] += l2 * gram[1:, 1:]
-    alive = np.concatenate([*(_alive(gram) for gram in products), np.ones(space.steps.shape[1], np.bool_)])
-    point = np.zeros(borders[-1] + space.steps.shape[1])
+    hessian = space.hessian + bent
+    alive = np.concatenate([*(_alive(gram) for gram in space.products), np.ones(space.steps.shape[1], np.bool_)])
+    point = np.zeros(len(hessian))
     moved: list[Array] = []  # h at the point, once it is known
     value, slope = total(point, here.loss, along)
     at: Derivatives | None = here
     del here
     first = value
     newest = [a for a, size in zip(borders[:-1], sizes, strict=True) if size]
-    free = slice(borders[-1], None)  # the intercept
     gap = float(slope[free] @ pseudo_solve(hessian[free, free], slope[free]))
     decrement = 0.5 * (-float(slope[newest].sum()) + gap)
     for _ in range(_ITERATIONS):
@@ -240,8 +229,8 @@ def minimise(
         for halving in range(_HALVINGS):  # the full Newton step, halved until F falls
             new = point + step / 2**halving
             at, moved = None, []  # as large as the tables, and rarely wanted again
-            moved = [_move(block, c) for block, c in zip(vectors, split(new), strict=True)]
-            there = intercept + space.steps @ new[borders[-1] :]
+            moved = [_move(block, new[own]) for block, own in zip(vectors, places, strict=True)]
+            there = space.intercept + space.steps @ new[free]
             try:
                 at = evaluate(moved, there)
             except ScoreRangeError:  # a step too far, as one to an infinite F
@@ -256,7 +245,7 @@ def minimise(
         point, value, slope = new, reached, new_slope
         if problem.loss.is_quadratic:
             break
-    chosen, found = intercept + space.steps @ point[borders[-1] :], split(point)
+    chosen, found = space.intercept + space.steps @ point[free], [point[own] for own in places]
     if not moved:
         moved = [_move(block, c) if c.any() else block[0] for block, c in zip(vectors, found, strict=True)]
     return Found(found, chosen, moved, at or evaluate(moved, chosen), value, decrement)

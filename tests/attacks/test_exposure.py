@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,8 +22,11 @@ from tablepuppet.exchanges.proposal import ProposeContract
 from tablepuppet.exchanges.schema import OpenScan
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.owner.policy import Policy
+from tablepuppet.owner.releases import Releases, _bits_of
 from tablepuppet.owner.store import ClientTables
 from tablepuppet.privacy.analyst import AnalystTerms
+from tablepuppet.privacy.ledger import Spending
+from tablepuppet.protocol.base import disclosures
 from tablepuppet.protocol.columns import CategoryEncoder, NumberEncoder
 from tablepuppet.protocol.contract import BlockTerms, Column, Contract, ScanTerms, fingerprint
 from tablepuppet.sources.source import open_source
@@ -263,3 +267,44 @@ def test_keys_are_shown_beside_predictions_only_where_they_may_leave() -> None:
         assert answer.num_rows == ROWS
     with tp.Federation({"people": people()}, policies={"people": Policy(identifiers=True, **hidden)}) as owners:
         assert owners.predict(train(owners), key="id").num_rows == ROWS
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_every_number_that_leaves_of_a_row_is_counted_until_they_are_too_many(classes: int) -> None:
+    """Of three classes, each prediction is three numbers; an evaluation shows test rows and training rows."""
+    random = np.random.default_rng(0)
+    wide = pa.table({"y": np.arange(90) % classes} | {f"x{n}": random.normal(size=90) for n in range(60)})
+    query = f"SELECT {', '.join(f't.x{n}' for n in range(60))}, t.y FROM t"
+    told = Counter[str]()
+    with tp.Federation({"t": wide}, policies={"t": Policy(allow_reconstruction=False)}) as federation:
+        owner = federation._clients["t"]
+        inner = owner.answer
+
+        def answer(message: Any) -> Any:
+            answered = inner(message)
+            told.update({disclosed.what: width for disclosed, width in disclosures(answered)})
+            return answered
+
+        owner.answer = answer  # type: ignore[method-assign]
+        given: dict[str, Any] = {"label": "y", "model": "softmax" if classes > 2 else "logistic", "algorithm": "sgd"}
+        federation.train(query, **given, epochs=1, batch_size=None)
+        counted = [s.numbers for s in owner.log.account.spendings if s.what == "predictions"]
+        assert counted == [told["predictions"] + told["held-out predictions"]]
+        assert counted[0] % (1 if classes == 2 else 3) == 0
+        with pytest.raises(PolicyError, match="allow_reconstruction"):
+            federation.train(query, **given, epochs=60, batch_size=None)
+        unknowns = sum(_bits_of(wide[f"x{n}"].to_numpy()) for n in range(60))
+        most = sum(s.numbers for s in owner.log.account.spendings)
+        assert 64 * most < unknowns <= 64 * (most + 2 * (classes if classes > 2 else 1))
+
+
+def test_as_many_bits_as_a_row_has_are_too_many() -> None:
+    releases = Releases(Policy(allow_reconstruction=False))
+    told = Spending(table="t", what="scores", name="a", numbers=2, columns=("t.x",))
+    releases.check_exposure(told, 129, "it")
+    with pytest.raises(PolicyError, match="2 exact numbers of each row, over all jobs, which tell up to 128 bits"):
+        releases.check_exposure(told, 128, "it")
+    releases.log.spend(told)
+    releases.check_exposure(told, 129, "it")  # the same again
+    with pytest.raises(PolicyError, match="4 exact numbers"):
+        releases.check_exposure(replace(told, name="b"), 256, "it")

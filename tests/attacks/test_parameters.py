@@ -36,8 +36,8 @@ Change = Callable[[Any], Any]
 class LyingServer:
     """Changes each request to the owner of items; what that client then adds to its sums is kept."""
 
-    def __init__(self, federation: tp.Federation, change: Change) -> None:
-        self.client, self.noise = federation._clients["items"], list[GradientPrivacy]()
+    def __init__(self, federation: tp.Federation, change: Change, client: str = "items") -> None:
+        self.client, self.noise = federation._clients[client], list[GradientPrivacy]()
         self.most = 1
         inner = self.client.answer
 
@@ -229,6 +229,39 @@ def test_a_client_whose_sums_nobody_masks_adds_all_of_the_noise() -> None:
 
     (own,) = train(with_facts(change)).noise
     assert own.summed_over == 1
+
+
+GROUPED = "(SELECT item, max(price) AS price FROM items GROUP BY item)"
+KNOWN = {"noise": 3.0, "clip": 2.0, "cap": 50, "bounds": PRIVACY["features"]["bounds"]}
+
+
+@pytest.mark.parametrize(
+    ("query", "owners", "changed"),
+    [
+        (QUERY, 1, {"squared_norm": 1e-6}),
+        (QUERY, 1, {"squared_norm": 1e6}),
+        (QUERY, 1, {"is_masked": True, "clients": ("items", "b", "c")}),
+        (QUERY, 3, {"clients": tuple("abcdefghi")}),
+        (QUERY, 3, {"is_masked": False, "clients": ("items",)}),
+        (QUERY.replace(", i.colour", "").replace("items", GROUPED), 1, {"is_derived": False}),
+    ],
+    ids=lambda given: str(given)[:20],
+)
+def test_a_client_computes_noise_from_its_own_block_as_it_knows_it(query: str, owners: int, changed: Any) -> None:
+    def change(facts: RunFacts) -> RunFacts:
+        return msgspec.structs.replace(
+            facts, blocks=(facts.blocks[0], msgspec.structs.replace(facts.blocks[1], **changed))
+        )
+
+    tables, each = shop(), 30 // owners
+    tables["items"] = [tables["items"][n * each : (n + 1) * each] for n in range(owners)]
+    found = []
+    for lie in (with_facts(change), lambda message: message):
+        with tp.Federation(tables, key=b"k" * 32) as federation:
+            lying = LyingServer(federation, lie, client="items" if owners == 1 else "items[0]")
+            federation.train(query, **(JOB | {"privacy": PRIVACY | {"features": KNOWN}}))
+            found.append((lying.noise, [s.mechanism for s in lying.client.log.account.spendings]))
+    assert found[0] == found[1]
 
 
 def test_batches_larger_than_their_rate_are_refused() -> None:

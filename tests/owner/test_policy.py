@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.prediction.shop import QUERY, tables
 
 import tablepuppet as tp
@@ -200,3 +201,17 @@ def test_what_an_owner_is_silent_about_is_not_granted() -> None:
         told = ScanTerms(0, "orders", (), None, moments=(Moments("orders", "id", "results", ("b",), column=0),))
         with pytest.raises(PolicyError, match=r"tables\.orders\.cutoffs"):
             policy.check_cutoffs(use, told)
+
+
+def test_a_table_that_is_named_without_columns_is_closed_and_one_whose_keys_alone_are_named_is_open() -> None:
+    assert Policy().rules_of("t") is None
+    for names in ({"row_key": "id"}, {"subject": "id"}, {"subject": "id", "rows_per_subject": 3}):
+        assert Policy(tables={"t": TableRules(**names)}).rules_of("t") is None
+    for rules in (TableRules(), TableRules(row_key="id", features=("x",)), TableRules(subject="id", filters=())):
+        found = Policy(tables={"t": rules}).rules_of("t")
+        assert found == rules
+        assert not any(found.allowed(role) for role in ("keys", "labels", "filters", "texts", "cutoffs", "pairs"))
+    keys = TableRules(keys=("K",), cutoffs=("T",))
+    assert keys.allowed("filters") == {"k"}
+    assert keys.allowed("keys") == {"k", "t"}
+    assert replace(keys, filters=("Z",)).allowed("filters") == {"z"}

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 from tests.privacy.test_runs import BOUNDS, QUERY, Tap, tables
 
 import tablepuppet as tp
@@ -27,7 +28,7 @@ from tablepuppet.models.spec import ModelSpec
 from tablepuppet.owner.owner_files import own_secret
 from tablepuppet.owner.owner_log import OwnerLog
 from tablepuppet.owner.policy import LabelRules, Policy
-from tablepuppet.owner.releases import Releases
+from tablepuppet.owner.releases import Releases, bound_reach
 from tablepuppet.owner.scans import ScanUse
 from tablepuppet.owner.store import ClientTables
 from tablepuppet.privacy.accounting import Mechanism, gaussian_noise
@@ -102,6 +103,20 @@ def test_no_budget_is_exceeded_by_a_hundredth() -> None:
     releases.charge_label("t", ("t.y",), 0.6, "first")
     with pytest.raises(PolicyError, match=r"labels\.epsilon"):
         releases.charge_label("t", ("t.x", "t.y"), 0.41, "of two columns")
+
+
+def test_noise_is_charged_where_the_rows_that_it_covers_are_bounded() -> None:
+    one = ScanUse("t", (), frozenset(), stability=3)
+    assert bound_reach(one) == 3
+    for use in (replace(one, stability=None), replace(one, others=(one,))):
+        with pytest.raises(PolicyError, match="any number of its rows"):
+            bound_reach(use)
+        with pytest.raises(PolicyError, match="any number of its rows"):
+            Releases(Policy()).charge_whole_model("job", use, (Mechanism(1.0, 5),))
+    releases = Releases(Policy())
+    releases.charge_whole_model("job", one, (Mechanism(1.0, 5),))
+    with pytest.raises(PolicyError, match="counts what a row of one table costs in two ways"):
+        releases.charge_whole_model("job", one, (Mechanism(1.0, 4),))
 
 
 def test_a_model_of_which_a_part_was_paid_for_is_paid_for() -> None:

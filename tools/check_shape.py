@@ -14,7 +14,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "src" / "tablepuppet"
 CEILINGS = {
-    "participle names": 15,
+    "participle names": 13,
     "functions with six or more parameters": 59,
     "private names of other libraries": 0,
 }

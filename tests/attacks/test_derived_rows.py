@@ -16,7 +16,7 @@ from tablepuppet.client import UNREADABLE
 from tablepuppet.errors import PolicyError
 from tablepuppet.exchanges.labels import DescribeLabels, Labels, LabelSummary, SendLabels
 from tablepuppet.exchanges.proposal import ProposeContract
-from tablepuppet.exchanges.schema import OpenScan
+from tablepuppet.exchanges.schema import OpenScan, ScanSchema
 from tablepuppet.owner.policy import Policy, TableRules
 from tablepuppet.privacy.ledger import TableBudget
 from tablepuppet.privacy.options import LabelPrivacy
@@ -232,7 +232,9 @@ def test_types_of_expressions_tell_of_no_row(filter: str | None, query: str | No
         for threshold in (-9.0, 9.0):
             where, column = None if filter is None else filter.format(threshold), text.format(threshold)
             asked = OpenScan(job="j", scan=0, table="orders", columns=[column], filter=where, query=query)
-            found.append(federation._clients["store"].answer(asked))
+            answer = federation._clients["store"].answer(asked)
+            assert isinstance(answer, ScanSchema)
+            found.append(answer)
     kinds = [(column.kind, column.size) for answer in found for column in answer.columns]
     assert kinds == [("other", 0), ("other", 0)]
 

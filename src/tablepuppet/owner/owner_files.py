@@ -130,9 +130,9 @@ class Approvals:
             found = [d for d in decided if d.is_about(contract)]
             return any(not d.is_approved or set(self.notes(contract)) <= set(d.notes) for d in found)
 
-        return [contract for contract in self._proposed().values() if not is_decided(contract)]
+        return [contract for contract in self._proposals().values() if not is_decided(contract)]
 
-    def _proposed(self, name: str = "") -> dict[str, Contract]:
+    def _proposals(self, name: str = "") -> dict[str, Contract]:
         """Contracts by their names, which begin like this."""
         found = {full: contract for full, contract in self._waiting.items() if full.startswith(name)}
         if self._folder is not None:
@@ -146,7 +146,7 @@ class Approvals:
             raise PolicyError(
                 "a contract is named by eight or more of its hexadecimal digits; the owner's log has them"
             )
-        matching = list(self._proposed(name).values())
+        matching = list(self._proposals(name).values())
         if len(matching) != 1:
             raise PolicyError(
                 f"{len(matching)} contracts begin with {name}; give more of the name, as the log shows it"

@@ -77,7 +77,7 @@ def review(own: ClientState, job: str, contract: Contract) -> tuple[list[RowSet]
         if own.tables.scan(job, scan.scan).is_history:
             continue  # its base rows are compared
         if contract.purpose != "predict":  # which is for scores of single rows; other rules limit those
-            sets.append(_compared(own, scan.table, "rows", own.tables.scan(job, scan.scan).row_keys(), sets, notes))
+            sets.append(_compare_rows(own, scan.table, "rows", own.tables.scan(job, scan.scan).row_keys(), sets, notes))
     return sets, list(dict.fromkeys(notes))
 
 
@@ -222,10 +222,10 @@ def _conditions(own: ClientState, table: TableConditions, contract: Contract, se
     if contract.purpose != "predict":
         for held in holds:
             if 0 < np.count_nonzero(held) < len(held):
-                sets.append(_compared(own, table.table, "rows", keys[held], sets, notes))
+                sets.append(_compare_rows(own, table.table, "rows", keys[held], sets, notes))
         for period in periods:
             for rows in own.row_sets.prefixes(keys, period, own.policy.difference):
-                sets.append(_compared(own, table.table, "rows", rows, sets, notes))
+                sets.append(_compare_rows(own, table.table, "rows", rows, sets, notes))
     return notes
 
 
@@ -349,7 +349,7 @@ def _enough_rows(own: ClientState, job: str, scan: ScanTerms) -> None:
         )
 
 
-def _compared(
+def _compare_rows(
     own: ClientState, table: str, kind: Kind, rows: Keys | tuple[Keys, Sketch], others: list[RowSet], notes: list[str]
 ) -> RowSet:
     """A set, and a note if it differs by few rows from an earlier one or another one of its job."""
@@ -374,7 +374,7 @@ def _check_set(
 ) -> None:
     """Keeps a set of rows of a job under way, or refuses it; a person who approves the contract excuses it."""
     notes = list(against)
-    found = _compared(own, own.scan(request).table, kind, keys, [], notes)
+    found = _compare_rows(own, own.scan(request).table, kind, keys, [], notes)
     _refuse(own, request.job, notes)
     own.row_sets.keep([found])
 

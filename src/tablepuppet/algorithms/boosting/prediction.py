@@ -215,11 +215,11 @@ def part_feature(model: Model, block: int, feature: int) -> Model:
         raise ModelError(f'the splits of {held.name} stay with their owners; ask for importance by="table"')
     own = {(block, key) for key, rule in enumerate(held.splits) if rule.feature == feature}
 
-    def parted(tree: Tree) -> Tree:
+    def part(tree: Tree) -> Tree:
         asked = zip(tree.block, tree.key, strict=True)
         return replace(tree, block=[len(model.blocks) if node in own else node[0] for node in asked])
 
-    return replace(model, trees=tuple(tuple(map(parted, group)) for group in model.trees))
+    return replace(model, trees=tuple(tuple(map(part, group)) for group in model.trees))
 
 
 def usual_values(model: Model, block: int, feature: int, points: int) -> Sequence[Value]:

@@ -172,7 +172,7 @@ def _search_categories(given: Any, node: Any, best: Any, found: Sums) -> Any:
 
 
 @compile_loop
-def _sort(places: Sums, ratio: Array, count: int) -> None:
+def _sort(places: Sums, ratio: Array, count: Any) -> None:
     """The first places by their ratio, then by their number (Shell's sort: a library's takes seconds to compile)."""
     gap = 1
     while gap < count:

@@ -106,7 +106,6 @@ def job_contracts(
 
 
 def _block_options(bound: BoundQuery, block: Block, job: Job, purpose: terms.Purpose, use: ModelUse) -> dict[str, Any]:
-    """Terms of a block that follow from the job."""
     found: dict[str, Any] = {"is_masked": job.privacy.masks(len(_holders(bound, block)))}
     if job.start:
         found["start"] = tuple(job.start.get(name, {}) for name in block.features)
@@ -182,7 +181,6 @@ def key_contracts(bound: BoundQuery, purpose: terms.Purpose, asker: str, privacy
 def score_contracts(
     bound: BoundQuery, use: ModelUse, identifiers: Sequence[Place], asker: str, privacy: Privacy
 ) -> dict[str, terms.Contract]:
-    """The contract of each client for predictions of one model."""
     common = _common_terms(bound, "predict", asker, privacy)
     contracts = _for_clients(bound, common, use, identifiers=identifiers)
     return {client: _with_disclosures(contract) for client, contract in contracts.items()}

@@ -37,7 +37,6 @@ class RoundProgress:
         self._logged = time.monotonic()
 
     def on_round(self, event: "RoundEvent") -> None:
-        """Takes note of a round."""
         if self._bar is None or self._task is None:
             return
         rounds = f"{event.round} of {event.rounds} rounds"

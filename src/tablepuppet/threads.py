@@ -79,8 +79,6 @@ Result = TypeVar("Result")
 
 
 class Pool:
-    """Some threads."""
-
     def __init__(self, threads: int) -> None:
         self._threads = threads
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="tablepuppet-joined")

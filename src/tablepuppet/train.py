@@ -370,7 +370,6 @@ def _map_request(job: Job, job_id: str) -> MappingRequest:
 
 
 def new_job_id() -> str:
-    """A name that no other job has."""
     return secrets.token_hex(8)
 
 

@@ -183,7 +183,6 @@ class Algorithm(Generic[_Options]):
     # -- the halves, of all that train in these rounds ---------------------------------------
 
     def server(self, problem: Problem, options: _Options) -> Server:
-        """The server's half."""
         raise self._without_halves()
 
     def start(self, setup: PartSetup, options: _Options) -> tuple[Any, Figures]:

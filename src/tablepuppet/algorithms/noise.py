@@ -70,13 +70,10 @@ class RunFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def uses(self) -> Counter[str]:
-        """How many blocks and scans read each table."""
         return Counter(table for block in self.blocks for table in block.tables)
 
 
 class RunTerms(msgspec.Struct, frozen=True):
-    """The agreed terms of a run."""
-
     options: AlgorithmOptions
     is_linear: bool
     batch: int | None  # joined rows; None: all
@@ -158,8 +155,6 @@ def _calibrate(blocks: Sequence[NoisyBlock], bound: float) -> tuple[WholeModel, 
 
 
 class NoisyBlock(msgspec.Struct, frozen=True):
-    """One block's noisy steps."""
-
     terms: RunTerms
     features: FeaturePrivacy
     facts: RunFacts
@@ -256,7 +251,6 @@ class WholeModel(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def tables(self) -> dict[str, Counter[int]]:
-        """The blocks that read each table, and how often."""
         found: dict[str, Counter[int]] = {}
         for number, block in enumerate(self.blocks):
             for table in block.block.tables:

@@ -63,8 +63,6 @@ class PartShape(msgspec.Struct, frozen=True):
 
 
 class BlockShape(msgspec.Struct, frozen=True):
-    """One table of the join."""
-
     name: str
     table: str
     features: int

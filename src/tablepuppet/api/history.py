@@ -39,8 +39,6 @@ _AFTER_FROM = (TokenType.WHERE, TokenType.GROUP_BY, TokenType.ORDER_BY, TokenTyp
 
 
 class Column(NamedTuple):
-    """A column of a table, as its owner describes it."""
-
     name: str
     kind: str
     may_be_feature: bool = True
@@ -311,7 +309,6 @@ def _shared_keys(columns: Sequence[Column], own: Sequence[Column], joined: set[s
 
 
 def _history_of(table: str, columns: Sequence[Column], key: str, moment: exp.Column, windows: Windows) -> _History:
-    """A table's history by a key."""
     times = [column.name for column in columns if column.kind in _TIMES and column.may_be_feature]
     time = next((t for t in times if t.lower() == moment.name.lower()), times[0])
     usable = [c for c in columns if c.may_be_feature and c.name != key and _IDENTIFIER.fullmatch(c.name) is None]

@@ -96,7 +96,6 @@ def make_clients(
     policies: Mapping[str, str | Path | Policy],
     models: str | Path | None,
 ) -> dict[str, Client]:
-    """Opens the sources; their clients, by name."""
     rules = _rules(owners, policies)
     part_stores = None if models is None else as_path(models, "models")
     if key is not None and len(key) < _LEAST_KEY:
@@ -156,8 +155,6 @@ def _as_list(given: Any) -> list[Any]:
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
-    """A federation file."""
-
     tables: dict[str, Any]
     owners: dict[str, list[str]] = {}
     partitioned_by: dict[str, list[str]] = {}

@@ -124,7 +124,6 @@ class _Join:
 
 
 def _equality(term: exp.Expr) -> tuple[exp.Column, exp.Column] | None:
-    """The columns that a term equates."""
     if not isinstance(term, exp.EQ):
         return None
     left, right = term.this.unnest(), term.expression.unnest()

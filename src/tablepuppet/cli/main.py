@@ -98,7 +98,6 @@ def _run(given: list[str]) -> int:
 
 
 def make_app() -> "typer.Typer":
-    """All commands, in the order of the help."""
     import typer
 
     from tablepuppet.cli import certs, models, processes, report, train

@@ -153,7 +153,6 @@ def wait(
 
 
 def open_tables(settings: ClientSettings) -> ClientTables:
-    """A client's sources, as its file names them."""
     named = tables_from_toml(settings.tables, settings.folder)
     return ClientTables({name: open_source(sources[0], name) for name, sources in named.items()})
 

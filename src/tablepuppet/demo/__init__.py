@@ -42,12 +42,10 @@ def open_flights(limit: int | None = None) -> Federation:
 
 
 def read_flights() -> tuple[pa.Table, dict[str, pa.Table]]:
-    """The flights, and the tables of the other owners by name."""
     read = {name: parquet.read_table(_DATA / f"{name}.parquet") for name in ("flights", *_OTHERS)}
     return read.pop("flights"), read
 
 
 def by_airline(flights: pa.Table) -> list[pa.Table]:
-    """Each airline's own flights, in the order of the airlines' codes."""
     carriers = sorted(pc.unique(flights["carrier"]).to_pylist())
     return [flights.filter(pc.equal(flights["carrier"], carrier)) for carrier in carriers]

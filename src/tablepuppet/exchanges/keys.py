@@ -109,7 +109,6 @@ def check_table(table: pa.Table, numbers: Sequence[int], rows: int) -> None:
 
 
 def check_key_values(table: pa.Table, numbers: Sequence[int], infos: Sequence[ColumnInfo]) -> None:
-    """Columns as they are, of the kind that their owner described them as."""
     for number, column in zip(numbers, table.columns, strict=True):
         kind = infos[number].kind if number < len(infos) else "other"
         found = column.type.value_type if pa.types.is_dictionary(column.type) else column.type

@@ -216,7 +216,6 @@ def _check_shown(scan: ScanTerms, used: ScanUse, granted: frozenset[str], asked:
 
 
 def _read_by(scan: ScanTerms, used: ScanUse, role: Role) -> frozenset[str]:
-    """The columns behind the expressions of a role, in lower case."""
     return frozenset(name.lower() for number in scan.numbers(role) for name in used.columns[number])
 
 

@@ -150,7 +150,6 @@ def _enforce_noise(contract: Contract, request: StartPart, training: Training) -
 
 
 def _find_training(job: JobUnderContract, part: PartUnderContract, request: StartPart) -> Training:
-    """The training that a part is started for, if it was agreed on."""
     table = job.scan(part.block.scan).table
     names = [block.name for block in job.agreed.blocks if block.place == part.block.place]  # several, in a self-join
     for training in (job.training, *job.agreed.others):

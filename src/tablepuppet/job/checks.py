@@ -223,7 +223,6 @@ def _check_refusal(job: Job) -> None:
 
 
 def _check_stopping(job: Job) -> None:
-    """Checks the requirements of early stopping, and its conflicts."""
     if job.patience is None:
         return
     if not job.split.validation_fraction and job.split.validation_where is None:
@@ -240,7 +239,6 @@ def _check_stopping(job: Job) -> None:
 
 
 def check_search(job: Job) -> None:
-    """Checks the arguments that a search varies, and its conflicts."""
     search = job.search
     if search is None:
         return
@@ -273,6 +271,5 @@ def check_search(job: Job) -> None:
 
 
 def hint(name: Any, known: Any) -> str:
-    """The known name that was probably meant."""
     near = nearest(str(name), list(known))
     return "" if near is None else f"; did you mean {near!r}?"

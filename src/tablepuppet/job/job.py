@@ -211,7 +211,6 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     search: Search | None = None  # cross-validation of several settings, instead of one model
 
     def get(self, argument: str) -> Any:
-        """The value of a user's argument."""
         part, field = ARGUMENTS[argument]
         return getattr(getattr(self, part) if part else self, field)
 

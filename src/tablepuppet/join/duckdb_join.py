@@ -205,7 +205,6 @@ class ListedRows(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, side: "BranchSide", sizes: tuple[int, ...]) -> "ListedRows":
-        """Joined rows, written down."""
         numbers: list[RowNumbers] = [np.empty(side.rows, np.int32 if n < 2**31 else np.int64) for n in sizes]
 
         def write(begin: int, found: Mapping[int, RowNumbers]) -> None:
@@ -241,7 +240,6 @@ class ListedRows(msgspec.Struct, frozen=True, eq=False):
             use(first - start, {relation: rows[these] for relation, rows in enumerate(self.listed)})
 
     def numbers(self, relation: int) -> RowNumbers:
-        """The row of every joined row in one relation."""
         rows = self.listed[relation]
         return rows if self.chosen is None else rows[self.chosen]
 

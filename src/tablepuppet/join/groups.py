@@ -76,7 +76,6 @@ class _Shared(msgspec.Struct, frozen=True, eq=False):
         ]
 
     def relay_requests(self, job: str, scan: int, sums: Sequence[GroupSums]) -> list[HoldGroups]:
-        """The message to each client about the groups that it holds."""
         found = []
         for place in range(len(sums)):
             others = [other for other in range(len(sums)) if other != place]
@@ -123,7 +122,6 @@ def merge_groups(bound: BoundQuery, link: Link, job: str, keys: KeyMode) -> dict
 
 
 def _ask(link: Link, scans: dict[int, Scan], asked: Mapping[int, Sequence[Message]]) -> dict[int, list[Message]]:
-    """One round to the clients of some scans, a request each."""
     requests = [pair for number, given in asked.items() for pair in zip(scans[number].clients, given, strict=True)]
     answers = iter(link.ask_each(requests))
     return {number: [next(answers) for _ in given] for number, given in asked.items()}

@@ -160,8 +160,6 @@ class Column(msgspec.Struct, frozen=True, eq=False):
 
 
 class JoinedSide(msgspec.Struct, frozen=True, eq=False):
-    """The joined rows of one side."""
-
     branches: tuple[BranchSide, ...]
     columns: tuple[Column, ...]  # of the blocks, then that of the labels, if it is none of theirs
     blocks: int
@@ -192,7 +190,6 @@ class JoinedSide(msgspec.Struct, frozen=True, eq=False):
         return out
 
     def indices(self) -> list[RowIndex]:
-        """p_i of all joined rows, for each column."""
         numbers = self.numbers(0, self.rows)
         return [RowIndex.of(numbers.pop(0), column.rows) for column in self.columns]
 
@@ -211,8 +208,6 @@ BYTES_PER_JOINED_ROW = 40
 
 
 class SizeLimit(msgspec.Struct, frozen=True):
-    """How many joined rows there may be."""
-
     rows: int
     here: int  # that this machine may make; it alone makes joins that are no tree
     bounds_trees: bool = True  # False: a tree may have any number, for nobody writes them down

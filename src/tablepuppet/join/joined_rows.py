@@ -233,7 +233,6 @@ def ascending(values: Array) -> Iterator[Array]:
 
 
 def _weight_step(shard: Shard) -> tuple[Sequence[Array], Sums]:
-    """The rows' weights."""
     assert shard.weights is not None
     return (shard.weights[:, None],), {}
 

@@ -52,7 +52,6 @@ class ScanKeys(msgspec.Struct, frozen=True, eq=False):
         return np.arange(self.rows, dtype=np.int32 if self.rows < 2**31 else np.int64)
 
     def column(self, expression: int) -> RowNumbers:
-        """A column of keys; −1 where it is NULL."""
         return numpy_of(self.table.column(f"k{expression}"), missing=-1)
 
 

@@ -112,8 +112,6 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 class SideSizes(msgspec.Struct, frozen=True):
-    """How many joined rows each side of the split has."""
-
     train: int
     test: int
     validation: int
@@ -215,7 +213,6 @@ class MappingSummary(MappingFacts, frozen=True, kw_only=True):
 
 
 def summarise(mapping: TableMapping) -> MappingSummary:
-    """The figures of a mapping."""
     return MappingSummary(
         **{name: getattr(mapping, name) for name in MappingFacts.__struct_fields__},
         parts=tuple(_of_part(part, mapping) for part in mapping.parts),

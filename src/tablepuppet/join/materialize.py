@@ -29,8 +29,6 @@ from tablepuppet.join.tree_join import BranchSide
 
 
 class Writer(msgspec.Struct, frozen=True, eq=False):
-    """Writes the sides of one joined table."""
-
     blocks: int
     spans: Sequence[Span]  # of the blocks, then that of the labels, if it is none of theirs
     label: int  # which of them is the labels'
@@ -73,7 +71,6 @@ def materialize(side: JoinedSide, labels: NDArray[Any], weights: Array | None) -
 def build_on_cluster(
     side: JoinedSide, labels: Array, weights: Array | None, cluster: Cluster, name: str
 ) -> ClusterRows:
-    """Joined rows, made by the workers."""
     given, blocks = cluster.put(side), side.blocks
     parts = min(cluster.size, side.rows)
     borders = np.linspace(0, side.rows, parts + 1).astype(np.int64).tolist()

@@ -20,8 +20,6 @@ _WORDS = {"inner": "JOIN", "left": "LEFT JOIN", "semi": "SEMI JOIN", "anti": "AN
 
 
 class Side(msgspec.Struct, frozen=True):
-    """One table's side of a join."""
-
     alias: str
     table: str
     key: str
@@ -37,8 +35,6 @@ class Side(msgspec.Struct, frozen=True):
 
 
 class JoinProfile(msgspec.Struct, frozen=True):
-    """One join: its two sides and their result."""
-
     kind: str
     left: Side
     right: Side

@@ -173,7 +173,6 @@ def count_rows(rows: RowNumbers, size: int) -> RowNumbers:
 
 
 def counts_up(index: RowNumbers, start: int) -> bool:
-    """Whether the numbers are start, start + 1, …"""
     return bool((index == np.arange(start, start + len(index), dtype=index.dtype)).all())
 
 

@@ -42,7 +42,6 @@ class Edge(msgspec.Struct, frozen=True, eq=False):
     grouped: RowNumbers  # rows here, group by group, in order within a group; then −1
 
     def per_group(self, values: Array) -> Array:
-        """The sum over the rows of each group."""
         found, is_filled = np.zeros(len(self.starts) - 1), np.diff(self.starts) > 0
         found[is_filled] = np.add.reduceat(values[self.grouped[:-1]], self.starts[:-1][is_filled])
         return found  # small sums next to huge ones, too, which a running sum would swallow

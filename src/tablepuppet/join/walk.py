@@ -48,8 +48,6 @@ Places = Sequence[Place | slice]  # of each block
 
 
 class Work(msgspec.Struct, frozen=True, eq=False):
-    """The work on joined rows in a walk."""
-
     step: JoinStep
     signals: int = 0  # that are collapsed
     writes: tuple[str, ...] = ()  # state that is overwritten

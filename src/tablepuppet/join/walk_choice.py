@@ -72,7 +72,6 @@ class BranchJoins(msgspec.Struct, frozen=True):
 def join_branches(
     bound: BoundQuery, keys: Sequence[ScanKeys], request: MappingRequest, cluster: Cluster | None
 ) -> BranchJoins:
-    """The joins of all branches, if there are joined rows, and not too many."""
     is_sized = request.walk in (None, "materialised")  # else nothing depends on how many there are
     given = request.max_joined_rows if is_sized else None
     limit = SizeLimit(

@@ -276,7 +276,6 @@ class LinearModel(msgspec.Struct, frozen=True):
         return self.train.transpose_dot(signal * scale[:, None], rows)
 
     def predict_test(self, theta: Array) -> Array:
-        """h of the test rows."""
         return self.test.dot(theta)
 
     def constants(self) -> list[Array]:

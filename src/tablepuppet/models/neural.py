@@ -272,7 +272,6 @@ Model = LinearModel | NeuralModel
 
 
 def flat_parameters(module: Module) -> Array:
-    """All trainable parameters, one after the other."""
     flat = need_torch().nn.utils.parameters_to_vector(trained_parameters(module))
     return np.asarray(flat.detach().numpy().copy())
 

@@ -266,7 +266,6 @@ TO_USER = e.Challenge | e.Welcome | e.Refused | e.Goodbye | e.Heartbeat | Accept
 
 
 def user_protocol() -> str:
-    """The messages between users and the server."""
     return e.fingerprint((FROM_USER, TO_USER, Job, Model, Result, Plan))
 
 

@@ -47,8 +47,6 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line."""
-
     def format(self, record: logging.LogRecord) -> str:
         document = {
             "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),

@@ -136,7 +136,6 @@ class RunStore:
         self._synced = now if is_synced else self._synced
 
     def read(self, key: Key, types: Any) -> Parcel | None:
-        """A record; None where there is none."""
         query = "SELECT checksum, content FROM pieces WHERE run = ? AND part = ? AND number = ? ORDER BY piece"
         parcel, is_there = None, False
         try:
@@ -154,17 +153,14 @@ class RunStore:
         return parcel
 
     def numbers(self, run: str, part: Part) -> list[int]:
-        """The numbers of a part's records, in order."""
         found = self._select("SELECT DISTINCT number FROM pieces WHERE run = ? AND part = ? ORDER BY 1", run, part)
         return [number for (number,) in found]
 
     def size(self, run: str, part: Part) -> int:
-        """Bytes of a part's records."""
         ((size,),) = self._select("SELECT sum(length(content)) FROM pieces WHERE run = ? AND part = ?", run, part)
         return int(size or 0)
 
     def runs(self) -> list[str]:
-        """Every run that has a record."""
         return [run for (run,) in self._select("SELECT DISTINCT run FROM pieces WHERE run != '' ORDER BY 1")]
 
     def forget(self, run: str) -> None:

@@ -79,7 +79,6 @@ def join_frames(frames: Mapping[str, Sequence[Frame]]) -> tuple[dict[str, int], 
 
 
 def split_frames(counts: Mapping[str, int], frames: Sequence[Frame]) -> dict[str, list[Frame]]:
-    """The opposite of `join_frames`."""
     found, start = {}, 0
     for client, count in counts.items():
         found[client] = list(frames[start : start + count])

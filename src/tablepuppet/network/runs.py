@@ -113,8 +113,6 @@ class RunQueue:
 
 @dataclass(eq=False)
 class Run:
-    """A run, from its submission to its end."""
-
     id: str
     kind: Kind
     asked: Frame
@@ -263,7 +261,6 @@ class RunProcess:
         return None if self._process is None else self._process.pid
 
     def do(self, run: Run, tables: Mapping[str, tuple[str, ...]], transport: RunTransport) -> Frame:
-        """The outcome of a run."""
         try:
             pipe = self.start()
             by = partitions_of(tables)

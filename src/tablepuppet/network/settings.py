@@ -146,7 +146,6 @@ class ClientSettings(_InFile, frozen=True):
 
 
 def read_federation(path: str | Path) -> FederationSettings:
-    """The settings in a federation file that names a server."""
     settings: FederationSettings = _read(path, FederationSettings)
     _check_address(settings.server.address, path)
     if not settings.owners or not all(settings.tables.values()):

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 
 def breach(why: str) -> PolicyError:
-    """The error of a request that its contract does not have."""
     return PolicyError(f"the request is outside its contract: {why}")
 
 
@@ -185,7 +184,6 @@ class ContractEnforcer:
         job.run = job.run or f"{contract.hash[:16]}-{secrets.token_hex(8)}"
 
     def contract(self, name: str) -> Contract | None:
-        """The contract of a job, once the owner agreed to it."""
         job = self.jobs.get(name)
         return None if job is None else job.contract
 

@@ -85,7 +85,6 @@ class Partials(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def rows(self) -> Integers:
-        """How many rows each group has here."""
         return self.values[0]
 
     def digest(self) -> bytes:
@@ -229,7 +228,6 @@ def _to_unscaled(column: pa.ChunkedArray) -> Integers:
 
 
 def _column(values: NDArray[Any], present: NDArray[np.bool_], kind: pa.DataType, state: str) -> pa.Array:
-    """A state as the partial query gave it."""
     missing = ~present if state in ("least", "greatest") else None
     if pa.types.is_floating(kind):
         return pa.array(values, pa.float64(), mask=missing)

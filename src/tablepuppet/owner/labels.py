@@ -46,7 +46,6 @@ class Split(msgspec.Struct, frozen=True, eq=False):
     known_rows: int | None = None  # rows that there were when sides were drawn: later ones are on the test side
 
     def test(self, rows: int, order: RowNumbers | None) -> NDArray[np.bool_]:
-        """The rows kept for the test, as a mask."""
         if self.test_where is not None:
             return raw.holds_of(self.test_where)
         is_test = split(rows, self.offset, self.seed, self.test_fraction, self.key)

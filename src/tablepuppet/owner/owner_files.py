@@ -133,7 +133,6 @@ class Approvals:
         return [contract for contract in self._proposals().values() if not is_decided(contract)]
 
     def _proposals(self, name: str = "") -> dict[str, Contract]:
-        """Contracts by their names, which begin like this."""
         found = {full: contract for full, contract in self._waiting.items() if full.startswith(name)}
         if self._folder is not None:
             for path in sorted((self._folder / "contracts").glob(f"{name}*.json")):
@@ -141,7 +140,6 @@ class Approvals:
         return found
 
     def find(self, name: str) -> Contract:
-        """A contract by the beginning of its name."""
         if not _HASH.fullmatch(name):
             raise PolicyError(
                 "a contract is named by eight or more of its hexadecimal digits; the owner's log has them"

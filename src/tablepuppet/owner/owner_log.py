@@ -52,8 +52,6 @@ _NO_HASH = "0" * 64
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One line."""
-
     number: int
     time: str
     event: Event
@@ -109,7 +107,6 @@ class OwnerLog:
 
     @property
     def now(self) -> datetime:
-        """By the clock that its lines have."""
         return self._clock()
 
     @property

@@ -93,7 +93,6 @@ def check_splits(features: Sequence[str], columns: Sequence[ColumnInfo], splits:
 
 
 def check_types(features: Sequence[str], columns: Sequence[ColumnInfo], encoders: Sequence[Encoder]) -> None:
-    """Every feature is still of a type that its encoder takes."""
     _refuse_changed([(n, c, isinstance(e, NumberEncoder)) for n, c, e in zip(features, columns, encoders, strict=True)])
 
 

@@ -107,7 +107,6 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     @property
     def row_keys(self) -> dict[str, str]:
-        """By table: the column that its rows are known by."""
         return {table: rules.row_key for table, rules in self.tables.items() if rules.row_key is not None}
 
     @property

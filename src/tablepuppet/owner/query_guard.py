@@ -36,14 +36,11 @@ _WHAT = "query"
 
 
 class CheckedQuery(msgspec.Struct, frozen=True):
-    """A query that a client may run."""
-
     text: str  # in DuckDB's dialect
     reads: Mapping[str, tuple[str, ...]]  # of each of its tables: the columns that it reads
 
     @property
     def lineage(self) -> Lineage:
-        """The columns that its rows are made of."""
         return _trace(self.text, tuple(self.reads.items()))
 
 
@@ -164,7 +161,6 @@ class DerivedSource(Source):
         self.moments = pairs.rename_columns([CUTOFF, *(f"{KEY} {k}" for k in range(len(outputs)))])
 
     def open_moments(self) -> duckdb_source.DuckSource:
-        """The cutoffs, as a source."""
         assert self.moments is not None
         named = {CUTOFFS: self.moments.select([CUTOFF])}
         query = f"SELECT * FROM {duckdb_source.quote_name(CUTOFFS)}"

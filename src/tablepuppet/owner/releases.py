@@ -217,7 +217,6 @@ def start_name(features: Sequence[str], weights: Sequence[dict[str, list[float]]
 
 
 def reads(scan: Scan, columns: Sequence[int]) -> tuple[str, ...]:
-    """The columns of tables behind some expressions of a scan."""
     bases = scan.use().bases
     return tuple(
         sorted({f"{base.table}.{name}".lower() for base in bases for c in columns for name in base.columns[c]})

@@ -275,8 +275,6 @@ def smallest_group(holds: Sequence[NDArray[Any]], subjects: NDArray[np.uint64] |
 
 
 class RowSet(NamedTuple):
-    """Some rows of a table that a job is about."""
-
     table: str
     kind: Kind
     sketch: Sketch

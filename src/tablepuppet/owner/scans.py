@@ -53,12 +53,10 @@ class ScanUse(msgspec.Struct, frozen=True):
 
     @property
     def bases(self) -> tuple[ScanUse, ...]:
-        """Every table that is read."""
         return (self, *self.others)
 
     @property
     def reach(self) -> dict[str, int | None]:
-        """The stability of every table that is read."""
         return {base.table: base.stability for base in self.bases}
 
 
@@ -219,7 +217,6 @@ class Scan:
         self._base = self.source.find_base() if self.is_keyed else ()
 
     def merge(self, groups: pa.Table) -> None:
-        """From now on the rows are those of merged groups."""
         with self.lock:
             assert isinstance(self.source, DerivedSource)
             self.source = MergedSource(self.source, self.partials(), groups)
@@ -249,7 +246,6 @@ class Scan:
         return found
 
     def everywhere(self, columns: Sequence[int]) -> pa.Table:
-        """Some columns of all rows of the source, whatever the filter."""
         with self.lock:
             return self.source.read([self.expressions[c] for c in columns], None)
 
@@ -302,7 +298,6 @@ class Scan:
         return self.subjects_of.get(self.table) if self.query is None else None
 
     def rows_of_a_subject(self) -> int:
-        """How many rows are about one and the same, at most."""
         if self.subject is None:
             return 1
         return int(np.unique(self.row_keys(), return_counts=True)[1].max(initial=1))

@@ -192,7 +192,6 @@ def _find_shadowed_names(tree: exp.Expr) -> set[str]:
 
 
 def _drop_qualifiers(node: exp.Expr) -> exp.Expr:
-    """An expression with the names of columns alone."""
     return node.copy().transform(lambda n: exp.column(n.this.copy()) if isinstance(n, exp.Column) else n)
 
 
@@ -352,7 +351,6 @@ def _microseconds(column: pa.ChunkedArray) -> NDArray[np.int64]:
 
 
 def _leaves(node: exp.Expr) -> Iterator[exp.Expr]:
-    """The operands of AND, OR and NOT."""
     if isinstance(node, _SPLITTERS):
         for child in node.iter_expressions():
             yield from _leaves(child)

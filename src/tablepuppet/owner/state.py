@@ -243,8 +243,6 @@ class SealState(msgspec.Struct, frozen=True):
 
 @dataclass
 class Sealing:
-    """One part's masks."""
-
     job: str
     client: str
     part: int
@@ -254,7 +252,6 @@ class Sealing:
     _masks: Masks | None = field(default=None, repr=False)
 
     def offer(self) -> MaskKey:
-        """The mask key, for the other parts."""
         return mask_key(self.state.private, self.shared, self.job, self.client, self.part)
 
     def meet(self, peers: Sequence[MaskKey]) -> None:

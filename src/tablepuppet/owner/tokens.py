@@ -65,7 +65,6 @@ def key_check(key: bytes) -> bytes:
 
 
 def key_of(shared: bytes | None) -> bytes:
-    """The clients' key, where there is one."""
     if shared is None:
         raise PolicyError(
             "this client has no key for tokens; give all clients the same key file (32 random bytes), "

@@ -298,5 +298,4 @@ def _noisy_summary(
 
 
 def _places(exact: MappingSummary) -> list[int]:
-    """The scan of each relation."""
     return [relation.scan for branch in exact.bound.branches for relation in branch.relations]

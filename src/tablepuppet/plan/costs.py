@@ -123,7 +123,6 @@ def cost(
 
 
 def shape_of(plan: "Plan") -> Shape:
-    """The sizes of a plan."""
     mapping, loss, spec, head, wire = plan.mapping, plan.loss, plan.job.model.spec, plan.head, plan.job.wire
     value_bytes = 4 if wire.startswith("float32") else 8  # before compression
     traits = traits_of(head.kind)
@@ -262,8 +261,6 @@ _SLOW = 2  # times as long as the fastest
 
 
 class Advice(msgspec.Struct, frozen=True):
-    """An algorithm and the reason for it."""
-
     algorithm: str
     why: str
 

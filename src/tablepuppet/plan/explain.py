@@ -113,7 +113,6 @@ def _title(plan: Plan) -> list[str]:
 
 
 def _penalties(model: JobModel, rows: int) -> str:
-    """The penalties, in words; `rows`: how many are joined to train on."""
     if isinstance(model.l2, dict):
         words = ["l2 of " + ", ".join(f"{table} {value:g}" for table, value in model.l2.items())]
     else:
@@ -257,7 +256,6 @@ def _exposure(plan: Plan) -> Sequence[str]:
 
 
 def _gains(gains: Sequence[Gain]) -> list[str]:
-    """The section of explain's text."""
     rows = [["model", "of the residual", "tables", "rounds", "bytes"]]
     for gain in gains:
         share = f"{gain.share:.0%}" if gain.share else "–" if gain.model == gains[0].model else "nothing found"

@@ -30,7 +30,6 @@ def describe_histories(mapping: MappingSummary) -> list[str]:
 
 
 def history_insights(mapping: MappingSummary) -> list[Insight]:
-    """The insights of the owner of a history."""
     return [
         Insight(f"client {client} (history of {mapping.bound.scans[scan].table})", (_cutoffs(mapping, scan),))
         for scan in mapping.cutoffs
@@ -125,7 +124,6 @@ def _tests_later(mapping: MappingSummary, job: Job) -> bool:
 
 
 def _names_in(text: str) -> set[str]:
-    """The columns that a text names."""
     return {column.name.lower() for column in parse_one(text, dialect="duckdb").find_all(exp.Column)}
 
 

@@ -31,8 +31,6 @@ _NAMED = 6  # features of a block that are listed by name
 
 
 class Insight(msgspec.Struct, frozen=True):
-    """The insights of one party."""
-
     party: str
     learns: tuple[str, ...]
 

@@ -38,8 +38,6 @@ _MANY_ROUNDS = 150  # of a run: on a slow network more of them take longer than 
 
 
 class AlgorithmCost(msgspec.Struct, frozen=True):
-    """One line of the table of costs."""
-
     algorithm: str
     epoch: Cost  # one that is not the first
     run: Cost
@@ -83,23 +81,19 @@ class Plan(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @property
     def head(self) -> HeadSpec:
-        """How the blocks' contributions become scores."""
         blocks, learns = len(self.mapping.bound.blocks), self.algorithm.learns_shrinkage
         return head_spec(self.job.model, blocks, self.loss.outputs, self.unit, learns=learns)
 
     @property
     def algorithm(self) -> Algorithm[Any]:
-        """The declaration of the job's algorithm."""
         return algorithm_of(self.job.options)
 
     @property
     def batch_size(self) -> int | None:
-        """Joined rows in a batch, where the algorithm has batches; None: all."""
         return self.job.batch(self.mapping.train_rows)
 
     @cached_property
     def shape(self) -> Shape:
-        """The sizes that costs depend on."""
         return shape_of(self)
 
     def cost(self, algorithm: str, epochs: int, *, after: int = 0) -> Cost:
@@ -200,7 +194,6 @@ class Plan(msgspec.Struct, frozen=True, eq=False, dict=True):
         return self.explain()
 
     def _repr_html_(self) -> str:
-        """The plan in a notebook."""
         return plan_html(self)
 
     def __repr__(self) -> str:

@@ -39,8 +39,6 @@ from tablepuppet.sources.encoding import encoded_width
 
 
 class Prepared(msgspec.Struct, frozen=True, eq=False):
-    """A plan and its joined rows."""
-
     plan: Plan
     mapping: TableMapping
     training: TableMapping  # the same, or expanded for the VFL baselines

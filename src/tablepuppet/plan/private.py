@@ -34,7 +34,6 @@ class PrivatePlan(msgspec.Struct, frozen=True):
 
     @property
     def is_noisy(self) -> bool:
-        """Whether gradients are clipped and noised."""
         return any(g is not None and g.clips for g in self.noise.gradients)
 
     def spent(self, rounds: int) -> Ledger:

@@ -76,7 +76,6 @@ class Predictor:
         return self._table.take(pa.array(np.sort(np.concatenate(rows)) if rows else np.empty(0, np.int64)))
 
     def __len__(self) -> int:
-        """How many keys there are."""
         return len(self._keys)
 
     def __repr__(self) -> str:
@@ -135,7 +134,6 @@ class PredictionCache:
         only: Sequence[Key],
         limit: int | None,
     ) -> pa.Table:
-        """The predictions of the rows with these keys."""
         with self._lock:
             kind = self._kind(
                 (model.id or identity_of(model), model.label, query, tuple(key), limit), query, tables, link
@@ -153,7 +151,6 @@ class PredictionCache:
         return found if found is not None else predict(only, limit)
 
     def clear(self) -> None:
-        """Forgets everything."""
         with self._lock:
             self._kinds.clear()
 

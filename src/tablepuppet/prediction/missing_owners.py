@@ -111,8 +111,6 @@ class _StandIn:
 
 
 class _StandInLink(Link):
-    """A link with stand-ins for some clients."""
-
     def __init__(self, link: Link, stand_ins: Mapping[str, _StandIn]) -> None:
         super().__init__(link.transport, link.wire, link.checks, link.asker)
         self.meter, self.sign = link.meter, link.sign

@@ -55,7 +55,6 @@ class BlockModel(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, block: Block, **given: Any) -> "BlockModel":
-        """The model of a block of the query."""
         absent = tuple(column.absent for column in block.columns)
         return cls(name=block.name, table=block.table, features=block.features, absent=absent, **given)
 
@@ -307,7 +306,6 @@ class Model(ModelContent, frozen=True):
         return pooled_model(self)
 
     def _repr_html_(self) -> str:
-        """The model in a notebook: the blocks with their features, and where their parameters are."""
         where = self.parts
         rows = [[b.name, b.table, ", ".join(b.features), where[b.name]] for b in self.blocks]
         return fragment(repr(self), table(["block", "table", "features", "parameters"], rows, text_columns=4))

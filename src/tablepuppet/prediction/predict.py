@@ -253,7 +253,6 @@ def answer(
     missing: Mapping[str, NDArray[np.bool_]] | None,
     sides: pa.Array | None = None,
 ) -> pa.Table:
-    """The table that a prediction returns."""
     columns: dict[str, pa.Array] = {}
     predicted, probabilities = model.loss.predict(scores), model.loss.probabilities(scores)
     if not model.classes:
@@ -305,7 +304,6 @@ def check_file(path: str | Path) -> Path:
 
 
 def class_names(classes: tuple[Class, ...]) -> list[str]:
-    """The classes as texts."""
     names: list[str] = pa.array(classes).cast(pa.string()).to_pylist()
     return names
 

@@ -83,7 +83,6 @@ def split_of(job: Job, mapping: MappingSummary) -> dict[str, Any]:
 
 
 def split_record(model: Model, way_out: str = "retrain it, or predict without the column split") -> SplitRecord:
-    """A model's record of its split."""
     if "split" not in model.metadata:
         raise ModelError(
             f"the model does not say which rows it was trained on, for it was saved by an earlier release; {way_out}"

@@ -38,7 +38,6 @@ class Mechanism(NamedTuple):
         return math.hypot(1.0 / self.noise, joined * self.partners)
 
     def scaled(self, noise: float) -> "Mechanism":
-        """The same with so many times the noise."""
         return self._replace(noise=noise * self.noise, partners=self.partners / noise)
 
 

@@ -68,7 +68,6 @@ class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return Mechanism(self.noise, self.steps, rate, self.cap, self.partners)
 
     def line(self) -> str:
-        """The claim in words."""
         whom = _OBSERVERS.get(self.observer, self.observer)
         if self.epsilon is not None:
             return (
@@ -89,8 +88,6 @@ class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All releases of a job."""
-
     releases: tuple[Release, ...] = ()
 
     def epsilon(self, what: str, table: str, observer: str) -> float:
@@ -209,8 +206,6 @@ class Spending(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class Account(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything that was released, in order."""
-
     spendings: tuple[Spending, ...] = ()
 
     def knows(self, spending: Spending) -> bool:

@@ -57,7 +57,6 @@ def mask_key(private: bytes, shared: bytes, job: str, client: str, part: int) ->
 
 
 def check_key(key: MaskKey, shared: bytes, job: str) -> None:
-    """Refuses a key that no client made for this job."""
     if not hmac.compare_digest(key.tag, _tag(shared, job, key.client, key.part, key.public)):
         raise PrivacyError(
             f"the key for masks in the name of {key.client} was not made by a client of this federation; "

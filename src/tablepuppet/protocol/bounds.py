@@ -144,7 +144,6 @@ def check_amounts(values: Any, name: str, shape: tuple[int | None, ...]) -> None
 
 
 def is_number(info: ColumnInfo) -> bool:
-    """Whether a feature of this kind is a number, or several."""
     return info.kind in _NUMBER_KINDS
 
 

@@ -120,8 +120,6 @@ _DTYPES = {name: np.dtype(name) for name in ("<f8", "<f4", "<i8", "<i4", "<i2", 
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """One encoded message."""
-
     header: bytes
     buffers: Sequence[Buffer] = []
 
@@ -139,7 +137,6 @@ class Frame(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """All bytes."""
         return len(self.header) + self.payload
 
 
@@ -184,7 +181,6 @@ def encode(message: msgspec.Struct, wire: Wire = "float64", *, keep_order: bool 
 
 
 def to_stream(table: pa.Table) -> memoryview:
-    """A table as an Arrow stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)

@@ -39,8 +39,6 @@ _BATCHES, _SMALLEST_BATCH, _LARGEST_BATCH = 40, 16, 10_240
 
 
 class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One expression of a scan, and all that it is for."""
-
     expression: str
     roles: tuple[Role, ...]
     domain: int = -1  # of a key: it is compared with keys of the same domain, at every owner; −1: it is none
@@ -214,7 +212,6 @@ class Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return tuple(dict.fromkeys(scan.table for scan in self.scans))
 
     def scan(self, number: int) -> ScanTerms:
-        """The terms of a scan that it has."""
         return next(scan for scan in self.scans if scan.scan == number)
 
 

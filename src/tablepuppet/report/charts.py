@@ -108,8 +108,6 @@ MAX_POINTS = 240  # in one chart
 
 
 class Point(msgspec.Struct, frozen=True):
-    """One mark: its place and its text."""
-
     x: float
     y: float
     text: str

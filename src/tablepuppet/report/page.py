@@ -37,7 +37,6 @@ def write_report(path: str | Path, runs: Sequence[RunRecord], networks: Mapping[
 
 
 def render(runs: Sequence[RunRecord], networks: Mapping[str, Network] | None = None) -> str:
-    """The report as HTML text."""
     if not runs:
         raise JobError("a report needs at least one run")
     if not all(isinstance(network, Network) for network in (networks or {}).values()):

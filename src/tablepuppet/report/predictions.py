@@ -26,8 +26,6 @@ _PRECISION_RECALL = ("recall", "precision", "threshold", "f1")
 
 
 class Drawing(msgspec.Struct, frozen=True):
-    """Charts that a notebook shows."""
-
     html: str
 
     def _repr_html_(self) -> str:

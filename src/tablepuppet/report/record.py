@@ -51,8 +51,6 @@ class ReleaseRecord(_Plain, frozen=True):
 
 
 class DataRecord(_Plain, frozen=True):
-    """The training data."""
-
     relations: list[RelationStats]
     blocks: list[BlockRecord]
     train_rows: int
@@ -113,8 +111,6 @@ class Coefficients(_Plain, frozen=True):
 
 
 class AccountRecord(_Plain, frozen=True):
-    """The traffic of one phase."""
-
     rounds: int
     bytes_up: int
     bytes_down: int
@@ -126,8 +122,6 @@ class AccountRecord(_Plain, frozen=True):
 
 
 class TrafficRecord(_Plain, frozen=True):
-    """The traffic of all phases."""
-
     training: AccountRecord
     setup: AccountRecord
     evaluation: AccountRecord
@@ -142,8 +136,6 @@ class MeasuredRecord(_Plain, frozen=True):
 
 
 class RunRecord(_Plain, frozen=True, kw_only=True):
-    """One run, in full."""
-
     format: Literal["tablepuppet-run/1"] = "tablepuppet-run/1"
     name: str
     created: str  # UTC, ISO 8601

@@ -46,7 +46,6 @@ def records_of(first: Result, beside: object) -> list[r.RunRecord]:
 
 
 def record_of(result: Result) -> r.RunRecord:
-    """A result as plain data."""
     job = result.plan.job
     is_linear = job.model.is_convex
     intercept = np.atleast_1d(np.asarray(result.intercept if is_linear else result.encoded_intercept, dtype=float))

@@ -187,8 +187,6 @@ _STORED: Final[dict[str, tuple[tuple[str, ...], str]]] = {
 
 
 class SQLite(Session):
-    """A table of a SQLite file."""
-
     dialect = _SQLITE
     title = "SQLite"
     reasons: Mapping[str, str] = {

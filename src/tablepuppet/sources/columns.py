@@ -198,7 +198,6 @@ def arrow_of(values: NDArray[Any]) -> pa.Array:
 
 
 def arrow_texts(values: Sequence[str]) -> pa.Array:
-    """Strings as an Arrow array, without pandas."""
     encoded = [value.encode() for value in values]
     ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
     return pa.LargeStringArray.from_buffers(len(encoded), pa.py_buffer(ends), pa.py_buffer(b"".join(encoded)))
@@ -262,7 +261,6 @@ def _own_columns(batches: list[pa.RecordBatch], schema: pa.Schema) -> list[pa.Ch
 
 
 def _join(pieces: list[pa.ChunkedArray]) -> pa.ChunkedArray:
-    """The pieces of a column with one dictionary, or without any."""
     kinds = {piece.type for piece in pieces}
     if len(kinds) > 1:
         pieces = [decode(piece) for piece in pieces]

@@ -44,7 +44,6 @@ class KnownNames(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def of_ids(cls, names: pa.Array, codes: Codes, encoder: IdEncoder) -> Self:
-        """Ids as their owner knows them."""
         return cls(names, codes, encoder.count if encoder.has_missing else -1, -1, encoded_width(encoder))
 
 
@@ -151,7 +150,6 @@ def _have_values(rows: RowNumbers, info: ColumnInfo) -> NDArray[np.bool_]:
 
 
 def _write(given: Array, info: ColumnInfo, feature: NumberEncoder, out: Array) -> None:
-    """Some rows of a number or vector, encoded."""
     if np.isinf(given).any():
         raise SourceError(f"column {info.name} contains infinity; filter such rows out, or use NULL")
     is_missing, varies = raw.missing_rows(given), feature.scale > 0
@@ -229,7 +227,6 @@ def _check_kind(info: ColumnInfo, feature: Encoder | KnownNames) -> None:
 
 
 def encoded_width(encoder: Encoder | KnownNames) -> int:
-    """How many rows of θ a feature takes."""
     if isinstance(encoder, KnownNames):
         return encoder.width
     if isinstance(encoder, NumberEncoder):

@@ -73,7 +73,6 @@ def open_files(path: str, files: list[str], name: str) -> Source:
 
 
 def _find(path: str, name: str) -> list[str]:
-    """The absolute paths of all files meant, sorted."""
     here = Path(path).expanduser()
     if here.is_file():
         return [str(here.resolve())]
@@ -188,7 +187,6 @@ class RemoteSource(FileSource):
 
 
 def _copy_file(file: _File, folder: Path) -> str:
-    """The copy of a file, fetched unless it is there already."""
     place = hashlib.sha256(f"{file.name}\0{file.version}".encode()).hexdigest()
     target = folder.joinpath(place, *file.partitions, PurePosixPath(file.name).name)
     if not target.exists():
@@ -233,7 +231,6 @@ def _send_request(url: str, method: str) -> Any:
 
 
 def _stored_files(url: str) -> list[_File]:
-    """A file, or all Parquet files below a folder."""
     store, path = pa.fs.FileSystem.from_uri(url)
     info = store.get_file_info(path)
     if info.type == pa.fs.FileType.File:

@@ -114,7 +114,6 @@ def _passed_on(layer: exp.Select, names: Mapping[str, int]) -> dict[str, int]:
 
 
 def source_of(query: str) -> str:
-    """The rows that are grouped, as a query."""
     select, _ = grouped_select(parse_one(query, dialect="duckdb"))
     whole = select.copy()
     rows = exp.select("*")
@@ -264,7 +263,6 @@ def named_items(select: exp.Select) -> dict[str, exp.Expr]:
 
 
 def _has_aggregate(node: exp.Expr, items: Mapping[str, exp.Expr]) -> bool:
-    """Whether an item is one, or is computed from another item that is."""
     if node.find(*_KINDS):
         return True
     named = {column.name.lower() for column in node.find_all(exp.Column) if not column.table} & items.keys()

@@ -49,7 +49,6 @@ def is_plain_column(expression: str) -> bool:
 
 
 def is_cutoffs(node: exp.Expr) -> bool:
-    """Whether a table in FROM is that of cutoffs."""
     return isinstance(node, exp.Table) and node.name == CUTOFFS
 
 
@@ -130,7 +129,6 @@ def list_times(query: exp.Expr) -> exp.Select:
 
 
 def _reader(tree: exp.Expr) -> exp.Select:
-    """The SELECT that reads cutoffs."""
     found = next(node for node in tree.find_all(exp.Table) if is_cutoffs(node)).find_ancestor(exp.Select)
     assert found is not None
     return found

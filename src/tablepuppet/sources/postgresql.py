@@ -76,8 +76,6 @@ _REASONS: Final = {
 
 
 class PostgreSQL(Session):
-    """A table of a PostgreSQL database."""
-
     dialect = _DIALECT
 
     def __init__(self, url: str, table: str, name: str) -> None:

@@ -89,7 +89,6 @@ def redact(url: str) -> str:
 
 
 def open_source(value: object, name: str) -> Source:
-    """Opens the user's source of table `name`."""
     # Here, because each family is built on the types above.
     from tablepuppet.sources import files, memory
 
@@ -119,8 +118,6 @@ Open = Callable[[list[str]], Source]
 
 
 class FileSource:
-    """A table in files."""
-
     def __init__(self, name: str, find: Find, open: Open) -> None:
         self._name, self._find, self._open = name, find, open
         files = find()

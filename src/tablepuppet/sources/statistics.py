@@ -174,7 +174,6 @@ class RowWeights(NamedTuple):
         return cls(places - 1, np.bincount(taken + 1, multiplicity)[places].astype(np.float64))
 
     def effective(self, codes: NDArray[Any], size: int) -> Array:
-        """The effective rows of each code of a column."""
         own = codes if self.rows is None else codes[self.rows]
         return effective_by_code(own, np.ones(len(own)) if self.weights is None else self.weights, size) + _ROUNDING
 

@@ -157,7 +157,6 @@ class Servable(msgspec.Struct, frozen=True):
 
 
 def bind_features(ucq: Ucq, wanted: Wanted, *, tables: Tables, link: Link, job: str) -> Servable:
-    """Binds the query to a federation and a model."""
     ucq, resolved = _resolve_names(_without_label(ucq, wanted.label), tables, link)
     checks.check_arity(ucq, resolved)
     bases = [_base(branch, wanted.bases, number) for number, branch in enumerate(resolved)]

@@ -144,7 +144,6 @@ class Branch(msgspec.Struct, frozen=True):
 
     @property
     def pairs(self) -> list[KeyPair]:
-        """The key equalities of all joins."""
         return [pair for join in self.joins for pair in join.on]
 
     @property

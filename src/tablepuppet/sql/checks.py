@@ -38,7 +38,6 @@ def check_arity(ucq: Ucq, branches: Sequence[ResolvedBranch]) -> None:
 
 
 def check_features(ucq: Ucq, branch: ResolvedBranch, features: Sequence[int]) -> None:
-    """There is a feature, and no two have the same name."""
     if not features:
         raise ucq.refuse("the SELECT list holds the label only; add at least one feature column", branch.outputs[0].at)
     seen: set[tuple[int, str]] = set()

@@ -214,7 +214,6 @@ def derived_table(query: exp.Select, name: exp.Identifier) -> exp.Subquery:
 
 
 def name_items(items: Sequence[exp.Expr]) -> list[exp.Expr]:
-    """SELECT items, each with the name that a query gives it."""
     return [
         item.copy()
         if item.is_star or isinstance(item, exp.Alias)

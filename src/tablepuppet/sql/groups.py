@@ -257,7 +257,6 @@ def _is_own(column: exp.Column, given: Mapping[str, exp.Expr]) -> bool:
 
 
 def has_aggregate(select: exp.Select) -> bool:
-    """Whether a SELECT has an aggregate of its own that no window computes."""
     own = (node for node in select.find_all(*AGGREGATES) if node.find_ancestor(exp.Select) is select)
     return any(node.find_ancestor(exp.Window, exp.Select) is select for node in own)
 

@@ -309,7 +309,6 @@ class _Branch:
         self.select.append("joins", exp.Join(this=derived_table(derived, name), on=found.on(name), side="LEFT"))
 
     def _show(self, scalar: _Scalar, value: exp.Expr) -> None:
-        """The value in the place of the subquery, under a name."""
         parent = scalar.node.parent
         if isinstance(parent, exp.Select):
             scalar.node.replace(exp.alias_(value, scalar.name or "history", quoted=True))
@@ -334,7 +333,6 @@ class _Branch:
                 column.replace(exp.alias_(filled, column.name, quoted=True) if is_item else filled)
 
     def _expand_star(self, name: exp.Identifier, outputs: Sequence[str]) -> None:
-        """h.* as the history's outputs."""
         items: list[exp.Expr] = []
         for item in self.select.expressions:
             is_star = isinstance(item, exp.Column) and isinstance(item.this, exp.Star)

@@ -30,8 +30,6 @@ from tablepuppet.sql.ucq import JoinKind, Scope, Source, matches
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A predicate over one table."""
-
     relation: int
     predicate: exp.Expr
 

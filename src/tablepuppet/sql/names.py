@@ -38,7 +38,6 @@ class ResolvedBranch(msgspec.Struct, frozen=True):
 
 
 def resolve(ucq: Ucq, branch: Conjunctive, shapes: Mapping[Origin, TableShape]) -> ResolvedBranch:
-    """Resolves every name of a branch."""
     names = _Names(ucq, branch, shapes)
     sources = tuple(names.source(k) for k in range(len(branch.sources)))
     where = [names.expression(e) for e in branch.where]
@@ -56,8 +55,6 @@ def resolve(ucq: Ucq, branch: Conjunctive, shapes: Mapping[Origin, TableShape]) 
 
 
 class _Names:
-    """The names that are known inside one branch."""
-
     def __init__(self, ucq: Ucq, branch: Conjunctive, shapes: Mapping[Origin, TableShape]) -> None:
         self.ucq = ucq
         self.branch = branch
@@ -86,7 +83,6 @@ class _Names:
         return replace(source, on=tuple(on), using=())
 
     def outputs(self, item: Item | Star) -> list[Output]:
-        """The columns of the result that an item stands for."""
         if isinstance(item, Item):
             expression = self.expression(item.expression)
             relation = one_table(self.scope, expression, is_branch=len(self.ucq.branches) > 1)
@@ -139,7 +135,6 @@ class _Names:
         ]
 
     def _find_column(self, name: exp.Identifier, relations: list[int]) -> exp.Column:
-        """The one column of these tables that has a name."""
         found = self._holders(name, relations)
         if len(found) > 1:
             choices = " or ".join(f"{self.scope.aliases[r]}.{name.name}" for r in found)
@@ -160,7 +155,6 @@ class _Names:
         raise self.ucq.refuse(f"no column of {where} is called {name.name}. {hint}", name)
 
     def _column(self, relation: int, name: exp.Identifier, written: exp.Identifier | None = None) -> exp.Column:
-        """A column of a table that all its clients have."""
         shape = self.shapes[relation]
         found = matches(name, shape.columns)
         alias = self.scope.aliases[relation]

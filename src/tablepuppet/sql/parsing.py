@@ -249,7 +249,6 @@ def qualify(tree: exp.Expr, columns: Columns) -> None:
 
 
 def _sources(select: exp.Select) -> Iterator[tuple[exp.Identifier, exp.Expr]]:
-    """The sources of a FROM clause, by alias."""
     for node in relations_of(select):
         alias = node.args.get("alias")
         named = alias.this if alias is not None else node.this

@@ -26,8 +26,6 @@ from tablepuppet.transport.link import Link
 
 
 class _Draft(msgspec.Struct):
-    """A scan under construction."""
-
     shape: TableShape
     filters: tuple[exp.Expr, ...]
     expressions: dict[str, exp.Expr] = {}  # by text, as the first client spells it
@@ -68,7 +66,6 @@ class Scans:
         return number
 
     def column(self, scan: int, expression: exp.Expr, at: exp.Expr) -> int:
-        """The number of an expression in a scan."""
         draft = self._drafts[scan]
         text = render(expression, draft.shape.spelling[draft.shape.clients[0]])
         if text not in draft.expressions:
@@ -177,7 +174,6 @@ class PlacedBranch(msgspec.Struct, frozen=True):
     key_columns: tuple[tuple[tuple[int, int], ...], ...]  # left and right, of each equality of each join
 
     def output(self, position: int, scans: Sequence[Scan]) -> ColumnInfo:
-        """The type of an output."""
         relation = self.resolved.outputs[position].relation
         return scans[self.scans[relation]].columns[self.output_columns[position]]
 
@@ -200,7 +196,6 @@ class PlacedBranch(msgspec.Struct, frozen=True):
         return Branch(relations, tuple(joins), number[base], label)
 
     def member(self, relation: int, positions: Sequence[int]) -> bound.Member:
-        """A block's place in this branch: these outputs of one relation."""
         return bound.Member(self._numbers()[relation], tuple(self.output_columns[p] for p in positions))
 
     def _numbers(self) -> dict[int, int]:

@@ -45,7 +45,6 @@ _OVER_ROWS = (exp.Group, exp.Window, exp.Distinct, exp.Limit, exp.Offset, exp.Se
 
 
 def find_table(ucq: Ucq, name: exp.Identifier, tables: Tables) -> str:
-    """The table of the federation that a name means."""
     known = list(tables)
     found = matches(name, known)
     if len(found) != 1:

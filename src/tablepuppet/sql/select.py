@@ -280,7 +280,6 @@ def one_table(scope: Scope, expression: exp.Expr, *, is_branch: bool = False) ->
 
 
 def _item(node: exp.Expr, text: str) -> Item | Star:
-    """One item of the SELECT list."""
     star = node.this if isinstance(node, exp.Column) else node
     if isinstance(star, exp.Star):
         excluded = star.args.get("except_") or ()

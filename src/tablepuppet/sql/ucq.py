@@ -143,7 +143,6 @@ class Scope:
         raise self.refuse(f"no table in the FROM clause is called {alias.name}. {hint}", alias)
 
     def relations(self, expression: exp.Expr) -> list[int]:
-        """The tables that an expression touches, in the order of the FROM clause."""
         return sorted({self.relation(c.args["table"]) for c in expression.find_all(exp.Column)})
 
     def names(self, relations: Sequence[int]) -> str:
@@ -209,7 +208,6 @@ def _replace_query(text: str, sources: Sequence[Source], at: int, query: exp.Que
 
 
 def as_table(source: Source) -> exp.Expr:
-    """The table as a FROM clause names it."""
     alias = exp.TableAlias(this=source.alias.copy())
     if source.derived is not None:
         return exp.Subquery(this=source.derived.copy(), alias=alias)

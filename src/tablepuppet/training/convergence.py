@@ -117,12 +117,10 @@ def _last_epochs(plan: Plan, epochs: int) -> int:
 
 
 def _before_last(plan: Plan, start: float, objectives: Sequence[float]) -> float:
-    """The objective before the last epochs."""
     return [start, *objectives][-1 - _last_epochs(plan, len(objectives))]
 
 
 def _change(before: float, last: float) -> float:
-    """As a share of the objective."""
     return abs(before - last) / max(abs(before), abs(last), 1e-300)
 
 

@@ -62,7 +62,6 @@ class Scored(msgspec.Struct, frozen=True, eq=False):
         return measuring.measure_constant(rows, constant, Criterion(loss, Moment.HELD_OUT))
 
     def scores(self, blocks: Sequence[Array] | None = None) -> Array:
-        """The score of every joined row."""
         return joined_scores(self.model, rows_here(self.rows), self.blocks if blocks is None else blocks)
 
 
@@ -154,7 +153,6 @@ class Comparison(msgspec.Struct, frozen=True):
 
     @property
     def table(self) -> "pd.DataFrame":
-        """A row for every metric."""
         import pandas as pd
 
         names = list(dict.fromkeys([*self.first, *self.second]))

@@ -246,7 +246,6 @@ class Drift(msgspec.Struct, frozen=True):
 
     @property
     def table(self) -> "pd.DataFrame":
-        """A row for every feature."""
         import pandas as pd
 
         return pd.DataFrame([asdict(f) for f in self.features])

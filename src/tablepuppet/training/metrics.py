@@ -211,7 +211,6 @@ class SideRows(msgspec.Struct, frozen=True, eq=False):
     def measure(
         self, per_row: Sequence[Array], intercept: Array, criterion: Criterion, known: Sums | None = None
     ) -> Measured:
-        """A model's predictions on them."""
         if not isinstance(self.joined, FactorisedRows):
             found = measure(self.joined, per_row, intercept, criterion, known=known)
             return self._add_errors(found, per_row, intercept, criterion)

@@ -57,7 +57,6 @@ class NoisyMetrics(msgspec.Struct, frozen=True):
             return Measured(float("nan"), {})
 
     def compare(self, first: Scored, second: Scored, wanted: MeasuredRows) -> Comparison:
-        """Two models on the same rows."""
         loss, labels = first.model.loss, rows_here(first.rows).joined_labels()
         scores = [one.scores() for one in (first, second)]
         each = [_contributions(loss, own, labels, self.noise) for own in scores]

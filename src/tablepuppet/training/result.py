@@ -53,8 +53,6 @@ _NO_FIGURES = (
 
 @dataclasses.dataclass(frozen=True)
 class EpochRecord:
-    """The state of a run after one epoch."""  # a dataclass, so that pandas.DataFrame(history) works
-
     epoch: int
     objective: float
     metrics: dict[str, Metrics]
@@ -151,7 +149,6 @@ class Result(ModelContent, frozen=True):
 
     @property
     def baseline_name(self) -> str:
-        """The name of the constant that predicts best."""
         loss = self.plan.loss
         return "majority class" if loss.task != "number" else _CONSTANTS.get(loss.name, "best constant")
 
@@ -201,7 +198,6 @@ class Result(ModelContent, frozen=True):
         return [*describe_walk(self.plan.mapping, self.measured, self.metrics), *self.notes]
 
     def _repr_html_(self) -> str:
-        """The result in a notebook."""
         title = f"{self.plan.job.model.name} by {self.plan.job.algorithm}: {self._took()}"
         title = ". ".join([title, *self.remarks])
         from tablepuppet.report.charts import draw_objective  # here and below: not loaded every run

@@ -318,7 +318,6 @@ class RoundedResults(msgspec.Struct, frozen=True):
         )
 
     def rises(self, found: list[dict[str, Any]], loss: float) -> list[dict[str, Any]]:
-        """Rounds permutation importance."""
         unit, rounding = self.train.unit(loss), self.train.rounding
         shown = [
             row

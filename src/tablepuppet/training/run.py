@@ -41,7 +41,6 @@ OnRound = Callable[[RoundEvent], None]
 
 
 def run(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | None = None) -> Result:
-    """Trains the plan's model."""
     training, encoders = _train(prepared, link, job_id, on_round)
     return training.finish(encoders)
 

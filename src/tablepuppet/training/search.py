@@ -122,7 +122,6 @@ class SearchResult(msgspec.Struct, frozen=True, eq=False):
         return replace(self, metric=metric)
 
     def _values(self, setting: int) -> list[float]:
-        """The metric on each fold."""
         return [fit.metrics[self.metric] for fit in self.fits if fit.setting == setting]
 
     @property
@@ -308,7 +307,6 @@ class FoldRows(msgspec.Struct, frozen=True, eq=False, dict=True):
         return list(range(fold + 1)) if self.is_time else [n for n in range(len(self.pieces)) if n != fold]
 
     def sides(self, fold: int) -> tuple[TableMapping, JoinedRows]:
-        """The mapping of the kept folds, and the fold held out."""
         held = self.pieces[fold + self.is_time]
         kept = np.flatnonzero(self.numbers <= fold if self.is_time else self.numbers != fold)
         if not held.rows or not len(kept):
@@ -324,7 +322,6 @@ class FoldRows(msgspec.Struct, frozen=True, eq=False, dict=True):
 
 
 def _only(rows: JoinedRows, joined: NDArray[np.int64]) -> JoinedRows:
-    """Some joined rows, with the tables' rows numbered as they are."""
     indices = tuple(RowIndex.of(p.take(joined), p.rows) for p in rows.indices)
     label = RowIndex.of(rows.label_index.take(joined), rows.label_index.rows)
     return JoinedRows(len(joined), indices, label, floats(rows.labels), weights=rows.weights)

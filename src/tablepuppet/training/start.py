@@ -167,7 +167,6 @@ def with_statistics(prepared: Prepared, link: Link, job_id: str) -> Plan:
 
 
 def widths_of(encoders: Sequence[Sequence[Encoder]]) -> tuple[int, ...]:
-    """How many columns each block is encoded to."""
     return tuple(sum(map(encoded_width, block)) for block in encoders)
 
 

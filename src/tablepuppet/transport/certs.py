@@ -135,7 +135,6 @@ def read_revoked(path: Path) -> frozenset[int]:
 
 
 def read_file(path: Path, what: str) -> bytes:
-    """The content of a file that a party needs."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -303,7 +302,6 @@ def seal(secret: bytes, sender: Path, key: Path, recipient: Path, authority: Pat
 
 
 def open_sealed(sealed: bytes, own: Path, key: Path, sender: Path, authority: Path) -> bytes:
-    """The secret in a sealed file, if it is for this party and by that sender."""
     check_own(authority, own, key)
     name = party_name(read_certificate(own))
     certificate = read_certificate(sender)

@@ -174,7 +174,6 @@ class Assembler:
             self._rest, content = self._rest[size:], content[size:]
 
     def drop(self) -> None:
-        """Drops an incomplete parcel."""
         if self._room is not None and self._taken:
             self._room.give(self._taken)
         self._taken = 0
@@ -329,5 +328,4 @@ def describe(hint: Any) -> str:
 
 
 def client_protocol() -> str:
-    """The messages between the server and its clients."""
     return fingerprint((FROM_CLIENT, FROM_SERVER, REQUESTS, RESPONSES))

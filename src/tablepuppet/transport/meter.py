@@ -70,8 +70,6 @@ class DisclosureKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The traffic in one phase of a run."""
-
     bytes_up: int = 0
     bytes_down: int = 0
     payload_up: int = 0  # arrays only, without message headers
@@ -131,7 +129,6 @@ class Traffic(Account):
 
     @property
     def all_told(self) -> dict[DisclosureKey, int]:
-        """All disclosures of the run."""
         return add_accounts(self.setup.told, self.told, self.evaluation.told)
 
     @property
@@ -140,7 +137,6 @@ class Traffic(Account):
 
 
 def all_of(runs: Sequence[Traffic]) -> Traffic:
-    """The traffic of several runs, one after the other."""
 
     def account(parts: Sequence[Account]) -> dict[str, Any]:
         numbers = ("bytes_up", "bytes_down", "payload_up", "payload_down")

@@ -20,8 +20,6 @@ def _is_id(block: BlockShape) -> bool:
 
 
 class AlsAlgorithm(Algorithm[Als]):
-    """Alternating least squares."""
-
     options = Als
     summary = "alternating least squares of factor heads; a round for every table, nothing to tune"
     requests = (AlsUpdate,)

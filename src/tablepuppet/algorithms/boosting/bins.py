@@ -21,8 +21,6 @@ _FURTHER = 10  # joined rows of a category that a further column is worth
 
 
 class BinRules(msgspec.Struct, frozen=True):
-    """How fine the bins of columns are."""
-
     bins: int  # of a column, at most
     categories: int  # of a string, at most
     least: int  # joined rows of a bin of numbers

@@ -64,7 +64,6 @@ class KeyBook:
             self._enter(entry, is_told)
 
     def add(self, entry: Key, *, is_told: bool) -> None:
-        """A new key, or a column of them."""
         self.entries.append(entry)
         self.is_told.append(is_told)
         self._enter(entry, is_told)
@@ -90,11 +89,9 @@ class KeyBook:
         return [Key(column, left=(code,)) for code in range(size)] if kind == tree_checks.ONE_HOT else []
 
     def is_whole(self, entry: Key) -> bool:
-        """Whether it stands for a whole column."""
         return entry.border == tree_checks.WHOLE
 
     def bits(self, entry: Key) -> int:
-        """How many bits of a row reveal it."""
         if not self.is_whole(entry):
             return 1
         return tree_checks.digits_of(int(self.columns.kinds[entry.column]), self.columns.size(entry.column))
@@ -214,7 +211,6 @@ class KeyBook:
         return found
 
     def best(self, splits: Splits, place: int) -> tuple[float, Split] | None:
-        """The gain and the split that were found for a node."""
         column, at, to_left, _, _ = splits.found[place].tolist()
         if column < 0:
             return None

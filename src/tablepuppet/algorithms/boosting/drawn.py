@@ -113,7 +113,6 @@ def _pool(number: int, block: Drawable, first: int, seed: int) -> dict[int, list
 
 
 def _candidates(layout: Columns, has_missing: NDArray[np.bool_], first: int, column: int, seed: int) -> list[Key]:
-    """The keys of a column."""
     size, is_missing = layout.size(column), bool(has_missing[column])
     if layout.kinds[column] == NUMBER:
         return [Key(column, border=at) for at in range(1, size - 1 + is_missing)]

@@ -172,7 +172,6 @@ def _check_before(before: GrownTrees, plan: Plan) -> None:
 
 
 def _add_earlier(server: BoostingServer, before: GrownTrees, earlier: Sequence[Sequence[NewKey]]) -> None:
-    """Adds the trees that there were to all scores."""
     train, held = [], []
     for known, keys in zip(server.blocks, earlier, strict=True):
         size = known.rows + 1 + known.held

@@ -321,14 +321,12 @@ def _rules(part: Part, unions: Sequence[Union], keys: Sequence[int]) -> list[tre
 
 
 def _count_trained(own: ClientState, part: Part, rules: Sequence[trees.SplitRule]) -> None:
-    """Writes down a model whose splits the owner trained it for."""
     scan = own.scan(part.request)
     if not tells_label(own, part.request.job, reads(scan, part.request.columns)):
         own.releases.record_scores(scan.table, trees.splits_name(rules))
 
 
 def _raw(own: ClientState, request: OfRows, rows: RowNumbers | None) -> list[RawColumn]:
-    """The raw columns of some rows of a scan."""
     pairs = [own.scan(request).column(c) for c in request.columns]
     found = raw_columns([c for c, _ in pairs], [i for _, i in pairs])
     if rows is None:

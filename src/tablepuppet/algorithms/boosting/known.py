@@ -44,8 +44,6 @@ class Choice(msgspec.Struct, frozen=True):
 
 @dataclass
 class _Column:
-    """The server's knowledge of one column."""
-
     kind: int
     place: int  # among the columns of known codes
     missing: int = -1  # the key that says which numbers are missing
@@ -91,7 +89,6 @@ class KnownBlock:
         self._active: list[int] = []  # known columns, ascending
 
     def learn(self, keys: Sequence[NewKey | NewColumn]) -> None:
-        """Takes in keys that a client revealed."""
         size = len(self.codes)
         apart: dict[int, Codes] = {}  # columns whose codes lie side by side while keys are taken in
         for new in keys:
@@ -114,7 +111,6 @@ class KnownBlock:
             self.layout = Columns.of(kinds, [c.bins for c in known], [self.signs[n] for n in self._active])
 
     def _learn_whole(self, new: NewColumn, column: _Column) -> None:
-        """Takes in a whole column."""
         if column.kind != new.kind or column.is_whole or column.borders or column.keys or column.missing >= 0:
             raise self._wrong("column", "is of another kind, or was told before", "NewColumn")
         codes = new.codes(len(self.codes))
@@ -142,7 +138,6 @@ class KnownBlock:
         return self.complete.issuperset(np.flatnonzero(allowed).tolist())
 
     def _column(self, number: int) -> _Column:
-        """A column, with codes of its own."""
         if number not in self.columns:
             count, kind = len(self.columns), int(self.kinds[number])
             place = sum(other < number for other in self._active)
@@ -188,7 +183,6 @@ class KnownBlock:
             self._split_atoms(column, number, codes, right)
 
     def _name_whole(self, column: _Column, number: int, codes: Codes, right: NDArray[np.bool_]) -> None:
-        """Gives a set of categories that are all known its number."""
         sides = np.bincount(codes * np.uint16(2) + right, minlength=512).reshape(256, 2) > 0
         if sides.all(axis=1).any():
             raise self._wrong("right", "parts rows of one category")
@@ -268,7 +262,6 @@ class KnownBlock:
         return Choice(choice.gain, self.block, known, sums=choice.sums)
 
     def is_set(self, key: int) -> bool:
-        """Whether a key is a set of sorted categories."""
         return int(self.kinds[self.keys[key][0]]) in SETS if key >= 0 else True
 
     def sign(self, key: int) -> int:

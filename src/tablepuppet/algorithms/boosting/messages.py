@@ -47,7 +47,6 @@ class Tree(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def splits(self) -> list[int]:
-        """Inner nodes."""
         return [n for n, left in enumerate(self.left) if left >= 0]
 
 

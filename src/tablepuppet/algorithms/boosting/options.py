@@ -105,7 +105,6 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
 
     @property
     def levels(self) -> int:
-        """The depth of a tree, at the most."""
         whole = _RANDOM_LEVELS if self.leaf_limit is None else min(_DEEPEST_BY_LEAVES, self.leaf_limit - 1)
         return self.depth or whole
 
@@ -125,7 +124,6 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
 
     @property
     def least_weight(self) -> float:
-        """The least Σh of a leaf."""
         return self._choose(self.min_child_weight, 1e-3, 1.0)
 
     @property
@@ -135,12 +133,10 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
 
     @property
     def is_random(self) -> bool:
-        """Whether splits are drawn, not searched."""
         return self.splits == "random"
 
     @property
     def most_leaves(self) -> int:
-        """The leaves of a tree, at the most."""
         whole = int(2**self.levels)
         return min(whole, self.leaf_limit or whole)
 
@@ -191,7 +187,6 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
 
     @property
     def bin_rules(self) -> BinRules:
-        """How fine the bins of columns are."""
         return BinRules(self.bins, self.most_categories, self.min_bin_rows)
 
     @property

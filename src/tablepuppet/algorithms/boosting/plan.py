@@ -31,7 +31,6 @@ from tablepuppet.sources.columns import STRING_KINDS
 
 
 def tree_insights(mapping: MappingSummary, shape: Shape, job: Job) -> list[Insight]:
-    """Disclosures, party by party."""
     options = _as_boosting(job.options)
     server = common_insights(mapping, job)
     for block in shape.blocks:
@@ -77,7 +76,6 @@ def tree_insights(mapping: MappingSummary, shape: Shape, job: Job) -> list[Insig
 
 
 def _of_rows(options: Boosting) -> str:
-    """Describes the disclosure of rows."""
     if options.reveals_columns:
         return (
             f"of every column that a tree splits: which of up to {options.bins} bins, or categories, each row of its "
@@ -94,7 +92,6 @@ def _of_rows(options: Boosting) -> str:
 
 
 def earlier_splits(job: Job, block: int) -> int:
-    """The splits of a block in trees that there were before."""
     return 0 if job.warm_start is None else job.warm_start.blocks[block].splits
 
 
@@ -146,7 +143,6 @@ def advise_trees(shape: Shape, given: AlgorithmOptions) -> Advice:
 
 
 def trees_cost(shape: Shape) -> Cost:
-    """The cost of boosted trees at defaults."""
     options = Boosting()
     return cost(shape, options.name, options, options.trees)
 

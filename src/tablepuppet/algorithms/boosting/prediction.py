@@ -73,7 +73,6 @@ def ask_bits(
 
 
 def splits_of(model: Model) -> list[int]:
-    """How many splits of each block the trees ask."""
     most = [0] * len(model.blocks)
     for tree in (t for group in model.trees for t in group):
         for node in tree.splits:

@@ -19,8 +19,6 @@ CLOSE = 1 - 1e-9  # more than products and quotients are rounded by
 
 
 class SplitRules(NamedTuple):
-    """Conditions on a split."""
-
     unit: Array  # of g and of h
     rules: Array  # as the options have them
     bounds: Array  # (nodes, 2): bounds of the values of leaves; (0, 2): nothing is bound
@@ -37,8 +35,6 @@ class SearchedColumns(NamedTuple):
 
 
 class Splits(NamedTuple):
-    """The best split of every node."""
-
     gain: Array  # infinite: nobody asks about the node
     found: Sums  # (nodes, 5): column (−1: none), bin, whether missing values go left, Σg and Σh of the left
     order: Codes  # (nodes, 256): of sorted categories, those that go left come first
@@ -62,7 +58,6 @@ def search_splits(sums: Sums, columns: Columns, numbers: Sums, how: SplitRules, 
 
 @compile_loop
 def _value(G: Any, H: Any, bound: Array) -> Any:
-    """−G/H within bounds."""
     return min(max(-G / H, bound[0]), bound[1])
 
 
@@ -77,7 +72,6 @@ def _worth(G: Any, H: Any, bound: Array) -> Any:
 
 @compile_loop
 def best_splits(sums: Sums, columns: SearchedColumns, how: SplitRules, out: Splits) -> None:
-    """Searches every column of every node."""
     free, total, places, ratio = np.empty(0), np.empty(2, np.int64), np.empty(256, np.int64), np.empty(256)
     for k in range(len(sums)):
         if out.gain[k] == np.inf:

@@ -59,7 +59,6 @@ class _Round(msgspec.Struct, frozen=True):
 
 
 def tree_waves(shape: Shape, options: Boosting, tree: int) -> list[RoundTraffic]:
-    """The rounds of the tree of this number."""
     if options.is_random:
         return _all_bits(shape, options) if tree == 0 else []
     return [wave for one in _rounds(shape, options, tree) for wave in _round(shape, options, one)]
@@ -113,7 +112,6 @@ def _check_seconds(shape: Shape, options: Boosting, one: _Round) -> float:
 
 
 def _rounds(shape: Shape, options: Boosting, tree: int) -> list[_Round]:
-    """The rounds of a tree whose splits are searched."""
     if tree == 0:
         return _first_tree(shape, options)
     asked = [_ask_chance(block, options, shape.outputs, tree) for block in shape.blocks]
@@ -174,7 +172,6 @@ def _things(block: BlockShape, options: Boosting) -> int:
 
 
 def _bits(block: BlockShape, options: Boosting) -> float:
-    """Of a row, that reveal a column, or a split."""
     if not options.reveals_columns:
         return 1.0
     return (_NUMBER_BITS * block.numbers + _CATEGORY_BITS * block.strings) / _things(block, options)
@@ -252,7 +249,6 @@ def _pairs(options: Boosting, part: PartShape, cells: int, together: float) -> t
 
 
 def _sizes(shape: Shape, options: Boosting, block: BlockShape, part: PartShape, one: _Round) -> tuple[float, float]:
-    """Bytes down and up of one part."""
     cells = one.cells
     pairs, fan = _pairs(options, part, cells, one.together)
     is_once, varies = part.joined <= part.rows, shape.curvature_varies or shape.outputs > 1

@@ -47,8 +47,6 @@ class Node(msgspec.Struct):
 
 
 class Growth(msgspec.Struct, frozen=True, eq=False, dict=True):
-    """The limits of a tree's growth."""
-
     depth: int
     rules: NDArray[np.float64]  # (options.py)
     leaves: int | None = None  # where trees grow by leaves: so many
@@ -61,8 +59,6 @@ class Growth(msgspec.Struct, frozen=True, eq=False, dict=True):
 
 
 class TreeRows(msgspec.Struct, frozen=True, eq=False):
-    """The rows that a tree is grown on."""
-
     blocks: Sequence[KnownBlock]
     indices: Sequence[BlockIndex]
     allowed: Sequence[NDArray[np.bool_]]  # by block: columns that may be used
@@ -83,7 +79,6 @@ class GrowingTree:
         self._deepest = growth.depth
 
     def is_open(self, number: int) -> bool:
-        """Whether a node may be split."""
         node, (least, _, rows, _) = self.nodes[number], self.growth.least
         is_large = node.h * self.given.unit[1] >= 2 * least and node.stop - node.start >= 2 * rows
         return is_large and node.depth < self._deepest
@@ -254,7 +249,6 @@ class GrowingTree:
             raise TransportError(f"{block.owner} claims a gain that its split does not have: Objections.gain")
 
     def _totals(self, segments: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Σg and Σh of some rows."""
         out = np.zeros((len(segments), 2), np.int64)
         kernels.sum_nodes(self.order, np.array(segments, np.int64).reshape(-1, 2), self.given.both, out)
         return [(g, h) for g, h in out.tolist()]

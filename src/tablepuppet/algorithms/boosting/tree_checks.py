@@ -43,7 +43,6 @@ class NumberBins(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=Tr
         return NUMBER
 
     def codes(self, values: Array) -> Codes:
-        """One code per number."""
         places = np.searchsorted(self.borders, values, side="left")
         return np.where(np.isnan(values), 0, places + 1).astype(np.uint8)
 
@@ -143,8 +142,6 @@ class Union(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Check(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Trees to be checked."""
-
     columns: NDArray[np.bool_]  # that may be used
     unions: list[Union]  # further keys, made without the client
     trees: list[Outline]

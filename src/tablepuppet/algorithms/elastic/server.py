@@ -47,8 +47,6 @@ class Point(msgspec.Struct, frozen=True, eq=False):
 
 @dataclass
 class ElasticServer(Server):
-    """The server's half."""
-
     problem: Problem
     options: Elastic
 

@@ -115,7 +115,6 @@ class Cluster:
             raise TrainingError(f"a Ray node lets anybody in ({_AUTH_MODE}={mode or 'unset'}); {_DEMAND}")
 
     def close(self) -> None:
-        """Ends the workers."""
         for worker in self._workers:
             self._ray.kill(worker)
 

@@ -40,7 +40,6 @@ class ClusterRows(AnyRows, frozen=True):
         self.state[name] = Kept(outputs, np.dtype(dtype).str)
 
     def walk_all(self, work: Work, per_row: Sequence[Array], columns: Sequence[Array]) -> Pass:
-        """The partitions at once."""
         walk = Walk(next(self.numbers), work, len(per_row), dict(self.state))
         calls = self._calls(walk, per_row, columns)
         answers = zip(self.partitions, self.cluster.ask("walk", calls), strict=True)

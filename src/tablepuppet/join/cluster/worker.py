@@ -65,17 +65,14 @@ class Storage:
         return columns, json.loads(table.schema.metadata[b"tablepuppet"])
 
     def remove(self, name: str) -> None:
-        """Forgets a name, if it is there."""
         path = f"{self._folder}/{name}.arrow"
         if self._files.get_file_info(path).type != pyarrow.fs.FileType.NotFound:
             self._files.delete_file(path)
 
     def create(self) -> None:
-        """Makes the folder."""
         self._files.create_dir(self._folder, recursive=True)
 
     def clear(self) -> None:
-        """Removes the folder and all that is in it."""
         self._files.delete_dir(self._folder)
 
 
@@ -170,7 +167,6 @@ def _compact(p: RowIndex, spec: PartitionSpec) -> tuple[Used, RowNumbers | None]
 
 
 def load(storage: Storage, path: str, labels: str) -> JoinedRows:
-    """A partition, as joined rows of its own."""
     columns, facts = storage.read(path)
     beside, _ = storage.read(f"{path}-{labels}")
     indices = [RowIndex(index=columns.get(f"p{i}"), **given) for i, given in enumerate(facts["indices"])]

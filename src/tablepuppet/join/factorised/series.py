@@ -218,7 +218,6 @@ class SeriesWalk(msgspec.Struct, frozen=True, eq=False):
         return cls(series, tree.order, tree.groups, levels, firsts, turns, freeze(weights))
 
     def share_tiles(self) -> list[NDArray[np.intp]]:
-        """The tiles of each lane."""
         tiles = np.arange(self.series.frequencies // TILE)
         return np.array_split(tiles, min(_MAX_LANES, -(-len(tiles) // _TILES_PER_LANE)))
 

@@ -43,7 +43,6 @@ class Segments(msgspec.Struct, frozen=True, eq=False):
         return cls(len(starts) - 1, filled, starts[filled], np.diff(starts)[filled])
 
     def repeat(self, per_group: Array) -> Array:
-        """A group's value for each of its rows."""
         return np.repeat(per_group[self.filled], self.lengths)
 
     def reduce(self, function: np.ufunc, values: Array, empty: float) -> Array:

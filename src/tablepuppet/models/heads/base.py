@@ -86,8 +86,6 @@ class Head(Protocol):
 
 
 class TrainedHead(msgspec.Struct):
-    """A head and where training has taken its own parameters."""
-
     head: Head
     own: Array
     # Of each block: of h² per joined row, and of θ² in addition to l2, by output; None: the spec's.

@@ -14,7 +14,6 @@ from tablepuppet.models.modules import OWN
 
 
 def make_head(spec: HeadSpec, seed: int = 0) -> Head:
-    """A head with its initial values."""
     make = KINDS[spec.kind].make
     assert make is not None, "a sum has no head"
     return make(spec, seed)

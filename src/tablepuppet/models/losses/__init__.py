@@ -42,5 +42,4 @@ def usual_loss(classes: int) -> type[Loss]:
 
 
 def metrics_by_name() -> dict[str, Metric]:
-    """All metrics that models of some loss have."""
     return {metric.name: metric for loss in LOSSES for metric in loss.metrics}

@@ -248,7 +248,6 @@ class Weighted(Loss):
     weights: Array
 
     def of_rows(self, rows: slice) -> "Weighted":
-        """The same for some of the rows."""
         return Weighted(self.plain, self.weights[rows])
 
     @property

@@ -26,7 +26,6 @@ _OPSETS = {"": 18, "ai.onnx.ml": 3}
 
 
 def to_onnx(model: Model, block: str | None = None) -> Any:
-    """The graph of a block; needs the extra `onnx`."""
     try:
         import onnx
     except ImportError:

@@ -76,7 +76,6 @@ class PooledModel(BaseEstimator):  # type: ignore[misc]
         return np.asarray(trained.head.combine(trained.own, h) + self.model.encoded_intercept)
 
     def _contribution(self, table: pa.Table, number: int) -> Array:
-        """A block's contribution to the scores."""
         block = self.model.blocks[number]
         for name in block.features:
             if name not in table.column_names:
@@ -112,7 +111,6 @@ class PooledRegressor(RegressorMixin, PooledModel):  # type: ignore[misc]
 
 
 def pooled_model(model: Model) -> PooledModel:
-    """The estimator of a model whose parameters are all here."""
     for block in model.blocks:
         block_named(model, block.name, "scikit-learn")
     if model.spec.kind == "mlp" and model.spec.activation not in _ACTIVATIONS:

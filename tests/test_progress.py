@@ -87,5 +87,5 @@ def test_an_estimator_passes_it_on() -> None:
 
 
 def test_another_value_is_refused() -> None:
-    with federation() as owner, pytest.raises(tp.TablePuppetError, match="progress must be True, False or None"):
+    with federation() as owner, pytest.raises(tp.TablePuppetError, match="progress must be True or False or None"):
         owner.train(QUERY, label="number", progress="yes")  # type: ignore[arg-type]

@@ -124,7 +124,7 @@ def test_pandas_columns_have_the_kinds_that_people_expect() -> None:
 @pytest.mark.parametrize("values", [["secret", 1], [1, "secret"], [object(), 1], [1 + 2j, 3]])
 def test_a_column_of_mixed_objects_is_refused_by_name_without_its_values(values: list[object]) -> None:
     frame = pd.DataFrame({"ok": [1, 2], "mixed": np.array([*values, None], object)[:2]})
-    with pytest.raises(SourceError, match="column 'mixed' of the DataFrame mixes types") as refused:
+    with pytest.raises(SourceError, match=r"column 'mixed' of the DataFrame .* mixes types") as refused:
         open_source(frame, "items")
     assert "secret" not in str(refused.value)
     assert refused.value.__cause__ is None

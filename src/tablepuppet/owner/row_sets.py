@@ -21,7 +21,7 @@ import hmac
 import os
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
@@ -315,8 +315,10 @@ class RowSets:
                 found = by
         return found
 
-    def keep(self, sets: Iterable[RowSet]) -> None:
+    def keep(self, sets: Sequence[RowSet]) -> None:
         """Keeps the sets of a job; they are on the disk when this returns."""
+        if not sets:  # no file where no rule needs one
+            return
         with self._lock, self._open_database() as database:
             for one in sets:
                 self._add(database, *one)

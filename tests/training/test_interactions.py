@@ -91,3 +91,38 @@ def test_noise_that_is_joined_often_explains_nothing(seed: int) -> None:
     with tp.Federation(held) as owner:
         result = owner.train(query, label="y", seed=seed)
     assert not [note for note in result.notes if "interact" in note]
+
+
+@pytest.mark.parametrize("l2", [1e-4, 10.0])
+@pytest.mark.parametrize("model", ["linear", "logistic", "poisson", "huber"])
+def test_what_tables_say_by_themselves_is_no_interaction(model: str, l2: float) -> None:
+    """Curves where the sum has lines, numbers of single rows, and lines that a penalty flattens."""
+    random = np.random.default_rng(0)
+    u, i = random.integers(0, 80, 5_000), random.integers(0, 60, 5_000)
+    a, b, x = random.normal(size=80), random.normal(size=60), random.normal(size=5_000)
+    score = (2 * np.sin(2 * a) + random.normal(size=80))[u] + b[i] ** 2 + x**2
+    noisy = score + random.normal(size=5_000)
+    counts = random.poisson(np.exp(np.clip(score / 2, -4, 4)))
+    y = {"logistic": (noisy > 1.5).astype(int), "poisson": counts}.get(model, noisy)
+    held = {
+        "ratings": pa.table({"u": u, "i": i, "x": x, "y": y}),
+        "users": pa.table({"u": np.arange(80), "a": a}),
+        "items": pa.table({"i": np.arange(60), "b": b}),
+    }
+    with tp.Federation(held) as owner:
+        result = owner.train(NUMBERS.replace("r.y", "r.x, r.y"), label="y", model=model, l2=l2)
+    assert not [note for note in result.notes if "interact" in note]
+
+
+def test_a_row_that_two_tables_tell_together_is_no_interaction() -> None:
+    """The distance tells the place, whose own number is no curve of what the sum makes of it."""
+    random = np.random.default_rng(1)
+    north, east = random.normal(size=200), random.normal(size=200)
+    k, away, angle = random.integers(0, 200, 8_000), np.hypot(north, east), np.abs(np.arctan2(north, east))
+    y = 2 * angle[k] + 3 * away[k] + 0.5 * random.normal(size=8_000)
+    flights = pa.table({"k": k, "x": away[k], "y": y})
+    places = pa.table({"k": np.arange(200), "north": north, "east": east})
+    query = "SELECT f.x, p.north, p.east, f.y FROM flights f JOIN places p ON f.k = p.k"
+    with tp.Federation({"flights": flights, "places": places}) as owner:
+        result = owner.train(query, label="y")
+    assert not [note for note in result.notes if "interact" in note]

@@ -9,6 +9,9 @@ every pair, on some of them,
 
 and on others: the share of the residual's variance that this explains. Both share no row of any table, so that noise
 explains nothing, however often a row is joined. Vectors are numbers of rows, and share those of the two tables alone.
+
+What either table explains by itself is no interaction, such as a curve where the sum has a line. So both first get a
+number for each of their bins, or rows, that is added to the score.
 """
 
 import itertools
@@ -40,11 +43,13 @@ _PAIRS = 10
 _BINS, _SHRUNK = 24, 10.0
 _RANKED = 1 << 14  # rows of a table by which its bins are chosen
 _SWEEPS, _RIDGE = 6, 25.0
+_SEEN = 4  # joined rows of a table's row, so that its own mean is known
 _LEAST = 0.03  # of the residual's variance: less is not worth another model
 _SURE = 3.0  # standard errors that a share must be above nothing
 _ROWS_PER_CELL = 20
 _WORSE = 0.01  # of the mean loss: less may be chance
 Rows = NDArray[np.integer[Any]]
+Pair = tuple[Rows, Rows]
 
 
 class Interaction(msgspec.Struct, frozen=True):
@@ -67,8 +72,8 @@ def probe(joined: Any, h: Sequence[Array], intercept: Array, loss: Loss, seed: i
 
 
 def explain_pairs(joined: Any, h: Sequence[Array], intercept: Array, loss: Loss, seed: int) -> list[Interaction]:
-    """The interactions of pairs of blocks; none if there are too few rows, or several classes."""
-    if joined.rows < _FEWEST or len(h) < 2 or loss.outputs > 1:
+    """The interactions of pairs of blocks; none if there are too few rows, several classes, or kinks."""
+    if joined.rows < _FEWEST or len(h) < 2 or loss.outputs > 1 or not loss.is_smooth:
         return []
     borders = np.linspace(0, joined.rows, min(joined.rows, _MOST) + 1).astype(np.int64)
     inside = np.random.default_rng((seed, 1)).random(len(borders) - 1) * np.diff(borders)
@@ -77,24 +82,25 @@ def explain_pairs(joined: Any, h: Sequence[Array], intercept: Array, loss: Loss,
     rows = [index.numbers(batch.rows) for index in batch.indices]
     values = [np.append(each[:, 0] if some is None else each[some, 0], 0.0) for each, some in zip(h, own, strict=True)]
     score = sum((v[r] for v, r in zip(values, rows, strict=True)), start=np.full(batch.rows, intercept[0]))
-    residual = -loss.gradient(score[:, None], batch.joined_labels())[:, 0]
-    residual -= residual.mean()
-    spread = float(residual.std())
+    label_rows = joined.label_index.take(chosen)
+    scored = _Scored(loss, score, batch.joined_labels(), label_rows)
+    spread = float(scored.residual(slice(None), 0.0).std())
     if not 0 < spread < np.inf:
         return []
-    residual /= spread
-    halves = _Halves.draw([*rows, joined.label_index.take(chosen)], seed)
+    scored = replace(scored, unit=spread)
+    halves = _Halves.draw([*rows, label_rows], seed)
 
     def find(pair: tuple[int, int]) -> Interaction:
-        i, k = pair
+        of_pair = rows[pair[0]], rows[pair[1]]
         vectors, sides = 0.0, halves.learnt_and_judged(pair)
-        if 5 * (len(values[i]) + len(values[k])) < len(residual):
-            fit = _vectors(rows[i], rows[k], len(values[i]), len(values[k]), seed)
-            vectors = _explain(fit, residual, *sides, halves.labels)
+        if 5 * sum(len(values[b]) for b in pair) < len(score):
+            fit = _vectors(*of_pair, len(values[pair[0]]), len(values[pair[1]]), seed)
+            vectors = _explain(fit, scored, of_pair, of_pair, sides)
         sides = halves.learnt_and_judged(pair, shares_none=True)
         bins = int(np.clip(np.sqrt(len(sides[0]) / _ROWS_PER_CELL), 2, _BINS))
         left, right = (_bins(values[b][:-1], bins)[rows[b]] if len(values[b]) > 1 else rows[b] for b in pair)
-        return Interaction(pair, _explain(_cells(left, right, bins), residual, *sides, halves.labels), vectors)
+        cells = _explain(_cells(left, right, bins), scored, (left, right), of_pair, sides)
+        return Interaction(pair, cells, vectors)
 
     pairs = itertools.islice(itertools.combinations(range(len(h)), 2), _PAIRS)
     return list(pool().map(find, pairs))
@@ -112,11 +118,7 @@ class _Halves(msgspec.Struct, frozen=True, eq=False):
         coins = [rng.random(int(own.max(initial=0)) + 1) < 0.5 for own in rows]
         return cls(rows, [coin[own] for coin, own in zip(coins, rows, strict=True)])
 
-    @property
-    def labels(self) -> Rows:
-        return self.rows[-1]
-
-    def learnt_and_judged(self, pair: tuple[int, int], *, shares_none: bool = False) -> tuple[Rows, Rows]:
+    def learnt_and_judged(self, pair: tuple[int, int], *, shares_none: bool = False) -> Pair:
         """Joined rows whose rows are all of one half, and those whose rows are all of the other. The pair's rows may be
         of either half, unless none are to be shared."""
         both = (self.rows[pair[0]] >= 0) & (self.rows[pair[1]] >= 0)
@@ -168,20 +170,65 @@ def advise_head(plan: Plan, found: Interaction) -> str:
 Fit = Callable[[Rows, Array, Rows], Array]
 
 
-def _explain(fit: Fit, residual: Array, learnt: Rows, judged: Rows, labels: Rows) -> float:
+class _Scored(msgspec.Struct, frozen=True, eq=False):
+    """Joined rows with their scores, labels and rows of the label's table."""
+
+    loss: Loss
+    scores: Array
+    labels: Array
+    label_rows: Rows
+    unit: float = 1.0  # of residuals
+
+    def residual(self, rows: Any, shift: Array | float) -> Array:
+        return np.asarray(-self.loss.gradient(self._at(rows, shift), self.labels[rows])[:, 0] / self.unit)
+
+    def shift(self, tables: Pair, learnt: Rows) -> Array:
+        """What both tables by themselves add to the scores of all rows: a number for each bin or row, shrunk."""
+        labels, found = self.labels[learnt], np.zeros(len(self.scores))
+        for own in tables * _SWEEPS:
+            here, before = own.take(learnt), found.take(learnt)
+            curvature = self.loss.curvature(self._at(learnt, before), labels)[:, 0]
+            steep = np.bincount(here, self.residual(learnt, before) * self.unit, int(own.max()) + 1)
+            step = steep / (np.bincount(here, curvature, len(steep)) + _RIDGE * max(float(curvature.mean()), 1e-300))
+            least = self.loss.total(self._at(learnt, before), labels)
+            for tried in (step, step / 2, step / 8, step / 64):
+                if self.loss.total(self._at(learnt, before + tried.take(here)), labels) <= least:
+                    found += tried.take(own)
+                    break
+        return found
+
+    def _at(self, rows: Any, shift: Array | float) -> Array:
+        return np.asarray(self.scores[rows] + shift)[:, None]
+
+
+def _explain(fit: Fit, scored: _Scored, places: Pair, rows: Pair, sides: Pair) -> float:
     """The share of the variance of judged rows that is explained; 0 where it may be chance.
 
-    Joined rows with the same label row are one witness.
+    `places`: the bins, or rows, of both tables that the fit goes by. Joined rows with the same label row are one
+    witness.
     """
+    learnt, judged = sides
     if not len(learnt) or not len(judged):
         return 0.0
-    expected, there = fit(learnt, residual.take(learnt), judged), residual.take(judged)
+    shift = scored.shift(places, learnt)
+    expected = fit(learnt, scored.residual(learnt, shift.take(learnt)), judged)
+    there = scored.residual(judged, shift.take(judged))
+    before = float(np.square(scored.residual(judged, 0.0)).sum())
+    whole = max(before, len(judged))  # of all rows on average: outliers are elsewhere
+    repeated = [own.take(judged) for own in rows if len(np.unique(own.take(judged))) * _SEEN <= len(judged)]
+    there, expected = (_within(values, repeated) for values in (there, expected))
     gained = np.square(there) - np.square(there - expected)
-    whole = max(float(np.square(there).sum()), len(judged))  # of all rows on average: outliers are elsewhere
     share = float(gained.sum()) / whole
-    witnesses = np.bincount(labels.take(judged), gained - gained.mean())
+    witnesses = np.bincount(scored.label_rows.take(judged), gained - gained.mean())
     error = float(np.sqrt(np.square(witnesses).sum())) / whole
     return share if share > _SURE * error else min(share, 0.0)
+
+
+def _within(values: Array, tables: list[Rows]) -> Array:
+    """Values less the mean of each row of the tables: it may be an effect of that row alone."""
+    for own in tables * _SWEEPS:
+        values = values - (np.bincount(own, values) / np.maximum(np.bincount(own), 1)).take(own)
+    return values
 
 
 def _bins(values: Array, count: int) -> Rows:
@@ -208,8 +255,10 @@ def _vectors(left: Rows, right: Rows, n: int, m: int, seed: int) -> Fit:
         b = np.random.default_rng((seed, 3)).standard_normal(m)
         for _ in range(_SWEEPS):
             a = _solve(i, residual, b.take(k), n)
+            a -= a.take(i).mean()  # what is the same for all partners is no interaction
             a /= np.sqrt(np.square(a.take(i)).mean()) or 1.0
             b = _solve(k, residual, a.take(i), m)
+            b -= b.take(k).mean()
         return np.asarray(a.take(left.take(judged)) * b.take(right.take(judged)))
 
     return fit

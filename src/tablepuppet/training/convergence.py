@@ -33,7 +33,8 @@ _AT_OPTIMUM = 1e-6  # of the objective: likewise, of an algorithm that would hav
 _NEGLIGIBLE = 1e-3  # of a constant's loss: to be worse by less is to be as good
 _PERFECT, _FEW_ROWS = 0.9995, 30  # R² that only a copy of the label has, in no fewer test rows
 _ORDERED = 0.9999  # AUC of two classes, likewise
-_GOOD, _MOST_GAIN = 0.9, 0.95  # R² of trees that learn the label from one feature, and its share of their gain
+_GOOD, _MOST_WEIGHT = 0.85, 0.95  # share of a label's variance that one feature explains, and what it weighs of all
+_FEW_WRONG = 0.05  # of the rows that the majority class misses, likewise
 _MANY_ORPHANS = 0.05  # of the rows of the label's table
 _MOSTLY = 0.8  # of a text column's values, which are numbers
 _FEW_NAMES = 20  # that a text column may have in any table
@@ -251,23 +252,46 @@ def _names_of_rows(prepared: Prepared, encoders: Sequence[Sequence[Encoder]]) ->
 
 def find_copy(result: "Result") -> list[str]:
     """A sentence where test rows are predicted perfectly, or well by one feature alone: it may be the label itself."""
-    held, plan = result.metrics.get("test", {}), result.plan
+    held, plan, known = result.metrics.get("test", {}), result.plan, result.plan.job.model.is_convex or result.trees
+    if plan.mapping.test_rows < _FEW_ROWS:
+        return []
     ordered = held.get("auc", 0.0) if "pr_auc" in held else 0.0  # of two classes
     is_perfect = held.get("accuracy", 0.0) == 1.0 or ordered > _ORDERED or held.get("r2", 0.0) > _PERFECT
-    is_good = bool(result.trees) and held.get("r2", 0.0) > _GOOD
-    if not (is_perfect or is_good) or plan.mapping.test_rows < _FEW_ROWS:
+    if not is_perfect and not (known and _predicts_well(result)):
         return []
-    weighs = ""
-    if plan.job.model.is_convex or result.trees:
-        found = result.importance()
-        weighs = f", and {found['feature'].iloc[0]} weighs most"
-        if not is_perfect and found["importance"].iloc[0] < _MOST_GAIN * found["importance"].sum():
-            return []
-    how = "perfectly" if is_perfect else f"with R² {held['r2']:.2g}"
+    first, share = _weighs_most(result) if known else ("", 0.0)
+    if not is_perfect and not share > _MOST_WEIGHT:
+        return []
+    weighs = f", and {first} weighs most" if first else ""
+    how = f"perfectly{weighs}: is a feature" if is_perfect else f"well by {first} alone: is it"
     return [
-        f"test rows are predicted {how}{weighs}: is a feature the label under another name, or known only after "
-        "it? Then leave it out of the SELECT list"
+        f"test rows are predicted {how} the label under another name, or known only after it? Then leave it out of "
+        "the SELECT list"
     ]
+
+
+def _predicts_well(result: "Result") -> bool:
+    """Whether predictions tell the labels of test rows: few classes are wrong, or each prediction's numbers alike."""
+    held, alone = result.metrics["test"], result.baseline
+    if "accuracy" in held and "accuracy" in alone:
+        return bool(1.0 - held["accuracy"] < _FEW_WRONG * (1.0 - alone["accuracy"]))
+    curves = result.curves.get("test")
+    if curves is None or curves.numbers is None:
+        return held.get("r2", 0.0) > _GOOD
+    cells = np.asarray(curves.numbers.cells, np.float64)
+    steps, rows = np.arange(len(cells)), cells.sum(axis=0)
+    apart = np.square(steps[:, None] - (steps @ cells) / np.maximum(rows, 1.0))
+    whole = np.square(steps - (cells.sum(axis=1) @ steps) / rows.sum()) @ cells.sum(axis=1)
+    return max(held.get("r2", 0.0), 1.0 - float((cells * apart).sum()) / max(float(whole), 1e-300)) > _GOOD
+
+
+def _weighs_most(result: "Result") -> tuple[str, float]:
+    """The feature that does, and its share of all; none where owners keep weights, or there is no other feature."""
+    found = result.importance()
+    weights = np.square(found["importance"]) if not result.trees else found["importance"].to_numpy()
+    if len(found) < 2 or not weights.sum() > 0 or not (result.trees or result.plan.job.data.standardize):
+        return "", 0.0
+    return str(found["feature"].iloc[0]), float(weights[0] / weights.sum())
 
 
 class Patience(msgspec.Struct, eq=False):

@@ -169,9 +169,7 @@ class Problem(msgspec.Struct, frozen=True, eq=False):
     batch_size: int | None = None
     seed: int = 0
     is_private: bool = False  # gradients are noisy: batches are Poisson samples, and nothing else may look at features
-    private_rates: tuple[
-        float, ...
-    ] = ()  # each block's learning rate of plain descent, at which such noise costs little
+    private_rates: tuple[float, ...] = ()  # of each block: rates of plain descent at which such noise costs little
     is_linear: bool = True  # whether every block is h = Tθ
     has_intercept: bool = True
     is_centred: bool = False  # networks have biases of their own; the best constant is added to them and stays fixed

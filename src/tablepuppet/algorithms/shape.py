@@ -117,9 +117,7 @@ class Shape(msgspec.Struct, frozen=True):
     model_bytes: int = 8  # of predictions and parameters: a network's own precision
     has_kinks: bool = False  # of the loss, whose slope at a kink must be kept
     slopes_tell_curvature: bool = False  # ∂²ℓ/∂a² of a joined row follows from ∂ℓ/∂a
-    frequencies: int | None = (
-        None  # K of a walk over the join's tree, about; 0: it has no series; None: there is no tree
-    )
+    frequencies: int | None = None  # K of a walk over the join's tree; 0: it has no series; None: there is no tree
 
     @property
     def is_sum(self) -> bool:

@@ -19,6 +19,7 @@ from tablepuppet.api.federation import Federation
 from tablepuppet.calls import check_calls
 from tablepuppet.errors import JobError
 from tablepuppet.job import Job, make_job, search_job
+from tablepuppet.job.make import plain_value
 from tablepuppet.progress import show_progress
 from tablepuppet.protocol.contract import FoldBy, Folds
 from tablepuppet.training.result import Result
@@ -184,15 +185,11 @@ def drawn_settings(
         rng = np.random.default_rng(seed)
         return [{name: _draw(values, rng) for name, values in grid.items()} for _ in range(samples)]
     combined = itertools.product(*grid.values())
-    return [dict(zip(grid, map(_plain, values), strict=True)) for values in combined]
+    return [dict(zip(grid, map(plain_value, values), strict=True)) for values in combined]
 
 
 def _draw(values: Any, rng: np.random.Generator) -> Any:
     if hasattr(values, "rvs"):
-        return _plain(values.rvs(random_state=rng))
+        return plain_value(values.rvs(random_state=rng))
     listed = list(values)
-    return _plain(listed[int(rng.integers(len(listed)))])
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
+    return plain_value(listed[int(rng.integers(len(listed)))])

@@ -107,9 +107,7 @@ def _enforce_part(job: JobUnderContract, request: OpenPart) -> None:
         raise breach("which rows take part is said once, and this part is open already")
     rows = request.train_rows  # None: all, which were counted with the contract
     is_history = any(moments.column < 0 for moments in job.scan(request.scan).moments)  # whose base rows are counted
-    if (
-        rows is not None and not is_history and 0 < distinct_rows(rows) < job.minimum_rows
-    ):  # of none, nothing is learned
+    if rows is not None and not is_history and 0 < distinct_rows(rows) < job.minimum_rows:  # of none nothing is learned
         raise refused_by(
             "minimum_rows",
             f"at least {job.minimum_rows:,} distinct rows must take part, and fewer do; filter fewer rows out",

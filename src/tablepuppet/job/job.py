@@ -95,9 +95,7 @@ class JobData(_Part, frozen=True):
     label: str
     weight: str | None = None  # of rows: a column of the label's table, or an expression over it
     exposure: str | None = None  # how long, or of how many, a count is: its rate is modelled, weighted by it
-    negatives: Annotated[int, msgspec.Meta(ge=0, le=1000)] = (
-        0  # so many pairs that did not meet for each joined row, which is then an observed pair
-    )
+    negatives: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0  # pairs that did not meet, drawn for each joined row
     class_weight: Literal["balanced"] | dict[str, Amount] | None = None
     standardize: bool = True
     max_categories: Positive | None = None

@@ -82,15 +82,15 @@ def _check_names(query: Any, label: Any, model: Any) -> None:
 
 def _normalize(given: dict[str, Any]) -> dict[str, Any]:
     """Plain numbers instead of NumPy's, classes as texts, and a known head."""
-    given = {name: _plain(value) for name, value in given.items()}
+    given = {name: plain_value(value) for name, value in given.items()}
     if given.get("l2") == "auto":
         given["l2"] = None
     if isinstance(given.get("class_weight"), Mapping):
-        given["class_weight"] = {class_text(c): _plain(w) for c, w in given["class_weight"].items()}
+        given["class_weight"] = {class_text(c): plain_value(w) for c, w in given["class_weight"].items()}
     return given | head_given(given.get("head", "sum"))
 
 
-def _plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 

@@ -111,9 +111,7 @@ def parts_of_block(
 ) -> list[Part]:
     """The clients' shares of a block. A client without used rows takes no part, with two exceptions: it is the only
     client (a LEFT JOIN may find nobody), or too few would be left for masks. Then its sums are zero."""
-    ends = np.array(
-        [0, *(place.end for place in places)], dtype=sides[0].dtype
-    )  # of another, NumPy would widen all rows
+    ends = np.array([0, *(place.end for place in places)], sides[0].dtype)  # of another, NumPy would widen all rows
     borders = [np.searchsorted(rows, ends).tolist() for rows in sides]
     inside = [[slice(*own[i : i + 2]) for own in borders] for i in range(len(places))]
     are_used = [any(s.stop > s.start for s in own) for own in inside]

@@ -97,9 +97,7 @@ class AskedSides(msgspec.Struct, frozen=True):
     """The request for sides to the owners of the predicted rows."""
 
     record: SplitRecord
-    places: tuple[
-        tuple[SideTerms, int, int, int], ...
-    ]  # of each branch: the first row's number, and the two conditions
+    places: tuple[tuple[SideTerms, int, int, int], ...]  # of each branch: its first row's number, two conditions
 
     @classmethod
     def of(cls, record: SplitRecord, bound: BoundQuery) -> "AskedSides":

@@ -20,13 +20,13 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Problem, Server, Walkable
-from tablepuppet.arrays import Array, floats
+from tablepuppet.arrays import Array, RowNumbers, floats
 from tablepuppet.errors import JobError, MappingError, PrivacyError
 from tablepuppet.formatting import plural
 from tablepuppet.job import Job
 from tablepuppet.join.joined_rows import JoinedRows
 from tablepuppet.join.mapping import TableMapping, rows_here
-from tablepuppet.join.row_index import RowIndex
+from tablepuppet.join.row_index import RowIndex, count_rows
 from tablepuppet.memory import trim_heap
 from tablepuppet.models.heads.base import apply_head
 from tablepuppet.models.losses import metrics_by_name
@@ -298,9 +298,9 @@ class FoldRows(msgspec.Struct, frozen=True, eq=False, dict=True):
         return cls(mapping, train, folds, pieces, is_time)
 
     @cached_property
-    def counts(self) -> list[list[NDArray[np.int64]]]:
+    def counts(self) -> list[list[RowNumbers]]:
         """How many joined rows of each fold every block's rows are in."""
-        return [[_count_rows(p) for p in piece.indices] for piece in self.pieces]
+        return [[count_rows(p.numbers(piece.rows), p.rows) for p in piece.indices] for piece in self.pieces]
 
     def kept_folds(self, fold: int) -> list[int]:
         """The folds to train on while a fold is held out (by time: those before it)."""
@@ -325,8 +325,3 @@ def _only(rows: JoinedRows, joined: NDArray[np.int64]) -> JoinedRows:
     indices = tuple(RowIndex.of(p.take(joined), p.rows) for p in rows.indices)
     label = RowIndex.of(rows.label_index.take(joined), rows.label_index.rows)
     return JoinedRows(len(joined), indices, label, floats(rows.labels), weights=rows.weights)
-
-
-def _count_rows(index: RowIndex) -> NDArray[np.int64]:
-    found = np.arange(index.rows) if index.index is None else index.index
-    return np.bincount(found[found >= 0], minlength=index.rows)

@@ -165,10 +165,7 @@ def headed_step(
     signals, slope = pull_back(outcome[0] / (unit * unit))
     for signal, values, weight in zip(signals, h, trained.per_joined, strict=False):
         signal += (weight if shard.weights is None else weight * shard.weights[:, None]) * values
-    more = {"head": slope} if head.spec.shrinkage is not None else {"head": slope, "lengths": _lengths(h)}
-    return (signals,), {**sums, **more}
-
-
-def _lengths(h: Sequence[Array]) -> Array:
-    """Σ_j h² of each block and output."""
-    return np.stack([np.einsum("jk,jk->k", values, values) for values in h])
+    sums = sums | {"head": slope}
+    if head.spec.shrinkage is None:
+        sums["lengths"] = np.stack([np.einsum("jk,jk->k", values, values) for values in h])
+    return (signals,), sums

@@ -50,10 +50,6 @@ class Logistic(Loss):
         odds = np.clip(mean, 1e-12, 1.0 - 1e-12)  # labels that carry noise may have any mean
         return np.array([np.log(odds / (1.0 - odds))])
 
-    def typical_slope(self, labels: Array, shares: Array) -> float:
-        """At the best constant the slope is the label's distance from its mean."""
-        return float(np.sqrt(shares @ (labels - shares @ labels) ** 2))
-
     def value(self, scores: Array, labels: Array) -> Array:
         a = scores[:, 0]
         return np.asarray(np.maximum(a, 0.0) + np.log1p(np.exp(-np.abs(a))) - labels * a)

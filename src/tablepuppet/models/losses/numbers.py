@@ -34,10 +34,6 @@ class Squared(Loss):
     def best_constant(self, labels: Array, weights: Array) -> Array:
         return np.array([weights @ labels / max(float(weights.sum()), 1e-300)])
 
-    def typical_slope(self, labels: Array, shares: Array) -> float:
-        """At the best constant the slope is the label's distance from its mean."""
-        return float(np.sqrt(shares @ (labels - shares @ labels) ** 2))
-
     def value(self, scores: Array, labels: Array) -> Array:
         residual = scores[:, 0] - labels
         return np.asarray(0.5 * residual * residual)

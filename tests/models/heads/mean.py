@@ -1,4 +1,4 @@
-"""A toy head: the mean of what the tables give. A test copies it into the package and adds its two lines."""
+"""A toy head: the mean of what the tables give. A test copies it into the package and adds its name."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class MeanHead:
         return self.combine(own, h), pull_back
 
 
-MEAN = HeadTraits(
+HEAD = HeadTraits(
     make=lambda spec, seed: MeanHead(spec),
     widths=lambda job, blocks, outputs: (outputs,) * blocks,
 )

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.models.spec import Activation, Dtype
 
-HeadKind = Literal["sum", "factor", "mlp", "module"]
+HeadKind = Literal["sum", "factor", "mlp", "module"]  # a new one has a file of its name (docs/extending.md)
 
 
 class HeadSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -43,7 +43,7 @@ class HeadSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class HeadTraits(msgspec.Struct, frozen=True, kw_only=True):
-    """Traits of a kind of head, known before a head is made. A new kind declares it and joins KINDS in kinds.py."""
+    """Traits of a kind of head, known before a head is made; a head's file declares them as HEAD."""
 
     widths: Callable[[Any, int, int], tuple[int, ...]]  # k_i for a job's model, so many blocks and outputs
     make: Callable[[HeadSpec, int], Head] | None = None  # with its initial values, by a seed; None: rows add up h

@@ -68,7 +68,7 @@ class FactorHead(msgspec.Struct, frozen=True):
         return np.concatenate([residual, others.reshape(len(values), -1)], axis=1)
 
 
-FACTOR = HeadTraits(
+HEAD = HeadTraits(
     make=lambda spec, seed: FactorHead(spec),
     widths=lambda model, blocks, outputs: (outputs * (1 + (model.rank or _RANK)),) * blocks,
     options=("rank", "shrinkage"),

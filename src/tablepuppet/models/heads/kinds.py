@@ -5,11 +5,11 @@ head. The server of this process knows a user's own modules by name.
 """
 
 import math
-from typing import Any
+from importlib import import_module
+from typing import Any, get_args
 
 from tablepuppet.errors import JobError, nearest
 from tablepuppet.models.heads.base import Head, HeadKind, HeadModel, HeadSpec, HeadTraits, TrainedHead
-from tablepuppet.models.heads.factor import FACTOR
 from tablepuppet.models.modules import OWN
 
 
@@ -72,7 +72,10 @@ MODULE = HeadTraits(
     is_own=True,
     l2_by_rows=300.0,
 )
-KINDS: dict[HeadKind, HeadTraits] = {"sum": SUM, "factor": FACTOR, "mlp": PERCEPTRON, "module": MODULE}
+_HERE: dict[HeadKind, HeadTraits] = {"sum": SUM, "mlp": PERCEPTRON, "module": MODULE}
+KINDS: dict[HeadKind, HeadTraits] = {  # of others, HEAD of the file of that name
+    kind: _HERE.get(kind) or import_module(f"tablepuppet.models.heads.{kind}").HEAD for kind in get_args(HeadKind)
+}
 HEADS = tuple(kind for kind, traits in KINDS.items() if not traits.is_own)
 
 

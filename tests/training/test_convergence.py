@@ -167,7 +167,7 @@ def test_a_copy_of_the_label_is_pointed_at(label: Any, options: dict[str, Any]) 
         plain = owner.train(QUERY.replace(", b.v", ""), label="y", **options)
         copied = owner.train(QUERY.replace("a.u", "a.u, a.y + 0 AS late_fee"), label="y", **options)
     assert "under another name" not in str(plain)
-    assert "test rows are predicted perfectly, and a.late_fee weighs most" in str(copied) or (
+    assert "perfectly, and a.late_fee weighs most" in str(copied) or (
         "test rows are predicted well by a.late_fee alone" in str(copied)
     )
 
@@ -182,7 +182,7 @@ def test_a_copy_of_the_label_is_pointed_at(label: Any, options: dict[str, Any]) 
         ("a.y > 0", "CASE WHEN a.id % 75 = 7 THEN 0 ELSE CAST(a.y > 0 AS INTEGER) END", {}),
         (
             "a.y > 0",
-            "CASE WHEN a.id % 75 = 7 THEN 'n' ELSE CAST(a.y > 0 AS VARCHAR) END",
+            "CASE WHEN (a.id % 75 = 7) = (a.y > 0) THEN 'n' ELSE 'y' END",
             {"model": "boosted", "trees": 9},
         ),
     ],

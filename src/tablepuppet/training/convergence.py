@@ -263,7 +263,8 @@ def find_copy(result: "Result") -> list[str]:
     if not is_perfect and not share > _MOST_WEIGHT:
         return []
     weighs = f", and {first} weighs most" if first else ""
-    how = f"perfectly{weighs}: is a feature" if is_perfect else f"well by {first} alone: is it"
+    almost = "" if held.get("accuracy", held.get("r2")) == 1.0 else "almost "
+    how = f"{almost}perfectly{weighs}: is a feature" if is_perfect else f"well by {first} alone: is it"
     return [
         f"test rows are predicted {how} the label under another name, or known only after it? Then leave it out of "
         "the SELECT list"

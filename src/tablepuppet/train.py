@@ -32,7 +32,7 @@ from tablepuppet.prediction.cache import PredictionCache
 from tablepuppet.prediction.missing_owners import reachable
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.predict import predict_rows
-from tablepuppet.prediction.split import RowSelection
+from tablepuppet.prediction.split_record import RowSelection
 from tablepuppet.privacy.options import privacy_of
 from tablepuppet.protocol.columns import Encoder
 from tablepuppet.protocol.contract import Purpose
@@ -47,7 +47,7 @@ from tablepuppet.training.convergence import find_copy
 from tablepuppet.training.evaluate import Comparison, Evaluation, score_labelled, score_rows
 from tablepuppet.training.evaluate import compare as compare_models
 from tablepuppet.training.interactions import gains_of
-from tablepuppet.training.noisy import NoisyMetrics
+from tablepuppet.training.noisy_metrics import NoisyMetrics
 from tablepuppet.training.pooled import run_pooled
 from tablepuppet.training.result import Result
 from tablepuppet.training.rounding import RoundedResults, check_label_rows, hide_rows, partner_rules

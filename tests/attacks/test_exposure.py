@@ -23,7 +23,7 @@ from tablepuppet.exchanges.schema import OpenScan
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.owner.policy import Policy
 from tablepuppet.owner.releases import Releases, _bits_of
-from tablepuppet.owner.store import ClientTables
+from tablepuppet.owner.tables import ClientTables
 from tablepuppet.privacy.analyst import AnalystTerms
 from tablepuppet.privacy.ledger import Spending
 from tablepuppet.protocol.base import disclosures

@@ -16,8 +16,8 @@ from tablepuppet.errors import PolicyError
 from tablepuppet.exchanges.labels import Labels, SendLabels
 from tablepuppet.exchanges.proposal import ProposeContract
 from tablepuppet.exchanges.schema import OpenScan
-from tablepuppet.owner.labels import split
 from tablepuppet.owner.policy import LabelRules, Policy, TableRules
+from tablepuppet.owner.split import split
 from tablepuppet.protocol.contract import Column, Contract, ScanTerms, SideTerms
 
 KEY = b"k" * 32

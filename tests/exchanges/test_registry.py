@@ -14,7 +14,7 @@ from tablepuppet.exchanges import registry
 from tablepuppet.exchanges.base import BEFORE_CONTRACT, Exchange, NoCheck
 from tablepuppet.exchanges.parts import Evaluation
 from tablepuppet.exchanges.registry import EXCHANGES
-from tablepuppet.owner.store import ClientTables
+from tablepuppet.owner.tables import ClientTables
 from tablepuppet.protocol.base import Message, disclosures, marked_fields
 from tablepuppet.sources.source import open_source
 

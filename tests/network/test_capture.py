@@ -30,7 +30,7 @@ from tablepuppet.network.run_store import RunStore
 from tablepuppet.network.serve import Server
 from tablepuppet.network.settings import read_federation
 from tablepuppet.owner.row_sets import in_order, order_bits
-from tablepuppet.owner.store import ClientTables
+from tablepuppet.owner.tables import ClientTables
 from tablepuppet.protocol.base import Predictions
 from tablepuppet.protocol.codec import Frame, decode
 from tablepuppet.sources.source import open_source

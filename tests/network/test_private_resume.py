@@ -21,7 +21,7 @@ from tablepuppet.exchanges.schema import CloseJob
 from tablepuppet.network.member import IdempotentClient
 from tablepuppet.network.run_store import RunStore
 from tablepuppet.owner.owner_log import OwnerLog
-from tablepuppet.owner.store import ClientTables
+from tablepuppet.owner.tables import ClientTables
 from tablepuppet.protocol.base import Failure, Message, Predictions
 from tablepuppet.protocol.codec import Frame, decode, encode
 from tablepuppet.sources.source import open_source

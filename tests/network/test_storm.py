@@ -29,7 +29,7 @@ from tablepuppet.job import make_job
 from tablepuppet.network.member import IdempotentClient
 from tablepuppet.network.run_store import RunStore
 from tablepuppet.network.run_transport import Journal, RunTransport
-from tablepuppet.owner.store import ClientTables
+from tablepuppet.owner.tables import ClientTables
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.sources.source import open_source
 from tablepuppet.training.result import Result

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tablepuppet.errors import JobError, MappingError
-from tablepuppet.owner.labels import LabelDescription, describe_labels, read_labels, split
+from tablepuppet.owner.labels import LabelDescription, describe_labels, read_labels
+from tablepuppet.owner.split import split
 from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.sources.columns import column_info
 

@@ -18,7 +18,7 @@ from tablepuppet.exchanges.proposal import ProposeContract
 from tablepuppet.exchanges.schema import OpenScan
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.owner.policy import LabelRules, Policy, TableRules
-from tablepuppet.owner.store import ClientTables
+from tablepuppet.owner.tables import ClientTables
 from tablepuppet.privacy.ledger import TableBudget
 from tablepuppet.privacy.options import FeaturePrivacy, LabelPrivacy, PredictionPrivacy
 from tablepuppet.protocol.contract import BlockTerms, Column, Contract, Role, ScanTerms, SideTerms, Training

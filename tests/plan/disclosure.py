@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from tablepuppet.algorithms.boosting.bins import Columns
-from tablepuppet.algorithms.boosting.drawn import Drawable, Draws
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.plan import earlier_splits
+from tablepuppet.algorithms.boosting.random_splits import Drawable, Draws
 from tablepuppet.algorithms.boosting.tree_checks import NUMBER
 from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.algorithms.shape import Exchanges, Shape

@@ -43,7 +43,7 @@ from tablepuppet.privacy.analyst import SHARES, AnalystBudget, AnalystTerms, Par
 from tablepuppet.privacy.ledger import Spending, TableBudget
 from tablepuppet.protocol.contract import Folds
 from tablepuppet.training.metrics import Criterion
-from tablepuppet.training.noisy import NoisyMetrics, _contributions, _norm
+from tablepuppet.training.noisy_metrics import NoisyMetrics, _contributions, _norm
 from tablepuppet.training.rounding import hide_rows
 
 QUERY = "SELECT o.q, i.price, o.y FROM orders o JOIN items i ON o.item = i.item"

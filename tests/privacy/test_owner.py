@@ -30,7 +30,7 @@ from tablepuppet.owner.owner_log import OwnerLog
 from tablepuppet.owner.policy import LabelRules, Policy
 from tablepuppet.owner.releases import Releases, bound_reach
 from tablepuppet.owner.scans import ScanUse
-from tablepuppet.owner.store import ClientTables
+from tablepuppet.owner.tables import ClientTables
 from tablepuppet.privacy.accounting import Mechanism, gaussian_noise
 from tablepuppet.privacy.analyst import AnalystBudget
 from tablepuppet.privacy.ledger import Account, Spending, TableBudget

@@ -18,7 +18,7 @@ from tests.postgres import Database
 
 from tablepuppet.errors import SourceError
 from tablepuppet.exchanges.schema import OpenScan
-from tablepuppet.owner.store import ClientTables
+from tablepuppet.owner.tables import ClientTables
 from tablepuppet.sources.source import open_source, source
 
 FIRST = pa.table({"k": [1, 2, 3], "x": [0.5, 1.5, 2.5]})

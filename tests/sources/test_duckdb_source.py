@@ -15,7 +15,7 @@ import pytest
 
 from tablepuppet.errors import SourceError
 from tablepuppet.exchanges.schema import OpenScan
-from tablepuppet.owner.store import ClientTables
+from tablepuppet.owner.tables import ClientTables
 from tablepuppet.sources import duckdb_source
 from tablepuppet.sources.source import open_source
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tablepuppet.exchanges.schema import OpenScan
-from tablepuppet.owner.store import ClientTables
+from tablepuppet.owner.tables import ClientTables
 from tablepuppet.sources.columns import MIN_LONG_ROWS as LONG
 from tablepuppet.sources.columns import decode, in_another_order, put_together, strings
 from tablepuppet.sources.duckdb_source import from_arrow

@@ -11,7 +11,7 @@ from tests.postgres import Database
 
 from tablepuppet.errors import SourceError
 from tablepuppet.exchanges.schema import OpenScan
-from tablepuppet.owner.store import ClientTables
+from tablepuppet.owner.tables import ClientTables
 from tablepuppet.sources.source import Source, open_source, source
 
 TYPES = """

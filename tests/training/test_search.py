@@ -16,7 +16,7 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 
 import tablepuppet as tp
 from tablepuppet.api.search import drawn_settings
-from tablepuppet.owner.labels import Split, fold_numbers
+from tablepuppet.owner.split import Split, fold_numbers
 from tablepuppet.protocol.columns import ColumnInfo
 
 ROWS, USERS, FOLDS = 1000, 50, 4

@@ -27,7 +27,7 @@ from tablepuppet.exchanges.proposal import ProposeContract
 from tablepuppet.exchanges.registry import REQUESTS, RESPONSES
 from tablepuppet.exchanges.schema import CloseJob, OpenScan
 from tablepuppet.models.spec import ModelSpec
-from tablepuppet.owner.store import ClientTables
+from tablepuppet.owner.tables import ClientTables
 from tablepuppet.protocol.base import Failure, Message
 from tablepuppet.protocol.codec import Frame, decode
 from tablepuppet.protocol.columns import NumberEncoder

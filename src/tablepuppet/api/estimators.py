@@ -21,7 +21,7 @@ from tablepuppet.api import Federation
 from tablepuppet.calls import check_calls
 from tablepuppet.errors import JobError, ModelError, TablePuppetError
 from tablepuppet.job import ARGUMENTS, loss_options
-from tablepuppet.prediction.split import RowsWanted
+from tablepuppet.prediction.split_record import RowsWanted
 from tablepuppet.training.result import Result
 
 _OF_ALGORITHMS = {name for a in BY_NAME.values() for name in a.options.__struct_fields__}

@@ -24,7 +24,7 @@ from tablepuppet.prediction.cache import Predictor
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.predict import as_keys, at_threshold, check_file, write
 from tablepuppet.prediction.saved import load
-from tablepuppet.prediction.split import RowsWanted
+from tablepuppet.prediction.split_record import RowsWanted
 from tablepuppet.progress import show_progress
 from tablepuppet.protocol.columns import NumberEncoder
 from tablepuppet.sql.parsing import syntax_tree

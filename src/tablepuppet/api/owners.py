@@ -20,7 +20,7 @@ from tablepuppet.errors import JobError, TablePuppetError, did_you_mean, hint, u
 from tablepuppet.output_files import as_path
 from tablepuppet.owner.part_store import PartStore
 from tablepuppet.owner.policy import Policy, read_policy
-from tablepuppet.owner.store import ClientTables
+from tablepuppet.owner.tables import ClientTables
 from tablepuppet.sources.source import Source, open_source, source
 from tablepuppet.sql.bound import Holders
 

@@ -21,7 +21,7 @@ from tablepuppet.network.settings import ClientSettings, read_client, read_feder
 from tablepuppet.owner.owner_files import Approvals
 from tablepuppet.owner.owner_log import OwnerLog, read_head, read_log, read_proof, write_proof
 from tablepuppet.owner.owner_log import verify as verify_log
-from tablepuppet.owner.store import ClientTables
+from tablepuppet.owner.tables import ClientTables
 from tablepuppet.sources.source import open_source
 
 FederationArgument = Annotated[Path, argument("FEDERATION", "A federation file with a \\[server] section (TOML).")]

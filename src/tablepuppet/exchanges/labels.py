@@ -14,10 +14,11 @@ from tablepuppet.arrays import Array, freeze
 from tablepuppet.exchanges.base import SCORING, WITH_LABELS, Rules
 from tablepuppet.owner import row_rules
 from tablepuppet.owner.enforcement import JobUnderContract, breach
-from tablepuppet.owner.labels import LabelNoise, Split, fold_numbers, read_labels, read_weights
+from tablepuppet.owner.labels import LabelNoise, read_labels, read_weights
 from tablepuppet.owner.labels import describe_labels as describe
 from tablepuppet.owner.policy import refused_by
 from tablepuppet.owner.releases import reads
+from tablepuppet.owner.split import Split, fold_numbers
 from tablepuppet.owner.state import ClientState
 from tablepuppet.privacy.options import LabelPrivacy
 from tablepuppet.protocol import bounds

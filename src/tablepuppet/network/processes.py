@@ -32,7 +32,7 @@ from tablepuppet.owner.owner_log import OwnerLog
 from tablepuppet.owner.part_store import PartStore
 from tablepuppet.owner.policy import Policy, read_policy
 from tablepuppet.owner.row_sets import RowSets
-from tablepuppet.owner.store import ClientTables
+from tablepuppet.owner.tables import ClientTables
 from tablepuppet.threads import one_blas_thread
 
 Style = Literal["text", "json"]

@@ -28,9 +28,9 @@ from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.sources import duckdb_source, guard, history_queries
 from tablepuppet.sources.grouped_queries import GROUPS, UnmergeableError, source_of, split_groups
 from tablepuppet.sources.history_queries import AT, AT_ONCE, BEHIND, CUTOFF, CUTOFFS, KEY
+from tablepuppet.sources.infallible import InfallibleSource, make_infallible
 from tablepuppet.sources.lineage import Lineage, trace
 from tablepuppet.sources.source import Source
-from tablepuppet.sources.total import TotalSource, make_total
 
 _WHAT = "query"
 
@@ -138,13 +138,13 @@ class DerivedSource(Source):
             return _without_lists(twin.describe_scan(expressions, filter))
 
     @property
-    def is_total(self) -> bool:
+    def is_infallible(self) -> bool:
         """Whether some table is protected: then no row's value may be an error."""
-        return any(isinstance(source, TotalSource) for source in self.sources.values())
+        return any(isinstance(source, InfallibleSource) for source in self.sources.values())
 
     def read(self, expressions: Sequence[str], filter: str | None) -> pa.Table:
         with closing(self.open_rows(None)) as whole:
-            return (TotalSource(whole) if self.is_total else whole).read(expressions, filter)
+            return (InfallibleSource(whole) if self.is_infallible else whole).read(expressions, filter)
 
     def read_keys(self, outputs: Sequence[str]) -> tuple[pa.Table, list[ColumnInfo]]:
         """The different values of a history's keys."""
@@ -198,7 +198,7 @@ class DerivedSource(Source):
             casts[CUTOFFS] = {CUTOFF: self.cutoffs, **dict(zip(known.column_names[1:], self._key_types, strict=False))}
             if is_whole:
                 self._check_size(tables, casts)
-        text = make_total(text) if self.is_total else text
+        text = make_infallible(text) if self.is_infallible else text
         return duckdb_source.from_query(self.name, tables, text, casts)
 
     def _check_size(self, tables: Mapping[str, pa.Table], casts: Mapping[str, Mapping[str, str]]) -> None:
@@ -209,7 +209,7 @@ class DerivedSource(Source):
             return
         for query, times in ((by_key, cutoffs), (history_queries.count_rows(self.text, most + 1), 1)):
             if query is not None:
-                text = make_total(query) if self.is_total else query
+                text = make_infallible(query) if self.is_infallible else query
                 with closing(duckdb_source.from_query(self.name, tables, text, casts)) as counted:
                     if counted.read(["n"], None).column(0)[0].as_py() * times <= most:
                         return

@@ -40,7 +40,7 @@ from tablepuppet.owner.policy import Policy
 from tablepuppet.owner.releases import Releases
 from tablepuppet.owner.row_sets import RowSets
 from tablepuppet.owner.scans import Scan
-from tablepuppet.owner.store import ClientTables
+from tablepuppet.owner.tables import ClientTables
 from tablepuppet.owner.tokens import key_of
 from tablepuppet.privacy.masks import MaskKey, Masks, check_key, exponent_of, mask_key, new_private, to_integers
 from tablepuppet.protocol.base import Masked, Partial

@@ -42,7 +42,7 @@ from tablepuppet.owner.part_store import check_types
 from tablepuppet.prediction.missing_owners import Reachable
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.saved import block_fingerprints
-from tablepuppet.prediction.split import AskedSides, split_record
+from tablepuppet.prediction.split_record import AskedSides, split_record
 from tablepuppet.privacy.options import privacy_of
 from tablepuppet.protocol.base import Message
 from tablepuppet.sql.across_owners import read_query

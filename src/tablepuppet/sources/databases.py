@@ -10,8 +10,8 @@ Types come from an empty DuckDB table with the same columns, the *twin*. An expr
 its table lies, and nothing is read to learn it. pushdown.py divides a scan. The answer passes through a private DuckDB
 batch by batch, so that only the result is ever held in full.
 
-Row order: a scan is read once a job and kept (store.py), so row numbers cannot change during a job. Drivers ask for
-plans that do not reorder, so that two reads of an unchanged table agree too.
+Row order: a scan is read once a job and kept (owner/scans.py), so row numbers cannot change during a job. Drivers ask
+for plans that do not reorder, so that two reads of an unchanged table agree too.
 """
 
 import logging

@@ -330,7 +330,7 @@ def _connect(threads: int) -> duckdb.DuckDBPyConnection:
     config = {**_CONFIG, "threads": threads, "memory_limit": f"{6 * memory_limit() // 10}B"}
     connection = duckdb.connect(":memory:", config=config)
     silence(connection)
-    # What occurs twice in a TRY would be computed once, outside of it, and fail there (sources/total.py).
+    # What occurs twice in a TRY would be computed once, outside of it, and fail there (sources/infallible.py).
     connection.execute("SET disabled_optimizers = 'common_subexpressions'")
     return connection
 

@@ -27,7 +27,7 @@ from tablepuppet.models.metrics import Moment
 from tablepuppet.plan.prepare import Prepared, check_labels
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.predict import ask_blocks, joined_scores
-from tablepuppet.prediction.split import MeasuredRows
+from tablepuppet.prediction.split_record import MeasuredRows
 from tablepuppet.training import metrics as measuring
 from tablepuppet.training.convergence import seen_labels
 from tablepuppet.training.metrics import Criterion, Measured, Metrics, NoisyMeasure

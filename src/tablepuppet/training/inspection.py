@@ -29,7 +29,7 @@ from tablepuppet.join.mapping import MappingSummary, rows_here
 from tablepuppet.join.row_index import RowIndex
 from tablepuppet.prediction.model import Model
 from tablepuppet.prediction.predict import class_names, score_request
-from tablepuppet.prediction.split import MeasuredRows
+from tablepuppet.prediction.split_record import MeasuredRows
 from tablepuppet.protocol.columns import CategoryEncoder, Encoder, IdEncoder, NumberEncoder
 from tablepuppet.training.evaluate import Scored
 from tablepuppet.training.metrics import Measured

@@ -62,7 +62,7 @@ class Criterion(msgspec.Struct, frozen=True):
     loss: Loss
     moment: Moment
     channel: Channel | None = None
-    noisy: NoisyMeasure | None = None  # for analysts (training/noisy.py)
+    noisy: NoisyMeasure | None = None  # for analysts (training/noisy_metrics.py)
 
     @property
     def is_ranked(self) -> bool:

@@ -23,7 +23,7 @@ from tablepuppet.models.modules import Builder, build_module
 from tablepuppet.models.neural import trained_module
 from tablepuppet.plan.plan import Plan
 from tablepuppet.prediction.model import BlockModel, Model, ModelContent, TableUse
-from tablepuppet.prediction.split import split_of
+from tablepuppet.prediction.split_record import split_of
 from tablepuppet.privacy.ledger import Ledger
 from tablepuppet.protocol.evidence import TreeHead
 from tablepuppet.sources.guard import columns_of

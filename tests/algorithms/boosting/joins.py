@@ -11,10 +11,10 @@ from tests.algorithms.boosting.central import Central, Column
 
 from tablepuppet.algorithms.boosting.bins import Columns, category_bins, further_bins, number_bins
 from tablepuppet.algorithms.boosting.client import ClientHalf, KeyBook, add_up, count_from, send_objections
-from tablepuppet.algorithms.boosting.drawn import Drawable, DrawnServer, Draws
 from tablepuppet.algorithms.boosting.fixed_point import Labels
-from tablepuppet.algorithms.boosting.known import KnownBlock
+from tablepuppet.algorithms.boosting.known_blocks import KnownBlock
 from tablepuppet.algorithms.boosting.options import Boosting
+from tablepuppet.algorithms.boosting.random_splits import Drawable, DrawnServer, Draws
 from tablepuppet.algorithms.boosting.rows import BlockIndex
 from tablepuppet.algorithms.boosting.server import BoostingServer, HeldRows
 from tablepuppet.algorithms.boosting.tree_checks import Bins, CategoryBins, Check, Codes, Key, NewColumn, Objections

@@ -20,7 +20,7 @@ from tests.algorithms.boosting.joins import (
     train,
 )
 
-from tablepuppet.algorithms.boosting.known import KnownBlock
+from tablepuppet.algorithms.boosting.known_blocks import KnownBlock
 from tablepuppet.algorithms.boosting.messages import compact
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.rows import sample_columns, sample_rows

@@ -14,10 +14,9 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Problem
-from tablepuppet.algorithms.boosting.drawn import DrawnServer, Draws
 from tablepuppet.algorithms.boosting.fixed_point import LabelNoise, Labels
 from tablepuppet.algorithms.boosting.kernels import announce_compilation
-from tablepuppet.algorithms.boosting.known import KnownBlock
+from tablepuppet.algorithms.boosting.known_blocks import KnownBlock
 from tablepuppet.algorithms.boosting.messages import (
     GrownTrees,
     HoldSplits,
@@ -30,6 +29,7 @@ from tablepuppet.algorithms.boosting.messages import (
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.plan import LeafPlan
 from tablepuppet.algorithms.boosting.prediction import add_trees
+from tablepuppet.algorithms.boosting.random_splits import DrawnServer, Draws
 from tablepuppet.algorithms.boosting.rounds import TreeRounds
 from tablepuppet.algorithms.boosting.rows import BlockIndex
 from tablepuppet.algorithms.boosting.server import BoostingServer, HeldRows
@@ -51,7 +51,7 @@ from tablepuppet.training import metrics as measuring
 from tablepuppet.training.convergence import Patience, judge
 from tablepuppet.training.curves import Curves
 from tablepuppet.training.metrics import Criterion, Measured, MeasuredOn, Metrics
-from tablepuppet.training.noisy import NoisyMetrics
+from tablepuppet.training.noisy_metrics import NoisyMetrics
 from tablepuppet.training.result import EpochRecord, Result, RoundEvent
 from tablepuppet.training.run import OnRound
 from tablepuppet.training.server import UnionOperator, clients_of

@@ -15,6 +15,7 @@ from tablepuppet.algorithms.options import AlgorithmOptions, Count, Tolerance
 _DEEPEST, _DEEPEST_BY_LEAVES = 15, 100
 _LEAVES, _RANDOM_LEVELS = 31, 6  # of a tree whose size is left open
 _FINEST = 255  # bins
+_EVERY = 5  # of no effect any more
 _MOST_CATEGORIES = 8_000
 Share = Annotated[float, Meta(gt=0.0, le=1.0)]
 _LIGHT_ROWS = 10.0  # of a node, that a category among many must be worth; four times that where labels are classes
@@ -38,7 +39,7 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
       use.
     - `max_splits`: the most splits that one table's owner reveals; implies "splits".
 
-    `tells` is an earlier name of `reveal`. `checks`, `every` and fewer than 16 `bits` are accepted without effect.
+    `tells` is an earlier name of `reveal`. `checks`, `every` and fewer than 16 `bits` have no effect, and warn.
 
     >>> Boosting(trees=50, depth=6).trees
     50
@@ -64,7 +65,7 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
     bits: Literal[4, 8, 16, 32] = 16
     splits: Literal["best", "random"] = "best"
     checks: Literal["strict", "lazy"] = "strict"
-    every: Count = 5
+    every: Count = _EVERY
     reveal: Literal["columns", "splits"] = "columns"
     tells: Literal["columns", "splits"] | None = None
     max_splits: Count | None = None
@@ -91,6 +92,8 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
             self._replace_old("tells", f'write reveal="{self.tells}"', reveal=self.tells, tells=None)
         if self.checks == "lazy":
             self._replace_old("checks", "leave it out: all trees are strict", checks="strict")
+        if self.every != _EVERY:
+            self._replace_old("every", "leave it out: it has no effect", every=_EVERY)
         if self.bits < 16:
             self._replace_old("bits", "write 16, which is used, or 32", bits=16)
 

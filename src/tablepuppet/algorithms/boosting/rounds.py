@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from tablepuppet.algorithms.boosting import messages
 from tablepuppet.algorithms.boosting.bins import Columns
 from tablepuppet.algorithms.boosting.client import KeyBook, Objection, add_up, count_from, send_objections
-from tablepuppet.algorithms.boosting.drawn import Drawable
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.plan import LeafPlan
+from tablepuppet.algorithms.boosting.random_splits import Drawable
 from tablepuppet.algorithms.boosting.tree_checks import Bins, Check, Codes, Key, NewColumn, NewKey, Objections
 from tablepuppet.errors import TransportError
 from tablepuppet.join.mapping import Part

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tablepuppet.algorithms.boosting import kernels
 from tablepuppet.algorithms.boosting.fixed_point import Derivatives, Labels, uniform
 from tablepuppet.algorithms.boosting.kernels import BlockRows, PairArrays, RowOrder
-from tablepuppet.algorithms.boosting.known import Choice, KnownBlock
+from tablepuppet.algorithms.boosting.known_blocks import Choice, KnownBlock
 from tablepuppet.algorithms.boosting.messages import Tree
 from tablepuppet.algorithms.boosting.tree_checks import Cells, Packed, Pairs, Sums
 from tablepuppet.arrays import RowNumbers

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting.fixed_point import Derivatives, Labels, derivatives
-from tablepuppet.algorithms.boosting.known import Choice, KnownBlock
+from tablepuppet.algorithms.boosting.known_blocks import Choice, KnownBlock
 from tablepuppet.algorithms.boosting.messages import Tree, as_tree
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.rows import BlockIndex, Router, add_leaves, sample_columns, sample_rows

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tablepuppet.algorithms.boosting import kernels
 from tablepuppet.algorithms.boosting.fixed_point import Derivatives
 from tablepuppet.algorithms.boosting.kernels import BlockRows, NodeSums
-from tablepuppet.algorithms.boosting.known import Choice, KnownBlock
+from tablepuppet.algorithms.boosting.known_blocks import Choice, KnownBlock
 from tablepuppet.algorithms.boosting.messages import value_of
 from tablepuppet.algorithms.boosting.rows import NO_CELL, BlockIndex, Router
 from tablepuppet.algorithms.boosting.splits import CACHED, SplitRules

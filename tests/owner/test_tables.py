@@ -14,7 +14,7 @@ import pytest
 from tablepuppet.errors import PolicyError, SourceError, TransportError
 from tablepuppet.exchanges.schema import OpenScan
 from tablepuppet.owner import scans
-from tablepuppet.owner.store import ClientTables
+from tablepuppet.owner.tables import ClientTables
 from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.sources.source import Source, open_source
 

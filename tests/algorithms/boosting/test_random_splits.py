@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from tests.algorithms.boosting.joins import Block, Join, book_of, draw_join, splits_by_path, train
 
 from tablepuppet.algorithms.boosting.bins import Columns
-from tablepuppet.algorithms.boosting.drawn import Drawable, Draws
 from tablepuppet.algorithms.boosting.fixed_point import Labels, derivatives
 from tablepuppet.algorithms.boosting.messages import Tree
 from tablepuppet.algorithms.boosting.options import Boosting
+from tablepuppet.algorithms.boosting.random_splits import Drawable, Draws
 from tablepuppet.algorithms.boosting.rows import sample_rows
 from tablepuppet.algorithms.boosting.tree_checks import NUMBER, ONE_HOT, SORTED
 from tablepuppet.errors import JobError

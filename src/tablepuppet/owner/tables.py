@@ -19,8 +19,8 @@ from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.sources.columns import absent_value
 from tablepuppet.sources.duckdb_source import absent_row, quote_name
 from tablepuppet.sources.guard import check_expression
+from tablepuppet.sources.infallible import InfallibleSource
 from tablepuppet.sources.source import Source
-from tablepuppet.sources.total import TotalSource
 
 if TYPE_CHECKING:
     from tablepuppet.exchanges.schema import OpenScan
@@ -40,8 +40,8 @@ class ClientTables:
         return sorted(self._sources)
 
     def protect(self, hides_values_of: Callable[[str], bool]) -> None:
-        """Makes expressions over these tables never fail for single rows, from now on (sources/total.py)."""
-        self._sources = {t: TotalSource(s) if hides_values_of(t) else s for t, s in self._sources.items()}
+        """Makes expressions over these tables never fail for single rows, from now on (sources/infallible.py)."""
+        self._sources = {t: InfallibleSource(s) if hides_values_of(t) else s for t, s in self._sources.items()}
 
     def describe(self, table: str, query: str | None = None, cutoffs: str = "") -> tuple[list[ColumnInfo], bytes]:
         """The columns of a table, or of a query over this client's tables, and a stamp that is another one whenever the

@@ -10,7 +10,7 @@ import pytest
 
 from tablepuppet.errors import SourceError
 from tablepuppet.sources.duckdb_source import from_arrow, from_query
-from tablepuppet.sources.total import TotalSource, make_total
+from tablepuppet.sources.infallible import InfallibleSource, make_infallible
 
 HOSTILE = pa.table(
     {
@@ -51,12 +51,12 @@ def check_answers(seed: int) -> bool:
                 source.read([text], f"{where} > 0")
             except SourceError:
                 failed = True
-            found = TotalSource(source).read([text], f"{where} > 0")
+            found = InfallibleSource(source).read([text], f"{where} > 0")
             assert len(infos) == found.num_columns == 1
         grouped = (
             f'SELECT "i", sum({text}) AS a, count(*) AS n FROM t WHERE {where} > 0 GROUP BY "i" HAVING max({where}) > 0'
         )
-        with closing(from_query("q", {"t": rows}, make_total(grouped))) as source:
+        with closing(from_query("q", {"t": rows}, make_infallible(grouped))) as source:
             source.read(['"a"'], None)
     return failed
 
@@ -80,8 +80,8 @@ BIG = "CASE WHEN i > 1 THEN 170141183460469231731687303715884105727 ELSE 1 END"
 def test_what_is_computed_from_groups_is_a_number_or_nothing(item: str) -> None:
     query = f"SELECT g, {item} AS a FROM (SELECT *, 1 AS g FROM t) t GROUP BY g HAVING count(*) + 1 > 0"
     for rows in (HOSTILE, TAME):
-        with closing(from_query("q", {"t": rows}, make_total(query))) as source:
-            (found,) = TotalSource(source).read(['"a"'], None).column(0).to_pylist()
+        with closing(from_query("q", {"t": rows}, make_infallible(query))) as source:
+            (found,) = InfallibleSource(source).read(['"a"'], None).column(0).to_pylist()
         assert not isinstance(found, float) or abs(found) != float("inf")
 
 
@@ -93,7 +93,7 @@ def test_groups_of_tame_rows_have_the_values_that_they_have_without_protection()
     rows = pa.table({"i": np.arange(20), "f": np.random.default_rng(0).normal(size=20)})
     for given in (query, windows):
         found = []
-        for text in (given, make_total(given)):
+        for text in (given, make_infallible(given)):
             with closing(from_query("q", {"t": rows}, text)) as source:
                 found.append(source.read(['"a"', '"b"', '"c"', '"d"'], None).to_pydict())
         assert found[0] == found[1]

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from tablepuppet.algorithms.boosting import kernels
 from tablepuppet.algorithms.boosting.bins import Columns
 from tablepuppet.algorithms.boosting.fixed_point import Derivatives, LeafNoise, clipped_derivatives, uniform
-from tablepuppet.algorithms.boosting.known import Choice
+from tablepuppet.algorithms.boosting.known_blocks import Choice
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.rows import Router, Segment, sample_columns, sample_rows
 from tablepuppet.algorithms.boosting.server import Ask, BoostingServer

@@ -34,7 +34,7 @@ _GROUP = "tablepuppet group"
 _MOST = "1e60"  # whose fourth power is a number
 
 
-class TotalSource:
+class InfallibleSource:
     """A source that never answers with an error about a row."""
 
     def __init__(self, source: Source) -> None:
@@ -94,10 +94,10 @@ def _cannot_fail(node: exp.Expr, kinds: Mapping[str, str]) -> bool:
     return (is_text and kind in STRING_KINDS) or (is_number and kind in NUMBER_KINDS - {"vector", "date", "timestamp"})
 
 
-def make_total(query: str) -> str:
+def make_infallible(query: str) -> str:
     """A query in which no expression over a row fails.
 
-    >>> make_total('SELECT "k", SUM(CAST("s" AS INT)) AS "n" FROM "t" WHERE 1 / "x" > 2 GROUP BY "k"')
+    >>> make_infallible('SELECT "k", SUM(CAST("s" AS INT)) AS "n" FROM "t" WHERE 1 / "x" > 2 GROUP BY "k"')
     'SELECT "k", SUM(TRY_CAST(TRY(CAST("s" AS INT)) AS DOUBLE)) AS "n" FROM "t" WHERE TRY(1 / "x" > 2) GROUP BY "k"'
     """
     tree = parse_one(query, dialect="duckdb")

@@ -23,7 +23,7 @@ from tablepuppet.join.mapping import rows_here
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.metrics import Moment, Spread, Sums
 from tablepuppet.plan.analyst import AnalystNoise
-from tablepuppet.prediction.split import MeasuredRows
+from tablepuppet.prediction.split_record import MeasuredRows
 from tablepuppet.training.evaluate import Comparison, Scored, likely_error
 from tablepuppet.training.inspection import Drift, FeatureDrift
 from tablepuppet.training.metrics import Criterion, Measured, MeasuredOn, Metrics

@@ -44,7 +44,7 @@ from tablepuppet.sql.ucq import Tables
 from tablepuppet.threads import one_blas_thread
 from tablepuppet.training import inspection
 from tablepuppet.training.convergence import find_copy
-from tablepuppet.training.evaluate import Comparison, Evaluation, score_labelled, score_rows
+from tablepuppet.training.evaluate import Comparison, Evaluation, check_comparable, score_labelled, score_rows
 from tablepuppet.training.evaluate import compare as compare_models
 from tablepuppet.training.interactions import gains_of
 from tablepuppet.training.noisy_metrics import NoisyMetrics
@@ -205,6 +205,7 @@ def evaluate(model: Model, job: Job, tables: Tables, link: Link, *, rows: str = 
 
 def compare(model: Model, other: Model, job: Job, tables: Tables, link: Link, *, rows: str = "test") -> Comparison:
     """Two models on the same labelled rows, each asked for as an evaluation is."""
+    check_comparable(model, other)
     measured = RowSelection.of(rows, model, other)
     with _session(tables, link) as session, one_blas_thread:
         prepared = prepare_job(job, session, "evaluate", measured=measured)

@@ -105,6 +105,18 @@ MISTAKES: dict[str, tuple[Call, str]] = {
     "a rank of nothing": (_train(head="factor", rank=0), "rank must be at least 1"),
     "a model that is a path": (lambda f, r: f.predict("model"), "see tp.load"),
     "a comparison with a path": (lambda f, r: f.compare(r, "model"), "see tp.load"),
+    "a comparison with a model of classes": (
+        lambda f, r: f.compare(r, f.train(f"SELECT i.price, o.quantity {JOIN}", label="quantity", model="linear")),
+        "the models predict returned and quantity",
+    ),
+    "a comparison of two losses": (
+        lambda f, r: f.compare(
+            *(f.train(f"SELECT i.price, o.quantity {JOIN}", label="quantity", model=m) for m in ("linear", "huber"))
+        ),
+        "the models lose by squared and huber",
+    ),
+    "a text as a date": (_train(query=f"{QUERY} WHERE i.category > DATE '2024-01-31'"), "CAST(column AS DATE)"),
+    "a watch over nothing": (_train(monitor="acc"), "not 'acc'"),
     "another query": (lambda f, r: f.predict(r, "SELECT o.quantity FROM orders o"), "needs the feature i.price"),
     "an unknown key": (lambda f, r: f.predict(r, key="nokey"), "the key nokey"),
     "a key twice": (lambda f, r: f.predict(r, key=["item_id", "item_id"]), "each once"),

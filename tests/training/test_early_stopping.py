@@ -93,12 +93,14 @@ def test_conditions_choose_the_rows_of_each_side(algorithm: str) -> None:
     assert list(result.metrics) == ["train", "validation", "test"]
 
 
-@pytest.mark.parametrize("monitor", ["accuracy", "log_loss"])
+@pytest.mark.parametrize("monitor", ["accuracy", "log_loss", "auc"])
 def test_another_figure_can_be_watched(monitor: str) -> None:
+    given: dict[str, Any] = {"patience": 3, "validation_fraction": 0.3, **ALGORITHMS["sgd"]}
+    label = "class" if monitor != "auc" else "flag"  # of two classes
     with federation() as owner:
-        result = train(owner, patience=3, validation_fraction=0.3, monitor=monitor, **ALGORITHMS["sgd"])
+        result = owner.train(QUERY.format(y=label), label=label, monitor=monitor, **given)
     figures = [record.metrics["validation"][monitor] for record in result.history]
-    best = max(figures) if monitor == "accuracy" else min(figures)
+    best = min(figures) if monitor == "log_loss" else max(figures)
     assert result.metrics["validation"][monitor] == pytest.approx(best)
 
 

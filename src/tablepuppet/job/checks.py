@@ -6,7 +6,7 @@ from tablepuppet.algorithms.registry import BY_NAME, FEDERATED, KINKED, algorith
 from tablepuppet.errors import JobError, PrivacyError, nearest
 from tablepuppet.job.job import ARGUMENTS, OPEN_LOSSES, Job, JobData, Local, job_of, loss_options
 from tablepuppet.models.heads.kinds import check_head, traits_of
-from tablepuppet.models.losses import LOSSES, LabelFacts, metrics_by_name
+from tablepuppet.models.losses import LOSSES, LabelFacts
 from tablepuppet.privacy.options import privacy_of
 
 _TRIED = ("l2", "l1", "signs", "options", "epochs", "batch_size", "hidden", "activation", "dropout")
@@ -44,9 +44,9 @@ def check_given(job: Job, given: dict[str, Any]) -> None:
 
 
 def _check(job: Job) -> None:
-    monitors = ["loss", *(name for name, metric in metrics_by_name().items() if metric.can_monitor)]
-    if job.monitor not in monitors:
-        raise JobError(f"monitor must be one of {', '.join(monitors)}")
+    monitors = dict.fromkeys(metric.name for loss in LOSSES for metric in loss.metrics if metric.can_monitor)
+    if job.monitor not in ("loss", *monitors):
+        raise JobError(f"monitor must be one of loss, {', '.join(monitors)}, not {job.monitor!r}")
     if not all(sign in (-1, 1) for sign in job.model.signs.values()):
         raise JobError("signs must be 1 (not negative) or -1 (not positive)")
     held_out = (job.split.test_where is None) * job.split.test_fraction + job.split.validation_fraction

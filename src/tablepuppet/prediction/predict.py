@@ -299,7 +299,7 @@ def check_file(path: str | Path) -> Path:
     """The file for predictions, if its kind is supported."""
     target = as_path(path, "predictions", ModelError)
     if target.suffix.lower() not in (".parquet", ".csv"):
-        raise ModelError(f"predictions are written to .parquet or .csv, and {target.name} ends in neither")
+        raise ModelError(f"predictions are written to .parquet or .csv, and {target} ends in neither")
     return target
 
 

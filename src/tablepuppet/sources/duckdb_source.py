@@ -354,8 +354,10 @@ def reason(error: duckdb.Error) -> str:
     """The reason of an error, without DuckDB's own words where they may quote a row's value."""
     if found := re.search(r"No function matches the given name and argument types '(.*?)'", str(error)):
         return f"no function of SQL takes {found[1]}; CAST what it is given to another type"
+    if found := re.search(r"Cannot compare values of type (\S+) and type (\S+) -", str(error)):
+        return f"{found[1]} is compared with {found[2]}; CAST one of them, as in CAST(column AS {found[2]})"
     if isinstance(error, _SAFE_ERRORS):
-        return str(error).splitlines()[0]
+        return re.sub(r"^\w+ Error: ", "", str(error).splitlines()[0])
     if isinstance(error, duckdb.ConversionException):
         return (
             "some row has a value that cannot be converted, or the query itself has (text where a number belongs, or a "

@@ -183,10 +183,20 @@ class Comparison(msgspec.Struct, frozen=True):
 _HEAD = ["metric", "first", "second", "difference", "baseline"]
 
 
+def check_comparable(first: Model, second: Model) -> None:
+    """Two models predict the same label, and lose by the same loss."""
+    labels = [model.label.rpartition(".")[2] for model in (first, second)]
+    if labels[0].lower() != labels[1].lower():
+        raise ModelError(f"the models predict {' and '.join(labels)}; compare models of the same label")
+    if type(first.loss) is not type(second.loss):
+        raise ModelError(
+            f"the models lose by {first.loss.name} and {second.loss.name}, and their rows cannot be compared one by "
+            "one; compare models of the same loss, or the metrics of evaluate"
+        )
+
+
 def compare(first: Scored, second: Scored, measured: MeasuredRows) -> Comparison:
     """The same rows in the same order, seen by two models."""
-    if type(first.model.loss) is not type(second.model.loss):
-        raise ModelError("the two models have different losses, and their rows cannot be compared one by one")
     rows, others = rows_here(first.rows), rows_here(second.rows)
     if rows.rows != others.rows:
         raise ModelError("the tables changed between the two models; compare them again")

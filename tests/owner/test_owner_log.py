@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
+import stat
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 
 from tablepuppet.cli.main import main
 from tablepuppet.errors import PolicyError
-from tablepuppet.owner.owner_log import LostStateError, OwnerLog, read_head, read_log, verify
+from tablepuppet.owner.owner_log import LostStateError, OwnerLog, read_head, read_log, read_proof, verify
 from tablepuppet.privacy.ledger import Account, Spending, TableBudget
 from tablepuppet.protocol.evidence import MerkleTree, TreeHead, prove_consistency
 
@@ -121,6 +123,51 @@ def test_a_log_goes_on_once_a_person_accepts_that_it_was_lost(folder: Path) -> N
     assert (entry.event, entry.detail["lost"]) == ("accepted", msgspec.to_builtins(lost))
     with pytest.raises(LostStateError):
         log.expect(TreeHead(7, "0" * 64), "the server")
+
+
+def test_a_head_that_differs_in_one_digit_is_another_one(folder: Path) -> None:
+    log, head = opened(folder), opened(folder).head
+    for place in range(64):
+        other = "0" if head.root[place] != "0" else "1"
+        assert not log.follows(TreeHead(head.size, head.root[:place] + other + head.root[place + 1 :])), place
+    assert log.follows(head)
+    assert not log.follows(TreeHead(head.size - 1, head.root))
+    assert not log.follows(TreeHead(head.size + 1, head.root))
+
+
+def test_a_log_that_is_opened_with_a_new_anchor_leaves_its_head_there(folder: Path) -> None:
+    log = OwnerLog(folder / "state" / "log.jsonl", anchor=folder / "another")
+    assert read_head(folder / "another") == log.head
+
+
+def test_a_line_is_on_the_disk_and_for_its_owners_eyes_before_writing_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, synced, sync = tmp_path / "log.jsonl", list[bytes](), os.fsync
+
+    def watch(handle: int) -> None:
+        sync(handle)
+        if os.path.sameopenfile(handle, (opened := path.open("rb")).fileno()):
+            synced.append(opened.read())
+        opened.close()
+
+    log = OwnerLog(path)
+    monkeypatch.setattr(os, "fsync", watch)
+    for number in range(3):
+        log.write("agreed", str(number))
+        assert synced[-1] == path.read_bytes()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_proof_that_shows_nothing_is_refused(tmp_path: Path) -> None:
+    path, entries = tmp_path / "proof.json", [b"a", b"b", b"c", b"d", b"e"]
+    proof = prove_consistency(entries, 3)
+    path.write_bytes(msgspec.json.encode(proof))
+    assert read_proof(path, proof.first.root) == proof
+    for lie in ({"second": TreeHead(5, "0" * 64)}, {"path": proof.path[:-1]}, {"path": proof.path[::-1]}):
+        path.write_bytes(msgspec.json.encode(msgspec.structs.replace(proof, **lie)))
+        with pytest.raises(LostStateError, match="does not show"):
+            read_proof(path, proof.first.root)
 
 
 @pytest.mark.parametrize("cut", [1, 30, 100])

@@ -11,9 +11,12 @@ from tests.prediction.shop import QUERY, tables
 
 import tablepuppet as tp
 from tablepuppet.errors import JobError, PolicyError
-from tablepuppet.owner.policy import Policy, TableRules, read_policy
+from tablepuppet.owner.policy import LabelRules, Policy, TableRules, read_policy
 from tablepuppet.owner.scans import ScanUse
-from tablepuppet.protocol.contract import Moments, ScanTerms
+from tablepuppet.privacy.analyst import AnalystBudget
+from tablepuppet.privacy.ledger import TableBudget
+from tablepuppet.privacy.options import FeaturePrivacy, LabelPrivacy
+from tablepuppet.protocol.contract import Contract, Moments, ScanTerms
 
 TEXT = QUERY.format(label="returned")
 ORDERS = """
@@ -196,7 +199,7 @@ def test_what_an_owner_is_silent_about_is_not_granted() -> None:
     use = ScanUse("orders", (frozenset({"id"}),), frozenset())
     for policy in (Policy(), Policy(tables={"orders": TableRules(features=("id",))})):
         assert policy.merges == ""
-        assert not any(policy.find_granted("orders", role) for role in ("cutoffs", "pairs"))
+        assert not any(policy.find_granted("orders", role) for role in ("cutoffs", "pairs", "filters"))
         assert not policy.find_pairs(use)
         told = ScanTerms(0, "orders", (), None, moments=(Moments("orders", "id", "results", ("b",), column=0),))
         with pytest.raises(PolicyError, match=r"tables\.orders\.cutoffs"):
@@ -215,3 +218,205 @@ def test_a_table_that_is_named_without_columns_is_closed_and_one_whose_keys_alon
     assert keys.allowed("filters") == {"k"}
     assert keys.allowed("keys") == {"k", "t"}
     assert replace(keys, filters=("Z",)).allowed("filters") == {"z"}
+
+
+def scan(**given: Any) -> ScanTerms:
+    return ScanTerms(0, "t", (), None, **given)
+
+
+def asks(**given: Any) -> Contract:
+    return Contract(purpose="train", asker="ann", label="y", scans=(), blocks=(), **given)
+
+
+SHARED = FeaturePrivacy(epsilon=1.0)
+OWN = FeaturePrivacy(epsilon=1.0, shared_noise=False)
+KEYS = Policy(tables={"t": TableRules(keys=("id",), pairs=("id",), cutoffs=("day",))})
+PAID = Policy(budget={"t": TableBudget(features=1.0)})
+OPEN = Policy(budget={"t": TableBudget(features=1.0)}, predictions=True)
+PLAIN = ScanUse("t", (frozenset(), frozenset({"id"}), frozenset({"day"})), frozenset())
+MOVED = Moments("t", "day", "h", ("b",), column=2)
+# A check, where it passes, where it is refused, and the rule that it then names.
+BORDERS: list[tuple[str, list[tuple[Policy, tuple[Any, ...]]], list[tuple[Policy, tuple[Any, ...]]], str]] = [
+    (
+        "check_merging",
+        [
+            (Policy(), (scan(), PLAIN)),
+            (Policy(merge_groups=True), (scan(merges="sums"), PLAIN)),
+            (Policy(merge_groups="extremes"), (scan(merges="sums"), PLAIN)),
+            (Policy(merge_groups="extremes"), (scan(merges="extremes"), PLAIN)),
+        ],
+        [
+            (Policy(), (scan(merges="sums"), PLAIN)),
+            (Policy(), (scan(merges="extremes"), PLAIN)),
+            (Policy(merge_groups=True), (scan(merges="extremes"), PLAIN)),
+        ],
+        "merge_groups",
+    ),
+    (
+        "check_merging",
+        [(Policy(merge_groups=True, minimum_clients=3), (scan(merges="sums", clients=3), PLAIN))],
+        [(Policy(merge_groups=True, minimum_clients=3), (scan(merges="sums", clients=2), PLAIN))],
+        "minimum_clients",
+    ),
+    (
+        "check_merging",
+        [(Policy(merge_groups=True, budget={"t": TableBudget(label=1.0)}), (scan(merges="sums"), PLAIN))],
+        [(Policy(merge_groups=True, budget={"t": TableBudget(features=1.0)}), (scan(merges="sums"), PLAIN))],
+        "budget.t.features",
+    ),
+    (
+        "check_cutoffs",
+        [(KEYS, (PLAIN, scan(moments=(replace(MOVED, keys=(1,)),))))],
+        [
+            (KEYS, (PLAIN, scan(moments=(replace(MOVED, keys=(2,)),)))),
+            (KEYS, (PLAIN, scan(moments=(replace(MOVED, keys=(1, 2)),)))),
+        ],
+        "tables.t.pairs",
+    ),
+    (
+        "check_label_privacy",
+        [
+            (Policy(), (None,)),
+            (Policy(labels=LabelRules(epsilon=2.0)), (LabelPrivacy(epsilon=2.0),)),
+            (Policy(labels=LabelRules(epsilon=2.0)), (LabelPrivacy(epsilon=1.0),)),
+        ],
+        [
+            (Policy(labels=LabelRules(epsilon=2.0)), (None,)),
+            (Policy(labels=LabelRules(epsilon=2.0)), (LabelPrivacy(epsilon=2.01),)),
+        ],
+        "labels.epsilon",
+    ),
+    (
+        "check_label_privacy",
+        [(Policy(), (LabelPrivacy(epsilon=2.0),))],
+        [(Policy(labels=LabelRules(leave=False)), (LabelPrivacy(epsilon=0.01),))],
+        "labels.leave",
+    ),
+    ("check_weights", [(Policy(), ())], [(Policy(labels=LabelRules(leave=False)), ())], "labels.leave"),
+    (
+        "check_keys",
+        [(Policy(keys_need_dh=True), (asks(keys="dh"),)), (Policy(), (asks(keys="sha256"),))],
+        [(Policy(keys_need_dh=True), (asks(keys=mode),)) for mode in ("hmac", "sha256", "plain")],
+        "keys_need_dh",
+    ),
+    (
+        "check_keys",
+        [(Policy(max_blinded_keys=10), (asks(keys="dh", most_keys=10),))],
+        [
+            (Policy(max_blinded_keys=10), (asks(keys="dh", most_keys=11),)),
+            (Policy(max_blinded_keys=0), (asks(keys="dh", most_keys=1),)),
+        ],
+        "max_blinded_keys",
+    ),
+    (
+        "check_identifiers",
+        [
+            (Policy(), ()),
+            (Policy(keys_in_plain=False), ()),
+            (Policy(minimum_rows=2), ()),
+            (Policy(keys_in_plain=False, minimum_rows=2, identifiers=True), ()),
+        ],
+        [(Policy(keys_in_plain=False, minimum_rows=2), ()), (Policy(identifiers=False), ())],
+        "identifiers",
+    ),
+    (
+        "check_noise",
+        [
+            (Policy(own_noise=True), (asks(), 3)),
+            (Policy(own_noise=True), (asks(feature_privacy=SHARED), 2)),
+            (Policy(own_noise=True), (asks(feature_privacy=OWN), 3)),
+            (Policy(), (asks(feature_privacy=SHARED), 3)),
+        ],
+        [(Policy(own_noise=True), (asks(feature_privacy=SHARED), 3))],
+        "own_noise",
+    ),
+    ("check_masked", [(Policy(minimum_clients=3), (3,))], [(Policy(minimum_clients=3), (2,))], "minimum_clients"),
+    (
+        "check_moments_of",
+        [
+            (Policy(second_moments=False), (True, "newton", 1)),
+            (Policy(second_moments=False), (False, "sgd", 2)),
+            (Policy(), (True, "newton", 2)),
+        ],
+        [(Policy(second_moments=False), (True, "newton", 2))],
+        "second_moments",
+    ),
+    (
+        "check_scores",
+        [
+            (OPEN, ("predict", "t")),
+            (PAID, ("predict", "u")),
+            (PAID, ("evaluate", "u")),
+            (Policy(budget={"t": TableBudget(label=1.0)}), ("evaluate", "t")),
+        ],
+        [(PAID, ("predict", "t")), (PAID, ("evaluate", "t")), (OPEN, ("evaluate", "t"))],
+        "budget.t.features",
+    ),
+    (
+        "check_split_limit",
+        [
+            (Policy(), (True, None)),
+            (Policy(allow_reconstruction=False), (False, None)),
+            (Policy(allow_reconstruction=False), (True, 9)),
+            (Policy(allow_reconstruction=False, max_splits=9), (True, None)),
+        ],
+        [(Policy(allow_reconstruction=False), (True, None))],
+        "allow_reconstruction",
+    ),
+]
+
+
+@pytest.mark.parametrize("case", range(len(BORDERS)))
+def test_every_rule_has_its_border_where_its_documentation_has_it(case: int) -> None:
+    check, passes, refused, rule = BORDERS[case]
+    for policy, given in passes:
+        getattr(policy, check)(*given)
+    for policy, given in refused:
+        with pytest.raises(PolicyError, match=rf"\(rule {rule}\)$"):
+            getattr(policy, check)(*given)
+
+
+def test_models_are_applied_where_predictions_say_so() -> None:
+    cases: list[tuple[Any, bool, bool]] = [(None, True, True), (True, True, True), ("held", False, True)]
+    for predictions, sent, held in [*cases, (False, False, False)]:
+        policy = Policy(predictions=predictions)
+        for is_held, is_allowed in ((False, sent), (True, held)):
+            if is_allowed:
+                policy.check_applied(is_held=is_held)
+                continue
+            with pytest.raises(PolicyError, match="rule predictions"):
+                policy.check_applied(is_held=is_held)
+
+
+def test_values_are_hidden_by_each_rule_that_hides_some() -> None:
+    budget = TableBudget(analyst=AnalystBudget(epsilon=1.0))
+    assert not Policy().hides_values_of("t")
+    for given in ({"minimum_rows": 2}, {"labels": LabelRules(leave=False)}, {"labels": LabelRules(epsilon=1.0)}):
+        assert Policy(**given).hides_values_of("t")
+    assert [Policy(budget={"t": budget}).hides_values_of(table) for table in "tu"] == [True, False]
+    assert [Policy(minimum_rows=20, minimum_difference=n).difference for n in (None, 0, 7)] == [20, 0, 7]
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_rules_of_every_table_behind_a_subquery_hold(place: int) -> None:
+    def use(**named: Any) -> ScanUse:
+        bases = [ScanUse(f"t{n}", *((frozenset[str](),), frozenset[str]())) for n in range(3)]
+        bases[place] = replace(bases[place], **named)
+        return replace(bases[0], others=tuple(bases[1:]))
+
+    policy, read = (
+        Policy(tables={f"t{place}": TableRules(features=("x",), keys=("k",))}),
+        {"columns": (frozenset("z"),)},
+    )
+    policy.check_scan(use(columns=(frozenset("x"),), filter=frozenset("k"), compared=frozenset("k")))
+    for named in (read, {"filter": frozenset("z")}, {"compared": frozenset("x")}):
+        with pytest.raises(PolicyError, match=rf"rule tables\.t{place}"):
+            policy.check_scan(use(**named))
+    policy.check_columns(use(columns=(frozenset("x"),)), [0], "features")
+    for name, role in (("x", "keys"), ("k", "features"), ("x", "labels"), ("x", "filters")):
+        with pytest.raises(PolicyError, match=rf"rule tables\.t{place}\.{role}"):
+            policy.check_columns(use(columns=(frozenset(name),)), [0], role)
+    pairs = Policy(tables={f"t{place}": TableRules(pairs=("k",))})
+    assert not pairs.find_pairs(use(columns=(frozenset("z"),)))
+    with pytest.raises(PolicyError, match=rf"tables\.t{place}\.subject"):
+        Policy(tables={f"t{place}": TableRules(subject="id")}).check_subjects(use(), "SELECT 1")

@@ -27,17 +27,18 @@ from tablepuppet.exchanges.schema import CloseJob, DescribeTable, OpenScan
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.owner.owner_files import own_secret
 from tablepuppet.owner.owner_log import OwnerLog
-from tablepuppet.owner.policy import LabelRules, Policy
+from tablepuppet.owner.policy import LabelRules, Policy, TableRules
 from tablepuppet.owner.releases import Releases, bound_reach
 from tablepuppet.owner.scans import ScanUse
 from tablepuppet.owner.tables import ClientTables
 from tablepuppet.privacy.accounting import Mechanism, gaussian_noise
 from tablepuppet.privacy.analyst import AnalystBudget
 from tablepuppet.privacy.ledger import Account, Spending, TableBudget
+from tablepuppet.privacy.options import FeaturePrivacy, LabelPrivacy
 from tablepuppet.protocol.base import Failure, Predictions
 from tablepuppet.protocol.codec import decode, encode
 from tablepuppet.protocol.columns import NumberEncoder
-from tablepuppet.protocol.contract import BlockTerms, Column, Contract, ScanTerms, fingerprint
+from tablepuppet.protocol.contract import BlockTerms, Column, Contract, ScanTerms, Training, fingerprint
 from tablepuppet.sources.source import open_source
 
 FEATURES = {"epsilon": 2.0, "cap": 5, "bounds": BOUNDS}
@@ -155,6 +156,67 @@ def test_a_job_under_the_name_of_one_that_is_over_pays_for_itself() -> None:
             assert releases.charge_whole_model("job", use, (Mechanism(1.0, 5),)), part
         releases.close_job("job")
     assert len(releases.log.account.spendings) == 2
+
+
+def check_contract(policy: Policy, use: ScanUse, *roles: Any, told: tuple[str, ...] = (), **given: Any) -> None:
+    """Judges training on a scan that has an expression for each of some roles; labels of `told` left under noise."""
+    releases = Releases(policy)
+    if told:
+        releases.charge_label("t", told, 0.1, "told")
+    scan = ScanTerms(0, use.table, tuple(Column("x", (role,)) for role in roles), None)
+    agreed: dict[str, Any] = {"asker": "ann", "label": "y", "scans": (scan,), "blocks": (), "training": TRAINING}
+    releases.check_contract(Contract(**({"purpose": "train"} | agreed | given)), {0: use})
+
+
+TRAINING = msgspec.convert(
+    {"algorithm": {}, "model": {}, "epochs": 1, "batch_size": None, "l2": 0.0, "has_weights": False, "releases": True},
+    Training,
+)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_plain_values_of_every_table_behind_a_subquery_stay_where_one_has_a_budget(place: int) -> None:
+    bases = [ScanUse(table, (frozenset(),) * 2, frozenset()) for table in "abc"]
+    use, table = replace(bases[0], others=tuple(bases[1:])), "abc"[place]
+    labels, features = (Policy(budget={table: b}) for b in (TableBudget(label=9.0), TableBudget(features=9.0)))
+    noisy: dict[str, Any] = {"label_privacy": LabelPrivacy(epsilon=1.0), "feature_privacy": FeaturePrivacy(epsilon=1.0)}
+    refused: list[tuple[Policy, str, str]] = [
+        (labels, "label", "train"), (labels, "label", "explain"), (labels, "label", "evaluate"),
+        (features, "feature", "train"), (features, "feature", "explain"),
+    ]  # fmt: skip
+    for policy, role, purpose in refused:
+        with pytest.raises(PolicyError, match=rf"without noise.*budget\.{table}\."):
+            check_contract(policy, use, role, "key", purpose=purpose)
+        check_contract(policy, use, role, "key", purpose=purpose, **noisy)
+    with pytest.raises(PolicyError, match="without noise"):
+        Releases(features).charge_whole_model("job", use, ())
+    check_contract(labels, use, "feature", "key")
+    check_contract(features, use, "label", "key")
+    check_contract(features, use, "feature", "key", training=None)
+    check_contract(labels, use, "label", "key", purpose="predict")
+
+
+def test_a_column_that_left_as_noisy_labels_plays_no_other_role_unless_its_owner_names_roles() -> None:
+    none, y = frozenset[str](), frozenset({"Y"})
+    limited = (Policy(labels=LabelRules(epsilon=1.0)), Policy(budget={"t": TableBudget(label=1.0)}))
+    named = replace(limited[0], tables={"t": TableRules(features=("y",))})
+    label = ScanUse("t", (y, none), none)
+    ways = [
+        (replace(label, columns=(none, y)), role)
+        for role in ("feature", "key", "weight", "split", "identifier", "cutoff", "label")
+    ]
+    ways += [(replace(label, compared=y), "key"), (replace(label, grouping=y), "key")]
+    for use, role in ways:
+        for place in (use, ScanUse("u", (none, none), none, others=(use,))):
+            if role == "label":
+                check_contract(limited[0], place, "label", role, told=("t.y",), label_privacy=LabelPrivacy(epsilon=0.1))
+                continue
+            for policy in limited:
+                with pytest.raises(PolicyError, match=r"column y left under noise|column Y left under noise"):
+                    check_contract(policy, place, "label", role, told=("t.y",), purpose="predict")
+                check_contract(policy, place, "label", role, told=("t.z",), purpose="predict")
+            for policy in (Policy(), named):
+                check_contract(policy, place, "label", role, told=("t.y",), purpose="predict")
 
 
 @pytest.mark.parametrize("noisy", [{"features": FEATURES}, {"predictions": {"mode": "local", "epsilon": 4.0}}], ids=str)

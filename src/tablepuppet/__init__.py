@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from tablepuppet.algorithms.admm.options import Admm as Admm
-    from tablepuppet.algorithms.als.rounds import Als as Als
+    from tablepuppet.algorithms.admm.client import Admm as Admm
+    from tablepuppet.algorithms.als.algorithm import Als as Als
     from tablepuppet.algorithms.boosting.options import Boosting as Boosting
     from tablepuppet.algorithms.centralized.algorithm import Centralized as Centralized
     from tablepuppet.algorithms.elastic.client import Elastic as Elastic
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 if not TYPE_CHECKING:
     _HOMES = {
-        "Admm": "algorithms.admm.options",
-        "Als": "algorithms.als.rounds",
+        "Admm": "algorithms.admm.client",
+        "Als": "algorithms.als.algorithm",
         "Boosting": "algorithms.boosting.options",
         "Elastic": "algorithms.elastic.client",
         "Centralized": "algorithms.centralized.algorithm",

@@ -146,7 +146,6 @@ def check_ids(job: Job, bound: BoundQuery) -> None:
 
 
 def _names_of(feature: str) -> set[str]:
-    """A feature's name, with and without its alias."""
     return {feature.lower(), feature.rpartition(".")[2].lower()}
 
 
@@ -261,7 +260,6 @@ def _scan_terms(bound: BoundQuery, number: int, client: str, roles: Roles, keys:
 
 
 def _places(bound: BoundQuery, block: Block) -> list[tuple[int, tuple[int, ...]]]:
-    """The scans that a block's features come from, with their columns."""
     members = zip(bound.branches, block.members, strict=True)
     return list(dict.fromkeys((b.relations[m.relation].scan, m.columns) for b, m in members))
 

@@ -12,8 +12,7 @@ from tests.privacy.test_runs import Tap
 
 import tablepuppet as tp
 from tablepuppet.algorithms.admm import client as admm_client
-from tablepuppet.algorithms.admm.client import LocalStep
-from tablepuppet.algorithms.admm.options import AdmmUpdate
+from tablepuppet.algorithms.admm.client import AdmmUpdate, LocalStep
 from tablepuppet.algorithms.base import PartSetup, PrivateGradient
 from tablepuppet.algorithms.numerics.optimizers import Moments
 from tablepuppet.arrays import Array

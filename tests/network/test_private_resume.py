@@ -12,7 +12,7 @@ import pytest
 from tests.privacy.test_runs import BOUNDS, QUERY, Tap, tables
 
 import tablepuppet as tp
-from tablepuppet.algorithms.admm.options import AdmmUpdate
+from tablepuppet.algorithms.admm.client import AdmmUpdate
 from tablepuppet.algorithms.sgd.rounds import SgdUpdate
 from tablepuppet.client import Client
 from tablepuppet.exchanges.parts import Evaluate, Release

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import tablepuppet as tp
 from tablepuppet.algorithms.admm.algorithm import ALGORITHM as ADMM
-from tablepuppet.algorithms.admm.options import Admm
+from tablepuppet.algorithms.admm.client import Admm
 from tablepuppet.algorithms.admm.server import join_step, opening_step
 from tablepuppet.models.losses import Logistic, Loss, Squared, Weighted
 from tablepuppet.models.losses.classes import Softmax

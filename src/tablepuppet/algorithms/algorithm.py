@@ -207,7 +207,6 @@ class Algorithm(Generic[_Options]):
         return None
 
     def figures_by(self, options: _Options, *, is_linear: bool) -> FiguresBy:
-        """How the figures come."""
         return self.figures_come
 
     def public_figures(self, features: int) -> Figures:
@@ -287,7 +286,6 @@ class Algorithm(Generic[_Options]):
     # -- when to take it -------------------------------------------------------------------
 
     def merit(self, shape: Shape) -> Merit:
-        """How good it is for a job."""
         return Merit(0, "it is there")
 
 

@@ -65,7 +65,6 @@ class PrivateGradient(msgspec.Struct, eq=False):
 
     @property
     def counts(self) -> tuple[int, int]:
-        """The counts that a checkpoint keeps."""
         return self.taken, self.showings
 
     @counts.setter
@@ -346,7 +345,6 @@ class PartSetup(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def initial(self) -> Array:
-        """Where θ begins."""
         return self.model.initial() if self.start is None else self.start
 
     @property

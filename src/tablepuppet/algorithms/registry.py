@@ -48,7 +48,6 @@ else:
 
 
 def algorithm_of(options: AlgorithmOptions) -> Algorithm[Any]:
-    """The algorithm whose options these are."""
     return _BY_OPTIONS[type(options)]
 
 

@@ -33,7 +33,6 @@ class FanOutHistogram(msgspec.Struct, frozen=True):
 
     @property
     def joined(self) -> int:
-        """Joined rows that one of these rows is in."""
         return sum(g * n for g, n in zip(self.multiplicities, self.rows, strict=True))
 
     @property
@@ -94,7 +93,6 @@ class BlockShape(msgspec.Struct, frozen=True):
 
     @property
     def most(self) -> int:
-        """The largest G."""
         return max((part.fan.most for part in self.parts), default=0)
 
 
@@ -121,7 +119,6 @@ class Shape(msgspec.Struct, frozen=True):
 
     @property
     def is_sum(self) -> bool:
-        """Whether scores are the sum of the blocks' outputs."""
         return traits_of(self.head).is_sum
 
     @property
@@ -240,12 +237,10 @@ class Exchanges(msgspec.Struct, frozen=True):
 
     @property
     def evaluations(self) -> int:
-        """After every epoch, and in the end."""
         return 0 if self.is_pooled else self.epochs + 1
 
     @property
     def train_showings(self) -> int:
-        """How often predictions of train rows leave."""
         return self.steps + self.has_opening + self.has_start + (self.evaluations if self.evaluates_train else 0)
 
     def row_showings(self, multiplicity: int) -> int:
@@ -258,5 +253,4 @@ class Exchanges(msgspec.Struct, frozen=True):
 
     @property
     def showings(self) -> int:
-        """How often predictions leave, of train rows or of held-out rows."""
         return self.train_showings + self.evaluations

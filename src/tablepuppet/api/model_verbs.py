@@ -52,7 +52,6 @@ class ModelVerbs:
     def _ask_about(
         self, question: story.Question, model: Model, query: str | None, privacy: Any = None, **options: Any
     ) -> Any:
-        """A question about labelled rows of a query, by default of the model's own."""
         given: dict[str, Any] = {"options": options} if options else {}  # drift has none
         return self._ask(question, model=model, job=labelled_job(model, query, privacy), **given)
 

@@ -147,7 +147,6 @@ class JobModel(_Part, frozen=True):
 
     @property
     def is_sum(self) -> bool:
-        """Whether scores are the sum of the tables' predictions."""
         return traits_of(self.head).is_sum
 
     @property
@@ -213,7 +212,6 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         return getattr(getattr(self, part) if part else self, field)
 
     def arguments(self) -> dict[str, Any]:
-        """The whole job under the names of a user's arguments."""
         return {name: self.get(name) for name in ARGUMENTS}
 
     def replace(self, **arguments: Any) -> Job:
@@ -228,7 +226,6 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     @property
     def fits(self) -> int:
-        """How many models are trained."""
         return 1 if self.search is None else self.search.folds.count * len(self.search.jobs)
 
     def batch(self, rows: int) -> int | None:
@@ -312,10 +309,8 @@ def _convert(values: dict[str, Any], kind: type[msgspec.Struct]) -> Any:
 
 
 def models() -> list[str]:
-    """Names of models, those of the losses among them."""
     return ["auto", *dict.fromkeys(loss.model for loss in LOSSES), "mlp", "boosted"]
 
 
 def loss_options() -> dict[str, str]:
-    """The options that losses declare, each with its loss."""
     return {option: loss.name for loss in LOSSES for option in loss.options}

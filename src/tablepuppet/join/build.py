@@ -222,7 +222,6 @@ def _split(
 
 
 def _budgeted_relation(bound: BoundQuery) -> int:
-    """The relation of the one branch that has an analyst budget."""
     return next(n for n, own in enumerate(bound.branches[0].relations) if bound.scans[own.scan].budgeted)
 
 

@@ -45,7 +45,6 @@ class Part(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def rows(self) -> int:
-        """How many of its rows are trained on."""
         return int(self.train.stop - self.train.start)
 
     @property

@@ -177,7 +177,6 @@ def _below(edges: Sequence[Edge], sizes: Sequence[int]) -> tuple[Array, ...]:
 
 
 def _in_order(scan: ScanKeys) -> RowNumbers:
-    """The rows of a scan in the order of the whole table."""
     return scan.numbers if scan.place is None else np.argsort(scan.place).astype(scan.numbers.dtype)
 
 

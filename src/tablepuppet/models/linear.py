@@ -256,7 +256,6 @@ class LinearModel(msgspec.Struct, frozen=True):
 
     @property
     def width(self) -> int:
-        """The length of θ's first axis."""
         return self.train.width
 
     def predict(self, theta: Array, rows: RowNumbers | None = None, draw: int | None = None) -> Array:

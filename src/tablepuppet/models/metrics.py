@@ -132,7 +132,6 @@ def class_sums(loss: Any, scores: Array, labels: Array, channel: Channel | None)
 
 
 def coverage_sums(loss: Any, scores: Array, labels: Array, channel: Channel | None) -> Sums:
-    """How many labels do not exceed their prediction."""
     return {"covered": int(np.count_nonzero(labels <= loss.predict(scores)))}
 
 
@@ -214,5 +213,4 @@ def metrics_of(task: str) -> tuple[Metric, ...]:
 
 @cache
 def sums_of(metrics: tuple[Metric, ...], moment: Moment = Moment.EPOCH) -> tuple[ShardSums, ...]:
-    """The sums over rows for all metrics that are measured then."""
     return tuple(dict.fromkeys(metric.sums for metric in metrics if metric.since <= moment))

@@ -100,7 +100,6 @@ class TimeSlice:
     replayed: float | None = None  # seconds that it took to get where the last life was
 
     def begin(self) -> None:
-        """The run is worked on again, from its journal."""
         self.began, self.replayed = time.monotonic(), None
 
     def step(self, *, can_go_on: bool) -> None:

@@ -152,7 +152,6 @@ class Run:
         return self.asked.size + (0 if self.result is None else self.result.size)
 
     def is_of(self, user: str) -> bool:
-        """Whether a user may see this run and its result."""
         return user == self.owner or user in self.readers
 
     def check_protocol(self) -> None:
@@ -175,7 +174,6 @@ class Run:
         return news
 
     def unfollow(self, news: queue.SimpleQueue[NewsItem]) -> None:
-        """Drops a queue whose reader is gone."""
         with self._lock:
             self._followers = [follower for follower in self._followers if follower[0] is not news]
 
@@ -226,7 +224,6 @@ class Run:
 
     @classmethod
     def from_card(cls, id: str, store: RunStore, card: Card, frames: list[Frame]) -> "Run":
-        """A run of an earlier life."""
         result = frames[1] if len(frames) > 1 else None
         return cls(id, asked=frames[0], store=store, result=result, **msgspec.structs.asdict(card))
 

@@ -23,7 +23,6 @@ _ASK = 'explain, train, evaluate and compare take privacy={"analyst": {"epsilon"
 
 
 def budgeted_tables(policy: Policy, use: ScanUse) -> list[str]:
-    """The tables behind a scan that have an analyst budget."""
     return [base.table for base in use.bases if _budget_of(policy, base.table) is not None]
 
 

@@ -306,5 +306,4 @@ def words_of(kind: str) -> tuple[int, int]:
 
 
 def scales_of(kind: str) -> int:
-    """How many scales clients agree on for a state."""
     return {"spread float": 2, "number float": 1}.get(kind, 0)

@@ -111,13 +111,11 @@ class OwnerLog:
 
     @property
     def head(self) -> TreeHead:
-        """The tree head of all lines so far."""
         with self._lock:
             return self._tree.head
 
     @property
     def lasting_head(self) -> TreeHead | None:
-        """The head of a log that outlives the process."""
         return None if self._path is None else self.head
 
     def write(self, event: Event, job: str = "", contract: str = "", detail: Mapping[str, Any] | None = None) -> None:
@@ -178,7 +176,6 @@ class OwnerLog:
             )
 
     def accept(self, lost: TreeHead) -> None:
-        """A person accepts that what this head stands for is lost."""
         self.write("accepted", detail={"lost": msgspec.to_builtins(lost), "by": getpass.getuser()})
         self._accepted.add(lost)
 

@@ -130,7 +130,6 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     @property
     def merges(self) -> Merges:
-        """The aggregates of groups that may be merged with those of other owners."""
         return "extremes" if self.merge_groups == "extremes" else "sums" if self.merge_groups else ""
 
     def check_asker(self, contract: Contract, signature: Signature | None) -> None:

@@ -36,7 +36,6 @@ _VALUES: tuple[Role, ...] = ("feature", "label", "weight", "key")  # of what sum
 
 
 def applies(own: ClientState) -> bool:
-    """Whether the owner's policy has rules about a job's rows."""
     return max(own.policy.minimum_rows, own.policy.difference) > 1
 
 

@@ -95,7 +95,6 @@ class ClientState:
         return is_analyst and bool(budgeted_tables(self.policy, self.scan(request).use()))
 
     def agreed(self, job: str) -> Contract:
-        """The contract of a job, without which nothing of it is answered."""
         return self.contracts.jobs[job].agreed
 
     def askers(self, job: str) -> tuple[str, ...]:
@@ -298,7 +297,6 @@ class Sealing:
         return self._masked()
 
     def rescale(self, kind: str, scales: list[int]) -> None:
-        """The scale of the next sum of a kind."""
         self.state = msgspec.structs.replace(self.state, scales=self.state.scales | {kind: list(scales)})
 
     def _masked(self) -> Masked:

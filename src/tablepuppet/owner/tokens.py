@@ -171,7 +171,6 @@ Column = tuple[pa.ChunkedArray, ColumnInfo]
 
 
 def names_rows(values: pa.ChunkedArray) -> bool:
-    """Whether nearly every row has a text of its own."""
     distinct = _different(values)
     return bool(distinct > _FEW and 2 * distinct > len(values) - values.null_count)
 

@@ -81,7 +81,6 @@ class Cost(msgspec.Struct, frozen=True):
 
     @property
     def payload(self) -> float:
-        """Bytes of arrays, both ways."""
         return self.payload_down + self.payload_up
 
     @property
@@ -90,7 +89,6 @@ class Cost(msgspec.Struct, frozen=True):
         return self.payload + sum(rounds.times * rounds.messages for rounds in self.round_traffic) * HEADER_BYTES
 
     def seconds(self, on: str | Network) -> float:
-        """Communication time on a network."""
         net = network(on)
         return sum(rounds.times * net.seconds(rounds.slowest) for rounds in self.round_traffic)
 
@@ -211,7 +209,6 @@ def _block_shape(plan: "Plan", number: int, outputs: int) -> BlockShape:
 
 
 def _layers(width: int, hidden: Sequence[int], outputs: int) -> int:
-    """The parameters of a perceptron."""
     return sum((a + 1) * b for a, b in pairwise((width, *hidden, outputs)))
 
 
@@ -319,5 +316,4 @@ def range_of(of: Cost) -> str:
 
 
 def time_of(of: Cost) -> str:
-    """The seconds of a run on a slow network."""
     return seconds(_time(of))

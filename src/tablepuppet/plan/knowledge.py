@@ -69,7 +69,6 @@ def check_custody(job: Job, mapping: MappingSummary) -> None:
 
 
 def _withholding(mapping: MappingSummary, block: int) -> list[str]:
-    """The clients of a block whose policy keeps the parameters."""
     scans = mapping.bound.scans
     return [part.client for part in mapping.parts_of(block) if part.client in scans[part.scan].withholding]
 
@@ -147,7 +146,6 @@ def common_insights(mapping: MappingSummary, job: Job) -> list[str]:
 
 
 def merged_scans(mapping: MappingSummary) -> list[tuple[Scan, MergedGroups]]:
-    """The scans whose rows are groups of several clients."""
     pairs = zip(mapping.bound.scans, mapping.merged, strict=False)
     return [(scan, merged) for scan, merged in pairs if merged is not None and merged.shared]
 

@@ -161,7 +161,6 @@ class Plan(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @property
     def leaks(self) -> list[str]:
-        """Where a history may contain values that are still unknown when a row is predicted."""
         return list(find_leaks(self.mapping, self.job))
 
     @property

@@ -251,7 +251,6 @@ def _map_class_weights(given: dict[str, float], label: LabelInfo) -> Array:
 
 
 def _of_label_rows(side: Joined, factors: Array | None) -> Array:
-    """One weight per row of the label table."""
     weights = np.ones(len(side.labels)) if side.weights is None else side.weights
     return weights if factors is None else weights * factors[side.labels.astype(np.intp)]
 

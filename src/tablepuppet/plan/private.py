@@ -37,7 +37,6 @@ class PrivatePlan(msgspec.Struct, frozen=True):
         return any(g is not None and g.clips for g in self.noise.gradients)
 
     def spent(self, rounds: int) -> Ledger:
-        """The ledger after so many outer rounds."""
         return self.ledger.after(rounds / self.planned_rounds)
 
 

@@ -206,7 +206,6 @@ class Model(ModelContent, frozen=True):
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Numbers that each block gives for a row."""
         return (self.outputs,) * len(self.blocks) if self.head is None else self.head.spec.widths
 
     @property

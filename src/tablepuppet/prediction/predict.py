@@ -31,6 +31,7 @@ from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.contract import ModelUse, agree, score_contracts
 from tablepuppet.errors import JobError, ModelError
 from tablepuppet.exchanges.prediction import Identifiers, ScoreOwnRows, ScoreRows, Scores, SendIdentifiers
+from tablepuppet.job.make import plain_value
 from tablepuppet.join.joined_rows import JoinedRows
 from tablepuppet.join.mapping import Class, Part
 from tablepuppet.join.new_rows import NewRows, map_new_rows
@@ -131,12 +132,7 @@ def as_keys(given: Sequence[Any]) -> list[Key]:
     """
     if isinstance(given, str | bytes) or not isinstance(given, Sequence | np.ndarray):
         raise JobError("keys must be a list: one value, or one tuple of values, for each row that you ask for")
-    return [tuple(_plain(k)) if isinstance(k, tuple | list) else _plain([k]) for k in given]
-
-
-def _plain(values: Sequence[Any]) -> Key:
-    """Numbers of NumPy as Python's own."""
-    return tuple(v.item() if isinstance(v, np.generic) else v for v in values)
+    return [tuple(map(plain_value, key if isinstance(key, tuple | list) else [key])) for key in given]
 
 
 def _scores(model: Model, rows: NewRows, link: Link, job: str) -> Array:

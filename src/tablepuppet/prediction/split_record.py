@@ -168,7 +168,6 @@ def _starts(rows: Mapping[str, int], first: int) -> dict[str, int]:
 
 
 def _label_sources(bound: BoundQuery) -> list[tuple[str, str | None, str | None]]:
-    """The rows that each branch reads of the table with the label."""
     scans = [bound.scans[branch.label_place.scan] for branch in bound.branches]
     return [(scan.table, scan.filter, scan.query) for scan in scans]
 

@@ -53,7 +53,6 @@ class Channel(msgspec.Struct, frozen=True):
         return np.asarray((np.eye(classes) - self.other) / (self.truth - self.other))
 
     def accuracy(self, agreement: float) -> float:
-        """The accuracy on the truth, estimated from how often a guess agrees with a noisy class."""
         return (agreement - self.other) / (self.truth - self.other)
 
     def auc(self, area: float, positives: float) -> float:

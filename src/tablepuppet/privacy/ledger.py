@@ -63,7 +63,6 @@ class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     @property
     def gaussian(self) -> Mechanism:
-        """The mechanism, as the accountant counts it."""
         rate = self.rate if self.sampling == "poisson" else 1.0
         return Mechanism(self.noise, self.steps, rate, self.cap, self.partners)
 
@@ -201,7 +200,6 @@ class Spending(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def mechanism(self) -> Mechanism:
-        """Noisy sums, as the accountant counts them."""
         return Mechanism(self.noise, self.steps, self.probability, self.joined, self.partners)
 
 

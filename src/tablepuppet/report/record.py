@@ -167,7 +167,6 @@ class RunRecord(_Plain, frozen=True, kw_only=True):
 
 
 def to_json(record: RunRecord) -> str:
-    """The record as JSON text, indented for people and diffs."""
     return msgspec.json.format(msgspec.json.encode(record), indent=1).decode()
 
 

@@ -87,7 +87,6 @@ class Session:
             raise self._error(error) from None
 
     def reconnect(self) -> None:
-        """A session anew, where the one before was lost."""
         self.close()
         self._connection = self._open()
 

@@ -129,7 +129,6 @@ class DatabaseSource:
 
 
 def is_remote_url(url: str) -> bool:
-    """Whether this is a file, or a folder, that lies elsewhere."""
     return url.partition("://")[0].lower() in (*WEB, *STORES) and "://" in url
 
 

@@ -258,7 +258,6 @@ def grouped_by(select: exp.Select, group: exp.Group) -> list[exp.Expr]:
 
 
 def named_items(select: exp.Select) -> dict[str, exp.Expr]:
-    """The expressions that SELECT names, by name in lower case."""
     return {item.alias.lower(): item.this for item in select.expressions if isinstance(item, exp.Alias)}
 
 

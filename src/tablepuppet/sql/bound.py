@@ -289,7 +289,6 @@ _CASTS: dict[_Family, str] = {"number": "DOUBLE", "time": "TIMESTAMP", "text": "
 
 
 def type_name(column: ColumnInfo) -> str:
-    """The owner's name for a type, or ours."""
     return column.detail or column.kind
 
 
@@ -316,7 +315,6 @@ def common_cast(by_client: Mapping[str, ColumnInfo]) -> str:
 
 
 def _family(columns: Iterable[ColumnInfo]) -> _Family | None:
-    """The family that all these columns belong to, if there is one."""
     families = {_FAMILIES.get(column.kind) for column in columns}
     return families.pop() if len(families) == 1 else None
 

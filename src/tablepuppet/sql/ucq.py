@@ -152,7 +152,6 @@ class Scope:
 
 
 def is_resolved(expression: exp.Expr) -> bool:
-    """Every column names its table."""
     return all(c.args.get("table") for c in expression.find_all(exp.Column))
 
 
@@ -169,7 +168,6 @@ def derive(text: str, query: exp.Expr) -> exp.Query:
 
 
 def base_tables(query: exp.Expr) -> list[exp.Table]:
-    """The tables of the federation that a derived query names, outermost first."""
     return [table for table in query.find_all(exp.Table) if not is_cutoffs(table)]
 
 

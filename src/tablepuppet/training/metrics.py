@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import sqrt
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -172,13 +172,7 @@ def _second(criterion: Criterion) -> Probabilities | None:
     loss = criterion.loss
     if not _draws_curves(criterion) or loss.probabilities(np.zeros((1, 1))) is None:
         return None
-
-    def probability(scores: Array) -> Array:
-        found = loss.probabilities(scores[:, None])
-        assert found is not None
-        return found[:, 1]
-
-    return probability
+    return lambda scores: cast("Array", loss.probabilities(scores[:, None]))[:, 1]
 
 
 def _draws_curves(criterion: Criterion) -> bool:

@@ -299,7 +299,6 @@ class FoldRows(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def counts(self) -> list[list[RowNumbers]]:
-        """How many joined rows of each fold every block's rows are in."""
         return [[count_rows(p.numbers(piece.rows), p.rows) for p in piece.indices] for piece in self.pieces]
 
     def kept_folds(self, fold: int) -> list[int]:

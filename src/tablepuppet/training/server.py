@@ -241,7 +241,6 @@ class UnionOperator:
 
 
 def clients_of(parts: Sequence[Part]) -> str:
-    """The clients of some parts, as a sentence names them."""
     names = sorted({part.client for part in parts})
     return f"client {names[0]}" if len(names) == 1 else f"clients {', '.join(names)}"
 

@@ -84,11 +84,9 @@ class Stream:
 
     @property
     def limit(self) -> int:
-        """Bytes of a parcel, at the most."""
         return self._assembler.limit
 
     def allow(self, limit: int) -> None:
-        """Parcels may be this large from now on."""
         self._assembler.limit = limit
 
     def send(self, envelope: Envelope, frames: Sequence[Frame] = ()) -> None:

@@ -202,7 +202,6 @@ class Switchboard:
         self.waited[client] = self.waited.get(client, 0.0) + time.monotonic() - asked.asked
 
     def list_connected(self) -> dict[str, str]:
-        """Who is connected, and the note of each one's last sign of life."""
         with self._changed:
             return {client: line.stream.note for client, line in self._lines.items()}
 

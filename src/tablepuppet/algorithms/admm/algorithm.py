@@ -3,8 +3,8 @@
 from math import inf, isfinite, sqrt
 
 from tablepuppet.algorithms import algorithm
-from tablepuppet.algorithms.admm.client import client_start, client_step, local_epochs
-from tablepuppet.algorithms.admm.options import Admm, AdmmFigures, AdmmUpdate, VflAdmm
+from tablepuppet.algorithms.admm import client
+from tablepuppet.algorithms.admm.client import Admm, AdmmFigures, VflAdmm, local_epochs
 from tablepuppet.algorithms.admm.server import AdmmServer
 from tablepuppet.algorithms.algorithm import FLOAT, Algorithm, Merit, PrivateForm
 from tablepuppet.algorithms.numerics.linear_systems import WIDE
@@ -23,7 +23,7 @@ class AdmmAlgorithm(Algorithm[Admm]):
 
     options = Admm
     summary = "alternating direction method of multipliers; each table solves its own problem in every round"
-    requests = (AdmmUpdate,)
+    requests = (client.AdmmUpdate,)
     figures = AdmmFigures
     remedy = 'use variant="sharing", or another rho'
     forms_second_moments = True
@@ -33,7 +33,7 @@ class AdmmAlgorithm(Algorithm[Admm]):
     class_seconds = 0.35e-6, 0.01e-6
     figures_come = "summed"
     sums = "the parameters"
-    server, start, step = AdmmServer, staticmethod(client_start), staticmethod(client_step)
+    server, start, step = AdmmServer, staticmethod(client.client_start), staticmethod(client.client_step)
 
     def refusal(self, options: Admm, spec: ModelSpec) -> str | None:
         if spec.is_linear or options.union != "exact":

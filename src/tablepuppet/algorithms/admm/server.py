@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tablepuppet.algorithms.admm.options import Admm, AdmmFigures, AdmmUpdate
+from tablepuppet.algorithms.admm.client import Admm, AdmmFigures, AdmmUpdate
 from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, Problem, Server, squared_norm
 from tablepuppet.algorithms.numerics.linear_systems import Spectrum
 from tablepuppet.algorithms.numerics.search import best_intercept

@@ -226,7 +226,6 @@ class KnownBlock:
         return found
 
     def choice(self, splits: Splits, node: int) -> Choice | None:
-        """One of the splits that were found."""
         place, at, to_left, g, h = splits.found[node].tolist()
         if place < 0:
             return None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -25,9 +25,6 @@ from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.privacy.masks import MaskKey
 from tablepuppet.protocol.base import MOST_CLIENTS, Discloses, Message, PartRequest, ScanRequest
 from tablepuppet.protocol.bounds import MOST_CLASSES
-
-if TYPE_CHECKING:
-    from tablepuppet.algorithms.boosting.tree import Node
 
 
 class Tree(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -48,44 +45,6 @@ class Tree(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def splits(self) -> list[int]:
         return [n for n, left in enumerate(self.left) if left >= 0]
-
-
-def as_tree(nodes: Sequence[Node], unit: tuple[float, float], l2: float, rate: float) -> tuple[Tree, list[int]]:
-    """The tree of all nodes that are left, and their numbers there: −η ΣG / (ΣH + λ) in the leaves, within bounds."""
-    numbers = [0]
-    left = []
-    place = 0
-    while place < len(numbers):
-        child = nodes[numbers[place]].left
-        left.append(len(numbers) if child >= 0 else -1)
-        numbers += [child, child + 1] if child >= 0 else []
-        place += 1
-    own = [nodes[n] for n in numbers]
-    inner = [node.choice if node.left >= 0 else None for node in own]
-
-    def value(node: Node) -> float:
-        weight = node.h * unit[1] + l2
-        if node.bound is not None:
-            return rate * value_of(node.g * unit[0], weight, node.bound) if weight > 0 else 0.0
-        return -rate * (node.g * unit[0]) / weight if weight > 0 else 0.0
-
-    return (
-        Tree(
-            left=left,
-            block=[-1 if c is None else c.block for c in inner],
-            key=[-1 if c is None else c.key for c in inner],
-            to_left=[c is not None and c.to_left for c in inner],
-            gain=[0.0 if c is None else float(c.gain) for c in inner],
-            value=[0.0 if node.left >= 0 else value(node) for node in own],
-            cover=[node.h * unit[1] for node in own],
-        ),
-        numbers,
-    )
-
-
-def value_of(g: float, h: float, bound: tuple[float, float]) -> float:
-    """−g/h within bounds."""
-    return min(max(-g / h, bound[0]), bound[1])
 
 
 def compact(

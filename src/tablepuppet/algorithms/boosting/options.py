@@ -155,7 +155,6 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
 
     @property
     def rate(self) -> float:
-        """The factor of leaves."""
         return 1 / self.trees if self.forest else self.learning_rate
 
     @property

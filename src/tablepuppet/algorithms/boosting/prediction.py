@@ -117,7 +117,6 @@ def read_grown_trees(given: Any) -> GrownTrees:
 
 
 def check_columns(block: BlockModel, columns: Sequence[ColumnInfo]) -> None:
-    """Refuses columns of other types than those a block's splits ask."""
     check_splits(block.features, columns, block.splits)
 
 

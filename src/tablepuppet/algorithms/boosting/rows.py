@@ -117,7 +117,6 @@ class Router(msgspec.Struct, frozen=True, eq=False):
 def add_leaves(
     order: RowNumbers, segments: Sequence[tuple[int, int]], values: Sequence[float], scores: NDArray[np.float64]
 ) -> None:
-    """Adds a value to the scores of every segment's rows."""
     if segments:
         kernels.add_values(order, np.array(segments, np.int64), np.array(values), scores)
 

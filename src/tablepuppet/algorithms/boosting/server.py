@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting.fixed_point import Derivatives, Labels, derivatives
 from tablepuppet.algorithms.boosting.known_blocks import Choice, KnownBlock
-from tablepuppet.algorithms.boosting.messages import Tree, as_tree
+from tablepuppet.algorithms.boosting.messages import Tree
 from tablepuppet.algorithms.boosting.options import Boosting
 from tablepuppet.algorithms.boosting.rows import BlockIndex, Router, add_leaves, sample_columns, sample_rows
-from tablepuppet.algorithms.boosting.tree import GrowingTree, Growth, Node, TreeRows
+from tablepuppet.algorithms.boosting.tree import GrowingTree, Growth, Node, TreeRows, as_tree
 from tablepuppet.algorithms.boosting.tree_checks import Check, Objections, Outline
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.models.losses import Loss

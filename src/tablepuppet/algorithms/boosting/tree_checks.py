@@ -211,5 +211,4 @@ class Objections(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def bits_of_a_row(self) -> int:
-        """How many bits of every row it reveals."""
         return sum(key.bits_of_a_row for key in self.keys)

@@ -176,7 +176,6 @@ class ElasticServer(Server):
         return [None if pending is None else {"coefficients": pending} for _ in self.problem.rows]
 
     def is_converged(self) -> bool:
-        """Two steps in a row that are next to nothing."""
         value = self._model.at.loss + self._penalty
         return max(self._length, self._previous) <= self.options.tolerance * abs(value)
 

@@ -190,11 +190,9 @@ class Tracker:
 
     @property
     def _sizes(self) -> list[int]:
-        """How many slots each block has."""
         return [own + kept + 1 for own, kept in zip(self._own, self.memory, strict=True)]
 
     def _free_slot(self, block: int) -> int:
-        """Where a block's next direction goes."""
         own = self._own[block]
         return next(s for s in range(own, own + self.memory[block] + 1) if s not in self._earlier[block])
 

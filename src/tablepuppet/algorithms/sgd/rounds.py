@@ -65,7 +65,6 @@ class Sgd(AlgorithmOptions, frozen=True, tag="sgd"):
 
     @property
     def rule(self) -> Rule:
-        """How a step is taken."""
         return Rule(self.optimizer or "sgd", self.momentum, self.weight_decay)
 
     def for_private_run(self) -> "Sgd":
@@ -176,7 +175,6 @@ class SgdServer(Server):
         self._values = predictions
 
     def opening(self) -> list[BlockUpdate] | None:
-        """Asks for the predictions of the first batch."""
         return None if self._is_full else self._updates(None, None, 0)
 
     def join_step(self) -> list[BlockUpdate]:

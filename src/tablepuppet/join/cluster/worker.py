@@ -146,7 +146,6 @@ def write_partition(
 
 
 def write_labels(storage: Storage, partition: Partition, name: str, labels: Array, weights: Array | None) -> None:
-    """Writes a partition's labels and weights, per label row, under a name."""
     beside = {} if weights is None else {"weight": weights[partition.labels]}
     storage.write(f"{partition.path}-{name}", {"label": labels[partition.labels], **beside})
 
@@ -259,7 +258,6 @@ class Worker:
         return results
 
     def walk_series(self, lanes: list[TileLane], *walks: SeriesWalk) -> list[list[Array]]:
-        """Sums over join trees of some frequencies."""
         return list(walk_lanes(walks, lanes))
 
     def sample(self, source: Source, name: str, state: dict[str, Kept], count: int) -> Array:
@@ -286,7 +284,6 @@ class Worker:
         return self._ordered[source, name]
 
     def look_up(self, source: Source, joined: NDArray[np.int64]) -> tuple[list[RowNumbers], Array, Array | None]:
-        """p_i, labels and weights of some of a partition's joined rows."""
         return self._at(source, {}).look_up(joined)
 
     def _at(self, source: Source, state: Mapping[str, Kept]) -> JoinedRows:

@@ -69,7 +69,6 @@ class Relation(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def group_of(self) -> NDArray[np.intp]:
-        """The group of each row, among the relation's own."""
         return np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
 
     def spread(self, values: Array) -> Array:
@@ -135,7 +134,6 @@ class Tree(msgspec.Struct, frozen=True, eq=False, dict=True):
         return found
 
     def order_rows(self, per_row: Sequence[Array]) -> list[Array]:
-        """Values of each relation's rows, in the order of its groups."""
         return [values[relation.rows] for relation, values in zip(self.relations, per_row, strict=True)]
 
 

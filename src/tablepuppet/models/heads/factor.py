@@ -26,7 +26,6 @@ class FactorHead(msgspec.Struct, frozen=True):
 
     @property
     def rank(self) -> int:
-        """The length k of v."""
         return self.spec.widths[0] // self.spec.outputs - 1
 
     def initial(self) -> Array:
@@ -43,7 +42,9 @@ class FactorHead(msgspec.Struct, frozen=True):
         score, total = self._score(h)
 
         def pull_back(residual: Array) -> tuple[list[Array], Array]:
-            return [self._signal(self.spec.unit * residual, total, v) for v in h], np.zeros(0)
+            slope, rows = self.spec.unit * residual, len(residual)
+            others = [slope[:, :, None] * (total - self._vectors(values)) for values in h]
+            return [np.concatenate([slope, own.reshape(rows, -1)], axis=1) for own in others], np.zeros(0)
 
         return np.asarray(self.spec.unit * score), pull_back
 
@@ -62,10 +63,6 @@ class FactorHead(msgspec.Struct, frozen=True):
     def _vectors(self, values: Array) -> Array:
         classes = self.spec.outputs
         return values[:, classes:].reshape(len(values), classes, self.rank)
-
-    def _signal(self, residual: Array, total: Array, values: Array) -> Array:
-        others = residual[:, :, None] * (total - self._vectors(values))
-        return np.concatenate([residual, others.reshape(len(values), -1)], axis=1)
 
 
 HEAD = HeadTraits(

@@ -108,7 +108,6 @@ class Loss(ABC):
 
     @classmethod
     def of(cls, label: LabelFacts, **options: float) -> Self:
-        """The loss for such labels."""
         return cls(**options)
 
     @property

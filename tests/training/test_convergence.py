@@ -61,7 +61,21 @@ def test_a_model_that_is_worse_than_a_constant_says_so() -> None:
         result = owner.train(QUERY.replace("a.u", "a.u, a.u * a.u AS w, a.u * a.u * a.u AS x"), label="y")
     assert result.metrics["test"]["r2"] < 0 < result.metrics["train"]["r2"]
     assert "worse than a constant" in str(result)
-    assert "raise l2" in str(result)
+    assert "rows this may be chance: cross-validate; raise l2" in str(result)
+
+
+def test_test_rows_of_one_class_are_noted_and_have_no_curves_that_need_two(tmp_path: Path) -> None:
+    with federation(lambda u, v: (np.arange(len(u)) < 200) & (u > 0)) as owner:
+        result = owner.train(QUERY, label="y", test_where="a.id >= 200")
+        evaluated = owner.evaluate(result)
+    assert "all test rows have the same label" in str(result)
+    assert "worse than a constant" not in str(result)
+    assert "nan" not in str(result) + str(evaluated)
+    assert result.curves["test"].roc()["true_positive_rate"].isna().all()
+    page = result.report(tmp_path / "run.html").read_text()
+    assert "Calibration</figcaption>" in page
+    for absent in ("nothing to draw", "ROC</figcaption>", "“ROC”", "test AUC</figcaption>"):
+        assert absent not in page
 
 
 @pytest.mark.parametrize("head", ["factor", "mlp"])

@@ -4,6 +4,7 @@ With --json a command writes one JSON document and nothing else to standard outp
 """
 
 import inspect
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -125,5 +126,11 @@ def table(*columns: str, title: str | None = None, rows: Iterable[Iterable[objec
     for i, column in enumerate(columns):
         made.add_column(column, justify="right" if i and column else "left", no_wrap=True)
     for row in rows:
-        made.add_row(*(f"{cell:.6g}" if isinstance(cell, float) else printable(str(cell)) for cell in row))
+        made.add_row(*map(_cell, row))
     return made
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}" if math.isfinite(value) else "–"
+    return printable(str(value))

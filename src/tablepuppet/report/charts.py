@@ -221,7 +221,8 @@ def merits(runs: Sequence[RunRecord]) -> list[Quantity]:
     """Vertical axes: the test metrics of the runs (training metrics without any test rows), and the objective."""
     side = "test" if any(run.metrics.get("test") for run in runs) else "train"
     known = metrics_by_name()
-    names = dict.fromkeys(name for run in runs for name in run.metrics.get(side, {}))
+    values = [(name, value) for run in runs for name, value in run.metrics.get(side, {}).items()]
+    names = dict.fromkeys(name for name, value in values if value is not None and math.isfinite(value))
     found = [name for name in names if name not in known or known[name].is_headline]
 
     def metric(name: str) -> Callable[[Epoch], float | None]:
@@ -254,7 +255,8 @@ def convergence(runs: Sequence[RunRecord], names: Sequence[str], merit: Quantity
             if y is not None:
                 chosen = ", the model" if epoch.epoch == run.epoch != run.history[-1].epoch else ""
                 where = scale.text(scale.value(epoch)) + scale.unit
-                text = f"{name}, epoch {epoch.epoch}{chosen}\n{merit.label} {number(y, 6)}\n{where}"
+                step = f"{'tree' if run.trees else 'epoch'} {epoch.epoch}{chosen}"
+                text = f"{name}, {step}\n{merit.label} {number(y, 6)}\n{where}"
                 points.append(Point(scale.value(epoch), y, text))
         lines.append(Series(name, style, tuple(points)))
     return Chart(

@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 Columns = Mapping[str, Sequence[float]]
 _MAX_CLASSES = 20  # that a table in the page has room for
 _MAX_WEIGHTS = 6000  # in the page, which keeps it small; the run's record has them all
-_PRECISION_RECALL = ("recall", "precision", "threshold", "f1")
+_GUIDES = {  # what the dashed line of a chart is
+    "ROC": "a model that guesses (“ROC”)",
+    "Precision and recall": "a model that guesses (“Precision and recall”)",
+    "Calibration": "calibrated probabilities (“Calibration”: three in ten rows with probability 0.3 are positive)",
+    "Predicted and actual": "exact predictions (“Predicted and actual”: numbers beyond three standard deviations are "
+    "counted at the border)",
+}
 
 
 class Drawing(msgspec.Struct, frozen=True):
@@ -59,20 +65,23 @@ def _draw_predictions(found: Sequence[tuple[str, str, CurvesRecord]]) -> dict[st
     names = [f"{name if len(found) > 1 else ''} {side} rows".strip() for name, side, _ in found]
     matrices = [_matrix(name, curves) for name, (_, _, curves) in zip(names, found, strict=True) if curves.classes]
     curved = [(i, name, curves) for i, (name, _, curves) in enumerate(found) if curves.precision_recall]
+    both = [line for line in curved if all(map(sum, line[2].confusion))]  # rows of either class
     numbers = [(i, name, curves.numbers) for i, (name, _, curves) in enumerate(found) if curves.numbers]
     charts = [_predicted_actual(name if len(numbers) > 1 else "", counted) for _, name, counted in numbers]
     if numbers:
         charts.append(_draw_lines("Residuals", [(i, name, _residuals(counted)) for i, name, counted in numbers]))
     if curved:
         share = min(curves.precision_recall["precision"][0] for _, _, curves in curved)
-        for title, columns, (start, end) in (
-            ("ROC", _roc, (0.0, 1.0)),
-            ("Precision and recall", lambda c: {n: c.precision_recall[n] for n in _PRECISION_RECALL}, (share, share)),
-            ("Calibration", lambda c: c.calibration, (0.0, 1.0)),
+        for title, drawn, columns, (start, end) in (
+            ("ROC", both, _roc, (0.0, 1.0)),
+            ("Precision and recall", both, _precision_recall, (share, share)),
+            ("Calibration", curved, lambda c: c.calibration, (0.0, 1.0)),
         ):
-            lines = [(i, name, columns(curves)) for i, name, curves in curved]
-            charts.append(_draw_lines(title, lines, limits=(0.0, 1.0), guide=((0.0, start), (1.0, end))))
-    return {"matrices": matrices, "charts": charts}
+            lines = [(i, name, columns(curves)) for i, name, curves in drawn]
+            if lines:
+                charts.append(_draw_lines(title, lines, limits=(0.0, 1.0), guide=((0.0, start), (1.0, end))))
+    guides = [text for chart in charts for title, text in _GUIDES.items() if chart.title.startswith(title)]
+    return {"matrices": matrices, "charts": charts, "guides": guides}
 
 
 def _matrix(caption: str, curves: CurvesRecord) -> dict[str, Any]:
@@ -102,6 +111,10 @@ def _roc(curves: CurvesRecord) -> Columns:
     wrong = [count / max(1, negatives) for count in found]
     ends = {"false positive rate": [*wrong, 0.0], "true positive rate": [*c["recall"], 0.0]}
     return {**ends, "threshold": [*c["threshold"], 1.0]}
+
+
+def _precision_recall(curves: CurvesRecord) -> Columns:
+    return {name: curves.precision_recall[name] for name in ("recall", "precision", "threshold", "f1")}
 
 
 def _residuals(numbers: NumbersRecord) -> Columns:

@@ -43,6 +43,11 @@ _CONSTANT = (
     "test or validation rows have others, another split (test_where, test_fraction, validation_where)"
 )
 
+_SAME = (
+    "all test rows have the same label, so that they tell little about the model, and some metrics cannot be measured; "
+    "choose another split (seed, test_fraction, test_where)"
+)
+
 
 class Verdict(msgspec.Struct, frozen=True):
     """Whether a run has converged, and notes for its user."""
@@ -73,7 +78,9 @@ def judge(
     converged = is_settled or _is_still(plan, start, objectives)
     notes = [] if converged else [_describe_unfinished(plan, start, objectives)]
     if metrics.get("test"):
-        notes += _worse(prepared, constant, metrics)
+        is_told = not prepared.rounding.is_on and prepared.noise is None
+        is_same = is_told and len(seen_labels(prepared.mapping.test, None)[0]) == 1
+        notes += [_SAME] if is_same else _worse(prepared, constant, metrics, is_told=is_told)
     elif plan.job.split.test_fraction:
         notes.append("no joined row is a test row, so metrics are those of training rows; raise test_fraction")
     notes += [*_rows_without_partner(prepared), *_keys_as_features(prepared), *_names_of_rows(prepared, encoders)]
@@ -135,8 +142,8 @@ def _describe_unfinished(plan: Plan, start: float, objectives: Sequence[float]) 
     return f"{name} did not converge: the objective changed by {100 * change:.2g} % in {when}; {how}"
 
 
-def _worse(prepared: Prepared, constant: Array, metrics: dict[str, Metrics]) -> list[str]:
-    """A sentence where test rows are predicted no better than by a constant."""
+def _worse(prepared: Prepared, constant: Array, metrics: dict[str, Metrics], *, is_told: bool) -> list[str]:
+    """A sentence where test rows are predicted no better than by a constant; `is_told`: with its figures."""
     plan, test, train = prepared.plan, metrics["test"], metrics["train"]
     own = next((metric for metric in plan.loss.metrics if metric.of_loss and metric.name in test), None)
     if plan.loss.is_quadratic:
@@ -151,7 +158,9 @@ def _worse(prepared: Prepared, constant: Array, metrics: dict[str, Metrics]) -> 
             return []
         base = own.of_loss * constant_loss(prepared.mapping.train, plan.loss, constant)
         figures, fits = f"{own.title.lower()} {test[own.name]:.4g} against {alone:.4g}", train[own.name] < base
-    ways = ["raise l2, or select fewer features: the model fits training rows and not others"] if fits else []
+    few = prepared.mapping.test.rows
+    ways = [f"of {plural(few, 'row')} this may be chance: cross-validate"] if few < _FEW_ROWS and is_told else []
+    ways += ["raise l2, or select fewer features: the model fits training rows and not others"] if fits else []
     if plan.algorithm.own_model:
         ways.append("grow fewer or smaller trees, or stop early (validation_fraction, patience)")
     if not plan.job.model.spec.is_linear:
@@ -163,7 +172,7 @@ def _worse(prepared: Prepared, constant: Array, metrics: dict[str, Metrics]) -> 
     if plan.job.privacy.features is not None:
         ways.append("more noise than signal may have come through: allow a larger ε, or bring more rows")
     what = "; ".join(ways) if ways else "the features may be unrelated to the label"
-    shown = "" if prepared.rounding.is_on else f" ({figures})"
+    shown = f" ({figures})" if is_told else ""
     return [f"the model predicts test rows worse than a constant would{shown}; {what}"]
 
 

@@ -187,15 +187,19 @@ class Curves(msgspec.Struct, frozen=True, eq=False):
     def roc(self) -> pd.DataFrame:
         """The shares of negative and of positive rows that are predicted positive, by threshold: a data frame.
 
+        They are those of scikit-learn's `roc_curve`: NaN where no row is of the class.
+
         >>> list(result.curves["test"].roc().columns)
         ['threshold', 'false_positive_rate', 'true_positive_rate']
         """
         thresholds, true, predicted = self._points()
         negatives, positives = self.confusion.sum(axis=1)
-        wrong = (predicted - true) / max(1, negatives)
-        return _frame(
-            {"threshold": thresholds, "false_positive_rate": wrong, "true_positive_rate": true / max(1, positives)}
-        )
+        nan = float("nan")
+        rates = {
+            "false_positive_rate": (predicted - true) / (negatives or nan),
+            "true_positive_rate": true / (positives or nan),
+        }
+        return _frame({"threshold": thresholds, **rates})
 
     def threshold(
         self,

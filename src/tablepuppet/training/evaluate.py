@@ -118,7 +118,7 @@ class Evaluation(Mapping[str, float]):
         return {"metrics": dict(self.metrics), "baseline": dict(self.baseline), **self.rows.to_dict()}
 
     def __str__(self) -> str:
-        return ", ".join(f"{name} {value:.4g}" for name, value in self.items()) + f"; {self.rows}"
+        return ", ".join(f"{name} {value:.4g}" for name, value in self.items() if value == value) + f"; {self.rows}"
 
     __repr__ = __str__
 

@@ -161,7 +161,7 @@ class Result(ModelContent, frozen=True):
         side = "test" if self.metrics.get("test") else "train"
         first = {metric.name for metric in self.plan.loss.metrics if metric.is_headline}
         found, alone = self.metrics.get(side, {}), self.baseline_name
-        shown = "".join(f", {name} {value:.4g}" for name, value in found.items() if name in first)
+        shown = "".join(f", {name} {value:.4g}" for name, value in found.items() if name in first and value == value)
         known = next((name for name in found if name in self.baseline), None)
         shown += f" ({alone}: {known} {self.baseline[known]:.4g})" if known else ""
         job = self.plan.job

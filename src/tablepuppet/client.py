@@ -65,7 +65,7 @@ class Client(ClientState):
                 raise
             self._log_refusal(message, error)  # with its reason, for the owner
             raise PolicyError(UNREADABLE) from None
-        self._log_told(message, answer)
+        self._count_disclosures(message, answer)
         return answer
 
     def _hides_failures(self, message: Any) -> bool:
@@ -86,18 +86,18 @@ class Client(ClientState):
         detail: dict[str, Any] = {"request": type(message).__name__, "why": str(error)}
         self.log.write("refused", job, "" if agreed is None else agreed.hash, detail)
 
-    def _log_told(self, message: Any, answer: Message) -> None:
+    def _count_disclosures(self, message: Any, answer: Message) -> None:
         """Counts disclosures; the counts are a line of the log when the job is closed."""
         job = getattr(message, "job", "")
         if isinstance(message, CloseJob):
-            told = self.told.pop(job, None)
-            if told:
-                self.log.write("disclosed", job, "", dict(told))
+            counts = self.disclosed.pop(job, None)
+            if counts:
+                self.log.write("disclosed", job, "", dict(counts))
             return
-        for tells, numbers in disclosures(answer):
-            if job not in self.told:
-                self.told[job] = Counter()
-            self.told[job][tells.what] += numbers
+        for mark, numbers in disclosures(answer):
+            if job not in self.disclosed:
+                self.disclosed[job] = Counter()
+            self.disclosed[job][mark.what] += numbers
 
     # -- checkpoints -----------------------------------------------------------
 

@@ -203,9 +203,9 @@ def _moments(bound: BoundQuery, number: int) -> tuple[terms.Moments, ...]:
     paired = bound.pairs
 
     def name_moments(place: Place, history: int, column: int) -> terms.Moments:
-        giver, told = bound.scans[place[0]], bound.scans[history]
+        giver, receiver = bound.scans[place[0]], bound.scans[history]
         keys = tuple(there if column >= 0 else here for here, there in paired.get((history, place), ()))
-        return terms.Moments(giver.table, giver.expressions[place[1]], told.table, told.clients, column, keys)
+        return terms.Moments(giver.table, giver.expressions[place[1]], receiver.table, receiver.clients, column, keys)
 
     given = (name_moments((number, column), history, column) for history, column in bound.moment_uses.get(number, ()))
     return (*given, *(name_moments(place, number, -1) for place in bound.moments.get(number, ())))

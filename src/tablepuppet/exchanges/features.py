@@ -260,12 +260,12 @@ def _hide_missing(own: ClientState, part: Part, column: int, statistics: Statist
     """Under noise, hides which values an expression makes NULL (NULLIF, CASE), and how many rows have a category. NULLs
     of a plain number and names of categories are shown."""
     scan = own.scan(part.request)
-    told = stats.without_moments(statistics)
-    if isinstance(told, CategoryStatistics):
-        return replace(told, weights=np.ones(len(told.categories)), missing=float(told.missing > 0))
-    if not isinstance(told, NumberStatistics) or (scan.query is None and not is_computed(scan.expressions[column])):
-        return told
-    return replace(told, weight=told.weight + told.missing, missing=0.0)
+    released = stats.without_moments(statistics)
+    if isinstance(released, CategoryStatistics):
+        return replace(released, weights=np.ones(len(released.categories)), missing=float(released.missing > 0))
+    if not isinstance(released, NumberStatistics) or (scan.query is None and not is_computed(scan.expressions[column])):
+        return released
+    return replace(released, weight=released.weight + released.missing, missing=0.0)
 
 
 def _enforce_sums(job: JobUnderContract, request: SumStatistics) -> None:

@@ -203,8 +203,8 @@ def _mask(own: ClientState, groups: Partials, request: SumGroups) -> tuple[Masks
     shared, name = key_of(own.key), _name(request)
     for peer in request.peers:
         check_key(peer, shared, name)
-    told = (request.holders.tobytes(), request.scales, request.commitments)
-    context = hashlib.sha256(msgspec.msgpack.encode(told)).digest()
+    terms = (request.holders.tobytes(), request.scales, request.commitments)
+    context = hashlib.sha256(msgspec.msgpack.encode(terms)).digest()
     private = _secret(own, request, groups, b"key")
     peers = [msgspec.structs.replace(peer, part=place) for place, peer in enumerate(request.peers)]
     masks = Masks.of(peers, private, name.encode() + context, request.place)
@@ -226,8 +226,8 @@ def _mask_for_holders(masks: Masks, request: SumGroups, extremes: Words) -> Word
 
 def _secret(own: ClientState, request: SendGroups | SumGroups, groups: Partials, use: bytes) -> bytes:
     agreed = own.agreed(request.job).hash.encode()
-    told = (b"tablepuppet groups", use, request.job, request.scan, agreed, groups.digest())
-    return hmac.digest(own.secret, msgspec.msgpack.encode(told), "sha256")
+    terms = (b"tablepuppet groups", use, request.job, request.scan, agreed, groups.digest())
+    return hmac.digest(own.secret, msgspec.msgpack.encode(terms), "sha256")
 
 
 def _name(request: SendGroups | SumGroups) -> str:

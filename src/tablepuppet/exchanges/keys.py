@@ -166,6 +166,6 @@ def _enforce_blinding(job: JobUnderContract, request: BlindKeys) -> None:
 )
 def _blind_keys(own: ClientState, request: BlindKeys) -> BlindedKeys:
     """Other owners' keys under this owner's secret too; the log has their number."""
-    told = own.told.setdefault(request.job, Counter())
-    told["keys of others, blinded"] += len(request.points)
+    disclosed = own.disclosed.setdefault(request.job, Counter())
+    disclosed["keys of others, blinded"] += len(request.points)
     return BlindedKeys(points=blind(request.points, blinding_key(own.secret, request.job, request.domain)))

@@ -174,10 +174,10 @@ def _check_labels_answer(request: SendLabels, answer: Labels, known: Known) -> N
     check_array(answer.values, "values", (rows,), kinds=frozenset("f"))
     check_array(answer.is_test, "is_test", (rows,), kinds=frozenset("b"))
     missing = _count_missing(answer.values, None if request.classes is None else len(request.classes))
-    told = scan.missing.get(request.column)
+    described = scan.missing.get(request.column)
     contract = known.contracts[request.job]
-    is_as_told = told in (None, missing) or contract.label_privacy is not None
-    require(is_as_told, "values", f"are missing in {missing:,} rows, and {told} were described")
+    is_as_described = described in (None, missing) or contract.label_privacy is not None
+    require(is_as_described, "values", f"are missing in {missing:,} rows, and {described} were described")
     if answer.folds is not None:
         check_array(answer.folds, "folds", (rows,), kinds=frozenset("i"))
         folds = contract.folds

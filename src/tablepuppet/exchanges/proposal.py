@@ -274,10 +274,10 @@ def _propose(own: ClientState, request: ProposeContract) -> Agreement:
         earlier = own.approvals.decision(contract, request.job)
         own.contracts.agree(request.job, contract, is_excused=earlier is not None and bool(earlier.notes))
         return _agree(own, contract)
-    told = own.waiting.get((request.job, name))
-    if told is not None and own.approvals.decision(contract, request.job, told) is None:  # asked again, and still open
+    earlier_notes = own.waiting.get((request.job, name))
+    if earlier_notes is not None and own.approvals.decision(contract, request.job, earlier_notes) is None:  # still open
         return _wait(own, name)
-    if told is None:
+    if earlier_notes is None:
         # The signature is evidence that this person asked for this contract.
         signed = {} if request.signature is None else {"signature": msgspec.to_builtins(request.signature)}
         asked = {"asker": contract.asker, "purpose": contract.purpose, **signed}
@@ -300,7 +300,7 @@ def _propose(own: ClientState, request: ProposeContract) -> Agreement:
         own.approvals.wait(contract, tuple(notes))
         if not own.policy.ask:
             raise row_rules.few_rows(notes[0])
-        if told is None:
+        if earlier_notes is None:
             own.log.write("waiting", request.job, name, {"notes": notes})
         own.waiting[request.job, name] = tuple(notes)
         return _wait(own, name)

@@ -157,7 +157,7 @@ def _close_job(own: ClientState, request: CloseJob) -> Done:
         if job == request.job and part.shown:
             own.releases.record_predictions(disclosed_values(own, part, part.shown))
     own.contracts.jobs.pop(request.job, None)
-    if own.told.get(request.job):
+    if own.disclosed.get(request.job):
         own.approvals.finish(request.job)
     own.tables.close(request.job)
     own.releases.close_job(request.job)

@@ -77,14 +77,14 @@ class Releases:
                     self.check_plain_label(base.table, is_derived=scan.query is not None)
                 if contract.training is not None and scan.numbers("feature") and contract.feature_privacy is None:
                     self._refuse_plain(base.table, "features")
-        told = {column for s in self.log.account.spendings if s.what == "label" for column in s.columns}
-        for scan in contract.scans if told else ():
+        noisy = {column for s in self.log.account.spendings if s.what == "label" for column in s.columns}
+        for scan in contract.scans if noisy else ():
             others = [n for n, column in enumerate(scan.columns) if set(column.roles) - {"label"}]
             for base in uses[scan.scan].bases:
                 read = (base.compared | base.grouping).union(*(base.columns[n] for n in others))
-                self._refuse_told(base.table, sorted(c for c in read if f"{base.table}.{c}".lower() in told))
+                self._refuse_other_roles(base.table, sorted(c for c in read if f"{base.table}.{c}".lower() in noisy))
 
-    def _refuse_told(self, table: str, columns: Sequence[str]) -> None:
+    def _refuse_other_roles(self, table: str, columns: Sequence[str]) -> None:
         """What left as noisy labels plays no other role, which would tell it exactly, unless its owner names roles."""
         budget = self.policy.budget.get(table)
         is_limited = self.policy.labels.epsilon is not None or (budget is not None and budget.label is not None)
@@ -163,11 +163,11 @@ class Releases:
 
     def charge_scores(self, scan: Scan, columns: Sequence[int], numbers: int, name: str) -> None:
         """A model is about to be applied to rows of a scan; the same model again, by its name, reveals nothing new."""
-        told = Spending(table=scan.table, what="scores", name=name, numbers=numbers, columns=reads(scan, columns))
-        if not self.log.account.knows(told):
+        spending = Spending(table=scan.table, what="scores", name=name, numbers=numbers, columns=reads(scan, columns))
+        if not self.log.account.knows(spending):
             why = "one more model that was not trained here, applied to its rows,"
-            self.check_exposure(told, unknowns(scan, columns), why)
-            self.log.spend(told)
+            self.check_exposure(spending, unknowns(scan, columns), why)
+            self.log.spend(spending)
 
     def record_scores(self, table: str, *names: str) -> None:
         """A model that was trained here is about to leave: rows will be scored by it, as they were in training."""
@@ -349,13 +349,13 @@ def _own_facts(own: ClientState, part: Part, request: StartPart) -> RunFacts:
     assert request.facts is not None
     blocks, scan = list(request.facts.blocks), own.scan(part.request)
     peers = () if part.sealing is None else tuple(peer.client for peer in part.sealing.peers)
-    told = blocks[request.block]
+    block = blocks[request.block]
     blocks[request.block] = replace(
-        told,
+        block,
         is_masked=bool(peers),
-        clients=peers or told.clients,
+        clients=peers or block.clients,
         squared_norm=float(sum(max(1, scan.columns[c].size) for c in part.request.columns) or 1),
-        is_derived=told.is_derived or scan.query is not None,
+        is_derived=block.is_derived or scan.query is not None,
     )
     opened = Counter[str]()
     for (job, _), other in own.parts.items():

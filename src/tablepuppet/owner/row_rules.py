@@ -97,12 +97,12 @@ def check_texts(own: ClientState, job: str, contract: Contract) -> None:
             if info.kind not in STRING_KINDS:
                 continue
             if read.is_history:  # each value once for each of its base rows
-                told = pa.table({"base": read.base_rows()[0], "value": decode(values)})
-                values = told.group_by(["base", "value"]).aggregate([])["value"]
+                pairs = pa.table({"base": read.base_rows()[0], "value": decode(values)})
+                values = pairs.group_by(["base", "value"]).aggregate([])["value"]
             is_label = number in scan.numbers("label")
-            is_told = names_rows(values) if is_label else _leaves(contract, scan, number, values)
+            has_names = names_rows(values) if is_label else _leaves(contract, scan, number, values)
             behind = {name.lower() for name in read.use().columns[number]}
-            if is_told and not behind <= own.policy.find_granted(scan.table, "texts"):
+            if has_names and not behind <= own.policy.find_granted(scan.table, "texts"):
                 role, names = ("label", "classes") if is_label else ("feature", "categories")
                 stay = "" if is_label else "let them stay (ids=[…] with its name), "
                 raise refused_by(

@@ -77,7 +77,7 @@ class ClientState:
         self.tables.protect(self.policy.hides_values_of)
         self.releases = Releases(self.policy, self.log, is_in_process=self.may_reveal)
         self.contracts = ContractEnforcer(self.policy)
-        self.told: dict[str, Counter[str]] = {}  # by job: the disclosures
+        self.disclosed: dict[str, Counter[str]] = {}  # by job
         self.waiting: dict[tuple[str, str], tuple[str, ...]] = {}  # jobs and contracts that a person was notified of
 
     @property

@@ -203,8 +203,8 @@ def id_statistics(
     if not request.id_salt:
         return IdStatistics(count, has_missing)
     key = job_key(own.shared_key, f"ids {request.id_salt}")
-    told = np.unique(id_tokens(arrow_texts(found.categories), key, f"{own.scan(request).table} {place}"))
-    return IdStatistics(len(told), has_missing, told, key_check(key))
+    tokens = np.unique(id_tokens(arrow_texts(found.categories), key, f"{own.scan(request).table} {place}"))
+    return IdStatistics(len(tokens), has_missing, tokens, key_check(key))
 
 
 def known_ids(

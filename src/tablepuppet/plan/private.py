@@ -75,9 +75,9 @@ def plan_privacy(job: Job, mapping: MappingSummary, loss: Loss, slope: float, we
         affordable = _affordable(ledger, budget.features, rounds)
         if affordable == 0 or features.epsilon is not None or leaves is not None:  # which is not cut short
             check_budget(ledger, None, budget.features)
-    is_told = any(g is not None for g in noise.gradients)
+    has_gradients = any(g is not None for g in noise.gradients)
     form = None if leaves is None else leaves.form
-    return PrivatePlan(noise, ledger, rounds, affordable, facts if is_told else None, form)
+    return PrivatePlan(noise, ledger, rounds, affordable, facts if has_gradients else None, form)
 
 
 def _find_facts(

@@ -113,16 +113,16 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The claims, one a line, and their sum where a table's rows pay for several."""
         lines = [release.line() for release in self.releases]
         for table in self.tables("features"):
-            told = [r for r in self.releases if (r.what, r.table, r.observer) == ("features", table, "outsider")]
-            if told:
-                delta, mechanisms = told[0].delta, tuple(r.gaussian for r in told)
-                is_trees = told[0].scope == "leaves"
+            releases = [r for r in self.releases if (r.what, r.table, r.observer) == ("features", table, "outsider")]
+            if releases:
+                delta, mechanisms = releases[0].delta, tuple(r.gaussian for r in releases)
+                is_trees = releases[0].scope == "leaves"
                 what = "all its trees" if is_trees else "all tables' parameters"
-                where = f"the features of one {told[0].unit} are there or zero"
+                where = f"the features of one {releases[0].unit} are there or zero"
                 if is_trees:
-                    where = f"the joined rows of one {told[0].unit} are in the sums or in none"
+                    where = f"the joined rows of one {releases[0].unit} are in the sums or in none"
                 lines.append(
-                    f"released model, {what}: ε = {_together(told):.4g}, δ = {delta:g} towards "
+                    f"released model, {what}: ε = {_together(releases):.4g}, δ = {delta:g} towards "
                     f"outsiders where {where}; ε = {replacement_epsilon(mechanisms, delta):.4g} where "
                     f"{'its features' if is_trees else 'they'} are any others"
                 )

@@ -299,29 +299,29 @@ def _lines(contract: Contract) -> Iterator[str]:
         yield from contract.analyst.lines()
     if contract.keys == "dh":
         yield f"at most {contract.most_keys:,} join keys of other owners are blinded with this owner's secret"
-    for told in contract.disclosures:
-        if told.partners:
+    for item in contract.disclosures:
+        if item.partners:
             noisy = "noisy " if contract.label_privacy is not None else ""
             yield (
-                f"{noisy}{told.what} of {told.table} to {', '.join(told.partners)}: the first derivatives of the loss "
+                f"{noisy}{item.what} of {item.table} to {', '.join(item.partners)}: the first derivatives of the loss "
                 f"reveal the {noisy}label of each of their rows that is joined once, and sums of labels of the others"
             )
             continue
         how = (
-            "once for each joined row of a row, in every epoch" if told.times is None else f"at most {told.times} times"
+            "once for each joined row of a row, in every epoch" if item.times is None else f"at most {item.times} times"
         )
-        yield f"{told.what} of {told.table} to the {told.to if told.to == 'server' else 'owner'}: {how}"
+        yield f"{item.what} of {item.table} to the {item.to if item.to == 'server' else 'owner'}: {how}"
     yield f"an approval lasts at most {contract.days} days"
 
 
 def _scan_lines(scan: ScanTerms) -> Iterator[str]:
     where = "all rows" if scan.filter is None else f"rows where {scan.filter}"
     if scan.merges:
-        told = "counts, sums, least and greatest values" if scan.merges == "extremes" else "counts and sums"
+        sums = "counts, sums, least and greatest values" if scan.merges == "extremes" else "counts and sums"
         learns = "them" if scan.clients == 2 else "their sums over the others"
         each = ", and each one's least and greatest" if scan.merges == "extremes" and scan.clients > 2 else ""
         yield (
-            f"groups that other owners of {scan.table} have too are merged: {told} of each leave under masks, for the "
+            f"groups that other owners of {scan.table} have too are merged: {sums} of each leave under masks, for the "
             f"first of the table's {scan.clients} owners that has it, which learns {learns}{each}"
         )
     yield f"table {scan.table}, {where}:" if scan.query is None else f"table {scan.table}, {where} of {scan.query}:"

@@ -60,8 +60,8 @@ def encoder(
     if isinstance(statistics, protocol.NumberStatistics):
         return _number_encoder(statistics, standardize)
     if isinstance(statistics, protocol.IdStatistics):
-        told = (statistics.count, statistics.has_missing, statistics.tokens)
-        return IdEncoder(*told, salt if statistics.tokens is not None else "", statistics.check)
+        known = (statistics.count, statistics.has_missing, statistics.tokens)
+        return IdEncoder(*known, salt if statistics.tokens is not None else "", statistics.check)
     return _category_encoder(statistics, max_categories)
 
 

@@ -207,7 +207,7 @@ def _web_file(url: str) -> list[_File]:
         error.close()
         with _send_request(url, "GET") as answer:  # such as a signed address: its body is not read yet
             headers = answer.headers
-    told = [headers.get(name, "") for name in ("ETag", "Last-Modified", "Content-Length")]
+    version = [headers.get(name, "") for name in ("ETag", "Last-Modified", "Content-Length")]
 
     def fetch(target: Path) -> None:
         with _send_request(url, "GET") as body, target.open("wb") as out:
@@ -216,7 +216,7 @@ def _web_file(url: str) -> list[_File]:
             if length is not None and int(length) != out.tell():
                 raise ConnectionError("the file ends before its length")
 
-    return [_File(redact(url), " ".join(told), fetch)]
+    return [_File(redact(url), " ".join(version), fetch)]
 
 
 def _send_request(url: str, method: str) -> Any:

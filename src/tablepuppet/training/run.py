@@ -237,9 +237,9 @@ class Run:
                 if values is not None:
                     train[part.block][part.train] = values
             if block:
-                told = answers[block[0].number]
-                ridged += self.problem.ridges[number] * told.norm if told.ridged is None else told.ridged
-                penalty += 0.5 * self.problem.ridges[number] * told.norm + self.problem.l1 * (told.absolute or 0.0)
+                answer = answers[block[0].number]
+                ridged += self.problem.ridges[number] * answer.norm if answer.ridged is None else answer.ridged
+                penalty += 0.5 * self.problem.ridges[number] * answer.norm + self.problem.l1 * (answer.absolute or 0.0)
         self.contributions, self.held_out = train, test
         known = None if wants_train else server.tally
         moments = (Moment.FINISHED,) * 2 if is_last else (Moment.EPOCH, Moment.HELD_OUT)

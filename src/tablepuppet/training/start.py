@@ -235,9 +235,9 @@ def figures_of(plan: Plan, union: UnionOperator, problem: Problem, started: Mapp
     return [kind(*row) for row in sums.tolist()]
 
 
-def _values(kind: type[Figures], told: dict[str, float], client: str) -> Array:
+def _values(kind: type[Figures], numbers: dict[str, float], client: str) -> Array:
     """A part's numbers; none where it held them back."""
     try:
-        return np.array(msgspec.structs.astuple(msgspec.convert(told, kind)))
+        return np.array(msgspec.structs.astuple(msgspec.convert(numbers, kind)))
     except msgspec.ValidationError as error:
         raise TransportError(f"client {client} starts with other figures than the algorithm has: {error}") from None

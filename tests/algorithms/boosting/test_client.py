@@ -63,7 +63,7 @@ def test_a_client_tells_the_bins_of_the_column_that_its_split_is_of() -> None:
     assert isinstance(told, NewColumn)
     assert half.book.keys[found.key[0]].border == 5
     assert told.codes(13).tolist() == [*range(1, 11), 0, 2, 3]
-    assert half.book.told == found.bits_of_a_row == 4
+    assert half.book.revealed == found.bits_of_a_row == 4
 
 
 def test_a_client_adds_up_the_rows_of_every_cell() -> None:

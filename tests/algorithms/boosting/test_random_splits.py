@@ -89,7 +89,7 @@ def test_leaves_are_those_of_the_materialised_join(seed: int) -> None:
     np.testing.assert_array_equal(server.scores, scores)
     np.testing.assert_array_equal(server.held[0].scores, held)
     if options.max_splits is not None:
-        assert max(block.told for block in server.blocks) <= options.max_splits
+        assert max(block.revealed for block in server.blocks) <= options.max_splits
 
 
 @given(st.integers(0, 2**32))

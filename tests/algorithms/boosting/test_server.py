@@ -139,10 +139,10 @@ def test_no_client_tells_more_keys_than_max_splits() -> None:
     rng = np.random.default_rng(11)
     join = draw_join(rng)
     server, _, _ = train(join, _options(rng, trees=12, depth=4, max_splits=3))
-    assert max(known.told for known in server.blocks) <= 3
+    assert max(known.revealed for known in server.blocks) <= 3
     assert any(tree.splits for group in server.trees for tree in group)
     unlimited, _, _ = train(join, _options(np.random.default_rng(11), trees=12, depth=4))
-    assert max(known.told for known in unlimited.blocks) > 3
+    assert max(known.revealed for known in unlimited.blocks) > 3
 
 
 @given(st.integers(0, 2**32))

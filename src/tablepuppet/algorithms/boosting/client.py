@@ -55,7 +55,7 @@ class KeyBook:
     def __post_init__(self) -> None:
         self.keys: list[Key] = []
         self.numbers: dict[Key, int] = {}
-        self.told = 0
+        self.revealed = 0
         self._codes: dict[int, tuple[int, dict[bytes, list[int]]]] = {}  # by column: of so many keys
         self._columns: set[int] = set()  # of which something was revealed
         self._whole: set[int] = set()  # and of which everything was
@@ -70,7 +70,7 @@ class KeyBook:
 
     def _enter(self, entry: Key, is_told: bool) -> None:
         if is_told:
-            self.told += self.bits(entry)
+            self.revealed += self.bits(entry)
             self._columns.add(entry.column)
             if self.is_whole(entry):
                 self._whole.add(entry.column)
@@ -98,7 +98,7 @@ class KeyBook:
 
     def may_tell(self, entries: Sequence[Key]) -> bool:
         """Whether the limit allows to reveal these entries, too."""
-        return self.limit is None or self.told + sum(map(self.bits, entries)) <= self.limit
+        return self.limit is None or self.revealed + sum(map(self.bits, entries)) <= self.limit
 
     def key(self, number: int) -> Key:
         """The key of a number; an unknown number is refused."""
@@ -166,7 +166,7 @@ class KeyBook:
 
     @property
     def is_full(self) -> bool:
-        return self.limit is not None and self.told >= self.limit
+        return self.limit is not None and self.revealed >= self.limit
 
     @property
     def _known_there(self) -> set[int]:
@@ -276,7 +276,7 @@ class ClientHalf:
     def check(self, check: tree_checks.Check) -> tree_checks.Objections:
         """The objections of this block, which lies here alone, to some trees."""
         self.book.add_unions(check.unions)
-        is_first = not self.book.told
+        is_first = not self.book.revealed
         pairs = [self._unpack(outline) for outline in check.trees]
 
         def count(tree: int, numbers: Sums) -> Sums:

@@ -237,7 +237,7 @@ class _Training:
             rounds=traffic.rounds,
             bytes=traffic.bytes,
             seconds=time.perf_counter() - self.began,
-            residuals={"splits": float(sum(block.told for block in self.server.blocks))},
+            residuals={"splits": float(sum(block.revealed for block in self.server.blocks))},
         )
         self.history.append(record)
         return record

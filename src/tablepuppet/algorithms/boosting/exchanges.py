@@ -166,10 +166,10 @@ def check_sums(request: trees.SumTrees, answer: trees.TreeSums, known: Known) ->
 def check_revealed(request: trees.RevealKeys, answer: trees.RevealedKeys, known: Known) -> None:
     require(len(answer.keys) == len(request.keys), "keys", "are not those that were asked for")
     _bits_of(answer.keys, "keys", known.part(request))
-    for asked, told in zip(request.keys, answer.keys, strict=True):
-        require(told.column == asked.column, "keys.column", "is not that of the key that was asked for")
+    for asked, found in zip(request.keys, answer.keys, strict=True):
+        require(found.column == asked.column, "keys.column", "is not that of the key that was asked for")
         is_whole = asked.border == WHOLE
-        require(isinstance(told, NewColumn) == is_whole, "keys", "are not those that were asked for")
+        require(isinstance(found, NewColumn) == is_whole, "keys", "are not those that were asked for")
 
 
 def check_splits(request: trees.ReleaseSplits, answer: trees.Splits, known: Known) -> None:

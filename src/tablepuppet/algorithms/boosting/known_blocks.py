@@ -50,7 +50,7 @@ class _Column:
     borders: list[int] = field(default_factory=list)  # keys of numbers, ascending; of one-hot categories, as revealed
     above: list[int] = field(default_factory=list)  # rows above each border
     size: int = 1  # atoms
-    told: list[int] = field(default_factory=list)  # keys of sorted categories that clients revealed
+    revealed: list[int] = field(default_factory=list)  # keys of sorted categories that clients revealed
     keys: list[int] = field(default_factory=list)  # of sorted categories: all, revealed or made here
     by_set: dict[bytes, int] = field(default_factory=dict)  # of sorted categories: which atoms go right → the key
     marks: NDArray[np.bool_] | None = None  # of sorted categories: (atoms, revealed keys), whether it goes right
@@ -79,7 +79,7 @@ class KnownBlock:
         self.signs = [*signs, *[0] * (len(kinds) - len(signs))]  # of columns that leaves are monotone in
         self.rows, self.held = rows, held  # training rows (without the missed one), and held-out ones
         self.keys: list[tuple[int, bool]] = []  # column, and whether a client revealed it
-        self.told = 0  # bits of each row that clients revealed
+        self.revealed = 0  # bits of each row that clients revealed
         self.columns: dict[int, _Column] = {}
         self.sets: dict[int, NDArray[np.bool_]] = {}  # of keys of categories: for each code, whether it goes right
         self.unions: list[Union] = []  # that the client does not know of yet
@@ -102,7 +102,7 @@ class KnownBlock:
             right = np.unpackbits(new.right, count=size).view(np.bool_)
             self._learn(len(self.keys), new, column, apart[new.column], right)
             self.keys.append((new.column, True))
-            self.told += 1
+            self.revealed += 1
         for number, codes in apart.items():
             self.codes[:, self.columns[number].place] = codes
         if keys:
@@ -130,7 +130,7 @@ class KnownBlock:
             self.sets |= {key: np.arange(256) != code for code, key in enumerate(column.borders)}
         self.codes[:, column.place] = codes
         self.keys += [(new.column, True)] * new.keys
-        self.told += new.bits_of_a_row
+        self.revealed += new.bits_of_a_row
         self.complete.add(new.column)
 
     def is_complete(self, allowed: NDArray[np.bool_]) -> bool:
@@ -204,12 +204,12 @@ class KnownBlock:
             renumbered[found] = np.arange(len(found))
             codes[...] = renumbered[codes * np.uint16(2) + right]
             column.size = len(found)
-        column.told.append(number)
+        column.revealed.append(number)
         column.keys.append(number)
         column.by_set = {}
         for key in column.keys:
             column.by_set.setdefault(self.sets[key].tobytes(), key)
-        column.marks = np.stack([self.sets[key] for key in column.told], axis=1)
+        column.marks = np.stack([self.sets[key] for key in column.revealed], axis=1)
 
     def best(
         self, count: Callable[[slice], Sums], step: int, allowed: NDArray[np.bool_], how: SplitRules, *, sets: bool
@@ -253,7 +253,7 @@ class KnownBlock:
             if not column.is_whole:
                 assert column.marks is not None
                 marks = np.packbits(column.marks[list(choice.left)], axis=1)
-            self.unions.append(Union(number, len(column.told), marks))
+            self.unions.append(Union(number, len(column.revealed), marks))
             known = len(self.keys)
             self.sets[known], column.by_set[right.tobytes()] = right, known
             column.keys.append(known)

@@ -120,8 +120,8 @@ def _candidates(layout: Columns, has_missing: NDArray[np.bool_], first: int, col
     if len(codes) < 2:
         return []
     if layout.kinds[column] == ONE_HOT:
-        told = codes[:1] if len(codes) == 2 else codes  # of two, the second is the complement of the first
-        return [Key(column, left=(code,)) for code in told.tolist()]
+        needed = codes[:1] if len(codes) == 2 else codes  # of two, the second is the complement of the first
+        return [Key(column, left=(code,)) for code in needed.tolist()]
     coins = np.arange(len(codes) ** 2, dtype=np.uint64).reshape(len(codes), -1)
     is_left = uniform(seed + _SETS, first + column, coins) < 0.5
     is_whole = is_left.all(axis=1) | ~is_left.any(axis=1)

@@ -75,9 +75,9 @@ def tree_round_range(shape: Shape, options: Boosting, estimate: int) -> tuple[in
         return estimate, estimate
     if not options.reveals_columns:
         return math.floor(estimate / _SPLITS_APART), math.ceil(estimate * _SPLITS_APART)
-    told = sum(_things(block, options) * (2 if block.is_split else 1) for block in shape.blocks)
-    is_told_at_once = all(_things(block, options) <= shape.outputs for block in shape.blocks)
-    return 1 if is_told_at_once else min(2, options.trees), options.trees + told
+    columns = sum(_things(block, options) * (2 if block.is_split else 1) for block in shape.blocks)
+    is_one_round = all(_things(block, options) <= shape.outputs for block in shape.blocks)
+    return 1 if is_one_round else min(2, options.trees), options.trees + columns
 
 
 def tree_seconds(shape: Shape, options: Boosting, tree: int) -> float:
@@ -155,9 +155,9 @@ def _all_bits(shape: Shape, options: Boosting) -> list[RoundTraffic]:
     sizes = []
     for block in shape.blocks:
         splits = _splits(block, options)
-        told = splits * (1 - math.exp(-draws * block.width / columns / splits))
-        told = told if options.max_splits is None else min(told, options.max_splits)
-        sizes += [(p.client, _KEY * told, told * _answer(p, 1.0)) for p in block.parts]
+        used = splits * (1 - math.exp(-draws * block.width / columns / splits))
+        used = used if options.max_splits is None else min(used, options.max_splits)
+        sizes += [(p.client, _KEY * used, used * _answer(p, 1.0)) for p in block.parts]
     return [count_round(sizes)]
 
 
@@ -199,8 +199,8 @@ def _wishes(options: Boosting, outputs: int, checked: int) -> float:
 
 def _count_told(block: BlockShape, options: Boosting, outputs: int, checked: int) -> float:
     things = _things(block, options)
-    told = things * (1 - math.exp(-_wishes(options, outputs, checked) / things))
-    return told if options.max_splits is None else min(told, options.max_splits)
+    revealed = things * (1 - math.exp(-_wishes(options, outputs, checked) / things))
+    return revealed if options.max_splits is None else min(revealed, options.max_splits)
 
 
 def _ask_chance(block: BlockShape, options: Boosting, outputs: int, checked: int) -> float:
@@ -230,11 +230,11 @@ def _round(shape: Shape, options: Boosting, one: _Round) -> list[RoundTraffic]:
     for block, is_asked, keys in zip(shape.blocks, one.asked, one.new, strict=True):
         for part in block.parts:
             down, up = _sizes(shape, options, block, part, one)
-            told = keys * _answer(part, _bits(block, options))
+            bytes_of_bits = keys * _answer(part, _bits(block, options))
             if block.is_split and keys >= 0.5:
-                bits.append((part.client, 0.0, told))
+                bits.append((part.client, 0.0, bytes_of_bits))
             about = is_asked * one.share
-            sizes.append((part.client, about * down, about * up + (not block.is_split) * told))
+            sizes.append((part.client, about * down, about * up + (not block.is_split) * bytes_of_bits))
     return [count_round(sizes), count_round(bits)] if bits else [count_round(sizes)]
 
 

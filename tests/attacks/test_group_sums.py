@@ -158,3 +158,31 @@ def test_groups_are_merged_by_contract_only() -> None:
             client.answer(replace(sums, job=job, peers=sums.peers[:2]))
     with tp.Federation(bank()) as closed, pytest.raises(tp.TablePuppetError, match="merge_groups"):
         list(map(closed._clients[name].answer, story))
+
+
+def test_masks_are_made_with_keys_of_clients_alone() -> None:
+    for place in range(3):
+
+        def change(client: str, asked: Any, place: int = place) -> Any:
+            if not isinstance(asked, SumGroups) or client != f"payments[{(place + 1) % 3}]":
+                return asked
+            peers = [*asked.peers]
+            peers[place] = replace(peers[place], tag=bytes(32))
+            return replace(asked, peers=peers)
+
+        with open_bank() as federation:
+            Server(federation, change)
+            with pytest.raises(tp.TablePuppetError, match="was not made by a client of this federation"):
+                federation.explain(QUERY, label="y")
+
+
+@pytest.mark.parametrize("least", [4, 5])
+def test_groups_of_few_rows_are_told_to_no_other_owner(least: int) -> None:
+    """Every owner has four rows of every group."""
+    rules = Policy(merge_groups="extremes", minimum_rows=least)
+    with tp.Federation(bank(), policies={"payments[1]": rules, "payments": rules}) as federation:
+        if least == 4:
+            federation.explain(QUERY, label="y")
+            return
+        with pytest.raises(tp.TablePuppetError, match="groups of fewer than 5 rows would be told"):
+            federation.explain(QUERY, label="y")

@@ -12,7 +12,7 @@ from tests.attacks.meddler import QUERY, shop
 
 import tablepuppet as tp
 from tablepuppet.errors import JobError, PolicyError
-from tablepuppet.exchanges.labels import DescribeLabels, Labels, SendLabels
+from tablepuppet.exchanges.labels import DescribeLabels, Labels, LabelSummary, SendLabels
 from tablepuppet.exchanges.proposal import ProposeContract
 from tablepuppet.exchanges.schema import CloseJob, OpenScan
 from tablepuppet.owner.policy import LabelRules, Policy
@@ -269,3 +269,33 @@ def test_which_classes_a_label_has_does_not_tell_of_a_row(label: str, where: str
     assert told[0] == told[1]
     is_refused = classes is None and label != "o.y"
     assert ("list them" in told[0]) == is_refused
+
+
+def test_how_many_labels_are_missing_is_not_told_under_noise() -> None:
+    """NULLIF(y, 1) would make of that number how many rows have a 1."""
+    orders, told = (
+        shop()["orders"].append_column("b", pa.array([None if k % 3 else k % 2 == 0 for k in range(200)])),
+        [],
+    )
+    labels: dict[str, dict[str, Any]] = {
+        "o.b": {},
+        "NULLIF(o.y, 1)": {"classes": [0, 1]},
+        "CAST(NULLIF(o.y, 1) AS VARCHAR)": {"classes": ["0", "1"]},
+    }
+    labels |= {"o.w": {"bounds": [-1.0, 1.0]}, "o.s": {}}
+    orders = orders.append_column("w", pa.array([None if k % 3 else 0.5 for k in range(200)]))
+    orders = orders.append_column("s", pa.array([None if k % 3 else "ab"[k % 2] for k in range(200)]))
+    for label, more in labels.items():
+        with tp.Federation({"orders": orders}) as federation:
+            owner = federation._clients["orders"]
+
+            def answer(message: Any, inner: Any = owner.answer, label: str = label) -> Any:
+                found = inner(message)
+                told.extend([(label, found.missing)] if isinstance(found, LabelSummary) else [])
+                return found
+
+            owner.answer = answer  # type: ignore[method-assign]
+            noise = {"label": {"epsilon": 1.0} | more}
+            model = "linear" if "bounds" in more else "logistic"
+            federation.explain(f"SELECT o.amount, {label} AS z FROM orders o", label="z", model=model, privacy=noise)
+    assert told == [(label, 0) for label in labels]

@@ -88,6 +88,12 @@ def sealed(key: bytes, job: str, **terms: Any) -> bytes:
     return history._cipher(own, job).encrypt(b"moments", history._bind(given))
 
 
+def pair(key: bytes, job: str, value: int, place: int) -> Any:
+    own: Any = SimpleNamespace(shared_key=key)
+    column = pa.chunked_array([[value]]), ColumnInfo("k", "integer")
+    return history._tokens(own, job, [column] * (place + 1))[place].to_pylist()
+
+
 FIELDS = MOMENTS.__struct_fields__
 THETA = np.array([[1.0], [2.0]])
 # A function, what it is given, and what may not be the same with another of these.
@@ -140,6 +146,7 @@ DERIVED: list[tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] = [
         {"key": b"k", "job": "j", "table": "orders", "expression": "day", "history": "visits", "clients": ("b",)},
         {"clients": ("b", "c")},
     ),
+    (pair, {"key": b"k", "job": "j", "value": 7, "place": 0}, {}),
     (
         lambda encoders, spec, outputs, theta: score_name((encoders, spec, outputs), theta),
         {"encoders": [RED], "spec": ModelSpec(), "outputs": 1, "theta": THETA},

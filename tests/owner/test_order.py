@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tablepuppet.exchanges.keys import SendKeys
+from tablepuppet.exchanges.registry import EXCHANGES
+from tablepuppet.exchanges.schema import OpenScan
 from tablepuppet.owner.row_sets import in_order, order_bits
+from tablepuppet.owner.tables import ClientTables
+from tablepuppet.protocol.contract import Column, Contract, ScanTerms
+from tablepuppet.sources.memory import open_memory
 
 
 @given(st.integers(0, 40), st.integers(0, 40))
@@ -56,3 +66,39 @@ def test_the_order_has_no_memory_of_the_place() -> None:
     order = np.argsort(order_bits(b"key", "orders", 0, 0, 20_000))
     # Spearman's correlation of a random permutation is within ±4.5/√n but for one case in 10⁵.
     assert abs(np.corrcoef(np.arange(20_000), order)[0, 1]) < 4.5 / np.sqrt(20_000)
+
+
+def shown(
+    job: str = "a",
+    secret: bytes = b"own",
+    shared: bytes = b"all",
+    seed: int = 1,
+    offset: int | None = None,
+    may_reveal: bool = False,
+    owners: int = 1,
+    filter: str | None = None,
+) -> tuple[tuple[int, ...], bool]:
+    """The rows of a table as keys are shown of them, and whether with the bits of their order."""
+    tables = ClientTables({"t": open_memory(pa.table({"k": np.arange(40)}), "t")})
+    tables.open_scan(OpenScan(job=job, scan=0, table="t", columns=["k"], filter=filter))
+    scan = ScanTerms(0, "t", (Column("k", ("key",)),), filter, clients=owners)
+    contract = Contract(purpose="train", asker="ann", label="y", scans=(scan,), blocks=(), keys="plain", seed=seed)
+    own: Any = SimpleNamespace(secret=secret, shared_key=shared, may_reveal=may_reveal)
+    own.agreed, own.scan = lambda job: contract, lambda request: tables.scan(request.job, request.scan)
+    found: Any = EXCHANGES[SendKeys].handle(own, SendKeys(job=job, scan=0, offset=offset))
+    return tuple(found.columns["c0"].to_pylist()), found.order is not None
+
+
+def test_rows_are_shown_in_an_order_of_their_owner_and_job_or_of_the_clients_and_contract() -> None:
+    alone, common = shown(), shown(offset=3)
+    assert (sorted(alone[0]), alone[1], common[1]) == ([*range(40)], False, False)
+    assert shown() == alone == shown(shared=b"x") == shown(seed=2)
+    assert shown(offset=3) == common == shown(offset=3, secret=b"x")
+    assert shown(may_reveal=True)[0] == (*range(40),)
+    assert shown(offset=3, owners=2) == (common[0], True)
+    filters = [shown(filter=f'"k" >= {k}', offset=o)[0] for k in (0, -1) for o in (None, 3)]
+    orders = [alone[0], common[0], (*range(40),), *filters]
+    orders += [shown(job="b")[0], shown(secret=b"x")[0]]
+    orders += [shown(offset=3, **{name: value})[0] for name, value in (("shared", b"x"), ("seed", 2))]  # type: ignore[arg-type]
+    orders.append(shown(offset=4)[0])
+    assert len(set(orders)) == len(orders)

@@ -15,10 +15,12 @@ import tablepuppet as tp
 from tablepuppet.client import Client
 from tablepuppet.errors import PolicyError
 from tablepuppet.exchanges.proposal import ProposeContract
-from tablepuppet.exchanges.schema import OpenScan
+from tablepuppet.exchanges.schema import CloseJob, OpenScan
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.owner.policy import LabelRules, Policy, TableRules
+from tablepuppet.owner.scans import ScanUse
 from tablepuppet.owner.tables import ClientTables
+from tablepuppet.privacy.accounting import Mechanism
 from tablepuppet.privacy.ledger import TableBudget
 from tablepuppet.privacy.options import FeaturePrivacy, LabelPrivacy, PredictionPrivacy
 from tablepuppet.protocol.contract import BlockTerms, Column, Contract, Role, ScanTerms, SideTerms, Training
@@ -274,3 +276,35 @@ def test_an_owner_agrees_by_its_rules_and_writes_down_what_it_did(room: str) -> 
         if last != ("refused" if why else "agreed"):
             wrong.append((rules, terms, why, last))
     assert not wrong
+
+
+def test_the_log_names_rows_by_a_key_of_their_owner() -> None:
+    """Whoever knows all rows but one, and sees the log, could otherwise test a guess about that one."""
+    told = []
+    for secret in (b"a" * 32, b"b" * 32, b"a" * 32):
+        client = new_client(minimum_rows=2)
+        client.secret = secret
+        assert propose(client, TRAIN).is_agreed
+        told.append(client.log.entries[-1].detail["rows"])
+    assert set(told[0]) == {"rows of t"}
+    assert told[0] == told[2] != told[1]
+
+
+def test_a_job_whose_contract_was_agreed_to_is_compared_with_the_next_and_ends_by_its_name() -> None:
+    client = new_client(minimum_rows=5)
+    assert propose(client, TRAIN).is_agreed
+    assert propose(client, TRAIN, "again").is_agreed
+    fewer = replace(TRAIN, scans=(replace(TRAIN.scans[0], filter='"id" <> 7'),))
+    with pytest.raises(PolicyError, match="fewer than 5 rows"):
+        propose(client, fewer, "one fewer")
+    more = Client("owner", new_client().tables, client.policy, key=client.key, row_sets=client.row_sets)
+    one_gone = make_tables()["t"].slice(1)
+    more.tables = ClientTables({"t": open_source(one_gone, "t")})
+    with pytest.raises(PolicyError, match="differ from those of an earlier agreed job by fewer than 5"):
+        propose(more, TRAIN)
+    charged = client.releases.charge_whole_model("j", ScanUse("t", (), frozenset()), (Mechanism(1.0, 5),))
+    client.answer(CloseJob(job="j"))
+    again = client.releases.charge_whole_model("j", ScanUse("t", (), frozenset()), (Mechanism(1.0, 5),))
+    assert again.name != charged.name
+    assert client.contracts.contract("j") is None
+    assert client.contracts.contract("again") == TRAIN

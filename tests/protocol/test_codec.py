@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import get_args, get_origin
+from typing import Any, get_args, get_origin
 
 import msgspec
 import numpy as np
@@ -17,7 +17,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 from tablepuppet.arrays import freeze
 from tablepuppet.errors import TransportError
-from tablepuppet.exchanges.keys import Keys
+from tablepuppet.exchanges.keys import BlindedKeys, Keys
 from tablepuppet.exchanges.parts import Parameters
 from tablepuppet.exchanges.registry import REQUESTS, RESPONSES
 from tablepuppet.protocol.base import Done, Message, Predictions
@@ -89,6 +89,32 @@ def test_an_array_that_claims_more_than_its_buffer_is_refused() -> None:
     frame = encode(Parameters(values=np.zeros((2, 2))))
     with pytest.raises(TransportError, match="size"):
         decode(Frame(frame.header, [frame.buffers[0][:-8]]), RESPONSES)
+
+
+def test_a_buffer_is_exactly_as_long_as_its_array() -> None:
+    frame = encode(Parameters(values=np.zeros((2, 2))))
+    for wrong in (frame.buffers[0][:-1], bytes(frame.buffers[0]) + b"0", b""):
+        with pytest.raises(TransportError, match="size does not fit"):
+            decode(Frame(frame.header, [wrong]), RESPONSES)
+
+
+@pytest.mark.parametrize("kind", ["<i8", "<i4", "|b1", "|u1"])
+def test_an_array_is_of_the_kind_that_its_field_declares(kind: str) -> None:
+    with pytest.raises(TransportError, match="where one of another type is due"):
+        decode(encode(Parameters(values=np.zeros(3, kind))), RESPONSES)
+    with pytest.raises(TransportError, match="where one of another type is due"):
+        decode(encode(BlindedKeys(points=np.zeros((2, 32)))), RESPONSES)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wire", ["float32", "float64+zstd", "float32+lz4", "float32+zstd", "float64+lz4"])
+def test_arrays_that_grow_when_they_are_read_share_the_room_that_there_is(wire: Any) -> None:
+    """Compressed ones become as long as they say, and those of 32 bits then twice as long."""
+    due = {"float32": 4, "float64": 0}[wire.partition("+")[0]] * ("+" in wire) + 8
+    due = 8 if wire.startswith("float64") or "+" not in wire else due
+    frame = encode(Predictions(values=np.zeros((500, 1)), products=np.zeros(500)), wire)
+    assert decode(frame, RESPONSES, 1000 * due).values.shape == (500, 1)
+    with pytest.raises(TransportError, match="would take more than"):
+        decode(frame, RESPONSES, 1000 * due - 1)
 
 
 def test_every_message_type_is_on_exactly_one_list() -> None:

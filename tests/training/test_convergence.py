@@ -19,6 +19,8 @@ from tablepuppet.training.convergence import constant_loss, seen_labels
 
 QUERY = "SELECT a.y, a.u, b.v FROM a JOIN b ON a.id = b.id"
 
+NOISY_NUMBERS = {"epsilon": 50.0, "bounds": (-9.0, 9.0), "mechanism": "laplace"}
+
 
 def federation(label: Any, rows: int = 300) -> tp.Federation:
     drawn = np.random.default_rng(1).normal(size=(2, rows))
@@ -208,6 +210,24 @@ def test_a_feature_that_tells_the_label_in_another_form_is_pointed_at(label: str
         plain = owner.train(query.replace(f"{copy} AS", "a.id AS"), label="y", **options)
     assert any("predicted well by" in note and "late_fee alone: is it the label" in note for note in result.notes)
     assert "under another name" not in str(plain)
+
+
+def test_metrics_of_noisy_labels_are_called_estimates() -> None:
+    with federation(lambda u, v: (linear(u, v) > 0).astype(int), rows=600) as owner:
+        result = owner.train(QUERY, label="y", model="logistic", privacy={"label": {"epsilon": 1.0}})
+        private = owner.train(
+            "SELECT a.u, b.v FROM a JOIN b ON a.id = b.id", label="u", privacy={"label": NOISY_NUMBERS}
+        )
+    held = result.plan.mapping.test_rows
+    off = 0.98 / np.tanh(0.5) / held**0.5
+    assert (
+        f"metrics are estimates, which may lie beyond their range; the accuracy of test rows may be off by {off:.2g}"
+        in (str(result))
+    )
+    assert 0.0 <= result.metrics["test"]["auc"] <= 1.0
+    assert "accuracy of" not in str(private)
+    assert "metrics are estimates" in str(private)
+    assert "under another name" not in str(result) + str(private)
 
 
 def test_labels_at_zero_have_no_relative_error() -> None:

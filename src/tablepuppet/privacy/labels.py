@@ -53,7 +53,7 @@ class Channel(msgspec.Struct, frozen=True):
         return np.asarray((np.eye(classes) - self.other) / (self.truth - self.other))
 
     def accuracy(self, agreement: float) -> float:
-        return (agreement - self.other) / (self.truth - self.other)
+        return min(max((agreement - self.other) / (self.truth - self.other), 0.0), 1.0)
 
     def auc(self, area: float, positives: float) -> float:
         """The area under the curve on true labels, from that on noisy ones and the share of noisy positives.
@@ -64,7 +64,7 @@ class Channel(msgspec.Struct, frozen=True):
         if not 0.0 < positives < 1.0:
             return area
         shrink = 1.0 - (1.0 - share) * self.other / positives - share * self.other / (1.0 - positives)
-        return 0.5 + (area - 0.5) / shrink if shrink > 0 else area
+        return min(max(0.5 + (area - 0.5) / shrink, 0.0), 1.0) if shrink > 0 else area
 
 
 def channel_of(privacy: LabelPrivacy, classes: int | None) -> Channel:

@@ -34,6 +34,7 @@ _NEGLIGIBLE = 1e-3  # of a constant's loss: to be worse by less is to be as good
 _PERFECT, _FEW_ROWS = 0.9995, 30  # R² that only a copy of the label has, in no fewer test rows
 _ORDERED = 0.9999  # AUC of two classes, likewise
 _GOOD, _MOST_WEIGHT = 0.85, 0.95  # share of a label's variance that one feature explains, and what it weighs of all
+_SURE = 1.96  # standard errors
 _FEW_WRONG = 0.05  # of the rows that the majority class misses, likewise
 _MANY_ORPHANS = 0.05  # of the rows of the label's table
 _MOSTLY = 0.8  # of a text column's values, which are numbers
@@ -77,15 +78,31 @@ def judge(
     start = _mean_loss(*seen, plan.loss, constant)
     converged = is_settled or _is_still(plan, start, objectives)
     notes = [] if converged else [_describe_unfinished(plan, start, objectives)]
+    is_told = not prepared.rounding.is_on and prepared.noise is None
     if metrics.get("test"):
-        is_told = not prepared.rounding.is_on and prepared.noise is None
         is_same = is_told and len(seen_labels(prepared.mapping.test, None)[0]) == 1
         notes += [_SAME] if is_same else _worse(prepared, constant, metrics, is_told=is_told)
     elif plan.job.split.test_fraction:
         notes.append("no joined row is a test row, so metrics are those of training rows; raise test_fraction")
+    notes += _noisy_metrics(prepared) if is_told else []
     notes += [*_rows_without_partner(prepared), *_keys_as_features(prepared), *_names_of_rows(prepared, encoders)]
     notes += _classes_alike(prepared)
     return Verdict(converged, tuple(notes), baseline)
+
+
+def _noisy_metrics(prepared: Prepared) -> list[str]:
+    """A sentence where owners made labels noisy: by how much an accuracy may be off."""
+    channel, mapping = prepared.mapping.label.channel, prepared.mapping
+    if channel is None:
+        return []
+    rows, side, off = mapping.test, "test", ""
+    if not rows.rows:
+        rows, side = mapping.train, "training"
+    if mapping.label.classes:
+        counts = rows.label_counts().astype(np.float64)  # joined rows of a label have one noise
+        spread = 0.5 * math.sqrt(float(counts @ counts)) / float(counts.sum()) / (channel.truth - channel.other)
+        off = f"; the accuracy of {side} rows may be off by {min(1.0, _SURE * spread):.2g}"
+    return [f"labels are noisy, so that metrics are estimates, which may lie beyond their range{off}"]
 
 
 def constant_loss(rows: Joined, loss: Loss, constant: Array) -> float:
@@ -262,7 +279,7 @@ def _names_of_rows(prepared: Prepared, encoders: Sequence[Sequence[Encoder]]) ->
 def find_copy(result: "Result") -> list[str]:
     """A sentence where test rows are predicted perfectly, or well by one feature alone: it may be the label itself."""
     held, plan, known = result.metrics.get("test", {}), result.plan, result.plan.job.model.is_convex or result.trees
-    if plan.mapping.test_rows < _FEW_ROWS:
+    if plan.mapping.test_rows < _FEW_ROWS or plan.job.privacy.label is not None:
         return []
     ordered = held.get("auc", 0.0) if "pr_auc" in held else 0.0  # of two classes
     is_perfect = held.get("accuracy", 0.0) == 1.0 or ordered > _ORDERED or held.get("r2", 0.0) > _PERFECT

@@ -145,10 +145,8 @@ def _collapse(out: Array, base: int, columns: tuple[Column, ...], place: Place |
     count, step = len(last.z), max(1, NUMBERS_PER_TRIANGLES // max(1, last.shape[1]))
     for first in range(0, count, step):
         some = slice(first, min(first + step, count))
-        scatter_add(out, base, (*(c[some] for c in whole), last[some].written_out()), _part(place, some))
-
-
-def _part(place: Place | slice, some: slice) -> Place | slice:
-    if isinstance(place, slice):
-        return slice(place.start + some.start, place.start + some.stop)
-    return Place(place.rows[some], None if place.is_there is None else place.is_there[some])
+        if isinstance(place, slice):
+            here: Place | slice = slice(place.start + some.start, place.start + some.stop)
+        else:
+            here = Place(place.rows[some], None if place.is_there is None else place.is_there[some])
+        scatter_add(out, base, (*(c[some] for c in whole), last[some].written_out()), here)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tablepuppet as tp
-from tablepuppet.algorithms.boosting.traffic import tree_seconds, tree_waves
+from tablepuppet.algorithms.boosting.traffic import tree_rounds, tree_seconds
 from tablepuppet.algorithms.shape import BlockShape, FanOutHistogram, PartShape, Shape
 
 
@@ -24,19 +24,19 @@ _FEW = _shape(_block("f", 10_000, 10_000, numbers=1, booleans=1), _block("d", 10
 
 
 def _bytes(shape: Shape, options: tp.Boosting, tree: int) -> float:
-    return sum(wave.times * (wave.down + wave.up) for wave in tree_waves(shape, options, tree))
+    return sum(one.times * (one.down + one.up) for one in tree_rounds(shape, options, tree))
 
 
 def test_tables_of_few_values_have_told_all_after_some_trees_and_others_have_not() -> None:
     options = tp.Boosting(trees=500, reveal="splits")
-    assert all(tree_waves(_FEW, options, tree) for tree in (0, 5))
-    assert not any(tree_waves(_FEW, options, tree) for tree in range(450, 500))
+    assert all(tree_rounds(_FEW, options, tree) for tree in (0, 5))
+    assert not any(tree_rounds(_FEW, options, tree) for tree in range(450, 500))
     assert _bytes(_FLOATS, options, 100) > 10_000
 
 
 def test_columns_that_are_told_whole_are_asked_for_longer_where_some_may_say_little() -> None:
     options = tp.Boosting(trees=100)
-    floats, few = ([bool(tree_waves(shape, options, tree)) for tree in range(100)] for shape in (_FLOATS, _FEW))
+    floats, few = ([bool(tree_rounds(shape, options, tree)) for tree in range(100)] for shape in (_FLOATS, _FEW))
     assert floats[0]
     assert few[0]
     assert sum(floats) < 5 < sum(few)
@@ -45,14 +45,14 @@ def test_columns_that_are_told_whole_are_asked_for_longer_where_some_may_say_lit
 
 
 def test_shallow_trees_take_longer_to_split_every_column() -> None:
-    rounds = [sum(bool(tree_waves(_FLOATS, tp.Boosting(depth=d), tree)) for tree in range(100)) for d in (2, 4, 8)]
+    rounds = [sum(bool(tree_rounds(_FLOATS, tp.Boosting(depth=d), tree)) for tree in range(100)) for d in (2, 4, 8)]
     assert rounds == sorted(rounds, reverse=True)
     assert rounds[0] > 2 * rounds[2]
 
 
 def test_a_block_of_one_column_has_told_it_at_the_first_root() -> None:
-    waves = [wave for tree in range(50) for wave in tree_waves(_shape(_ONE), tp.Boosting(trees=50), tree)]
-    assert sum(wave.down > 0 for wave in waves) == 1
+    rounds = [one for tree in range(50) for one in tree_rounds(_shape(_ONE), tp.Boosting(trees=50), tree)]
+    assert sum(one.times for one in rounds if one.down > 0) == 1
 
 
 def test_cpu_time_of_a_tree_grows_with_rows_columns_depth_and_checks() -> None:
@@ -76,6 +76,6 @@ def test_early_trees_cost_more_than_late_ones_and_samples_less_than_all_rows() -
 def test_a_cap_of_splits_bounds_what_is_told() -> None:
     shape = _shape(_FLOATS.blocks[0])
     free, capped = tp.Boosting(trees=50, reveal="splits"), tp.Boosting(trees=50, max_splits=10)
-    up = [sum(w.times * w.up for t in range(50) for w in tree_waves(shape, o, t)) for o in (free, capped)]
+    up = [sum(w.times * w.up for t in range(50) for w in tree_rounds(shape, o, t)) for o in (free, capped)]
     told = 10 * (10_000 + 1) / 8
     assert up[0] > up[1] > told

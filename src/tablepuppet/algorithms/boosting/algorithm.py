@@ -2,7 +2,7 @@
 
 from tablepuppet.algorithms.algorithm import Algorithm
 from tablepuppet.algorithms.boosting.options import Boosting
-from tablepuppet.algorithms.boosting.traffic import tree_round_range, tree_seconds, tree_waves
+from tablepuppet.algorithms.boosting.traffic import tree_round_range, tree_rounds, tree_seconds
 from tablepuppet.algorithms.shape import BlockShape, PartShape, RoundTraffic, Shape
 from tablepuppet.models.spec import ModelSpec
 
@@ -37,7 +37,7 @@ class BoostingAlgorithm(Algorithm[Boosting]):
 
     def traffic(self, shape: Shape, options: Boosting, epoch: int, batch_size: int | None) -> list[RoundTraffic]:
         """The rounds of one tree; `epoch` is its number."""
-        return tree_waves(shape, options, epoch)
+        return tree_rounds(shape, options, epoch)
 
     def round_range(self, shape: Shape, options: Boosting, estimate: int) -> tuple[int, int]:
         return tree_round_range(shape, options, estimate)

@@ -47,21 +47,34 @@ _NODE_COLUMN = 9e-6  # of a node that a check is about, for each column: its bes
 _RECORDS = 10  # of a run
 
 
-class _Round(msgspec.Struct, frozen=True):
-    """A round that is about a share of a tree."""
+class _Rounds(msgspec.Struct, frozen=True):
+    """The rounds of one tree, and what one of them is about on average."""
 
+    times: int
     asked: list[float]  # by block: how likely it is asked
     cells: int
     together: float
-    share: float
-    new: list[float]  # by block: columns, or splits, that it reveals
+    share: float  # of the tree
+    new: list[float]  # by block: columns, or splits, that all of them reveal
     is_first: bool = False  # of the first tree
 
 
-def tree_waves(shape: Shape, options: Boosting, tree: int) -> list[RoundTraffic]:
+def tree_rounds(shape: Shape, options: Boosting, tree: int) -> list[RoundTraffic]:
+    """Where clients share a block, bits take rounds of their own."""
     if options.is_random:
         return _all_bits(shape, options) if tree == 0 else []
-    return [wave for one in _rounds(shape, options, tree) for wave in _round(shape, options, one)]
+    one = _find_rounds(shape, options, tree)
+    if one is None:
+        return []
+    sizes, bits, bit_rounds = [], [], one.times if one.is_first else 1
+    for block, is_asked, new in zip(shape.blocks, one.asked, one.new, strict=True):
+        for part in block.parts:
+            down, up = _sizes(shape, options, block, part, one)
+            bytes_of_bits, about = new * _answer(part, _bits(block, options)), is_asked * one.share
+            if block.is_split and new >= 0.5 * bit_rounds:
+                bits.append((part.client, 0.0, bytes_of_bits / bit_rounds))
+            sizes.append((part.client, about * down, about * up + (not block.is_split) * bytes_of_bits / one.times))
+    return [count_round(sizes, one.times), *([count_round(bits, bit_rounds)] if bits else [])]
 
 
 def tree_round_range(shape: Shape, options: Boosting, estimate: int) -> tuple[int, int]:
@@ -95,10 +108,11 @@ def tree_seconds(shape: Shape, options: Boosting, tree: int) -> float:
     )
     leaves = min(options.most_leaves, sampled / _ROWS_OF_LEAF)
     grown = shape.outputs * (_READ * read + _LEAF * leaves)
-    return binned + rows + grown + sum(_check_seconds(shape, options, one) for one in _rounds(shape, options, tree))
+    one = _find_rounds(shape, options, tree)
+    return binned + rows + grown + (0.0 if one is None else one.times * _check_seconds(shape, options, one))
 
 
-def _check_seconds(shape: Shape, options: Boosting, one: _Round) -> float:
+def _check_seconds(shape: Shape, options: Boosting, one: _Rounds) -> float:
     """CPU seconds of a round, for the server and all who are asked."""
     seconds = 0.0
     for block, is_asked in zip(shape.blocks, one.asked, strict=True):
@@ -111,41 +125,31 @@ def _check_seconds(shape: Shape, options: Boosting, one: _Round) -> float:
     return seconds
 
 
-def _rounds(shape: Shape, options: Boosting, tree: int) -> list[_Round]:
+def _find_rounds(shape: Shape, options: Boosting, tree: int) -> _Rounds | None:
+    """The first tree has a round a level; growth by leaves has a few more levels than a balanced tree. Columns that are
+    revealed whole take fewer, as the same columns split several levels. A block's first column is revealed at the root.
+    """
+    outputs, most, blocks = shape.outputs, max(1, options.searched_leaves // 2), shape.blocks
+    new = [_count_told(b, options, outputs, tree + 1) - _count_told(b, options, outputs, tree) for b in blocks]
+    if tree == 0 and options.reveals_columns:
+        columns = max(1, sum(block.numbers + block.strings for block in blocks))
+        times = min(options.deep_levels, round(1.3 + math.log2(columns) / 2))
+        again = [(1 + (times - 1) * (_things(block, options) > 1)) / times for block in blocks]
+        cells = round((1 + most * (times - 1)) / times)
+        return _Rounds(times, again, cells, _together(0), _OF_FIRST, new, is_first=True)
     if tree == 0:
-        return _first_tree(shape, options)
-    asked = [_ask_chance(block, options, shape.outputs, tree) for block in shape.blocks]
-    is_asked = 1 - math.prod(1 - a for a in asked)
-    chance = tree * _DITHER % 1
+        times = options.deep_levels
+        cells = round(sum(min(2**level, most) for level in range(times)) / times)
+        return _Rounds(times, [1.0] * len(blocks), cells, _together(0), _OF_FIRST, new, is_first=True)
+    asked = [_ask_chance(block, options, outputs, tree) for block in blocks]
+    is_asked, chance = 1 - math.prod(1 - a for a in asked), tree * _DITHER % 1
     if is_asked < (chance if options.reveals_columns else 0.5):
-        return []
+        return None
     asked = [a / is_asked for a in asked] if options.reveals_columns else asked
-    new = [
-        _count_told(block, options, shape.outputs, tree + 1) - _count_told(block, options, shape.outputs, tree)
-        for block in shape.blocks
-    ]
-    cells, together = max(1, options.searched_leaves // 2), _together(tree)
-    whole = _Round(asked, cells, together, 1.0, new)
-    found = sum(new)
-    more = 1 - math.exp(-found / 2) + found / 40  # rounds that mend
-    share = (_MENDED + _EARLY * math.exp(-tree / 5)) / max(more, 0.2)
-    mending = _Round(asked, cells, together, min(1.0, share), [0.0] * len(new))
-    return [whole, *[mending] * math.floor(more + chance)]
-
-
-def _first_tree(shape: Shape, options: Boosting) -> list[_Round]:
-    """One round a level; growth by leaves has a few more levels than a balanced tree. Columns that are revealed whole
-    take fewer, as the same columns split several levels. A block's first column is revealed at the root."""
-    levels, most = options.deep_levels, max(1, options.searched_leaves // 2)
-    cells = [min(2**level, most) for level in range(levels)]
-    again = [1.0] * len(shape.blocks)
-    if options.reveals_columns:
-        columns = max(1, sum(b.numbers + b.strings for b in shape.blocks))
-        cells = [1, *[most] * (min(levels, round(1.3 + math.log2(columns) / 2)) - 1)]
-        again = [float(_things(block, options) > 1) for block in shape.blocks]
-    new = [_count_told(block, options, shape.outputs, 1) / len(cells) for block in shape.blocks]
-    asked = [[1.0] * len(new), *[again] * (len(cells) - 1)]
-    return [_Round(a, k, _together(0), _OF_FIRST, new, is_first=True) for a, k in zip(asked, cells, strict=True)]
+    more = 1 - math.exp(-sum(new) / 2) + sum(new) / 40  # rounds that mend
+    mended = min(1.0, (_MENDED + _EARLY * math.exp(-tree / 5)) / max(more, 0.2))
+    times = 1 + math.floor(more + chance)
+    return _Rounds(times, asked, most, _together(tree), (1 + (times - 1) * mended) / times, new)
 
 
 def _all_bits(shape: Shape, options: Boosting) -> list[RoundTraffic]:
@@ -224,20 +228,6 @@ def _ask_chance(block: BlockShape, options: Boosting, outputs: int, checked: int
     return 1 / (1 + (wishes / (things * math.log(2 * things) + _SLOW)) ** _STEEP)
 
 
-def _round(shape: Shape, options: Boosting, one: _Round) -> list[RoundTraffic]:
-    """Its messages; where clients share a block, it takes one more round, for bits."""
-    sizes, bits = [], []
-    for block, is_asked, keys in zip(shape.blocks, one.asked, one.new, strict=True):
-        for part in block.parts:
-            down, up = _sizes(shape, options, block, part, one)
-            bytes_of_bits = keys * _answer(part, _bits(block, options))
-            if block.is_split and keys >= 0.5:
-                bits.append((part.client, 0.0, bytes_of_bits))
-            about = is_asked * one.share
-            sizes.append((part.client, about * down, about * up + (not block.is_split) * bytes_of_bits))
-    return [count_round(sizes), count_round(bits)] if bits else [count_round(sizes)]
-
-
 def _pairs(options: Boosting, part: PartShape, cells: int, together: float) -> tuple[float, float]:
     """Pairs of a row and a cell of a tree, and the joined rows of each."""
     joined = part.joined * options.subsample
@@ -248,7 +238,7 @@ def _pairs(options: Boosting, part: PartShape, cells: int, together: float) -> t
     return pairs, max(1.0, joined / max(1.0, pairs))
 
 
-def _sizes(shape: Shape, options: Boosting, block: BlockShape, part: PartShape, one: _Round) -> tuple[float, float]:
+def _sizes(shape: Shape, options: Boosting, block: BlockShape, part: PartShape, one: _Rounds) -> tuple[float, float]:
     cells = one.cells
     pairs, fan = _pairs(options, part, cells, one.together)
     is_once, varies = part.joined <= part.rows, shape.curvature_varies or shape.outputs > 1

@@ -133,9 +133,5 @@ def _curvatures(shape: Shape, block: BlockShape) -> int:
     """How many numbers about the curvature go down for each row."""
     if _is_full(shape, block):
         return pairs(shape.outputs)
-    return int(shape.curvature_varies and not _follows(shape, block))
-
-
-def _follows(shape: Shape, block: BlockShape) -> bool:
-    """Whether the curvature of a block's rows follows from their slopes: each is in one joined row."""
-    return shape.slopes_tell_curvature and block.is_identity
+    follows = shape.slopes_tell_curvature and block.is_identity  # from the slopes: each row is in one joined row
+    return int(shape.curvature_varies and not follows)

@@ -60,16 +60,18 @@ class NewtonServer(Server):
         if any(self._is_full):  # one more walk
             self._curvatures = collapsed_curvature(self.problem, self._tracker.predictions, self.intercept)
         self._tracker.expect()
-        return [self._update(i, c) for i, c in enumerate(self._tracker.take_pending())]
-
-    def _update(self, block: int, coefficients: Array | None) -> BlockUpdate:
-        at = self._tracker.derivatives()
-        known: Sequence[Array | Following] | None = self._curvatures if self._is_full[block] else at.curvatures
-        curvature = None if known is None else known[block]
-        follows = isinstance(curvature, Following)
-        common = {"coefficients": coefficients, "bound": self.problem.loss.bound, "follows": follows}
-        curvature = None if isinstance(curvature, Following) else curvature
-        return BlockUpdate(NewtonUpdate, {"signal": at.signals[block], "curvature": curvature}, common)
+        at, updates = self._tracker.derivatives(), []
+        for block, coefficients in enumerate(self._tracker.take_pending()):
+            known: Sequence[Array | Following] | None = self._curvatures if self._is_full[block] else at.curvatures
+            curvature = None if known is None else known[block]
+            follows = isinstance(curvature, Following)
+            per_row = {
+                "signal": at.signals[block],
+                "curvature": None if isinstance(curvature, Following) else curvature,
+            }
+            common = {"coefficients": coefficients, "bound": self.problem.loss.bound, "follows": follows}
+            updates.append(BlockUpdate(NewtonUpdate, per_row, common))
+        return updates
 
     def union_step(self, block: int, total: list[Array]) -> list[Array]:
         """d = −D⁻¹g of the whole block, from Σ(T_qᵀY_q + Nβθ/Q) and Σ T_qᵀdiag(W_q)T_q."""

@@ -350,3 +350,18 @@ def test_a_category_that_is_made_of_a_number_does_not_leave_as_a_name(category: 
     query = f"SELECT o.amount, {category} AS c, i.price, o.y FROM orders o JOIN items i ON o.item = i.item"
     with tp.Federation(shop()) as federation, pytest.raises(PolicyError, match=f"makes names of numbers of {table}"):
         federation.explain(query, privacy={"features": NOISY, "allow_reconstruction": True}, **TRAIN)
+
+
+def test_a_row_by_the_name_of_its_table_plays_no_role_that_its_columns_do_not_have() -> None:
+    """`CAST(z AS VARCHAR)` is a row's text with all columns that the query names, and a regular expression picks one."""
+    rules = TableRules(features=("amount",), keys=("item",), labels=("y",))
+    inner = "SELECT item, amount AS m, CAST(regexp_extract(CAST(z AS VARCHAR), 'amount.: ([-0-9.]+)', 1) AS DOUBLE) AS w"
+    query = f"SELECT i.price, s.m, s.w FROM ({inner} FROM orders z) s JOIN items i ON s.item = i.item"
+    for policy, why in ((Policy(tables={"orders": rules}), "column amount may not"), (Policy(), "")):
+        with tp.Federation(shop(), policies={"orders": policy}) as federation:
+            if why:
+                with pytest.raises(PolicyError, match=why):
+                    federation.train(query, label="w", model="linear", epochs=1)
+            else:  # what it would be
+                result = federation.train(query, label="w", model="linear", epochs=1)
+                assert result.metrics["train"]["r2"] > 0.9

@@ -9,14 +9,12 @@ and another one come.
     columns, expressions, WHERE     1 row
     UNION ALL, a table read twice   the sum of both
     GROUP BY                        2 of each row: a group before and after; without keys 2 in all
-    a JOIN b                        as many as the other side has with one key: 1 where that side is grouped by the key
-    everything else                 no bound: windows, LIMIT, DISTINCT ON, subqueries in expressions, other joins
+    everything else                 no bound: windows, LIMIT, DISTINCT ON, subqueries in expressions, joins
 
 Nothing is read: the answer holds for every content of the tables. Anything that cannot be resolved has no bound.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Self
 
 import msgspec
 from msgspec.structs import replace
@@ -24,11 +22,9 @@ from sqlglot import exp, parse_one
 from sqlglot.errors import SqlglotError
 
 from tablepuppet.sources.guard import AGGREGATES
-from tablepuppet.sources.syntax import conjuncts_of
 
 BaseColumns = frozenset[tuple[str, str]]  # table and column
 Counts = Mapping[str, int | None]  # by table; None: no bound
-Name = tuple[str, str]  # alias and column, in lower case
 _NONE: BaseColumns = frozenset()
 
 
@@ -81,33 +77,14 @@ class _Rows(msgspec.Struct):
     conditions: BaseColumns = _NONE
     grouping: BaseColumns = _NONE
     stability: dict[str, int | None] = {}
-    keys: list[frozenset[str]] = []  # outputs no two rows agree in
 
 
-class _Joined(msgspec.Struct):
-    """The rows of a FROM clause with its joins."""
-
-    members: dict[str, _Rows]
-    stability: dict[str, int | None]
-    keys: list[frozenset[Name]]
-
-    @classmethod
-    def of(cls, alias: str, rows: _Rows) -> Self:
-        keys = [frozenset((alias, column) for column in key) for key in rows.keys]
-        return cls({alias: rows}, dict(rows.stability), keys)
+_Members = dict[str, _Rows]  # of a FROM clause with its joins, by alias
 
 
-def _add(counts: Iterable[Counts]) -> dict[str, int | None]:
-    total: dict[str, int | None] = {}
-    for some in counts:
-        for table, count in some.items():
-            before = total.get(table, 0)
-            total[table] = None if before is None or count is None else before + count
-    return total
-
-
-def _times(counts: Counts, factor: int | None) -> dict[str, int | None]:
-    return {t: None if c is None or factor is None else c * factor for t, c in counts.items()}
+def _add(ours: Counts, theirs: Counts) -> dict[str, int | None]:
+    both = {table: (ours.get(table, 0), theirs.get(table, 0)) for table in (*ours, *theirs)}
+    return {table: None if a is None or b is None else a + b for table, (a, b) in both.items()}
 
 
 class _Tracer:
@@ -125,7 +102,7 @@ class _Tracer:
             return self._cut(self.query(node.this, named), node)
         if isinstance(node, exp.SetOperation):
             return self._cut(self._union(node, named), node)
-        if not isinstance(node, exp.Select):
+        if not isinstance(node, exp.Select) or node.args.get("windows"):
             raise _UnclearError
         return self._cut(self._select(node, named), node)
 
@@ -141,53 +118,55 @@ class _Tracer:
             raise _UnclearError
         pairs = zip(left.outputs.items(), right.outputs.values(), strict=True)
         outputs = {name: ours | theirs for (name, ours), theirs in pairs}
-        grouping, keys = left.grouping | right.grouping, list[frozenset[str]]()
+        grouping = left.grouping | right.grouping
         if node.args.get("distinct") or not isinstance(node, exp.Union):
             grouping = grouping.union(*outputs.values())
-            keys = [frozenset(outputs)] if node.args.get("distinct") else []
-        stability = _add([left.stability, right.stability])
-        return _Rows(outputs, left.conditions | right.conditions, grouping, stability, keys)
+        stability = _add(left.stability, right.stability)
+        return _Rows(outputs, left.conditions | right.conditions, grouping, stability)
 
     def _select(self, node: exp.Select, named: Mapping[str, _Rows]) -> _Rows:
         source = node.args.get("from_") or node.args.get("from")
         if source is None:
             raise _UnclearError
         joined, grouping = self._relation(source.this, named), _NONE
-        for join in node.args.get("joins") or ():
-            joined, on = self._join(joined, join, named)
-            grouping |= on
+        joins = node.args.get("joins") or ()
+        for join in joins:
+            joined |= self._relation(join.this, named)
+            grouping = grouping.union(*(self._columns(on, joined, named) for on in _parts(join)))
+        counts: dict[str, int | None] = {t: n for rows in joined.values() for t, n in rows.stability.items()}
+        counts = dict.fromkeys(counts) if joins else counts
         outputs: dict[str, BaseColumns] = {}
         for selected in node.selects:
             if selected.is_star or selected.alias_or_name.lower() in outputs:
                 raise _UnclearError
             outputs[selected.alias_or_name.lower()] = self._columns(selected, joined, named)
-        inner = joined.members.values()
+        if any(node.args.get(clause) is not None for clause in ("limit", "offset", "distinct")):  # which rows are left
+            deciding = [part for part in _parts(node) if isinstance(part, exp.Order | exp.Distinct)]
+            grouping = grouping.union(*(self._columns(part, joined, named) for part in deciding))
+        inner = joined.values()
         conditions = [node.args[clause] for clause in _CONDITIONS if node.args.get(clause) is not None]
         rows = _Rows(
             outputs,
             _NONE.union(*(r.conditions for r in inner), *(self._columns(c, joined, named) for c in conditions)),
             grouping.union(*(r.grouping for r in inner)),
-            self._add_nested(node, dict(joined.stability), named),
-            [key for names in joined.keys if (key := _names_of_key(node, names)) is not None],
+            self._add_nested([node, *joins], counts, named),
         )
         return self._distinct(node, self._group(node, rows, joined, named))
 
-    def _group(self, node: exp.Select, rows: _Rows, joined: _Joined, named: Mapping[str, _Rows]) -> _Rows:
+    def _group(self, node: exp.Select, rows: _Rows, joined: _Members, named: Mapping[str, _Rows]) -> _Rows:
         group = node.args.get("group")
         if group is not None:
             others = {name for name, value in group.args.items() if value and name != "expressions"}
             by = group.expressions or [s.unalias() for s in node.selects if not _aggregates(s)]
             if others - {"all"} or not by:
                 raise _UnclearError
-            key = _names_of_key(node, frozenset(_name(c) for c in by if isinstance(c, exp.Column)))
             rows = replace(
                 rows,
                 grouping=rows.grouping.union(*(self._columns(c, joined, named) for c in by)),
-                stability=_times(rows.stability, 2),
-                keys=[key] if key is not None and all(isinstance(c, exp.Column) for c in by) else [],
+                stability=_add(rows.stability, rows.stability),
             )
         elif node.args.get("having") is not None or any(_aggregates(selected) for selected in node.selects):
-            rows = replace(rows, stability=dict.fromkeys(rows.stability, 2), keys=[frozenset()])
+            rows = replace(rows, stability=dict.fromkeys(rows.stability, 2))
         parts = [part for value in _parts(node) for part in _outside_queries(value)]
         return replace(rows, stability=_without_bound(rows)) if any(isinstance(p, exp.Window) for p in parts) else rows
 
@@ -201,64 +180,44 @@ class _Tracer:
             rows,
             grouping=rows.grouping.union(*rows.outputs.values()),
             stability=_without_bound(rows) if is_chosen else rows.stability,
-            keys=[] if is_chosen else [frozenset(rows.outputs)],
         )
 
-    def _relation(self, node: exp.Expr, named: Mapping[str, _Rows]) -> _Joined:
+    def _relation(self, node: exp.Expr, named: Mapping[str, _Rows]) -> _Members:
         """A table, a name that WITH gave, or a subquery."""
         if node.args.get("joins") or node.args.get("pivots") or node.args.get("laterals"):
             raise _UnclearError
         alias = node.alias_or_name.lower()
         if isinstance(node, exp.Table) and node.name.lower() in named:
-            return _Joined.of(alias, _rename(named[node.name.lower()], node))
+            return {alias: _rename(named[node.name.lower()], node)}
         if isinstance(node, exp.Table):
             table, columns = self._tables[node.name.lower()]
             outputs = {name: frozenset([(table, column)]) for name, column in columns.items()}
-            return _Joined.of(alias, _Rows(outputs, stability={table: 1}))
+            return {alias: _Rows(outputs, stability={table: 1})}
         if isinstance(node, exp.Subquery):
-            return _Joined.of(alias, _rename(self.query(node, named), node))
+            return {alias: _rename(self.query(node, named), node)}
         raise _UnclearError
 
-    def _join(self, left: _Joined, join: exp.Join, named: Mapping[str, _Rows]) -> tuple[_Joined, BaseColumns]:
-        right = self._relation(join.this, named)
-        both = _Joined({**left.members, **right.members}, {}, [])
-        on = join.args.get("on")
-        grouping = _NONE if on is None else self._columns(on, both, named)
-        pairs = [(c.this, c.expression) for c in conjuncts_of(on) if isinstance(c, exp.EQ)]
-        columns = [pair for pair in pairs if all(isinstance(side, exp.Column) for side in pair)]
-        equal = frozenset(_name(side) for pair in columns for side in pair)
-        most_left, most_right = _most_matches(left, equal), _most_matches(right, equal)
-        side, kind, method = ((join.args.get(part) or "").upper() for part in ("side", "kind", "method"))
-        if method or join.args.get("using") or kind not in ("", "INNER", "OUTER", "CROSS"):
-            most_left = most_right = None
-        # An outer join that finds a row, or loses its last, swaps the row without it for the one with it.
-        ours, theirs = (2 if side in ("LEFT", "FULL") else 1), (2 if side in ("RIGHT", "FULL") else 1)
-        counts = _add(
-            [_times(_times(left.stability, most_right), theirs), _times(_times(right.stability, most_left), ours)]
-        )
-        both.keys = [*(left.keys if most_right else ()), *(right.keys if most_left else ())]
-        both.stability = self._add_nested(join, counts, named)
-        return both, grouping
-
-    def _columns(self, node: exp.Expr, joined: _Joined, named: Mapping[str, _Rows]) -> BaseColumns:
+    def _columns(self, node: exp.Expr, joined: _Members, named: Mapping[str, _Rows]) -> BaseColumns:
         """The base columns behind an expression, those of its subqueries among them."""
         found = _NONE
         for part in _outside_queries(node):
             if isinstance(part, exp.Query):
-                outside, self._outside = self._outside, {**self._outside, **joined.members}
+                outside, self._outside = self._outside, {**self._outside, **joined}
                 inner = self.query(part, named)
                 self._outside = outside
                 found = found.union(inner.conditions, inner.grouping, *inner.outputs.values())
             elif isinstance(part, exp.Column):
-                rows = joined.members.get(part.table.lower()) or self._outside[part.table.lower()]
+                rows = joined.get(part.table.lower()) or self._outside[part.table.lower()]
                 found |= rows.outputs[part.name.lower()]
+            elif isinstance(part, exp.TableColumn):  # a whole row, by the name of its table
+                raise _UnclearError
         return found
 
     def _add_nested(
-        self, node: exp.Expr, counts: dict[str, int | None], named: Mapping[str, _Rows]
+        self, nodes: Sequence[exp.Expr], counts: dict[str, int | None], named: Mapping[str, _Rows]
     ) -> dict[str, int | None]:
         """Rows that a subquery in an expression reads may change every row outside."""
-        for value in _parts(node):
+        for value in (part for node in nodes for part in _parts(node)):
             for part in _outside_queries(value):
                 for table in part.find_all(exp.Table) if isinstance(part, exp.Query) else ():
                     name = table.name.lower()
@@ -279,27 +238,10 @@ def _without_bound(rows: _Rows) -> dict[str, int | None]:
     return dict.fromkeys(rows.stability)
 
 
-def _name(column: exp.Expr) -> Name:
-    assert isinstance(column, exp.Column)
-    return column.table.lower(), column.name.lower()
-
-
 def _aggregates(node: exp.Expr) -> bool:
     """Whether a selected value is made of many rows, other than through a window."""
     found = [part for part in _outside_queries(node) if isinstance(part, (exp.AggFunc, *AGGREGATES))]
     return any(not isinstance(part.find_ancestor(exp.Window, exp.Select), exp.Window) for part in found)
-
-
-def _most_matches(side: _Joined, equal: frozenset[Name]) -> int | None:
-    """How many rows of one side match one row of the other, at most."""
-    return 1 if any(key <= equal for key in side.keys) else None
-
-
-def _names_of_key(node: exp.Select, key: frozenset[Name]) -> frozenset[str] | None:
-    """A key by the names that its columns have in the result; None: some of them are not shown."""
-    shown = [(s.unalias(), s.alias_or_name.lower()) for s in node.selects]
-    names = {_name(value): name for value, name in shown if isinstance(value, exp.Column)}
-    return frozenset(names[part] for part in key) if all(part in names for part in key) else None
 
 
 def _rename(rows: _Rows, node: exp.Expr) -> _Rows:
@@ -309,9 +251,7 @@ def _rename(rows: _Rows, node: exp.Expr) -> _Rows:
         return rows
     if len(columns) != len(rows.outputs):
         raise _UnclearError
-    names = dict(zip(rows.outputs, columns, strict=True))
-    keys = [frozenset(names[column] for column in key) for key in rows.keys]
-    return replace(rows, outputs={names[n]: c for n, c in rows.outputs.items()}, keys=keys)
+    return replace(rows, outputs=dict(zip(columns, rows.outputs.values(), strict=True)))
 
 
 def _outside_queries(node: exp.Expr) -> Iterable[exp.Expr]:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 from tests.privacy.test_runs import Tap
+from tests.privacy.white_box import run_both
 
 import tablepuppet as tp
 from tablepuppet.algorithms.boosting import messages as trees
@@ -175,3 +176,55 @@ def test_text_that_names_rows_is_no_label() -> None:
         for verb in (owners.train, owners.explain):
             with pytest.raises(PolicyError, match=r"letter., and as a label.*texts"):
                 verb("SELECT p.x, p.letter FROM people p", label="letter", model="softmax")
+
+
+NOISE: dict[str, Any] = {"features": {"epsilon": 1.0, "cap": 20, "bounds": {"x": (-4, 4)}}, "allow_reconstruction": True}
+PRIVATE: tuple[dict[str, Any], ...] = (
+    {"model": "logistic", "algorithm": "sgd", "epochs": 1},
+    {"model": "boosted", "trees": 2, "depth": 2, "splits": "random", "min_child_weight": 5},
+)
+
+
+def named(table: pa.Table, names: list[str | None]) -> pa.Table:
+    return table.set_column(table.column_names.index("city"), "city", pa.array(names))
+
+
+def towns(city: str) -> pa.Table:
+    """Rows 5 to 9 are in the harbour, which five have to be, and so are others that no job selects; row 7 moves."""
+    names: list[str | None] = ["hill"] * ROWS
+    names[5:10], names[100:115], names[200:206] = ["harbour"] * 5, ["harbour"] * 15, ["island"] * 6
+    names[7] = city
+    return people().set_column(2, "city", pa.array(names))
+
+
+@pytest.mark.parametrize("given", PRIVATE, ids=lambda g: g["model"])
+@pytest.mark.parametrize(("least", "city"), [(1, "island"), (5, "harbour")])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_under_noise_names_are_the_tables_and_no_selected_row_decides_on_them(
+    given: dict[str, Any], least: int, city: str, parts: int
+) -> None:
+    def run(city: str) -> Any:
+        whole = towns(city)
+        slices = [whole.take(list(range(k, ROWS, parts))) for k in range(parts)]
+        with tp.Federation({"people": slices}, policies={"people": Policy(minimum_rows=least)}) as owners:
+            query = "SELECT p.x, p.city, p.y FROM people p WHERE p.id < 100"
+            result = owners.train(query, label="y", test_fraction=0.0, privacy=NOISE, **given)
+            [block] = result.model.blocks
+            return [*block.encoders, *block.splits], block.theta.tolist(), str(result.trees)
+
+    told, distance = run_both((lambda: run(city), lambda: run("hill")))
+    assert told[0] == told[1]
+    assert distance < 10
+
+
+def test_under_noise_names_of_several_columns_and_of_subqueries_do_not_leave() -> None:
+    given: dict[str, Any] = {"label": "y", "privacy": NOISE, "model": "logistic", "algorithm": "sgd", "epochs": 1}
+    tables = {"people": people().append_column("street", pa.array([f"street {k % 9}" for k in range(ROWS)]))}
+    with tp.Federation(tables) as owners:
+        for feature, source in (
+            ("CASE WHEN p.street = 'street 7' THEN p.city ELSE '' END AS c", "people p"),
+            ("p.city", "(SELECT id, x, city, y FROM people WHERE id = 7) p"),
+            ("p.city", "(SELECT id, max(x) AS x, min(city) AS city, max(y) AS y FROM people GROUP BY id) p"),
+        ):
+            with pytest.raises(PolicyError, match="would tell of single rows"):
+                owners.train(f"SELECT p.x, {feature}, q.y FROM {source} JOIN people q ON p.id = q.id", **given)

@@ -28,6 +28,7 @@ from tablepuppet.protocol.base import MOST_CATEGORIES, Discloses, Masked, Messag
 from tablepuppet.protocol.bounds import Known, KnownPart, check_array, check_finite, require
 from tablepuppet.protocol.columns import CategoryStatistics, ColumnInfo, IdStatistics, NumberStatistics, Statistics
 from tablepuppet.sources import statistics as stats
+from tablepuppet.sources.columns import STRING_KINDS
 from tablepuppet.sources.statistics import existing_rows
 
 
@@ -97,7 +98,7 @@ def _check_ids(request: FindIds, answer: FoundIds, known: Known) -> None:
 
 @Rules(WITH_STATISTICS, enforce=_enforce_ids, check_answer=_check_ids)
 def _find_ids(own: ClientState, request: FindIds) -> FoundIds:
-    columns = [own.scan(request).column(c) for c in request.columns]
+    columns = [own.scan(request).names(c, is_noisy=own.hides_features(request.job)) for c in request.columns]
     return FoundIds(places=tuple(i for i, column in enumerate(columns) if look_like_ids(column)))
 
 
@@ -220,7 +221,7 @@ def _open_part(own: ClientState, request: OpenPart) -> FeatureStatistics | Featu
         rows = float(len(columns[0][0])) if weights is None else effective_rows(weights)
         found = [stats.round_moments(s, rounding, rows) for s in found]
     part.statistics = found if request.wants_moments else [stats.without_moments(s) for s in found]
-    if own.agreed(request.job).feature_privacy is not None:
+    if own.hides_features(request.job):
         part.statistics = [_hide_missing(own, part, *pair) for pair in zip(request.columns, found, strict=bool(found))]
     trim_heap()
     if not request.wants_key:
@@ -245,24 +246,26 @@ def _cap_subjects(own: ClientState, request: OpenPart) -> OpenPart:
 
 def _compute_statistics(own: ClientState, part: Part, place: int, column: Column) -> Statistics:
     """A feature's statistics over the part's rows: of ids only how many, and their names are kept here."""
-    request = part.request
-    if not are_ids(own, request, place, column):
-        return stats.statistics(
-            *column, request.train_rows, request.multiplicity, row_rules.least_of(own, request, request.train_rows)
-        )
-    found = stats.statistics(*column, request.train_rows, request.multiplicity)
+    request, number = part.request, part.request.columns[place]
+    is_noisy = own.hides_features(request.job) and column[1].kind in STRING_KINDS
+    if not are_ids(own, request, place, own.scan(request).names(number, is_noisy=is_noisy)):
+        least = row_rules.least_of(own, request, request.train_rows)
+        if is_noisy:
+            return row_rules.find_names(own, request, number)
+        return stats.statistics(*column, request.train_rows, request.multiplicity, least)
+    if is_noisy:
+        found: Statistics = row_rules.find_names(own, request, number, least=1)
+    else:
+        found = stats.statistics(*column, request.train_rows, request.multiplicity)
     assert isinstance(found, CategoryStatistics)
     part.ids[place] = found.categories
     return id_statistics(own, request, place, found)
 
 
 def _hide_missing(own: ClientState, part: Part, column: int, statistics: Statistics) -> Statistics:
-    """Under noise, hides which values an expression makes NULL (NULLIF, CASE), and how many rows have a category. NULLs
-    of a plain number and names of categories are shown."""
+    """Under noise, hides which numbers an expression makes NULL (NULLIF, CASE); those of a plain column are shown."""
     scan = own.scan(part.request)
     released = stats.without_moments(statistics)
-    if isinstance(released, CategoryStatistics):
-        return replace(released, weights=np.ones(len(released.categories)), missing=float(released.missing > 0))
     if not isinstance(released, NumberStatistics) or (scan.query is None and not is_computed(scan.expressions[column])):
         return released
     return replace(released, weight=released.weight + released.missing, missing=0.0)

@@ -323,7 +323,17 @@ def _check_names(own: ClientState, job: str, contract: Contract) -> None:
         for number in scan.numbers("feature"):
             if opened.columns[number].kind not in STRING_KINDS:
                 continue
-            for base in opened.use().bases:
+            bases = opened.use().bases
+            behind = [(base.table, name.lower()) for base in bases for name in base.columns[number]]
+            is_granted = all(name in own.policy.find_granted(table, "texts") for table, name in behind)
+            if (scan.query is not None or len(behind) > 1) and not is_granted:
+                raise refused_by(
+                    "values",
+                    f"names of {opened.columns[number].name} leave as they are, and made of several columns or by a "
+                    "subquery they would tell of single rows; take the text from the table itself, or ask the owner "
+                    "to grant it as texts",
+                )
+            for base in bases:
                 names = {i.name.lower() for i in own.tables.describe(base.table)[0] if i.kind in STRING_KINDS}
                 names |= own.policy.find_granted(base.table, "texts")
                 if any(name.lower() not in names for name in base.columns[number]):

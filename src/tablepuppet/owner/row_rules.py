@@ -25,8 +25,10 @@ from tablepuppet.owner.row_sets import Keys, Kind, RowSet, Sketch, joined_keys, 
 from tablepuppet.owner.scans import Scan, TableConditions
 from tablepuppet.owner.state import ClientState
 from tablepuppet.owner.tokens import names_rows
+from tablepuppet.protocol.columns import CategoryStatistics
 from tablepuppet.protocol.contract import Contract, Role, ScanTerms
 from tablepuppet.sources.columns import NUMBER_KINDS, STRING_KINDS, decode, numbers
+from tablepuppet.sources.statistics import statistics
 
 if TYPE_CHECKING:
     from tablepuppet.exchanges.features import OpenPart
@@ -93,7 +95,7 @@ def check_texts(own: ClientState, job: str, contract: Contract) -> None:
         features = scan.numbers("feature") if contract.training is not None else ()
         for number in {*features, *scan.numbers("label")}:
             read = own.tables.scan(job, scan.scan)
-            values, info = read.column(number)
+            values, info = read.names(number, is_noisy=contract.is_noisy)
             if info.kind not in STRING_KINDS:
                 continue
             if read.is_history:  # each value once for each of its base rows
@@ -120,6 +122,16 @@ def least_of(own: ClientState, request: Any, rows: RowNumbers | None = None) -> 
         return least
     names = scan.base_rows()[0] if rows is None else scan.base_rows()[0][rows[rows >= 0]]
     return least * int(np.unique(names, return_counts=True)[1].max(initial=1))
+
+
+def find_names(own: ClientState, request: OpenPart, number: int, least: int | None = None) -> CategoryStatistics:
+    """The names of a text feature under noise: those that `least` rows of the whole table hold, uncounted."""
+    column, info = own.scan(request).names(number, is_noisy=True)
+    rows = np.arange(len(column))
+    rows = rows if info.absent is None else np.append(rows, -1)
+    found = statistics(column, info, rows, None, least_of(own, request, rows) if least is None else least)
+    assert isinstance(found, CategoryStatistics)
+    return replace(found, weights=np.ones(len(found.categories)), missing=float(found.missing > 0))
 
 
 def _count_base(scan: Scan, rows: NDArray[np.intp], times: NDArray[np.int64]) -> float:

@@ -27,7 +27,7 @@ from tablepuppet.owner import row_sets, singling_out
 from tablepuppet.owner.group_sums import Partials
 from tablepuppet.owner.query_guard import CheckedQuery, DerivedSource, MergedSource, partials_of
 from tablepuppet.protocol.columns import ColumnInfo
-from tablepuppet.sources.columns import holds_of, in_another_order, numpy_of
+from tablepuppet.sources.columns import STRING_KINDS, holds_of, in_another_order, numpy_of
 from tablepuppet.sources.duckdb_source import quote_name
 from tablepuppet.sources.guard import columns_of, compared_columns
 from tablepuppet.sources.history_queries import BEHIND, CUTOFF
@@ -248,6 +248,11 @@ class Scan:
     def everywhere(self, columns: Sequence[int]) -> pa.Table:
         with self.lock:
             return self.source.read([self.expressions[c] for c in columns], None)
+
+    def names(self, number: int, *, is_noisy: bool) -> tuple[pa.ChunkedArray, ColumnInfo]:
+        """A column whose texts leave as names. Under noise they are those of all rows, which no condition chose."""
+        column, info = self.column(number)
+        return (self.everywhere([number]).column(0) if is_noisy and info.kind in STRING_KINDS else column), info
 
     def singles_out(self, numbers: Sequence[int], least: int) -> list[str]:
         """The tables of which some expressions, or the query, reveal fewer than `least` rows."""

@@ -89,6 +89,10 @@ class ClientState:
     def scan(self, request: Any) -> Scan:
         return self.tables.scan(request.job, request.scan)
 
+    def hides_features(self, job: str) -> bool:
+        """Whether features of a job leave under noise: nothing else may then depend on their values."""
+        return self.agreed(job).feature_privacy is not None
+
     def shows_noise(self, request: Any) -> bool:
         """Whether the asker sees noisy values of a scan only: no exact count of its rows may then decide on the job."""
         is_analyst = self.agreed(request.job).analyst is not None

@@ -4,8 +4,7 @@ In: raw Arrow columns. Out: codes, sketches that clients of one block make commo
 A vector counts as one column per entry.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
 import msgspec
@@ -174,30 +173,19 @@ def _without_light(bins: NumberBins, values: Array, weights: Array, least: int) 
     return NumberBins(bins.borders[kept])
 
 
-def public_bins(columns: Sequence[RawColumn], bounds: Sequence[Bounds], bins: int, least: int = 1) -> list[Bins]:
-    """Bins that depend on no number: equal widths between public bounds. For strings: all public names, or the first
-    of them in order."""
-    found: list[Bins] = []
-    for column in columns:
-        between = bounds[column.feature] if column.feature < len(bounds) else None
-        if (between is None) == column.is_number:
-            raise TransportError("public bounds do not fit the columns: numbers have them, and strings have none")
-        found.append(_public_bins(between, partial(_categories, column, np.ones(len(column)), least), bins))
-    return found
-
-
-def merged_public_bins(columns: Sequence[Sequence[Sketch]], bounds: Sequence[Bounds], bins: int) -> list[Bins]:
-    """The same of columns that several clients hold: only names are looked at."""
+def public_bins(columns: Sequence[Sequence[Sketch]], bounds: Sequence[Bounds], bins: int) -> list[Bins]:
+    """Bins that depend on no number, from each client's sketch of a column: equal widths between public bounds. For
+    strings: all public names, or the first of them in order."""
     if len(columns) != len(bounds):
         raise TransportError("a vector that several owners hold has no public borders; make it columns of numbers")
-    return [_public_bins(between, partial(_total, own), bins) for own, between in zip(columns, bounds, strict=True)]
+    return [_public_bins(between, own, bins) for own, between in zip(columns, bounds, strict=True)]
 
 
-def _public_bins(between: Bounds, count: Callable[[], Counted], bins: int) -> Bins:
+def _public_bins(between: Bounds, sketches: Sequence[Sketch], bins: int) -> Bins:
     if between is not None:  # borders at even steps
         low, high = between
         return NumberBins(np.unique(low + (high - low) * np.arange(1, bins) / bins))
-    names, _, is_cut = count()
+    names, _, is_cut = _total(sketches)
     return category_bins(names, np.ones(len(names)), bins, is_cut)
 
 

@@ -65,13 +65,11 @@ def sketch_features(own: ClientState, request: trees.SketchFeatures) -> trees.Fe
     weights = _weights(part, own)
     contract = own.contracts.contract(request.job)
     bins = 0 if contract is None or contract.training is None else int(contract.training.algorithm["bins"])
-    is_private = contract is not None and contract.feature_privacy is not None  # names are public, and numbers are not
-    columns = [
-        trees.NumberSketch(values=np.zeros(0), weights=np.zeros(0))
-        if is_private and c.is_number
-        else binning.sketch(c, weights, bins, row_rules.least_of(own, part.request, part.request.train_rows))
-        for c in _raw(own, part.request, part.request.train_rows)
-    ]
+    least = row_rules.least_of(own, part.request, part.request.train_rows)
+    raw = _raw(own, part.request, part.request.train_rows)
+    columns: list[trees.Sketch] = [binning.sketch(c, weights, bins, least) for c in raw]
+    if own.hides_features(request.job):
+        columns = [_sketch_names(own, part, c) for c in raw]
     trim_heap()
     return trees.FeatureSketches(columns=columns)
 
@@ -86,17 +84,16 @@ def start_trees(own: ClientState, request: trees.StartTrees) -> trees.TreesStart
     options = request.algorithm
     least = row_rules.least_of(own, part.request, part.request.train_rows)
     bins = request.bins
-    contract = own.contracts.contract(request.job)
-    is_private = contract is not None and contract.feature_privacy is not None
+    is_private = own.hides_features(request.job)
     if is_private:
-        public = binning.public_bins(
-            train, own.contracts.jobs[request.job].part(request.part).block.bounds, options.bins, least
-        )
+        agreed = own.contracts.jobs[request.job].part(request.part).block.bounds
+        bounds = [agreed[c.feature] for c in train if c.feature < len(agreed)]
+        public = binning.public_bins([[_sketch_names(own, part, c)] for c in train], bounds, options.bins)
         bins = public if bins is None else _check_borders(bins, public)
     elif bins is None:
         bins = binning.own_bins(train, weights, options.bin_rules, least)
     columns = binning.columns_of(bins, train)
-    known = bins if request.bins is None else binning.without_rare(bins, columns, weights, least)
+    known = bins if request.bins is None or is_private else binning.without_rare(bins, columns, weights, least)
     codes, held_codes = (_code(side, bins, known) for side in (train, held))
     sizes = np.array([b.size for b in bins], np.int64)
     if (sizes > 256).any() or (len(codes) and (codes.max(axis=0) >= sizes).any()):
@@ -254,6 +251,15 @@ def _charge(own: ClientState, request: OfRows, rules: Sequence[trees.SplitRule])
     it counts as a number."""
     if own.releases.limits_scores and not own.shows_noise(request):
         own.releases.charge_scores(own.scan(request), request.columns, len(rules), trees.splits_name(rules))
+
+
+def _sketch_names(own: ClientState, part: Part, column: RawColumn) -> trees.Sketch:
+    """Under noise: nothing of numbers, and the names that a text has in the whole table."""
+    if column.is_number:
+        return trees.NumberSketch(values=np.zeros(0), weights=np.zeros(0))
+    found = row_rules.find_names(own, part.request, part.request.columns[column.feature])
+    is_cut = found.is_cut or own.policy.minimum_rows > 1  # rarer names are others
+    return trees.CategorySketch(categories=found.categories, weights=found.weights, is_cut=is_cut)
 
 
 def _without_rare_names(

@@ -21,7 +21,7 @@ from tablepuppet.algorithms.boosting.tree_checks import Bins, Check, Codes, Key,
 from tablepuppet.errors import TransportError
 from tablepuppet.join.mapping import Part
 from tablepuppet.protocol.base import Message
-from tablepuppet.sources.binning import merged_bins, merged_public_bins
+from tablepuppet.sources.binning import merged_bins, public_bins
 from tablepuppet.training.server import UnionOperator, clients_of
 
 _BITS = 1 << 29  # of an answer, that is 64 MB; more are sent in further rounds
@@ -143,7 +143,7 @@ class TreeRounds:
                 if self.leaves is None:
                     bins[number] = merged_bins(columns, self.options.bin_rules)
                 else:
-                    bins[number] = merged_public_bins(columns, self.leaves.bounds[number], self.options.bins)
+                    bins[number] = public_bins(columns, self.leaves.bounds[number], self.options.bins)
         return bins
 
     def _book(self, number: int, bins: Sequence[Bins], started: Sequence[messages.TreesStarted]) -> KeyBook:

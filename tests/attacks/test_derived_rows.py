@@ -17,7 +17,7 @@ from tablepuppet.errors import PolicyError
 from tablepuppet.exchanges.labels import DescribeLabels, Labels, LabelSummary, SendLabels
 from tablepuppet.exchanges.proposal import ProposeContract
 from tablepuppet.exchanges.schema import OpenScan, ScanSchema
-from tablepuppet.owner.policy import Policy, TableRules
+from tablepuppet.owner.policy import LabelRules, Policy, TableRules
 from tablepuppet.privacy.ledger import TableBudget
 from tablepuppet.privacy.options import LabelPrivacy
 from tablepuppet.protocol.contract import Column, Contract, Moments, ScanTerms
@@ -353,9 +353,11 @@ def test_a_category_that_is_made_of_a_number_does_not_leave_as_a_name(category: 
 
 
 def test_a_row_by_the_name_of_its_table_plays_no_role_that_its_columns_do_not_have() -> None:
-    """`CAST(z AS VARCHAR)` is a row's text with all columns that the query names, and a regular expression picks one."""
+    """`CAST(z AS VARCHAR)` is a text of all columns that the query names, and a regular expression picks one."""
     rules = TableRules(features=("amount",), keys=("item",), labels=("y",))
-    inner = "SELECT item, amount AS m, CAST(regexp_extract(CAST(z AS VARCHAR), 'amount.: ([-0-9.]+)', 1) AS DOUBLE) AS w"
+    inner = (
+        "SELECT item, amount AS m, CAST(regexp_extract(CAST(z AS VARCHAR), 'amount.: ([-0-9.]+)', 1) AS DOUBLE) AS w"
+    )
     query = f"SELECT i.price, s.m, s.w FROM ({inner} FROM orders z) s JOIN items i ON s.item = i.item"
     for policy, why in ((Policy(tables={"orders": rules}), "column amount may not"), (Policy(), "")):
         with tp.Federation(shop(), policies={"orders": policy}) as federation:
@@ -365,3 +367,40 @@ def test_a_row_by_the_name_of_its_table_plays_no_role_that_its_columns_do_not_ha
             else:  # what it would be
                 result = federation.train(query, label="w", model="linear", epochs=1)
                 assert result.metrics["train"]["r2"] > 0.9
+
+
+ROLES = TableRules(features=("amount",), keys=("item",), labels=("y",))
+
+
+@pytest.mark.parametrize(
+    "policy", [Policy(), Policy(tables={"orders": ROLES}, budget={"orders": TableBudget(label=9)})]
+)
+@pytest.mark.parametrize("where", ["o.y IS NOT NULL", "o.y IS NULL", "NOT (o.y IS NULL) AND o.item < 20"])
+def test_whether_a_row_has_a_label_leaves_under_noise_like_the_label(policy: Policy, where: str) -> None:
+    privacy = {"label": {"epsilon": 1.0, "classes": [0, 1]}}
+    with tp.Federation(shop(), policies={"orders": policy}) as federation, pytest.raises(PolicyError, match="filter"):
+        federation.explain(f"{QUERY} WHERE {where}", label="y", model="logistic", privacy=privacy)
+
+
+def test_whether_a_row_has_a_label_is_no_condition_of_a_later_job() -> None:
+    for policy in (Policy(budget={"orders": TableBudget(label=9)}), Policy(labels=LabelRules(epsilon=2.0))):
+        with tp.Federation(shop(), policies={"orders": policy}) as federation:
+            noisy: dict[str, Any] = {"label": {"epsilon": 1.0, "classes": [0, 1]}}
+            federation.train(QUERY, label="y", model="logistic", privacy=noisy, epochs=1)
+            with pytest.raises(PolicyError, match="left under noise"):
+                federation.profile(f"{QUERY} WHERE o.y IS NULL")
+
+
+@pytest.mark.parametrize("few", [4, 5])
+@pytest.mark.parametrize("names", [[f"kind {k}" for k in range(40)], ["a", "b"]])
+def test_how_many_rows_have_a_noisy_label_decides_on_no_refusal(few: int, names: list[str]) -> None:
+    """Exactly `minimum_rows` rows of a class, or one fewer; a text of its own for half of all rows, or for fewer."""
+    tables = shop(80)
+    kinds = [names[k % len(names)] if k < 75 else "rare" for k in range(75 + few)] + [None] * (5 - few)
+    tables["orders"] = tables["orders"].append_column("kind", pa.array(kinds, pa.string()))
+    query, given = "SELECT o.amount, o.kind FROM orders o", {"label": "kind", "model": "softmax", "epochs": 1}
+    with tp.Federation(tables, policies={"orders": Policy(minimum_rows=5)}) as federation:
+        with pytest.raises(PolicyError, match=r"list the classes|rule texts"):
+            federation.train(query, privacy={"label": {"epsilon": 1.0}}, **given)
+        told = {"label": {"epsilon": 1.0, "classes": [*names, "rare"]}}
+        federation.train(query, privacy=told, test_fraction=0.0, **given)

@@ -178,7 +178,10 @@ def test_text_that_names_rows_is_no_label() -> None:
                 verb("SELECT p.x, p.letter FROM people p", label="letter", model="softmax")
 
 
-NOISE: dict[str, Any] = {"features": {"epsilon": 1.0, "cap": 20, "bounds": {"x": (-4, 4)}}, "allow_reconstruction": True}
+NOISE: dict[str, Any] = {
+    "features": {"epsilon": 1.0, "cap": 20, "bounds": {"x": (-4, 4)}},
+    "allow_reconstruction": True,
+}
 PRIVATE: tuple[dict[str, Any], ...] = (
     {"model": "logistic", "algorithm": "sgd", "epochs": 1},
     {"model": "boosted", "trees": 2, "depth": 2, "splits": "random", "min_child_weight": 5},

@@ -27,6 +27,8 @@ FAILING = (
 TEXTS = (
     "o.note",
     "upper(o.note)",
+    "NULLIF(o.note, 'b')",
+    "concat(o.note, CASE WHEN o.id = 7 THEN '!' ELSE '' END)",
     "CAST(floor(o.amount) AS VARCHAR)",
     "CASE WHEN o.amount > 1.5 THEN 'high' ELSE 'low' END",
     "CASE WHEN o.y = 1 THEN 'yes' ELSE 'no' END",
@@ -36,6 +38,8 @@ CONDITIONS = (
     "o.id <> 7",
     "o.amount > 1.5",
     "o.salary IS NOT NULL",
+    "o.y IS NOT NULL",
+    "o.id BETWEEN 5 AND 60",
     "o.id % 2 = 0 OR o.amount > 0",
     "o.amount / (o.salary - 1) > 0",
 )
@@ -48,7 +52,7 @@ AGAIN = (  # the protected table under another alias
     "JOIN (SELECT id, amount, salary, note, y FROM orders WHERE amount > 1.5) p ON o.id = p.id",
 )
 AGAIN_OUTPUTS = ("p.amount", "p.salary * 2", "p.note", "p.y", "1 - p.y", "p.amount + p.salary")
-AGAIN_CONDITIONS = ("p.amount > 1.5", "p.y = 1", "p.note = 'b'", "p.salary IS NOT NULL")
+AGAIN_CONDITIONS = ("p.amount > 1.5", "p.y = 1", "p.note = 'b'", "p.salary IS NOT NULL", "p.y IS NULL")
 SUBQUERIES = (
     "SELECT item, avg(amount) AS m FROM orders GROUP BY item",
     "SELECT item, sum(amount) AS m, max(salary) AS s FROM orders GROUP BY item",

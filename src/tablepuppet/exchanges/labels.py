@@ -139,8 +139,12 @@ def _describe_domain(own: ClientState, request: DescribeLabels, privacy: LabelPr
                 'them, privacy={"label": {"epsilon": …, "classes": […]}}, or make it a boolean, as in (x > 0) AS y',
             )
         column = scan.everywhere([request.column]).column(0)
-        if info.kind in STRING_KINDS:
-            row_rules.check_classes(own, request, column)
+        if info.kind in STRING_KINDS and own.policy.minimum_rows > 1:  # how many rows a class has is not for a rule
+            raise refused_by(
+                "minimum_rows",
+                "rare classes stay here, and exact counts of labels that leave under noise would tell which are; list "
+                'the classes, privacy={"label": {"epsilon": …, "classes": […]}}',
+            )
     found = describe(column, info, request.wants_classes)
     return LabelSummary(found.kind, found.classes)
 

@@ -177,6 +177,7 @@ def _check_protected(
     }
     if contract.label_privacy is not None:
         also = {"a feature": features, "a join key": keys, "what rows are grouped by": grouped - granted}
+        also |= {"a filter": frozenset(name.lower() for name in used.filter) - granted}  # NULL is a label, too
         _refuse_ways(labels, others | also, "labels", used.table)
     budget = policy.budget.get(used.table)
     if budget is not None and budget.features is not None:  # whatever the job makes of its columns
@@ -324,15 +325,6 @@ def _check_names(own: ClientState, job: str, contract: Contract) -> None:
             if opened.columns[number].kind not in STRING_KINDS:
                 continue
             bases = opened.use().bases
-            behind = [(base.table, name.lower()) for base in bases for name in base.columns[number]]
-            is_granted = all(name in own.policy.find_granted(table, "texts") for table, name in behind)
-            if (scan.query is not None or len(behind) > 1) and not is_granted:
-                raise refused_by(
-                    "values",
-                    f"names of {opened.columns[number].name} leave as they are, and made of several columns or by a "
-                    "subquery they would tell of single rows; take the text from the table itself, or ask the owner "
-                    "to grant it as texts",
-                )
             for base in bases:
                 names = {i.name.lower() for i in own.tables.describe(base.table)[0] if i.kind in STRING_KINDS}
                 names |= own.policy.find_granted(base.table, "texts")
@@ -342,6 +334,15 @@ def _check_names(own: ClientState, job: str, contract: Contract) -> None:
                         f"{opened.columns[number].name} makes names of numbers of {base.table}, and names leave as "
                         "they are; use the number itself, whose noise covers it, or ask the owner to grant it as texts",
                     )
+            behind = [(base.table, name.lower()) for base in bases for name in base.columns[number]]
+            is_granted = all(name in own.policy.find_granted(table, "texts") for table, name in behind)
+            if (scan.query is not None or len(behind) > 1) and not is_granted:
+                raise refused_by(
+                    "values",
+                    f"names of {opened.columns[number].name} leave as they are, and made of several columns or by a "
+                    "subquery they would tell of single rows; take the text from the table itself, or ask the owner "
+                    "to grant it as texts",
+                )
 
 
 def _without_histories(contract: Contract) -> Contract:

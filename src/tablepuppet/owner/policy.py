@@ -170,6 +170,9 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         filters = rules.allowed("filters")
         _refuse_others(use.compared, filters, f"tables.{use.table}.filters", "be filtered by")
         _refuse_others(use.filter, somehow | filters, f"tables.{use.table}", "be read")
+        if self.limits_labels(use.table):  # whether there is one leaves under noise, too
+            others = rules.allowed("features") | rules.allowed("keys") | filters
+            _refuse_others(use.filter, others, f"tables.{use.table}.filters", "be filtered by")
 
     def check_columns(self, scan: ScanUse, columns: Collection[int], role: str) -> None:
         for base in scan.bases:
@@ -308,6 +311,11 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     def hides_values_of(self, table: str) -> bool:
         """Whether single values of a table are hidden: a condition's answer for a row is one."""
         return self.minimum_rows > 1 or not self.labels.leave or self.labels.epsilon is not None or table in self.budget
+
+    def limits_labels(self, table: str) -> bool:
+        """Whether labels of a table leave under noise only."""
+        budget = self.budget.get(table)
+        return self.labels.epsilon is not None or (budget is not None and budget.label is not None)
 
     def rule(self, holds: bool, rule: str, why: str) -> None:
         if not holds:

@@ -81,14 +81,12 @@ class Releases:
         for scan in contract.scans if noisy else ():
             others = [n for n, column in enumerate(scan.columns) if set(column.roles) - {"label"}]
             for base in uses[scan.scan].bases:
-                read = (base.compared | base.grouping).union(*(base.columns[n] for n in others))
+                read = (base.filter | base.grouping).union(*(base.columns[n] for n in others))
                 self._refuse_other_roles(base.table, sorted(c for c in read if f"{base.table}.{c}".lower() in noisy))
 
     def _refuse_other_roles(self, table: str, columns: Sequence[str]) -> None:
         """What left as noisy labels plays no other role, which would tell it exactly, unless its owner names roles."""
-        budget = self.policy.budget.get(table)
-        is_limited = self.policy.labels.epsilon is not None or (budget is not None and budget.label is not None)
-        if columns and is_limited and self.policy.rules_of(table) is None:
+        if columns and self.policy.limits_labels(table) and self.policy.rules_of(table) is None:
             raise refused_by(
                 f"tables.{table}",
                 f"labels made of column {columns[0]} left under noise, and as a feature, key or condition it would "

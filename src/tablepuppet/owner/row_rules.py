@@ -93,15 +93,20 @@ def check_texts(own: ClientState, job: str, contract: Contract) -> None:
     """Refuses a feature or label that names nearly every row: its values would leave as names."""
     for scan in contract.scans if contract.purpose in ("train", "explain", "evaluate") else ():
         features = scan.numbers("feature") if contract.training is not None else ()
-        for number in {*features, *scan.numbers("label")}:
-            read = own.tables.scan(job, scan.scan)
-            values, info = read.names(number, is_noisy=contract.is_noisy)
+        is_hidden = contract.label_privacy is not None
+        is_listed = contract.label_privacy is not None and contract.label_privacy.classes is not None
+        for number in {*features, *(() if is_listed else scan.numbers("label"))}:
+            read, is_label = own.tables.scan(job, scan.scan), number in scan.numbers("label")
+            values, info = read.names(number, is_noisy=is_hidden if is_label else contract.is_noisy)
             if info.kind not in STRING_KINDS:
                 continue
+            if is_label and is_hidden:  # NULL is a class, whether or not some row has it
+                values = pa.chunked_array(
+                    [*pc.fill_null(decode(values), "").chunks, pa.array([""], decode(values).type)]
+                )
             if read.is_history:  # each value once for each of its base rows
                 pairs = pa.table({"base": read.base_rows()[0], "value": decode(values)})
                 values = pairs.group_by(["base", "value"]).aggregate([])["value"]
-            is_label = number in scan.numbers("label")
             has_names = names_rows(values) if is_label else _leaves(contract, scan, number, values)
             behind = {name.lower() for name in read.use().columns[number]}
             if has_names and not behind <= own.policy.find_granted(scan.table, "texts"):

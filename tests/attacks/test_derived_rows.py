@@ -377,7 +377,7 @@ ROLES = TableRules(features=("amount",), keys=("item",), labels=("y",))
 )
 @pytest.mark.parametrize("where", ["o.y IS NOT NULL", "o.y IS NULL", "NOT (o.y IS NULL) AND o.item < 20"])
 def test_whether_a_row_has_a_label_leaves_under_noise_like_the_label(policy: Policy, where: str) -> None:
-    privacy = {"label": {"epsilon": 1.0, "classes": [0, 1]}}
+    privacy: dict[str, Any] = {"label": {"epsilon": 1.0, "classes": [0, 1]}}
     with tp.Federation(shop(), policies={"orders": policy}) as federation, pytest.raises(PolicyError, match="filter"):
         federation.explain(f"{QUERY} WHERE {where}", label="y", model="logistic", privacy=privacy)
 
@@ -398,9 +398,10 @@ def test_how_many_rows_have_a_noisy_label_decides_on_no_refusal(few: int, names:
     tables = shop(80)
     kinds = [names[k % len(names)] if k < 75 else "rare" for k in range(75 + few)] + [None] * (5 - few)
     tables["orders"] = tables["orders"].append_column("kind", pa.array(kinds, pa.string()))
-    query, given = "SELECT o.amount, o.kind FROM orders o", {"label": "kind", "model": "softmax", "epochs": 1}
+    query = "SELECT o.amount, o.kind FROM orders o"
+    given: dict[str, Any] = {"label": "kind", "model": "softmax", "epochs": 1}
     with tp.Federation(tables, policies={"orders": Policy(minimum_rows=5)}) as federation:
         with pytest.raises(PolicyError, match=r"list the classes|rule texts"):
             federation.train(query, privacy={"label": {"epsilon": 1.0}}, **given)
-        told = {"label": {"epsilon": 1.0, "classes": [*names, "rare"]}}
-        federation.train(query, privacy=told, test_fraction=0.0, **given)
+        listed = {"label": {"epsilon": 1.0, "classes": [*names, "rare"]}}
+        federation.train(query, privacy=listed, test_fraction=0.0, **given)

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 from msgspec.structs import replace
 from tests.attacks.meddler import QUERY, shop
+from tests.attacks.test_group_sums import Server
 
 import tablepuppet as tp
 from tablepuppet.algorithms.boosting import messages as trees
@@ -290,3 +292,30 @@ DRAWN: list[tuple[type, Change, str]] = [
 
 def test_every_change_to_which_drawn_splits_are_told_is_refused() -> None:
     assert not said(grow(algorithm=tp.Boosting(trees=3, depth=2, splits="random")), "items", DRAWN)
+
+
+@pytest.mark.parametrize("client", ["items", "orders"])
+def test_joined_rows_are_no_fewer_than_those_of_one_table(client: str) -> None:
+    """Their number decides how many batches an epoch has, and how far a row moves a mean."""
+    for fewer in (0, 1):
+
+        def change(who: str, asked: Any, fewer: int = fewer) -> Any:
+            is_start = isinstance(asked, StartPart) and who == client
+            return replace(asked, joined_rows=asked.joined_rows - fewer) if is_start else asked
+
+        with tp.Federation(shop()) as federation:
+            Server(federation, change)
+            if not fewer:
+                train(l2=1e-3)(federation)
+                continue
+            with pytest.raises(PolicyError, match="have more joined rows than said"):
+                train(l2=1e-3)(federation)
+
+
+def test_figures_of_one_client_leave_in_masked_sums_only() -> None:
+    with tp.Federation(split_shop(), key=b"k" * 32) as federation:
+        server = Server(federation)
+        train(algorithm="admm")(federation)
+    told = {client: answer.figures for client, (_, answer) in server.of(StartPart).items()}
+    assert {client for client, figures in told.items() if figures} == {"orders"}
+    assert {*told} == {"orders", "items[0]", "items[1]", "items[2]"}

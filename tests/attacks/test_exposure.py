@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ import tablepuppet as tp
 from tablepuppet.algorithms.boosting import messages as trees
 from tablepuppet.client import Client
 from tablepuppet.errors import PolicyError
-from tablepuppet.exchanges.prediction import ScoreRows
+from tablepuppet.exchanges.prediction import ScoreRows, _score
 from tablepuppet.exchanges.proposal import ProposeContract
 from tablepuppet.exchanges.schema import OpenScan
 from tablepuppet.models.spec import ModelSpec
@@ -308,3 +309,25 @@ def test_as_many_bits_as_a_row_has_are_too_many() -> None:
     releases.check_exposure(told, 129, "it")  # the same again
     with pytest.raises(PolicyError, match="4 exact numbers"):
         releases.check_exposure(replace(told, name="b"), 256, "it")
+
+
+def test_each_shuffle_and_each_value_that_a_feature_is_set_to_is_another_model_that_was_not_trained() -> None:
+    columns = [f"x{n}" for n in range(12)]
+    fine = [0.0, 2.0**-58]
+    table = pa.table({c: np.append(np.random.default_rng(n).normal(size=88), fine) for n, c in enumerate(columns)})
+    tables = ClientTables({"t": open_source(table, "t")})
+    tables.open_scan(OpenScan(job="j", scan=0, table="t", columns=columns))
+    own: Any = SimpleNamespace(
+        releases=Releases(Policy(allow_reconstruction=False)), scan=lambda r: tables.scan("j", 0)
+    )
+    own.shows_noise = lambda request: False
+    one, theta = np.ones(1), np.ones((12, 1))
+    encoders: list[Any] = [NumberEncoder(mean=one, scale=one, fill=one, has_missing=False)] * 12
+    given: dict[str, Any] = {"model": ModelSpec(), "name": "t", "outputs": 1, "encoders": encoders, "theta": theta}
+    asked = ScoreRows(job="j", scan=0, columns=[*range(12)], rows=np.arange(90), **given)
+    shuffled, first, second = replace(asked, shuffled=(3,)), *(replace(asked, fixed=3, value=v) for v in (0.0, 1.0))
+    counted = []
+    for request in (asked, asked, shuffled, shuffled, first, first, second, replace(first, fixed=4)):
+        _score(own, request, (encoders, ModelSpec(), 1), theta)
+        counted.append(own.releases.log.account.shown("t", ["t.x0"]))
+    assert counted == [1, 1, 2, 3, 4, 4, 5, 6]

@@ -297,6 +297,10 @@ def test_a_job_whose_contract_was_agreed_to_is_compared_with_the_next_and_ends_b
     fewer = replace(TRAIN, scans=(replace(TRAIN.scans[0], filter='"id" <> 7'),))
     with pytest.raises(PolicyError, match="fewer than 5 rows"):
         propose(client, fewer, "one fewer")
+    other = new_client(minimum_difference=5)  # and single rows may be told apart
+    assert propose(other, TRAIN).is_agreed
+    with pytest.raises(PolicyError, match="differ from those of an earlier agreed job by fewer than 5"):
+        propose(other, fewer, "one fewer")
     more = Client("owner", new_client().tables, client.policy, key=client.key, row_sets=client.row_sets)
     one_gone = make_tables()["t"].slice(1)
     more.tables = ClientTables({"t": open_source(one_gone, "t")})

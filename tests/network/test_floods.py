@@ -98,7 +98,7 @@ def test_a_client_that_answers_what_nobody_asked_is_cut_off(parties: Parties) ->
     assert "\x1b" not in said
 
 
-def test_a_client_that_does_not_read_holds_up_nobody_and_is_let_go(parties: Parties) -> None:
+def test_a_client_that_does_not_read_holds_up_nobody_and_is_released(parties: Parties) -> None:
     """Its signs of life go on, and what it is sent would fill its window, and then the outbox, for ever."""
     made = Parties(parties.folder.with_name("unread"))
     made.folder.mkdir()

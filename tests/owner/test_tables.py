@@ -148,11 +148,11 @@ def test_threads_may_call_at_once(tables: ClientTables, items: Counted) -> None:
     assert items.reads == 1
 
 
-def test_rows_that_were_let_go_are_read_again_in_their_order(tables: ClientTables, items: Counted) -> None:
+def test_rows_that_were_released_are_read_again_in_their_order(tables: ClientTables, items: Counted) -> None:
     tables.open_scan(open_items())
     tables.scan("j", 0).shuffle(b"k" * 32, 5, 0, wants_bits=False)
     first = tables.scan("j", 0).rows()
-    tables.scan("j", 0).let_go()
+    tables.scan("j", 0).release()
     assert tables.scan("j", 0).rows().equals(first)
     assert items.reads == 2
 
@@ -163,7 +163,7 @@ def test_rows_stay_where_there_is_no_telling_whether_a_table_has_changed(
     monkeypatch.setattr(items, "stamp", lambda: None)
     tables.open_scan(open_items())
     first = tables.scan("j", 0).rows()
-    tables.scan("j", 0).let_go()
+    tables.scan("j", 0).release()
     assert tables.scan("j", 0).rows() is first
 
 
@@ -173,7 +173,7 @@ def test_a_file_that_has_changed_is_not_read_again(tmp_path: Path) -> None:
     tables = ClientTables({"items": open_source(file, "items")})
     tables.open_scan(open_items())
     tables.scan("j", 0).rows()
-    tables.scan("j", 0).let_go()
+    tables.scan("j", 0).release()
     pq.write_table(ITEMS.slice(1), file)
     with pytest.raises(SourceError, match="changed since the job began"):
         tables.scan("j", 0).rows()

@@ -71,7 +71,7 @@ def test_another_model_another_query_and_another_federation_are_not_mixed_up() -
 
 
 def test_more_rows_than_are_kept_are_read_at_every_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tablepuppet.prediction.cache._ROWS", 100)
+    monkeypatch.setattr("tablepuppet.prediction.cache._MAX_ROWS", 100)
     with federation(tables()) as shop:
         result = shop.train(TEXT, label="spent", model="linear")
         answers = [shop.predict(result, NEW, key="order_id", keys=[7]) for _ in range(4)]

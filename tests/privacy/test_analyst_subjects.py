@@ -132,7 +132,7 @@ def test_the_first_orders_of_each_person_are_read_and_no_others_decide_which() -
                 if isinstance(message, ProposeContract):
                     scan = client.tables.scan(message.job, 0)
                     taken.append((scan.row_keys(), scan.rows()))
-                    scan.let_go()
+                    scan.release()
                     assert scan.rows().num_rows == len(scan.row_keys())  # read again, and no more of them
                 return told
 

@@ -56,15 +56,15 @@ def test_a_duckdb_file_that_somebody_writes_to_is_said_and_its_path_is_not(file:
 
 def test_rows_are_taken_before_anything_is_computed_over_them(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = pa.record_batch({"a": np.arange(1000.0)})
-    is_let_go: list[bool] = []
+    is_released: list[bool] = []
     rows = duckdb_source._rows
 
     def stream() -> Iterator[pa.RecordBatch]:
         yield from [batch] * 5
-        is_let_go.append(True)
+        is_released.append(True)
 
     def computed(*given: Any) -> pa.Table:
-        assert is_let_go == [True]
+        assert is_released == [True]
         return rows(*given)
 
     monkeypatch.setattr(duckdb_source, "_rows", computed)

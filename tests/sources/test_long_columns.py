@@ -99,7 +99,7 @@ def test_a_long_scan_takes_the_room_of_its_values_and_says_the_same_when_read_ag
     tables.scan("j", 0).shuffle(bytes(32), 0, 0, wants_bits=False)
     first, before = tables.scan("j", 0).rows(), tables.fingerprints("j")
     assert first.column(asked.index('"price"')).nbytes == 8 * len(table)  # as 128 bits: twice as much
-    tables.scan("j", 0).let_go()
+    tables.scan("j", 0).release()
     assert tables.fingerprints("j") == before
     again = tables.scan("j", 0).rows()
     assert again is not first

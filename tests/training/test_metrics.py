@@ -24,7 +24,7 @@ def test_the_area_is_the_share_of_pairs_in_order_whatever_the_stretches(
     high, low = scores[labels > 0.5, None], scores[None, labels < 0.5]
     expected = float(((high > low) + 0.5 * (high == low)).mean()) if high.size and low.size else float("nan")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranking, "_CHUNK", chunk)
+        patch.setattr(ranking, "_SCORES_PER_CHUNK", chunk)
         stretches = np.split(np.sort(pack_labels(scores, labels)), sorted(partition_specs))
         found = rank(stretches, len(labels), int(labels.sum()))
         whole = rank([np.concatenate(stretches)], len(labels), int(labels.sum()))

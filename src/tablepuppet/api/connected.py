@@ -34,7 +34,7 @@ from tablepuppet.transport.flight import TOO_MANY, Connection, Party
 
 log = logging.getLogger(__name__)
 _CONTRACT = msgspec.json.Decoder(Contract)
-_LONGEST = 10_000  # characters of a message of the server, which quotes queries
+_MAX_MESSAGE = 10_000  # characters of a message of the server, which quotes queries
 OnRound = Callable[[RoundEvent], None]
 
 
@@ -167,7 +167,7 @@ class ConnectedFederation(Federation):
                     seen = max(seen, news.round)
                 elif isinstance(news, c.Waiting):
                     if news.approval:
-                        log.warning("%s", printable(news.approval, most=_LONGEST))
+                        log.warning("%s", printable(news.approval, most=_MAX_MESSAGE))
                     for client, seconds in news.clients.items():
                         log.warning(
                             "waiting for client %s, at most %.0f s; its owner runs `tablepuppet join`", client, seconds
@@ -242,7 +242,7 @@ def _refuse_builder(builder: Builder | None) -> None:
 
 
 def _error(failed: c.Failed) -> TablePuppetError:
-    return error_class(failed.error, TransportError)(printable(failed.message, keep="\n", most=_LONGEST))
+    return error_class(failed.error, TransportError)(printable(failed.message, keep="\n", most=_MAX_MESSAGE))
 
 
 def _has_noise(contract: Contract, job: Job) -> bool:

@@ -102,7 +102,7 @@ def _encode_features(own: ClientState, request: EncodeFeatures) -> Encoded:
         for each in same:
             if releases.limits_predictions(own, each):
                 releases.count_unknowns(own, each)
-        own.scan(opened).let_go()
+        own.scan(opened).release()
     trim_heap()  # before training: Arrow's pool would keep the memory of encoding
     return Encoded(width=part.train.width)
 

@@ -33,12 +33,12 @@ from tablepuppet.transport.switchboard import Switchboard, WaitRules
 
 log = logging.getLogger(__name__)
 _HEADS: Key = ("", "heads", 0)  # a record of no run
-_KEPT = 50  # finished runs of one user whose results stay
-_QUEUED = 100  # runs of one user that wait
-_DEATHS = 2  # of a run's processes, after which it is set aside
+_MAX_FINISHED_RUNS = 50  # finished runs of one user whose results stay
+_MAX_QUEUED_RUNS = 100  # runs of one user that wait
+_MAX_DEATHS = 2  # of a run's processes, after which it is set aside
 _ASK_AGAIN = (1.0, 30.0)  # seconds between two checks for a person's approval: at first, and later on
 _APPROVAL = 30 * 86400.0  # seconds until a run without approval fails
-_SHARE = 0.7  # of the memory, for the process of a run
+_MEMORY_SHARE = 0.7  # of the memory, for the process of a run
 _OF_A_USER = 16  # times less is for the inputs and results of one user's runs
 
 
@@ -61,7 +61,7 @@ class Coordinator:
         self._lock = threading.RLock()
         self._current: Run | None = None
         self._is_closing = False
-        self._process = RunProcess(self._settings.memory or int(_SHARE * memory_limit()), self._settings.compute)
+        self._process = RunProcess(self._settings.memory or int(_MEMORY_SHARE * memory_limit()), self._settings.compute)
         self.most_held = self._process.memory // _OF_A_USER  # bytes of one user's runs
         self.trouble = ""  # the reason why the coordinator does not work
         self.rounds = self.bytes_up = self.bytes_down = 0
@@ -105,7 +105,7 @@ class Coordinator:
         whose = run.owner or "yours"
         with self._lock:
             waiting = [r for r in self._runs.values() if r.owner == run.owner and not r.is_over and r is not run]
-        if len(waiting) >= _QUEUED:
+        if len(waiting) >= _MAX_QUEUED_RUNS:
             raise JobError(f"{len(waiting)} runs of {whose} wait already; let some of them end first")
         held = sum(r.size for r in waiting) + run.asked.size
         if held > self.most_held:
@@ -258,7 +258,7 @@ class Coordinator:
                 continue
             kept[run.owner] += 1
             is_last = kept[run.owner] == 1
-            if kept[run.owner] > _KEPT or (held[run.owner] > self.most_held and not is_last):
+            if kept[run.owner] > _MAX_FINISHED_RUNS or (held[run.owner] > self.most_held and not is_last):
                 held[run.owner] -= run.size
                 run.remove()
                 del self._runs[run.id]
@@ -313,11 +313,11 @@ class Coordinator:
         if not error.is_orderly:
             run.deaths += 1
             run.save(self._waits_for_room)
-        return run.deaths < _DEATHS
+        return run.deaths < _MAX_DEATHS
 
     def _set_aside(self, run: Run, error: RunDiedError) -> None:
         """Ends a run that would bring its process down again; it can be resumed once the cause is removed."""
-        times = f" {run.deaths} times" if run.deaths >= _DEATHS else ""
+        times = f" {run.deaths} times" if run.deaths >= _MAX_DEATHS else ""
         message = f"the run is set aside: {error}{times}"
         if run.store is None:
             self._fail(run, JobError(message))

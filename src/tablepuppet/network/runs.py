@@ -45,11 +45,11 @@ from tablepuppet.transport.envelopes import Envelope
 log = logging.getLogger(__name__)
 NewsItem = tuple[News, list[Frame]]
 _UNREAD = 1000  # rounds that somebody may be behind
-_LONGEST = 2000  # characters of a message about a run
+_CHARACTERS = 2000  # characters of a message about a run
 _OVER = ("finished", "failed", "interrupted", "cancelled")
 _PROGRAM = "import sys; from tablepuppet.network.run_worker import main; main(*map(int, sys.argv[1:]))"
 _PAGE = resource.getpagesize()
-_LOOK = 0.2  # seconds between two checks of a process that computes
+_PERIOD = 0.2  # seconds between two checks of a process that computes
 _GRACE = 20.0  # seconds that a stopped run may take to notice
 
 
@@ -195,7 +195,7 @@ class Run:
     ) -> None:
         """Sets a new state, on the disk before it is news; `on_full`: whether to keep waiting for room."""
         self.state, self.waiting = state, {}
-        self.message = printable(message, keep="\n", most=_LONGEST)  # others see it too, and it may quote a client
+        self.message = printable(message, keep="\n", most=_CHARACTERS)  # others see it too, and it may quote a client
         self.save(on_full, waits=waits)
         if self.is_over:
             self.publish(*self._last())
@@ -337,7 +337,7 @@ class RunProcess:
     def _await(self, pipe: w.Pipe, run: Run) -> None:
         """Waits for a word; a process that takes too much, or too long, is killed."""
         began, stopped = time.monotonic(), None
-        while not pipe.is_readable(_LOOK):
+        while not pipe.is_readable(_PERIOD):
             now = time.monotonic()
             if self._resident_bytes() > self.memory:
                 self.close()

@@ -32,7 +32,7 @@ from tablepuppet.sources.grouped_queries import GroupedQuery, State
 STEP = 16  # powers of two: clients disclose their sums' sizes in such steps
 SMALLEST = -512  # smaller numbers are as good as zero
 _WHOLE = pa.decimal128(38, 0)
-_LARGEST = 2**60  # of one client's integer
+_LARGEST_INTEGER = 2**60  # of one client's integer
 
 
 class Partials(msgspec.Struct, frozen=True, eq=False):
@@ -120,7 +120,7 @@ class Partials(msgspec.Struct, frozen=True, eq=False):
             if state.kind in ("least", "greatest"):
                 extremes += [pick(self.present[number]).astype(np.int64), values.view(np.int64)]
             elif values.dtype == np.int64:
-                if (np.abs(values) >= _LARGEST // parties).any():
+                if (np.abs(values) >= _LARGEST_INTEGER // parties).any():
                     raise SourceError("a sum of some group is too large to be merged exactly; CAST it to DOUBLE")
                 sums.append(values)
             else:

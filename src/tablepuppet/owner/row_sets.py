@@ -142,7 +142,7 @@ def in_order(bits: NDArray[np.uint64]) -> RowNumbers:
 Kind = Literal["rows", "held out", "part"]  # of a scan or condition; of a split; of training, with multiplicities
 Keys = NDArray[np.uint64]
 _HASHES = 3
-_LEAST = 64  # rows of difference that every sketch can count
+_MIN_ROWS = 64  # rows of difference that every sketch can count
 _STEPS = np.arange(1, _HASHES + 1, dtype=np.uint64) * GOLDEN
 _CHECK = np.uint64(0xC2B2AE3D27D4EB4F)
 _MOST_BITS = 60  # of a group's number before groups are numbered anew
@@ -290,7 +290,9 @@ class RowSets:
 
     def sketch(self, keys: Keys, limit: int) -> Sketch:
         """The sketch of a set that can count differences of fewer than `limit` rows."""
-        cells = 4 * (1 << (max(_LEAST, limit) - 1).bit_length()) // 3 + 1  # a third more than rows, to a power of two
+        cells = (
+            4 * (1 << (max(_MIN_ROWS, limit) - 1).bit_length()) // 3 + 1
+        )  # a third more than rows, to a power of two
         return Sketch.of(keys, cells)
 
     def prefixes(self, keys: Keys, period: NDArray[np.int64], limit: int) -> Iterator[tuple[Keys, Sketch]]:

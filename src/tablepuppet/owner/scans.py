@@ -37,7 +37,7 @@ from tablepuppet.sources.source import Source
 if TYPE_CHECKING:
     from tablepuppet.exchanges.groups import SumGroups
 
-_PIECE = 1 << 18  # rows that are hashed at a time
+_ROWS = 1 << 18  # rows that are hashed at a time
 
 
 class ScanUse(msgspec.Struct, frozen=True):
@@ -113,7 +113,7 @@ class Scan:
     _base: tuple[str, ...] = ()  # of a history: outputs by which base rows are told apart, and counted
     _bases: tuple[NDArray[np.uint64], NDArray[np.int64]] | None = None  # of each row: which base rows, and how many
     _kept: RowNumbers | None = None  # of the rows that the source gives, where subjects have too many
-    _is_let_go: bool = False  # whether the rows were read, and would have to be read again
+    _is_released: bool = False  # whether the rows were read, and would have to be read again
     _content: int | None = None  # of all rows of the table, in any order
     _fingerprint: int | None = None  # of the rows in the order that the server sees
     _partials: Partials | None = None  # where groups are merged with those of other clients
@@ -124,13 +124,13 @@ class Scan:
 
     @property
     def was_read(self) -> bool:
-        return self._rows is not None or self._is_let_go
+        return self._rows is not None or self._is_released
 
     def rows(self) -> pa.Table:
         """Columns c0, c1, …: read at the first call, kept until they are freed."""
         with self.lock:
             if self._rows is None:
-                self._read_again() if self._is_let_go else self._read()
+                self._read_again() if self._is_released else self._read()
             assert self._rows is not None
             return self._rows
 
@@ -182,12 +182,12 @@ class Scan:
             self._bases = None if self._bases is None else (self._bases[0][order], self._bases[1][order])
             return shown
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Frees the rows, which are probably not needed again; they are read again on demand. They stay if the source
         cannot detect a changed table."""
         with self.lock:
             if self._rows is not None and self._rows.num_rows and self.source.stamp() is not None:
-                self._rows, self._is_let_go, self._order = None, True, None
+                self._rows, self._is_released, self._order = None, True, None
 
     def partials(self, key: bytes = b"") -> Partials:
         """The groups that a query makes of this client's rows; `key`: for their tokens, the first time."""
@@ -221,7 +221,7 @@ class Scan:
             assert isinstance(self.source, DerivedSource)
             self.source = MergedSource(self.source, self.partials(), groups)
             self._rows = self._ids = self._keys = self._partials = self.agreed = self._fingerprint = None
-            self._is_let_go = False
+            self._is_released = False
 
     def fingerprint(self) -> int:
         """A checksum that changes with any value or the order of the rows."""
@@ -369,8 +369,8 @@ def _checksum(rows: pa.Table) -> int:
             names = column.chunk(0).dictionary if column.num_chunks else pa.array([])
             value = zlib.crc32(pa.record_batch([names], ["names"]).serialize(), value)
             column = pa.chunked_array([chunk.indices for chunk in column.chunks], column.type.index_type)
-        for start in range(0, len(column), _PIECE):  # copied, so that it does not matter how it is cut, but never whole
-            piece = pa.concat_arrays(column.slice(start, _PIECE).chunks)
+        for start in range(0, len(column), _ROWS):  # copied, so that it does not matter how it is cut, but never whole
+            piece = pa.concat_arrays(column.slice(start, _ROWS).chunks)
             value = zlib.crc32(pa.record_batch([piece], ["column"]).serialize(), value)
     return value
 

@@ -38,10 +38,10 @@ from tablepuppet.sources.history_queries import CUTOFFS, OF_ONE_ROW, has_cutoff,
 from tablepuppet.sources.source import Source
 
 _ROUNDING = 64 * float(np.finfo(np.float64).eps)
-_OFTEN = 10  # of a small table, so many times fewer rows are few
+_RATIO = 10  # of a small table, so many times fewer rows are few
 _DRAWS = 6  # a column of two values is seen to act with a chance of 1 to 4,096 not to be
 _SPREAD = 2.0  # a row that is shuffled acts where it was and where it comes to be
-_LARGEST = 1e150  # whose square is a float
+_MAX_VALUE = 1e150  # whose square is a float
 _SHUFFLED = "tablepuppet:"  # before the name of a column
 _CHOOSERS = (exp.Limit, exp.Offset, exp.Window, exp.Except, exp.Intersect, exp.Exists, exp.Any, exp.All)
 _POLYNOMIAL = (exp.Add, exp.Sub, exp.Mul, exp.Neg, exp.Paren, exp.Literal, exp.Column, exp.Identifier)
@@ -55,7 +55,7 @@ def singles_out(source: Source, expressions: Sequence[str], filter: str | None, 
         return False
     names = sorted({name for text in computed for name in columns_of(text)})
     rows = source.read([duckdb_source.quote_name(name) for name in names], filter).rename_columns(names)
-    few = min(least, rows.num_rows / _OFTEN)
+    few = min(least, rows.num_rows / _RATIO)
     try:
         values = _compute(rows, computed)
         if any(0 < _holders(np.abs(v - np.median(v))) < few for held in values for v in held.T):
@@ -109,7 +109,7 @@ def _compute(rows: pa.Table, texts: Sequence[str]) -> list[Array]:
         found = [numbers(c, info) for c, info in zip(source.read(asked, None).columns, infos, strict=True)]
     missing = [np.asarray(np.isnan(values).any(axis=1)) for values in found]
     filled = [np.where(m[:, None], 0.0, values) for m, values in zip(missing, found, strict=True)]
-    return [np.column_stack([np.clip(f, -_LARGEST, _LARGEST), m]) for f, m in zip(filled, missing, strict=True)]
+    return [np.column_stack([np.clip(f, -_MAX_VALUE, _MAX_VALUE), m]) for f, m in zip(filled, missing, strict=True)]
 
 
 def _with(text: str, names: set[str]) -> str:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 SIZE = 16
 TOKEN = pa.binary(SIZE)
 _NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
-_CHUNK = 1 << 16  # values that are in Python's memory at once
+_VALUES_PER_CHUNK = 1 << 16  # values that are in Python's memory at once
 
 
 def job_key(shared: bytes | None, job: str) -> bytes:
@@ -140,9 +140,9 @@ def key_family(kind: pa.DataType, info: ColumnInfo) -> str:
 
 def _messages(values: pa.Array, family: str) -> Iterator[bytes]:
     """Each value as bytes that only depend on it."""
-    for start in range(0, len(values), _CHUNK):
+    for start in range(0, len(values), _VALUES_PER_CHUNK):
         try:
-            yield from _encode(values.slice(start, _CHUNK), family)
+            yield from _encode(values.slice(start, _VALUES_PER_CHUNK), family)
         except pa.ArrowException as error:  # its words may quote a key
             raise SourceError(f"a key column cannot be hashed ({type(error).__name__}); CAST it to VARCHAR") from None
 
@@ -165,21 +165,21 @@ def _encode(values: pa.Array, family: str) -> list[bytes]:
     return list(values.cast(pa.large_string()).cast(pa.large_binary()).to_pylist())
 
 
-_FEW = 20  # texts that are taken for categories, however few rows there are
-_MANY = 10_000  # texts that are taken for ids, however many rows there are
+_MAX_CATEGORIES_OF_FEW_ROWS = 20  # texts that are taken for categories, however few rows there are
+_MAX_CATEGORIES = 10_000  # texts that are taken for ids, however many rows there are
 Column = tuple[pa.ChunkedArray, ColumnInfo]
 
 
 def names_rows(values: pa.ChunkedArray) -> bool:
     distinct = _different(values)
-    return bool(distinct > _FEW and 2 * distinct > len(values) - values.null_count)
+    return bool(distinct > _MAX_CATEGORIES_OF_FEW_ROWS and 2 * distinct > len(values) - values.null_count)
 
 
 def look_like_ids(column: Column) -> bool:
     """Whether the owner takes a text for an id by itself."""
     values, info = column
     is_text = info.kind in STRING_KINDS
-    return is_text and (names_rows(values) or _different(values) > _MANY)
+    return is_text and (names_rows(values) or _different(values) > _MAX_CATEGORIES)
 
 
 def _different(values: pa.ChunkedArray) -> int:

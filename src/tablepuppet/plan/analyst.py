@@ -27,8 +27,8 @@ from tablepuppet.protocol.contract import Purpose
 from tablepuppet.sources.columns import STRING_KINDS
 from tablepuppet.sql.bound import BoundQuery
 
-_FEW = 6.5  # deviations of noise, which pass for rows once in 10^10
-_SURE = 3.0  # too few rows of a partner pass for enough at most once in 700 jobs
+_NO_ROWS = 6.5  # deviations of noise, which pass for rows once in 10^10
+_DEVIATIONS = 3.0  # too few rows of a partner pass for enough at most once in 700 jobs
 
 
 def analyst_terms(bound: BoundQuery, job: Job, purpose: Purpose) -> AnalystTerms | None:
@@ -170,7 +170,7 @@ class AnalystNoise:
 
     def check_rows(self, rows: float, part: Part, norm: float) -> None:
         """Refuses a job with few noisy rows: with none it would fail, and must not fail for that alone."""
-        if rows < _FEW * max(self.deviation(part, norm), self.least):
+        if rows < _NO_ROWS * max(self.deviation(part, norm), self.least):
             raise JobError("too few rows are left for the noise on them; ask for more rows, or a larger epsilon")
 
     def check_partners(
@@ -193,7 +193,7 @@ class AnalystNoise:
                 rows = index.numbers(side.rows)
                 times = np.bincount(rows[rows >= 0], minlength=1)  # a LEFT JOIN may find none
                 found.append((int(times.sum()) - root * float(np.linalg.norm(times))) / max(1.0, root - 1.0))
-        if found and self.add("partners", np.array(found), norm).min() < _SURE * self.deviation("partners", norm):
+        if found and self.add("partners", np.array(found), norm).min() < _DEVIATIONS * self.deviation("partners", norm):
             raise JobError("few rows of a partner are most of all joined rows (rule minimum_rows)")
 
     def within(self, labels: Array) -> tuple[Array, float]:

@@ -100,8 +100,8 @@ def _answer_name(name: str, table: pa.Table) -> str:
     return f"key_{short}" if f"key_{short}" in table.column_names else short
 
 
-_KEPT = 4  # kinds of request
-_ROWS = 2_000_000  # joined rows that are predicted ahead, at most
+_KINDS = 4  # kinds of request
+_MAX_ROWS = 2_000_000  # joined rows that are predicted ahead, at most
 
 Predict = Callable[[Sequence[Key] | None, int | None], pa.Table]  # for these keys, or all; up to so many rows
 
@@ -144,7 +144,7 @@ class PredictionCache:
                 kind.stamps, kind.predictor, kind.is_too_large = stamps, None, False
             elif kind.predictor is None and not kind.is_too_large and all(stamps):
                 try:
-                    kind.predictor = Predictor(lambda: predict(None, min(limit or _ROWS, _ROWS)), key)
+                    kind.predictor = Predictor(lambda: predict(None, min(limit or _MAX_ROWS, _MAX_ROWS)), key)
                 except MappingError:  # too many to keep
                     kind.is_too_large = True
             found = kind.predictor.find(only) if kind.predictor is not None else None
@@ -157,7 +157,7 @@ class PredictionCache:
     def _kind(self, name: Hashable, query: str, tables: Tables, link: Link) -> _Kind:
         if name not in self._kinds:
             self._kinds[name] = _Kind(_owners(query, tables, link))
-            while len(self._kinds) > _KEPT:
+            while len(self._kinds) > _KINDS:
                 self._kinds.popitem(last=False)
         self._kinds.move_to_end(name)
         return self._kinds[name]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _LARGEST_NOISE, _LEAST_NOISE = 1e6, 0.05
 _COARSE = 1e-3
-_CLOSE = 1e-3  # how far above the least noise the chosen one may lie
+_NOISE_TOLERANCE = 1e-3  # how far above the least noise the chosen one may lie
 _ORDERS = (*range(2, 64), 80, 96, 128, 192, 256, 512)
 _RARE = 1e-14  # more joined rows in a batch than this likely count as all of them
 
@@ -187,7 +187,7 @@ def composed_noise(epsilon: float, delta: float, mechanisms: tuple[Mechanism, ..
     low = high
     while exact(low) <= epsilon and low > _LEAST_NOISE:
         low, high = max(0.8 * low, _LEAST_NOISE), low
-    while high - low > _CLOSE * high:
+    while high - low > _NOISE_TOLERANCE * high:
         middle = 0.5 * (low + high)
         low, high = (middle, high) if exact(middle) > epsilon else (low, middle)
     return high

@@ -127,7 +127,7 @@ def _duckdb_type(kind: pa.DataType) -> pa.DataType:
 
 
 Embedder = Callable[[Sequence[str]], Any]  # texts → (texts, size) numbers
-_CHUNK = 2048  # texts that are embedded at once, and then kept
+_TEXTS_AT_ONCE = 2048  # texts that are embedded at once, and then kept
 
 
 def embed(
@@ -168,8 +168,8 @@ def _vectors(texts: list[str], using: str | Embedder, cache: Path | None) -> NDA
     keys = [hashlib.blake2b(text.encode(), digest_size=16).digest() for text in texts]
     missing = [k for k, key in enumerate(keys) if key not in kept.places]
     embedder = _transformer(using) if isinstance(using, str) and missing else using
-    for start in range(0, len(missing), _CHUNK):
-        chunk = missing[start : start + _CHUNK]
+    for start in range(0, len(missing), _TEXTS_AT_ONCE):
+        chunk = missing[start : start + _TEXTS_AT_ONCE]
         assert not isinstance(embedder, str)
         vectors = np.asarray(embedder([texts[k] for k in chunk]), np.float32)
         if vectors.ndim != 2 or len(vectors) != len(chunk):

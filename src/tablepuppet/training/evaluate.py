@@ -127,8 +127,8 @@ class Evaluation(Mapping[str, float]):
         return fragment(str(self.rows), table(["metric", "value", "baseline"], rows))
 
 
-_SURE = 0.975  # the quantile at the upper end of a 95 % interval
-_SMALL = 1e-4  # of the mean loss: a smaller difference is none, however sure
+_UPPER_QUANTILE = 0.975  # the quantile at the upper end of a 95 % interval
+_NEGLIGIBLE_SHARE = 1e-4  # of the mean loss: a smaller difference is none, however sure
 
 
 class Comparison(msgspec.Struct, frozen=True):
@@ -207,7 +207,7 @@ def compare(first: Scored, second: Scored, measured: MeasuredRows) -> Comparison
     index = rows.label_index.numbers(rows.rows)
     witnesses = np.bincount(index, gained - mean, minlength=1)
     error = float(np.sqrt(np.square(witnesses).sum())) / rows.rows
-    least = _SMALL * abs(float(before.mean())) if gained.any() else 0.0
+    least = _NEGLIGIBLE_SHARE * abs(float(before.mean())) if gained.any() else 0.0
     margin = max(likely_error(error, len(np.unique(index))), least)
     metrics = (first.measure().metrics, second.measure().metrics)
     return Comparison(*metrics, measured, mean, error, margin, first.measure_constant())
@@ -221,4 +221,4 @@ def likely_error(standard_error: float, witnesses: int) -> float:
     """
     from scipy.special import stdtrit  # not to be loaded with every run
 
-    return float(stdtrit(witnesses - 1, _SURE)) * standard_error if witnesses > 1 else float("inf")
+    return float(stdtrit(witnesses - 1, _UPPER_QUANTILE)) * standard_error if witnesses > 1 else float("inf")

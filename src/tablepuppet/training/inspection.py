@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 Value = float | str | None  # None: missing
-_MOST = 100  # values
+_MAX_VALUES = 100  # values
 
 
 class Varied(msgspec.Struct, frozen=True):
@@ -81,8 +81,8 @@ def vary_feature(model: Model, feature: str, values: Sequence[Any] | None, point
             f"the owners of {model.blocks[block].table} hold their part of the model, and values of your choice would "
             "tell its parameters; choose a feature of another table"
         )
-    if values is None and not 2 <= points <= _MOST:
-        raise JobError(f"points must be from 2 to {_MOST}")
+    if values is None and not 2 <= points <= _MAX_VALUES:
+        raise JobError(f"points must be from 2 to {_MAX_VALUES}")
     chosen = _usual(model, block, place, points) if values is None else [_plain(value) for value in values]
     encoder = None if own_model(model.spec) is not None else model.blocks[block].encoders[place]
     if isinstance(encoder, NumberEncoder) and any(isinstance(value, str) for value in chosen):
@@ -92,8 +92,8 @@ def vary_feature(model: Model, feature: str, values: Sequence[Any] | None, point
         if others and not (encoder.has_other and all(isinstance(value, str) for value in others)):
             known = did_you_mean(str(others[0]), [str(name) for name in encoder.categories])
             raise JobError(f"{found[0]} has no category {others[0]!r} in the model. {known}")
-    if not 1 <= len(chosen) <= _MOST:
-        raise JobError(f"values must be 1 to {_MOST} numbers or texts")
+    if not 1 <= len(chosen) <= _MAX_VALUES:
+        raise JobError(f"values must be 1 to {_MAX_VALUES} numbers or texts")
     return Varied(found[0], block, place, tuple(chosen))
 
 

@@ -44,8 +44,8 @@ _BINS, _SHRUNK = 24, 10.0
 _RANKED = 1 << 14  # rows of a table by which its bins are chosen
 _SWEEPS, _RIDGE = 6, 25.0
 _SEEN = 4  # joined rows of a table's row, so that its own mean is known
-_LEAST = 0.03  # of the residual's variance: less is not worth another model
-_SURE = 3.0  # standard errors that a share must be above nothing
+_LEAST_SHARE = 0.03  # of the residual's variance: less is not worth another model
+_STANDARD_ERRORS = 3.0  # standard errors that a share must be above nothing
 _ROWS_PER_CELL = 20
 _WORSE = 0.01  # of the mean loss: less may be chance
 Rows = NDArray[np.integer[Any]]
@@ -68,7 +68,7 @@ def probe(joined: Any, h: Sequence[Array], intercept: Array, loss: Loss, seed: i
     """The pair of blocks that explains most; None: none explains much, or there are too few rows."""
     found = explain_pairs(joined, h, intercept, loss, seed)
     best = max(found, key=lambda one: one.share, default=None)
-    return best if best is not None and best.share >= _LEAST else None
+    return best if best is not None and best.share >= _LEAST_SHARE else None
 
 
 def explain_pairs(joined: Any, h: Sequence[Array], intercept: Array, loss: Loss, seed: int) -> list[Interaction]:
@@ -221,7 +221,7 @@ def _explain(fit: Fit, scored: _Scored, places: Pair, rows: Pair, sides: Pair) -
     share = float(gained.sum()) / whole
     witnesses = np.bincount(scored.label_rows.take(judged), gained - gained.mean())
     error = float(np.sqrt(np.square(witnesses).sum())) / whole
-    return share if share > _SURE * error else min(share, 0.0)
+    return share if share > _STANDARD_ERRORS * error else min(share, 0.0)
 
 
 def _within(values: Array, tables: list[Rows]) -> Array:

@@ -32,11 +32,11 @@ from tablepuppet.transport.meter import Traffic
 
 _BINS, _FARTHEST = 32, 4.0  # of scores; the middle border is 0, where the predicted class changes
 _MOST_LOSS = 6.0
-_CHUNK = 1 << 18
+_ROWS_PER_PIECE = 1 << 18
 _CLASS_NORM = 2.0  # a cell, the loss, the row itself, and whether it is predicted rightly
 _NUMBER_NORM = math.sqrt(1 + 1 + 1 + 1 / 4 + 1 / 16)
 _PAIR_NORM = math.sqrt(2.0)  # of a difference of losses and its square, each at most 1
-_SURE = 4.0  # deviations, beyond which a change of a share is no noise
+_DEVIATIONS_OF_A_CHANGE = 4.0  # deviations, beyond which a change of a share is no noise
 _SHARES = ("accuracy", "precision", "recall", "f1", "auc")
 
 
@@ -87,7 +87,7 @@ class NoisyMetrics(msgspec.Struct, frozen=True):
         totals = [own.sum(axis=1) for own in (now, np.maximum(then, 1e-9))]
         jumps = np.abs(np.diff(totals[1]))  # from tree to tree: of noise a third more than that of a side
         deviations = (self.noise.deviation("metrics", norm), float(np.median(jumps)) if len(jumps) else math.inf)
-        margins = _SURE * sum(own / total for own, total in zip(deviations, totals, strict=True))
+        margins = _DEVIATIONS_OF_A_CHANGE * sum(own / total for own, total in zip(deviations, totals, strict=True))
         changes = now[:, 1] / totals[0] - then[:, 1] / totals[1]
         moved = np.sign(changes) * np.maximum(np.abs(changes) - margins, 0.0)
         most: dict[tuple[int, int], float] = {}
@@ -113,8 +113,8 @@ def _norm(loss: Loss) -> float:
 def _contributions(loss: Loss, scores: Array, labels: Array, noise: AnalystNoise) -> Array:
     """The sums of all rows' vectors."""
     total: Array | None = None
-    for start in range(0, max(1, len(scores)), _CHUNK):
-        rows = slice(start, start + _CHUNK)
+    for start in range(0, max(1, len(scores)), _ROWS_PER_PIECE):
+        rows = slice(start, start + _ROWS_PER_PIECE)
         own = _sum_rows(loss, np.ascontiguousarray(scores[rows]), labels[rows], noise)
         total = own if total is None else total + own
     assert total is not None

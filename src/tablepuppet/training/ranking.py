@@ -16,7 +16,7 @@ from tablepuppet.arrays import Array
 
 Integers = NDArray[np.int64]
 BINS = 100  # of probabilities, which coarser bins are made of
-_CHUNK = 1 << 18  # scores that are compared at a time: they stay in the cache
+_SCORES_PER_CHUNK = 1 << 18  # scores that are compared at a time: they stay in the cache
 Probabilities = Callable[[Array], Array]  # of the second class, by score
 _EDGES = np.linspace(0.0, 1.0, BINS + 1)[1:-1]  # of bins, which have their upper one
 _POINTS = 2_000  # of a curve: thresholds between which so small a part of the rows lies
@@ -105,9 +105,9 @@ def _cut_evenly(pieces: Iterable[Array]) -> Iterator[Array]:
     held = np.empty(0)
     for values in pieces:
         held = np.concatenate([held, values]) if len(held) else values
-        while len(held) > _CHUNK:
-            yield held[:_CHUNK]
-            held = held[_CHUNK:]
+        while len(held) > _SCORES_PER_CHUNK:
+            yield held[:_SCORES_PER_CHUNK]
+            held = held[_SCORES_PER_CHUNK:]
     if len(held):
         yield held
 

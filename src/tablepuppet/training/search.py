@@ -223,7 +223,7 @@ class _Runs:
         first = self.plans[0]
         problem = make_problem(first, self.prepared.training, self.union, self.encoders)
         may_share = len({msgspec.json.encode(job.replace(l2=0.0, l2_by_rows=0.0)) for job in jobs}) == 1
-        self.together = (
+        self.multi_models = (
             first.algorithm.multi_model_server(problem, first.job.options, self.folds.pieces) if may_share else None
         )
 
@@ -231,9 +231,9 @@ class _Runs:
         """Every setting, trained without a fold and measured on it."""
         inside, outside = self.folds.sides(fold)
         numbers = range(len(self.plans))
-        if self.together is None:
+        if self.multi_models is None:
             return [self._one(number, fold, inside, outside) for number in numbers]
-        size = min(len(numbers), self.together.most)
+        size = min(len(numbers), self.multi_models.most)
         found: list[Fit] = []
         for first in range(0, len(numbers), size):
             found += self._several(numbers[first : first + size], size, fold, inside, outside)
@@ -260,7 +260,7 @@ class _Runs:
         self, numbers: Sequence[int], size: int, fold: int, inside: TableMapping, outside: JoinedRows
     ) -> list[Fit]:
         """Some settings at once; where they are fewer than others were, the last one stands in for the rest."""
-        server, found = self.together, []
+        server, found = self.multi_models, []
         assert server is not None
         padded = [*numbers, *[numbers[-1]] * (size - len(numbers))]
         problems = [make_problem(self.plans[number], inside, self.union, self.encoders) for number in padded]

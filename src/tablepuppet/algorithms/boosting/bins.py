@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tablepuppet.algorithms.boosting.tree_checks import NUMBER, CategoryBins, Key, NumberBins
 from tablepuppet.arrays import Array
 
-_MANY = 32  # categories, above which they may be sparse
+_SPARSE_FROM = 32  # categories, above which they may be sparse
 _DENSE = 200  # joined rows for each category: no longer sparse
 _FURTHER = 10  # joined rows of a category that a further column is worth
 
@@ -90,7 +90,7 @@ def _share_out(counts: Array, most: int, least: int) -> NDArray[np.int64]:
 
 def category_bins(categories: Sequence[str], weights: Array, most: int, is_cut: bool = False) -> CategoryBins:
     """The heaviest categories, in the order given; of equal ones the first. `is_cut`: there are others besides."""
-    is_sparse = len(categories) > _MANY and float(weights.sum()) < _DENSE * len(categories)
+    is_sparse = len(categories) > _SPARSE_FROM and float(weights.sum()) < _DENSE * len(categories)
     if len(categories) <= most - 1 - is_cut:
         return CategoryBins(list(categories), has_other=is_cut, is_sparse=is_sparse)
     heaviest = np.sort(np.argsort(-weights, kind="stable")[: most - 2])

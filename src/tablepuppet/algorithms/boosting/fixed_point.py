@@ -27,7 +27,7 @@ from tablepuppet.privacy.labels import Channel
 _SHARD = 1 << 15
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _BITS = 14  # of C in units: sums are whole numbers of them
-_FEW = 100.0  # rows without noise, of which a tree learns little
+_MIN_ROWS = 100.0  # rows without noise, of which a tree learns little
 _SHRINK = 16.0  # λ: a leaf whose Σg is 16 deviations at the most counts for half (docs/decisions/0115)
 
 
@@ -70,7 +70,7 @@ class LabelNoise(msgspec.Struct, frozen=True, eq=False):
         """A note on training rows that say little."""
         worth = rows / self.excess
         why = f"noise on labels leaves {rows:,} training rows the worth of {worth:,.0f}: the model may be worse than a "
-        return [] if worth >= _FEW else [why + "constant; take more rows, or a larger privacy.label.epsilon"]
+        return [] if worth >= _MIN_ROWS else [why + "constant; take more rows, or a larger privacy.label.epsilon"]
 
     def limit(self, total: float, rows: int) -> float:
         """The sum of so many labels; of classes, half a row at least is of another one."""

@@ -25,7 +25,7 @@ from tablepuppet.arrays import RowNumbers
 
 NO_CELL = -1
 _NO_CODES = np.zeros((0, 0), np.uint8)
-_CHUNK = 1 << 16  # rows whose numbers are made at a time
+_ROWS_AT_ONCE = 1 << 16  # rows whose numbers are made at a time
 
 
 class BlockIndex(msgspec.Struct, frozen=True, eq=False, dict=True):
@@ -126,8 +126,8 @@ def sample_rows(labels: Labels, out: RowNumbers, fraction: float, seed: int, tre
     which has room for all."""
     is_whole = fraction == 1.0 and (labels.weights is None or bool((labels.weights > 0).all()))
     count = 0
-    for start in range(0, len(out), _CHUNK):
-        stop = min(start + _CHUNK, len(out))
+    for start in range(0, len(out), _ROWS_AT_ONCE):
+        stop = min(start + _ROWS_AT_ONCE, len(out))
         own = np.arange(start, stop, dtype=out.dtype)
         if not is_whole:
             is_in = uniform(seed, tree, own.astype(np.uint64)) < fraction

@@ -25,7 +25,7 @@ from tablepuppet.arrays import RowNumbers
 from tablepuppet.errors import TransportError
 
 _UNBOUND = np.zeros((0, 2))
-_FEW = 16  # rows for each bin, of the block and joined
+_MIN_ROWS_PER_BIN = 16  # rows for each bin, of the block and joined
 
 
 class Node(msgspec.Struct):
@@ -256,7 +256,7 @@ class GrowingTree:
     def _is_short(self, block: KnownBlock) -> bool:
         """Whether there are so few rows that sums of nodes are counted for each search: to keep them takes longer."""
         rows = len(self.order) + len(block.codes)
-        return rows * len(block.layout.kinds) <= _FEW * block.layout.bins
+        return rows * len(block.layout.kinds) <= _MIN_ROWS_PER_BIN * block.layout.bins
 
     def _find_sums(self, block: KnownBlock, numbers: Sequence[int], columns: slice) -> Sums:
         """Σ(g, h) of nodes per bin of some columns; of all, where sums are kept."""

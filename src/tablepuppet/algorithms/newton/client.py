@@ -89,8 +89,8 @@ class NewtonFigures(Figures, frozen=True):
     spans_constant: float = 0.0
 
 
-_CLOSE = 1e-4  # residual of a wide block's direction
-_NEW = 1e-3  # of the largest of several directions: shorter ones wait for a later round
+_RESIDUAL = 1e-4  # residual of a wide block's direction
+_MIN_NEW_LENGTH = 1e-3  # of the largest of several directions: shorter ones wait for a later round
 
 
 class NewtonState(msgspec.Struct, frozen=True):
@@ -187,7 +187,7 @@ def _wide_step(
     if setup.clients > 1:
         return state, Partial(values=[gradient, diagonal[:, None]])
     products = Products(partial(setup.model.train.gram_product, weights), diagonal)
-    return _predict(setup, state, -products.solve(1.0, ridge, gradient, to=_CLOSE))
+    return _predict(setup, state, -products.solve(1.0, ridge, gradient, to=_RESIDUAL))
 
 
 def _basis_step(setup: PartSetup, state: NewtonState, message: BasisUpdate) -> tuple[NewtonState, Answer]:
@@ -226,7 +226,7 @@ def _extend(
     for _ in range(2):  # once leaves rounding errors as long as the removed part
         new = new - basis @ ((basis.T @ new) / norms[:, None])
     vectors, sizes, _ = np.linalg.svd(new, full_matrices=False)
-    count = int(np.count_nonzero(sizes > max(_NEW * sizes.max(initial=0.0), 1e-11 * length)))
+    count = int(np.count_nonzero(sizes > max(_MIN_NEW_LENGTH * sizes.max(initial=0.0), 1e-11 * length)))
     count = min(count, len(basis) - basis.shape[1])
     added = np.zeros_like(found)
     added[:, :count] = vectors[:, :count]

@@ -35,8 +35,8 @@ MOST = 2_000  # parameters of a block whose curvature is a matrix
 SHARED = 3_000_000  # numbers that a client sends in a round where several sum them
 CLASSES = 16  # outputs beyond which the pairs of them are more to send than they save
 ROWS_PER_COLUMN = 200  # that a matrix is made of, about
-_MUCH = 4.0  # times a mean row's share of the columns' curvature: a row with more stands for itself alone
-_CLOSE = 1e-4  # residual of a direction that is found by products
+_OWN_ROW_SHARE = 4.0  # times a mean row's share of the columns' curvature: a row with more stands for itself alone
+_RESIDUAL = 1e-4  # residual of a direction that is found by products
 
 
 def is_full(outputs: int, width: int, clients: int) -> bool:
@@ -108,7 +108,7 @@ def _shares(features: Features, curvature: Array) -> Array:
 
 def _draw_rows(shares: Array, step: int) -> tuple[NDArray[np.intp], Array]:
     """Every s-th row, which stands for s, and those with a large share: of rare names, extreme values, much weight."""
-    is_own = shares > _MUCH * shares.mean()
+    is_own = shares > _OWN_ROW_SHARE * shares.mean()
     own, others = np.flatnonzero(is_own), np.flatnonzero(~is_own)
     drawn = others[::step]
     heavy = np.full(len(drawn), len(others) / max(1, len(drawn)))
@@ -180,5 +180,5 @@ def solve_by_products(model: LinearModel, curvature: Array, ridge: float, right:
 
     diagonal = np.stack([model.train.gram_diagonal(curvature[:, whole[a, a]]) for a in range(outputs)], axis=1).ravel()
     diagonal = np.maximum(diagonal - (taken * taken).sum(axis=1), 1e-6 * diagonal)
-    found = Products(multiply, diagonal).solve(1.0, ridge, right.reshape(-1, 1), to=_CLOSE)
+    found = Products(multiply, diagonal).solve(1.0, ridge, right.reshape(-1, 1), to=_RESIDUAL)
     return np.asarray(found.reshape(right.shape))

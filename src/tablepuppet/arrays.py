@@ -83,10 +83,6 @@ class Following(msgspec.Struct, frozen=True, eq=False):
     def __getitem__(self, some: slice) -> Array:
         return self.follow(self.values[some])
 
-    def slices(self) -> Iterator[slice]:
-        """All rows, so many at a time that they stay in the cache."""
-        return pieces(len(self), ROWS_PER_LOOKUP)
-
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return self[:]
 

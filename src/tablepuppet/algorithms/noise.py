@@ -14,8 +14,6 @@ noised, block b by S_b times one σ. σ is the least that keeps the rows of ever
 whole model. In: noisy blocks, clips, H. Out: noise per block, mechanisms per table, releases.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -108,7 +106,7 @@ class NoisePlan(msgspec.Struct, frozen=True):
     gradients: tuple[GradientPrivacy | None, ...]  # per block
     rates: tuple[float, ...] = ()  # each block's learning rate of noisy batches, where the user gave none
     spends: Mapping[str, tuple[Mechanism, ...]] = msgspec.field(default_factory=dict)
-    model: WholeModel | None = None
+    model: "WholeModel | None" = None
     deviations: tuple[float, ...] = ()
 
 
@@ -135,7 +133,7 @@ def plan_noise(terms: RunTerms, facts: RunFacts) -> NoisePlan:
     return NoisePlan(gradients, tuple(rates), spends, model, tuple(deviations))
 
 
-def _calibrate(blocks: Sequence[NoisyBlock], bound: float) -> tuple[WholeModel, list[float], list[float]]:
+def _calibrate(blocks: "Sequence[NoisyBlock]", bound: float) -> "tuple[WholeModel, list[float], list[float]]":
     """Clips, noise and learning rates of all blocks: clips by a rough figure of the noise (privacy/gaussian.py)."""
     if not blocks:
         return WholeModel((), (), 0.0, bound), [], []
@@ -164,7 +162,7 @@ class NoisyBlock(msgspec.Struct, frozen=True):
     steps: int  # in the whole run
 
     @classmethod
-    def of(cls, terms: RunTerms, features: FeaturePrivacy, facts: RunFacts, number: int) -> NoisyBlock:
+    def of(cls, terms: RunTerms, features: FeaturePrivacy, facts: RunFacts, number: int) -> "NoisyBlock":
         form = algorithm_of(terms.options).private_form(
             terms.options, features, is_linear=terms.is_linear, blocks=len(facts.blocks)
         )

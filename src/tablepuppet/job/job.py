@@ -3,8 +3,6 @@
 `Engine`: where the work over joined rows is done, in threads of this process or on a Ray cluster.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
@@ -81,7 +79,7 @@ class Search(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     folds: Folds
     settings: tuple[dict[str, Any], ...]  # as the user wrote them
-    jobs: tuple[Job, ...]  # the same, made
+    jobs: "tuple[Job, ...]"  # the same, made
 
 
 class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -214,7 +212,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     def arguments(self) -> dict[str, Any]:
         return {name: self.get(name) for name in ARGUMENTS}
 
-    def replace(self, **arguments: Any) -> Job:
+    def replace(self, **arguments: Any) -> "Job":
         """The same job with other values of some of a user's arguments."""
         changes: dict[str, dict[str, Any]] = {}
         for name, value in arguments.items():
@@ -232,7 +230,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         """How many of so many joined rows are a batch; None: all of them."""
         return automatic_batch(rows) if self.batch_size == "auto" else self.batch_size
 
-    def over(self, rows: int) -> Job:
+    def over(self, rows: int) -> "Job":
         """The same, with the epochs that so many joined rows need, unless the user set them."""
         if not self.epochs_by_rows:
             return self
@@ -243,7 +241,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         )
         return self.replace(epochs=epochs, epochs_by_rows=False)
 
-    def with_penalty(self, rows: int) -> Job:
+    def with_penalty(self, rows: int) -> "Job":
         """The same, with the l2 of a sum over so many joined rows, unless the user set it. A search's folds differ in
         their rows."""
         if self.search is not None or not (self.model.is_sum and self.model.l2_by_rows):

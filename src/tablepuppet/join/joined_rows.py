@@ -10,8 +10,6 @@ so the number of threads, or of the machines that lanes lie on (cluster/rows.py)
 of the result.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property
@@ -60,13 +58,13 @@ class Joined(Walkable, Protocol):
     def collapsed_weights(self) -> list[Array] | None:
         """collapse_i of the rows' weights; None: they are the multiplicities."""
 
-    def with_weights(self, weights: Array | None) -> Joined:
+    def with_weights(self, weights: Array | None) -> "Joined":
         """The same joined rows with other weights, per row of the label table."""
 
-    def with_labels(self, labels: Array) -> Joined:
+    def with_labels(self, labels: Array) -> "Joined":
         """The same joined rows with other labels, per row of the label table."""
 
-    def fetch(self) -> JoinedRows:
+    def fetch(self) -> "JoinedRows":
         """The same joined rows in this process, for work that is not a walk."""
 
     def look_up(self, joined: NDArray[np.int64]) -> tuple[list[RowNumbers], Array, Array | None]:
@@ -99,7 +97,7 @@ class AnyRows(msgspec.Struct, frozen=True, eq=False, dict=True):
         """
         return self.walk_all(Work(step, signals, tuple(writes), given, own), per_row, columns)
 
-    def by_label(self: Joined) -> JoinedRows:
+    def by_label(self: Joined) -> "JoinedRows":
         """The different labels in one block, each as heavy as all joined rows that have it. While nothing is predicted,
         sums over them are sums over all joined rows."""
         labels, weights, counts = self.labels, self.weights, self.label_counts()
@@ -120,7 +118,7 @@ class AnyRows(msgspec.Struct, frozen=True, eq=False, dict=True):
         found: list[Array] = self.run(_weight_step, [np.zeros((p.rows, 1)) for p in self.indices], signals=1).signals[0]
         return found
 
-    def take(self: Joined, joined: NDArray[np.int64]) -> tuple[JoinedRows, list[RowNumbers]]:
+    def take(self: Joined, joined: NDArray[np.int64]) -> "tuple[JoinedRows, list[RowNumbers]]":
         """A batch of joined rows, and for each block the rows that occur in it (ascending)."""
         return batch(*self.look_up(joined), [p.rows for p in self.indices])
 
@@ -195,7 +193,7 @@ class JoinedRows(AnyRows, frozen=True):
         index = self.label_index.index
         return self.weights if self.weights is None or index is None else self.weights[index]
 
-    def fetch(self) -> JoinedRows:
+    def fetch(self) -> "JoinedRows":
         return self
 
     def label_counts(self) -> RowNumbers:

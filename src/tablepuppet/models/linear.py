@@ -19,7 +19,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import NUMBERS_PER_WEIGHTED_COPY, ROWS_PER_LOOKUP, Array, Codes, Following, RowNumbers
+from tablepuppet.arrays import NUMBERS_PER_WEIGHTED_COPY, ROWS_PER_LOOKUP, Array, Codes, Following, RowNumbers, pieces
 from tablepuppet.errors import TrainingError
 from tablepuppet.privacy.gaussian import GradientPrivacy, clip_scale
 from tablepuppet.threads import pool
@@ -226,7 +226,7 @@ def _dense_gram(dense: Array, weights: Array | Following) -> Array:
         return np.asarray(left.T @ (left if is_square else dense[chunk]))
 
     columns = dense.shape[1]
-    chunks = list(weights.slices() if isinstance(weights, Following) else _chunks(dense))
+    chunks = list(pieces(len(weights), ROWS_PER_LOOKUP) if isinstance(weights, Following) else _chunks(dense))
     ahead = _SMALL_RESULTS_AHEAD if columns <= _SMALL_COLUMNS else 0
     found = pool().map(of_chunk, chunks, ahead) if len(chunks) > 1 else map(of_chunk, chunks)
     return sum(found, np.zeros((columns, columns)))  # added in order, whoever is first

@@ -6,8 +6,6 @@ The server names the rows that take part, and how often each is joined, once (Op
 The terms of one exchange stand with the exchange (exchanges/); this module has the common ones.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections import Counter
 from collections.abc import Sequence
@@ -67,7 +65,7 @@ class JobUnderContract:
     """One job under way, and the requests made for it."""
 
     policy: Policy
-    opened: dict[int, OpenScan] = field(default_factory=dict)
+    opened: "dict[int, OpenScan]" = field(default_factory=dict)
     contract: Contract | None = None
     is_excused: bool = False  # whether a person approved the job's rows, few as they may be
     run: str = ""  # its name in the owner's account, whatever the server calls the job
@@ -119,13 +117,13 @@ class JobUnderContract:
             raise breach("it speaks of a part that was not started")
         return part
 
-    def start_of(self, request: StartPart) -> tuple[dict[str, list[float]], ...]:
+    def start_of(self, request: "StartPart") -> tuple[dict[str, list[float]], ...]:
         """The weights that a part's training was agreed to begin with."""
         place = self.parts[request.part].block.place
         blocks = self.agreed.blocks
         return next((block.start for block in blocks if (block.place, block.name) == (place, request.name)), ())
 
-    def check_peers(self, part: PartUnderContract, peers: Sequence[MaskKey]) -> None:
+    def check_peers(self, part: PartUnderContract, peers: "Sequence[MaskKey]") -> None:
         """Sums are masked over the clients of the block that the contract names. Clients without rows may be missing
         if enough others take part, by the policy too; nobody else may."""
         block, found = part.block, {peer.client for peer in peers}
@@ -143,7 +141,7 @@ class JobUnderContract:
         if column is not None and column not in self.scan(scan).numbers(role):
             raise breach(f"an expression was asked for as the {role}, and it is not")
 
-    def check_split(self, request: SplitRequest) -> None:
+    def check_split(self, request: "SplitRequest") -> None:
         """Refuses a split by other columns than those that were agreed on."""
         for column in (request.test_column, request.validation_column):
             self.check_role(request.scan, column, "split")
@@ -166,7 +164,7 @@ class ContractEnforcer:
     policy: Policy
     jobs: dict[str, JobUnderContract] = field(default_factory=dict)
 
-    def check(self, exchange: Exchange, request: Any) -> None:
+    def check(self, exchange: "Exchange", request: Any) -> None:
         """Refuses requests outside the job's contract, and counts the others."""
         if "job" not in request.__struct_fields__:
             return

@@ -4,8 +4,6 @@ In: a source, and expressions that passed the guard. Out: rows as Arrow, read on
 sees; the columns behind them as a policy judges them (`ScanUse`); the conditions that choose rows.
 """
 
-from __future__ import annotations
-
 import threading
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -46,13 +44,13 @@ class ScanUse(msgspec.Struct, frozen=True):
     table: str
     columns: tuple[frozenset[str], ...]
     filter: frozenset[str]
-    others: tuple[ScanUse, ...] = ()  # of a query over several tables: the use of the others
+    others: "tuple[ScanUse, ...]" = ()  # of a query over several tables: the use of the others
     compared: frozenset[str] = frozenset()  # of the filter: columns whose values it reads
     grouping: frozenset[str] = frozenset()  # columns that decide otherwise which rows there are (sources/lineage.py)
     stability: int | None = 1  # rows that differ, at most, where one row of the table is there or not; None: no bound
 
     @property
-    def bases(self) -> tuple[ScanUse, ...]:
+    def bases(self) -> "tuple[ScanUse, ...]":
         return (self, *self.others)
 
     @property
@@ -104,7 +102,7 @@ class Scan:
     subjects_of: Mapping[str, str] = field(default_factory=dict)  # by table: the column of their subjects
     subject_rows: int = 1  # of one subject, that train under noise on features, at all clients
     most_of_subject: int | None = None  # rows of one subject that are read at all; None: every one
-    agreed: SumGroups | None = None  # which groups are shared with whom, until they are merged
+    agreed: "SumGroups | None" = None  # which groups are shared with whom, until they are merged
     _rows: pa.Table | None = None
     _order: RowNumbers | None = None  # for each row, its position at the owner; None: the same, or freed with the rows
     _bits: Callable[[], NDArray[np.uint64]] | None = None  # that the order follows; None: there is no other order
@@ -198,7 +196,7 @@ class Scan:
                 self._partials = partials_of(self.source, key)
             return self._partials
 
-    def agreed_groups(self) -> SumGroups:
+    def agreed_groups(self) -> "SumGroups":
         if self.agreed is None:
             raise TransportError(f"it was not said which groups of {self.table} are shared")
         return self.agreed

@@ -152,8 +152,8 @@ def may_draw(job: Job) -> bool:
 def has_sums(job: Job, label: LabelInfo) -> bool:
     """Whether a job's training asks of joined rows for nothing but sums over the join's tree."""
     kind = job.model.loss_class or usual_loss(len(label.classes))
-    is_exact = may_draw(job) and label.channel is None and job.search is None
-    return is_exact and algorithm_of(job.options).takes_trees and job.model.is_convex and kind.is_separable()
+    is_exact = may_draw(job) and label.channel is None and job.search is None and kind.separate is not Loss.separate
+    return is_exact and algorithm_of(job.options).takes_trees and job.model.is_convex
 
 
 def _label_facts(kind: type[Loss], mapping: TableMapping) -> LabelFacts:

@@ -9,8 +9,6 @@ merged_column, key_type, union_column: which types are compatible, of a column a
 position of UNION ALL.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple
@@ -34,7 +32,7 @@ class Holders(tuple[str, ...]):
 
     partitioned_by: tuple[str, ...]
 
-    def __new__(cls, clients: Iterable[str], partitioned_by: Iterable[str] = ()) -> Holders:
+    def __new__(cls, clients: Iterable[str], partitioned_by: Iterable[str] = ()) -> "Holders":
         made = super().__new__(cls, clients)
         made.partitioned_by = tuple(partitioned_by)
         return made
@@ -62,7 +60,7 @@ class Scan(msgspec.Struct, frozen=True):
     groups: tuple[str, ...] | None = None  # of such a query: columns, one of whose values do not span clients
     merges: Merges = ""  # such groups are merged over the clients, and may lie with several
     unmerged: str = ""  # why they are not, and what to do about it
-    spelled: tuple[ScanTexts, ...] = ()  # per client: the expressions and the filter as it was sent them
+    spelled: "tuple[ScanTexts, ...]" = ()  # per client: the expressions and the filter as it was sent them
     witness_of: tuple[tuple[int, int], ...] = ()  # scans and columns whose groups this one lists before any is dropped
     cutoffs: CutoffType = ""  # of a history: the type of the moments until which it is read
     times: tuple[str, ...] = ()  # of a history: the kinds of its times that are compared with them

@@ -7,8 +7,6 @@ In: predictions of each block's rows, and labels. Out: Measured. Expensive metri
 sample of rows, with its size and a standard error from twenty batches of it. That is the error of the draw alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from math import sqrt
 from typing import Any, cast
@@ -43,7 +41,7 @@ class MeasuredOn(msgspec.Struct, frozen=True):
     of: int  # all joined rows of the side
     standard_errors: Metrics
 
-    def without(self, exact: Metrics) -> MeasuredOn:
+    def without(self, exact: Metrics) -> "MeasuredOn":
         return replace(self, standard_errors={n: e for n, e in self.standard_errors.items() if n not in exact})
 
 
@@ -62,7 +60,7 @@ class Criterion(msgspec.Struct, frozen=True):
     loss: Loss
     moment: Moment
     channel: Channel | None = None
-    noisy: NoisyMeasure | None = None  # for analysts (training/noisy_metrics.py)
+    noisy: "NoisyMeasure | None" = None  # for analysts (training/noisy_metrics.py)
 
     @property
     def is_ranked(self) -> bool:

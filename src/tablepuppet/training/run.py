@@ -202,16 +202,9 @@ class Run:
     def record(self, epoch: int) -> EpochRecord:
         """The end of an epoch: test rows predicted, objective and metrics measured."""
         objective, metrics = self.evaluate(is_last=False)
-        rounds, size = self.union.link.meter.so_far("training")
-        record = EpochRecord(
-            epoch=epoch,
-            objective=objective,
-            metrics=metrics,
-            rounds=rounds,
-            bytes=size,
-            seconds=time.perf_counter() - self.began,
-            residuals=dict(self.server.residuals()),
-        )
+        traffic, seconds = self.union.link.meter.account("training"), time.perf_counter() - self.began
+        residuals = dict(self.server.residuals())
+        record = EpochRecord(epoch, objective, metrics, traffic.rounds, traffic.bytes, seconds, residuals)
         self.history.append(record)
         if not objective < self.problem.loss.diverged:
             raise TrainingError(

@@ -7,8 +7,6 @@ algorithms train all settings of a fold at once (algorithms/base.py: MultiModelS
 optimum from any start continues from the model before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
@@ -72,12 +70,12 @@ class SearchResult(msgspec.Struct, frozen=True, eq=False):
     traffic: Traffic
     metric: str = "loss"  # that settings are compared by
 
-    def for_release(self) -> SearchResult:
+    def for_release(self) -> "SearchResult":
         """The result that leaves the server: all of it, for a search takes no private job."""
         return self
 
     @property
-    def folds(self) -> pd.DataFrame:
+    def folds(self) -> "pd.DataFrame":
         """A row for every model: its setting, its fold, and the metrics of the rows that were held out."""
         import pandas as pd  # not to be loaded with every run
 
@@ -88,7 +86,7 @@ class SearchResult(msgspec.Struct, frozen=True, eq=False):
         return pd.DataFrame(rows)
 
     @property
-    def table(self) -> pd.DataFrame:
+    def table(self) -> "pd.DataFrame":
         """A row for every setting: the mean of each metric over folds and its spread (`…_std`), the best first."""
         import pandas as pd
 
@@ -114,7 +112,7 @@ class SearchResult(msgspec.Struct, frozen=True, eq=False):
     def _best(self) -> int:
         return int(np.argmin([self._sign * np.mean(self._values(number)) for number in range(len(self.settings))]))
 
-    def by(self, metric: str) -> SearchResult:
+    def by(self, metric: str) -> "SearchResult":
         """The same result, ranked by another `metric`."""
         known = list(self.fits[0].metrics)
         if metric not in known:
@@ -208,7 +206,7 @@ class _Runs:
     prepared: Prepared
     union: UnionOperator
     encoders: list[list[Encoder]]
-    folds: FoldRows
+    folds: "FoldRows"
     on_round: OnRound | None
 
     def __post_init__(self) -> None:
@@ -289,7 +287,7 @@ class FoldRows(msgspec.Struct, frozen=True, eq=False, dict=True):
     is_time: bool
 
     @classmethod
-    def of(cls, mapping: TableMapping, count: int, *, is_time: bool) -> FoldRows:
+    def of(cls, mapping: TableMapping, count: int, *, is_time: bool) -> "FoldRows":
         train = rows_here(mapping.train)
         assert mapping.folds is not None
         index = train.label_index.index

@@ -187,11 +187,6 @@ class Meter:
                 per_client[client] += count.add(client, request, answer, frame, "server")
         count.rounds.append(Round(max(per_client.values(), default=0), per_client.total()))
 
-    def so_far(self, phase: Phase) -> tuple[int, int]:
-        """Rounds and bytes."""
-        count = self._counts[phase]
-        return len(count.rounds), count.sums["bytes_up"] + count.sums["bytes_down"]
-
     def account(self, phase: Phase) -> Account:
         return Account(**self._counts[phase].fields())
 

@@ -229,16 +229,9 @@ class _Training:
 
     def _record(self, number: int) -> EpochRecord:
         objective, metrics = self._measure(is_last=number == self.options.trees)
-        traffic = self.union.link.meter.account("training")
-        record = EpochRecord(
-            epoch=number,
-            objective=objective,
-            metrics=metrics,
-            rounds=traffic.rounds,
-            bytes=traffic.bytes,
-            seconds=time.perf_counter() - self.began,
-            residuals={"splits": float(sum(block.revealed for block in self.server.blocks))},
-        )
+        traffic, seconds = self.union.link.meter.account("training"), time.perf_counter() - self.began
+        residuals = {"splits": float(sum(block.revealed for block in self.server.blocks))}
+        record = EpochRecord(number, objective, metrics, traffic.rounds, traffic.bytes, seconds, residuals)
         self.history.append(record)
         return record
 

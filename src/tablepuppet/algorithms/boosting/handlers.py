@@ -3,8 +3,6 @@
 The state of a part is its keys; codes are made when it starts, and again when a checkpoint is restored.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -57,7 +55,7 @@ class TreesPart(msgspec.Struct, frozen=True, eq=False):
     reveals_columns: bool
     before: tuple[trees.SplitRule, ...] = ()  # of trees that were there already
     is_private: bool = False
-    halves: list[tuple[TreesState, ClientHalf]] = msgspec.field(default_factory=list)  # of the last request
+    halves: "list[tuple[TreesState, ClientHalf]]" = msgspec.field(default_factory=list)  # of the last request
 
 
 def sketch_features(own: ClientState, request: trees.SketchFeatures) -> trees.FeatureSketches:
@@ -286,7 +284,7 @@ def require_trees(part: Part) -> TreesPart:
     return started
 
 
-def _half(part: Part) -> ClientHalf:
+def _half(part: Part) -> "ClientHalf":
     from tablepuppet.algorithms.boosting.client import (
         ClientHalf,  # here: they load the compiler
         KeyBook,
@@ -310,7 +308,7 @@ def _half(part: Part) -> ClientHalf:
     return ClientHalf(book, own.train, own.held)
 
 
-def _keep(part: Part, half: ClientHalf) -> None:
+def _keep(part: Part, half: "ClientHalf") -> None:
     """Makes the result of a request the part's state."""
     part.state = TreesState(list(half.book.entries), list(half.book.is_told))
     part.trees.halves.append((part.state, half))

@@ -7,8 +7,6 @@ The server learns the bins of a part's rows, a column at a time (`NewColumn`), o
 (`NewKey`). It also learns how good splits are (docs/boosting.md).
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Sequence
 from typing import Annotated
@@ -128,7 +126,7 @@ class StartTrees(PartRequest, frozen=True):
     clients: Annotated[int, Meta(ge=1, le=MOST_CLIENTS)]  # how many parts the block has
     bins: list[Bins] | None = None
     signs: list[int] = msgspec.field(default_factory=list)  # of columns that leaves are monotone in; none: any
-    before: list[SplitRule] | str = msgspec.field(default_factory=list)  # splits of earlier trees, or the held model
+    before: "list[SplitRule] | str" = msgspec.field(default_factory=list)  # splits of earlier trees, or the held model
     peers: list[MaskKey] = msgspec.field(default_factory=list)
 
 

@@ -10,8 +10,6 @@ get one more entry, `head`: the gradient of the head's own parameters. Everythin
 those of the objective divided by u².
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -46,7 +44,7 @@ class HeadTraits(msgspec.Struct, frozen=True, kw_only=True):
     """Traits of a kind of head, known before a head is made; a head's file declares them as HEAD."""
 
     widths: Callable[[Any, int, int], tuple[int, ...]]  # k_i for a job's model, so many blocks and outputs
-    make: Callable[[HeadSpec, int], Head] | None = None  # with its initial values, by a seed; None: rows add up h
+    make: "Callable[[HeadSpec, int], Head] | None" = None  # with its initial values, by a seed; None: rows add up h
     options: tuple[str, ...] = ()  # of a job, that are its own
     is_sum: bool = False  # scores are the sum of table scores
     is_network: bool = False  # has weights, an activation and a precision
@@ -100,15 +98,15 @@ class TrainedHead(msgspec.Struct):
         shrinkage = self.head.spec.shrinkage
         return [shrinkage] * len(self.head.spec.widths) if shrinkage else []
 
-    def snapshot(self) -> TrainedHead:
+    def snapshot(self) -> "TrainedHead":
         """As it is now, for `go_back`."""
         return replace(self, squares=list(self.squares))
 
-    def go_back(self, to: TrainedHead) -> None:
+    def go_back(self, to: "TrainedHead") -> None:
         self.own, self.penalties, self.squares = to.own, to.penalties, to.squares
 
     @property
-    def data(self) -> HeadModel:
+    def data(self) -> "HeadModel":
         return HeadModel(self.head.spec, self.own)
 
 
@@ -136,7 +134,7 @@ class HeadedRows:
         given |= {"inner": step, "trained": self.trained, "wants_signal": signals > 0}
         return self.joined.run(headed_step, nothing, columns=per_row, signals=signals, **given)
 
-    def take(self, joined: NDArray[np.int64]) -> tuple[HeadedRows, list[RowNumbers]]:
+    def take(self, joined: NDArray[np.int64]) -> "tuple[HeadedRows, list[RowNumbers]]":
         batch, rows = self.joined.take(joined)
         return HeadedRows(batch, self.trained), rows
 

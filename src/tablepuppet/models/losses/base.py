@@ -199,11 +199,6 @@ class Loss(ABC):
         """argmin_u ℓ(u; y) + ρ/2 ‖u − centre‖²; ρ is one number, or a column of one per row."""
         return newton_proximal(self, centre, rho, labels, start)
 
-    @classmethod
-    def is_separable(cls) -> bool:
-        """Whether `separate` finds such a form."""
-        return cls.separate is not Loss.separate
-
     def separate(self, labels: Array) -> Separable | None:
         """The loss in a form whose sums over a join need no joined row; None: it has none."""
         return None

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 import tablepuppet as tp
 from tablepuppet.client import Client
 from tablepuppet.errors import PolicyError
+from tablepuppet.exchanges.features import OpenPart
 from tablepuppet.exchanges.proposal import ProposeContract
 from tablepuppet.exchanges.schema import CloseJob, OpenScan
 from tablepuppet.models.spec import ModelSpec
@@ -312,3 +313,47 @@ def test_a_job_whose_contract_was_agreed_to_is_compared_with_the_next_and_ends_b
     assert again.name != charged.name
     assert client.contracts.contract("j") is None
     assert client.contracts.contract("again") == TRAIN
+
+
+def test_sets_of_rows_of_one_job_are_compared_with_each_other() -> None:
+    for where, is_allowed in (('"id" < 33', False), ('"id" < 35', True), ('"id" < 30', True)):
+        other = ScanTerms(1, "t", (Column('"k"', ("key",)),), where)
+        contract = replace(TRAIN, scans=(replace(TRAIN.scans[0], filter='"id" < 30'), other))
+        client = new_client(minimum_rows=5)
+        if is_allowed:
+            assert propose(client, contract).is_agreed
+            continue
+        with pytest.raises(PolicyError, match="differ from those of an earlier agreed job by fewer than 5"):
+            propose(client, contract)
+
+
+def owner_of(table: dict[str, Any], **rules: Any) -> Client:
+    return Client("owner", ClientTables({"t": open_source(pa.table(table), "t")}), Policy(**rules), key=b"k" * 32)
+
+
+@pytest.mark.parametrize(("others", "is_allowed"), [(0, True), (1, False), (20, False), (29, False), (30, True)])
+def test_a_number_in_which_few_rows_differ_from_all_others_is_no_feature(others: int, is_allowed: bool) -> None:
+    table = make_tables()["t"].to_pydict() | {"x": [7.5] * (ROWS - others) + [1.0] * others}
+    client = owner_of(table, minimum_rows=40)
+    if is_allowed:
+        assert propose(client, TRAIN).is_agreed
+        return
+    with pytest.raises(PolicyError, match="all rows of t but fewer than 40 have the same"):
+        propose(client, TRAIN)
+
+
+def test_joined_rows_count_as_so_many_rows_that_are_joined_alike() -> None:
+    """Thirty rows that are joined three times and thirty that are joined once: (Σw)² / Σw² = 120² / 300 = 48."""
+    times = np.repeat([3, 1], 30)
+    part = OpenPart(
+        job="j", part=0, scan=0, columns=[1], train_rows=None, test_rows=np.zeros(0, int), multiplicity=times
+    )
+    for least, is_allowed in ((48, True), (49, False)):
+        client = new_client(minimum_rows=least)
+        unlabelled = replace(TRAIN, scans=(scan(('"k"', "key"), ('"x"', "feature")),))
+        assert propose(client, unlabelled).is_agreed
+        if is_allowed:
+            client.answer(part)
+            continue
+        with pytest.raises(PolicyError, match="few rows of t are most of all joined rows"):
+            client.answer(part)

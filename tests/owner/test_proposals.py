@@ -15,6 +15,7 @@ import tablepuppet as tp
 from tablepuppet.client import Client
 from tablepuppet.errors import PolicyError
 from tablepuppet.exchanges.features import OpenPart
+from tablepuppet.exchanges.labels import DescribeLabels, SendLabels
 from tablepuppet.exchanges.proposal import ProposeContract
 from tablepuppet.exchanges.schema import CloseJob, OpenScan
 from tablepuppet.models.spec import ModelSpec
@@ -357,3 +358,31 @@ def test_joined_rows_count_as_so_many_rows_that_are_joined_alike() -> None:
             continue
         with pytest.raises(PolicyError, match="few rows of t are most of all joined rows"):
             client.answer(part)
+
+
+def test_an_expression_is_about_the_rows_that_its_filter_leaves() -> None:
+    """It is 0 but for three rows of forty, and for twenty-three of sixty."""
+    late = scan(('"k"', "key"), ('GREATEST("id" - 36, 0)', "feature"), ('"y"', "label"))
+    assert propose(new_client(minimum_rows=5), replace(TRAIN, scans=(late,))).is_agreed
+    with pytest.raises(PolicyError, match="an expression on t tells of fewer than 5 rows"):
+        propose(new_client(minimum_rows=5), replace(TRAIN, scans=(replace(late, filter='"id" < 40'),)))
+
+
+@pytest.mark.parametrize("rare", [1, 2, 5])
+def test_a_class_has_as_many_rows_as_the_owner_wants(rare: int) -> None:
+    table = make_tables()["t"].to_pydict()
+    for values in ([*"abc" * 19, *"abc"], [0, 1, 2] * 20):
+        table["y"] = [*[values[0]] * (ROWS - rare), *values[1:2] * rare]
+        for least, is_allowed in ((1, True), (2, rare >= 2), (rare, True), (rare + 1, False)):
+            client = owner_of(table, minimum_rows=least)
+            assert propose(client, TRAIN).is_agreed
+            is_text = isinstance(values[0], str)
+            classes: list[Any] = values[:2] if is_text else [0.0, 1.0]
+            requests: list[Any] = [SendLabels(job="j", scan=0, offset=0, column=2, classes=classes)]
+            requests += [DescribeLabels(job="j", scan=0, column=2)] if is_text else []
+            for request in requests:
+                if is_allowed:
+                    client.answer(request)
+                    continue
+                with pytest.raises(PolicyError, match="are of some class of the label"):
+                    client.answer(request)

@@ -116,3 +116,45 @@ def test_a_join_that_few_rows_of_a_side_take_part_in_is_noticed() -> None:
     few, many = pa.chunked_array([[0, 1, 2]]), pa.chunked_array([np.arange(500) % 3])
     assert few_match(many, few, 50)
     assert not few_match(many, many, 50)
+
+
+CHOICES = {
+    "SELECT x FROM t LIMIT 3": "LIMIT",
+    "SELECT x FROM t OFFSET 3": "OFFSET",
+    "SELECT row_number() OVER (ORDER BY x) AS n FROM t": "a window",
+    "SELECT x FROM t QUALIFY row_number() OVER (PARTITION BY k ORDER BY x) = 1": "a window",
+    "SELECT DISTINCT ON (k) k, x FROM t": "DISTINCT ON",
+    "SELECT DISTINCT ON (k) k, x FROM t ORDER BY x": "DISTINCT ON",
+    "SELECT x FROM t EXCEPT SELECT y FROM u": "EXCEPT",
+    "SELECT x FROM t INTERSECT SELECT y FROM u": "INTERSECT",
+    "SELECT x FROM t WHERE EXISTS (SELECT 1 FROM u WHERE u.k = t.k)": "EXISTS",
+    "SELECT x FROM t WHERE x > ALL (SELECT y FROM u)": "ALL",
+    "SELECT x FROM t WHERE x = ANY (SELECT y FROM u)": "ANY",
+    "SELECT x FROM t WHERE k IN (SELECT k FROM u)": r"IN \(SELECT …\)",
+    "SELECT x - (SELECT max(y) FROM u) AS d FROM t": "a query in place of a value",
+    "SELECT max(x) AS m FROM t": "max without groups",
+    "SELECT k, n FROM (SELECT k, min(x) AS n FROM t GROUP BY k) g": "min without groups",
+}
+
+
+@pytest.mark.parametrize("query", CHOICES)
+def test_a_query_that_chooses_rows_by_their_order_or_number_is_unclear(query: str) -> None:
+    with pytest.raises(PolicyError, match=rf"cannot tell how few rows {CHOICES[query]}.*rule minimum_rows"):
+        expressions_of_query(query, TABLES)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT k, max(x) AS m FROM t GROUP BY k",
+        "SELECT DISTINCT k, x FROM t",
+        "SELECT x FROM t UNION ALL SELECT y FROM u",
+        "SELECT t.x, g.m FROM t JOIN (SELECT k, avg(y) AS m FROM u GROUP BY k) g ON g.k = t.k",
+        "SELECT x FROM t WHERE k IN (1, 2)",
+    ],
+)
+def test_a_query_of_groups_joins_and_unions_is_clear(query: str) -> None:
+    expressions_of_query(query, TABLES)
+
+
+TABLES = {"t": ["k", "x"], "u": ["k", "y"]}

@@ -13,6 +13,7 @@ import pytest
 from tests.prediction.shop import NEW, QUERY, tables
 
 import tablepuppet as tp
+from tablepuppet.algorithms.boosting.messages import SplitRule
 from tablepuppet.errors import ModelError, PolicyError
 from tablepuppet.exchanges.prediction import ScoreOwnRows
 from tablepuppet.exchanges.schema import OpenScan
@@ -249,7 +250,21 @@ def test_no_server_can_put_another_part_in_the_place_of_one_that_is_held(tmp_pat
     np.testing.assert_array_equal(PartStore(tmp_path / "items").find(kept.id, "i").theta, part.theta)
 
 
-@pytest.mark.parametrize("name", ["../../etc", "a/b", "", "G" * 16])
+def test_trees_that_are_held_are_replaced_by_no_others(tmp_path: Path) -> None:
+    splits = (SplitRule(feature=0, border=0.5), SplitRule(feature=0, border=1.5))
+    trees = BlockPart(model="0" * 16, name="t", features=("x",), encoders=(), theta=np.zeros((0, 1)), splits=splits)
+    for store in (PartStore(), PartStore(tmp_path)):
+        store.hold(trees, 0)
+        store.hold(trees, 0)
+        for others in (splits[:1], (), (splits[0], SplitRule(feature=0, border=2.5))):
+            with pytest.raises(ModelError, match="this client holds another part t of model"):
+                store.hold(msgspec.structs.replace(trees, splits=others), 0)
+        assert store.find("0" * 16, "t").splits == splits
+
+
+@pytest.mark.parametrize(
+    "name", ["../../etc", "a/b", "", "G" * 16, "0" * 15, "0" * 17, "0" * 16 + "/..", "/" + "0" * 16]
+)
 def test_a_server_cannot_choose_where_an_owner_writes(name: str, tmp_path: Path) -> None:
     with shop() as owners:
         owners.train(TEXT, label="returned", release=False)

@@ -13,8 +13,10 @@ import pytest
 from tests.plan.disclosure import expect_disclosures
 
 import tablepuppet as tp
+from tablepuppet.errors import TransportError
 from tablepuppet.owner.policy import Policy
-from tablepuppet.protocol.columns import CategoryEncoder, NumberEncoder
+from tablepuppet.owner.tokens import known_ids
+from tablepuppet.protocol.columns import CategoryEncoder, ColumnInfo, IdEncoder, NumberEncoder
 
 KEY = b"a secret of the clients, 32 bytes"
 QUERY = (
@@ -179,3 +181,15 @@ def test_explain_and_contracts_say_that_ids_stay() -> None:
     assert "names and counts of the categories" not in text
     assert result.traffic.all_told == expect_disclosures(plan, len(result.history))
     assert not [told for told in result.traffic.all_told if told.what == "parameters"]
+
+
+@pytest.mark.parametrize("count", [0, 2, 3, 4])
+def test_ids_are_encoded_by_the_owner_who_found_them_with_all_of_them(count: int) -> None:
+    column = pa.chunked_array([["a", "b", "c"]]), ColumnInfo("x", "string")
+    nobody: Any = None
+    encoders = [IdEncoder(count=count, has_missing=False)]
+    if count == 3:
+        assert known_ids(nobody, nobody, [column], encoders, {0: ["a", "b", "c"]}) != encoders
+    for names in ({0: ["a", "b", "c"]} if count != 3 else {}, {1: ["a", "b", "c"]} if count else {0: ["a"]}):
+        with pytest.raises(TransportError, match="by the owner who found them, with all of them"):
+            known_ids(nobody, nobody, [column], encoders, names)

@@ -24,7 +24,8 @@ from tablepuppet.exchanges.proposal import Agreement
 from tablepuppet.exchanges.registry import REQUESTS, RESPONSES, check_answer
 from tablepuppet.exchanges.schema import CountRows, RowCount, ScanSchema, TableSchema
 from tablepuppet.exchanges.start import Started
-from tablepuppet.protocol.base import Done, Message, Partial, Predictions
+from tablepuppet.exchanges.steps import Seal
+from tablepuppet.protocol.base import Done, Masked, Message, Partial, Predictions
 from tablepuppet.protocol.bounds import Known, WrongError
 from tablepuppet.protocol.codec import Frame, decode, encode
 from tablepuppet.transport.link import AnswerChecks, Transport
@@ -83,6 +84,14 @@ def first(column: Any, **given: Any) -> list[Any]:
 
 def last(column: Any, **given: Any) -> list[Any]:
     return [*column[:-1], replace(column[-1], **given)]
+
+
+def shortened(table: pa.Table, size: int) -> pa.Table:
+    """Tokens of so many bytes."""
+    columns = [column.combine_chunks() for column in table.columns]
+    tokens = [pa.array([bytes([n]) * size for n in range(len(c.dictionary))], pa.binary(size)) for c in columns]
+    found = [pa.DictionaryArray.from_arrays(c.indices, t) for c, t in zip(columns, tokens, strict=True)]
+    return pa.table(dict(zip(table.column_names, found, strict=True)))
 
 
 def untold(keys: pa.Table) -> pa.Table:
@@ -201,6 +210,9 @@ LIES: list[tuple[str, type, Lie, str]] = [
     ),
     ("items", Parameters, lambda a: replace(a, values=a.values.T.copy()), "Parameters.values has shape"),
     ("items", Keys, lambda a: replace(a, columns=untold(a.columns)), "not tokens of 16 bytes"),
+    ("items", Keys, lambda a: replace(a, columns=shortened(a.columns, 15)), "not tokens of 16 bytes"),
+    ("items", Keys, lambda a: replace(a, columns=shortened(a.columns, 32)), "not tokens of 16 bytes"),
+    ("items", Predictions, lambda a: replace(a, products=np.array([-1e-9])), "products begin with a negative square"),
 ]
 # What the server's half of an algorithm notices.
 NOTICED: list[tuple[str, type, Lie, str]] = [
@@ -405,3 +417,35 @@ def test_shapes_that_no_array_has_are_refused(shape: tuple[int, ...]) -> None:
     header = bytes([0]) + msgspec.msgpack.encode({"type": "Scores", "values": values})
     with pytest.raises(tp.TablePuppetError, match="does not follow the protocol"):
         decode(Frame(header, [b""]), RESPONSES)
+
+
+def test_masked_sums_have_the_shapes_and_scales_that_were_asked_for() -> None:
+    request = Seal(job="j", part=0, scales=[3, 5])
+    honest = Masked(
+        values=[np.zeros((2,), np.int64), np.zeros((4,), np.int64)],
+        exponents=[1, 2],
+        scales=[3, 5],
+        kinds=["<f8", "<f8"],
+    )
+
+    def judge(answer: Masked) -> None:
+        known = Known(most_rows=10**6)
+        part = known.part(request)
+        part.summed, part.shapes = "counts", [(2,), (4,)]
+        check_answer(request, answer, known)
+
+    judge(honest)
+    judge(replace(honest, values=[], scales=[]))  # nothing fits these scales
+    lies: list[tuple[dict[str, Any], str]] = [
+        ({"scales": [3, 6]}, "are not those that were named"),
+        ({"scales": [5, 3]}, "are not those that were named"),
+        ({"scales": [3]}, "are not as many as there are arrays"),
+        ({"exponents": [1]}, "are not as many as there are arrays"),
+        ({"values": honest.values[:1]}, "are not as many as there are scales"),
+        ({"values": honest.values[::-1]}, "shape"),
+        ({"values": [v.astype(np.float64) for v in honest.values]}, "elements of type float64"),
+        ({"values": [], "scales": [], "kinds": ["<f8"], "exponents": [1]}, "are 1 arrays where 2 are due"),
+    ]
+    for changed, why in lies:
+        with pytest.raises(WrongError, match=why):
+            judge(replace(honest, **changed))

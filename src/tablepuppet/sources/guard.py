@@ -9,6 +9,7 @@ machine with a short text.
 """
 
 from collections.abc import Callable, Collection
+from functools import cache
 from typing import Final
 
 from sqlglot import Dialect, TokenType, exp, parse_one
@@ -64,6 +65,14 @@ TYPES: Final = frozenset(
     | {DType.DATE, DType.TIME, DType.TIMESTAMP, DType.TIMESTAMPTZ, DType.TIMESTAMPNTZ, DType.DATETIME}
     | {DType.TIMESTAMP_S, DType.TIMESTAMP_MS, DType.TIMESTAMP_NS, DType.INTERVAL, DType.ARRAY}
 )
+
+# The parts of a date or time. Of others, such as the era, DuckDB fails in a way that TRY lets pass.
+CLOCK_PARTS: Final = frozenset({"hour", "minute", "second", "millisecond", "microsecond", "epoch"})
+CALENDAR_PARTS: Final = frozenset(
+    {"year", "quarter", "month", "week", "day", "dow", "dayofweek", "weekday", "isodow", "doy", "dayofyear", "isoyear"}
+    | {"yearweek", "decade", "century", "millennium"}
+)
+PARTS: Final = CLOCK_PARTS | CALENDAR_PARTS
 
 # Further nodes of a query over an owner's own tables (query_guard.py): rows in, rows out. None grows a value with the
 # number of rows (no list or text made of a group), and none reads anything but the named tables.
@@ -267,9 +276,47 @@ def fault_of(node: exp.Expr) -> str | None:
         old, new = node.args.get("expression"), node.args.get("replacement")
         if not (isinstance(old, exp.Literal) and isinstance(new, exp.Literal) and 0 < len(old.name) >= len(new.name)):
             return "replace(text, old, new) needs literals with new no longer than old"
+    if kind is exp.Escape and not _is_whole_pattern(node.this.expression, node.expression):
+        return "LIKE … ESCAPE takes a pattern and one character as literals, and no pattern ends with that character"
+    if kind is exp.AtTimeZone and not (
+        isinstance(node.args["zone"], exp.Literal) and node.args["zone"].name in _zones()
+    ):
+        return "AT TIME ZONE takes the name of a time zone as a literal, such as 'Europe/Berlin'"
+    part = part_of(node)
+    if part is not None and part not in PARTS:
+        return f"a part of a date or time is one of {', '.join(sorted(PARTS))}, as a literal"
+    if kind is exp.ArraySize and len(list(node.iter_expressions())) > 1:
+        return "len(list) takes a list and no dimension"
     if kind is exp.ConcatWs and not isinstance(node.expressions[0], exp.Literal):
         return "concat_ws(separator, …) needs a literal as separator, for it is repeated"
     return None
+
+
+def _is_whole_pattern(pattern: exp.Expr, escape: exp.Expr) -> bool:
+    if not isinstance(pattern, exp.Literal) or not isinstance(escape, exp.Literal) or len(escape.name) != 1:
+        return False
+    return pattern.name.replace(2 * escape.name, "")[-1:] != escape.name
+
+
+@cache
+def _zones() -> frozenset[str]:
+    import duckdb
+
+    with duckdb.connect() as connection:
+        return frozenset(name for (name,) in connection.execute("SELECT name FROM pg_timezone_names()").fetchall())
+
+
+def part_of(node: exp.Expr) -> str | None:
+    """The part of a moment that a call asks for; "": it is no literal; None: it asks for none."""
+    if isinstance(node, exp.Anonymous):
+        if node.name.lower() not in ("date_part", "datepart"):
+            return None
+        first = node.expressions[0] if node.expressions else None
+        return first.name.lower() if isinstance(first, exp.Literal) else ""
+    if isinstance(node, exp.Extract):
+        return node.name.lower()
+    has_unit = isinstance(node, exp.TimestampTrunc | exp.DateTrunc | exp.DateDiff)
+    return str(node.args["unit"].name).lower() if has_unit and node.args.get("unit") is not None else None
 
 
 def _title(node: exp.Expr) -> str:

@@ -21,7 +21,7 @@ from sqlglot import exp, parse_one
 from tablepuppet.protocol.bounds import LARGEST
 from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.sources.columns import NUMBER_KINDS, STRING_KINDS, arrow_of, in_one_piece, is_vector, numpy_of
-from tablepuppet.sources.guard import AGGREGATES
+from tablepuppet.sources.guard import AGGREGATES, CLOCK_PARTS, part_of
 from tablepuppet.sources.history_queries import has_cutoff
 from tablepuppet.sources.source import Source
 from tablepuppet.sources.syntax import conjuncts_of
@@ -30,6 +30,10 @@ _PLAIN = re.compile(r'\(*"(?:[^"]|"")*"\)*|[^"]*')  # one column, or none
 _LEAVES = (exp.Column, exp.Literal, exp.Boolean, exp.Null, exp.Subquery, exp.Query)
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE)
 _AGGREGATES: tuple[type[exp.Expr], ...] = (exp.Filter, exp.WithinGroup, exp.IgnoreNulls, exp.RespectNulls, *AGGREGATES)
+_OF_MOMENTS: tuple[type[exp.Expr], ...] = (
+    *(exp.Extract, exp.DateDiff, exp.Week, exp.WeekOfYear, exp.DayOfWeek, exp.DayOfWeekIso, exp.DayOfYear),
+    exp.Anonymous,
+)
 _GROUP = "tablepuppet group"
 _MOST = "1e60"  # whose fourth power is a number
 
@@ -50,11 +54,11 @@ class InfallibleSource:
         chosen = filter
         if filter is not None:  # each condition by itself: the database may still evaluate those that cannot fail
             kinds = {info.name.lower(): info.kind for info in self._source.describe()}
-            conditions = conjuncts_of(parse_one(filter, dialect="duckdb"))
+            conditions = conjuncts_of(_cast_moments(parse_one(filter, dialect="duckdb")))
             chosen = " AND ".join(
                 f"{'' if _cannot_fail(c, kinds) else 'TRY'}({c.sql('duckdb', identify=True)})" for c in conditions
             )
-        rows = self._source.read([e if _PLAIN.fullmatch(e) else f"TRY({e})" for e in expressions], chosen)
+        rows = self._source.read([e if _PLAIN.fullmatch(e) else f"TRY({_with_dates(e)})" for e in expressions], chosen)
         for number, field in enumerate(rows.schema):
             if pa.types.is_floating(field.type) or is_vector(field.type):
                 rows = rows.set_column(number, field.name, _without_large(rows.column(number)))
@@ -76,6 +80,25 @@ def _without_large(column: pa.ChunkedArray) -> pa.ChunkedArray:
     missing = in_one_piece(column.is_null())
     offsets = arrow_of(np.append(0, np.cumsum(lengths)))
     return pa.chunked_array([pa.LargeListArray.from_arrays(offsets, entries, mask=missing)])
+
+
+def _with_dates(expression: str) -> str:
+    tree = parse_one(expression, dialect="duckdb")
+    return _cast_moments(tree).sql("duckdb", identify=True) if tree.find(*_OF_MOMENTS) is not None else expression
+
+
+def _cast_moments(tree: exp.Expr) -> exp.Expr:
+    """An expression whose dates are dates: DuckDB fails on the week of a time of day, or of an interval, in a way that
+    TRY lets pass."""
+    for node in list(tree.find_all(*_OF_MOMENTS)):
+        part = part_of(node)
+        if isinstance(node, exp.Anonymous) and part is None and node.name.lower() != "yearweek":
+            continue
+        if part in CLOCK_PARTS or isinstance(node, exp.TimestampTrunc | exp.DateTrunc):
+            continue
+        for value in [v for v in node.iter_expressions() if not isinstance(v, exp.Var | exp.Literal)]:
+            value.replace(exp.cast(value.copy(), "TIMESTAMP"))
+    return tree
 
 
 def _cannot_fail(node: exp.Expr, kinds: Mapping[str, str]) -> bool:
@@ -100,7 +123,7 @@ def make_infallible(query: str) -> str:
     >>> make_infallible('SELECT "k", SUM(CAST("s" AS INT)) AS "n" FROM "t" WHERE 1 / "x" > 2 GROUP BY "k"')
     'SELECT "k", SUM(TRY_CAST(TRY(CAST("s" AS INT)) AS DOUBLE)) AS "n" FROM "t" WHERE TRY(1 / "x" > 2) GROUP BY "k"'
     """
-    tree = parse_one(query, dialect="duckdb")
+    tree = _cast_moments(parse_one(query, dialect="duckdb"))
     _wrap(tree)
     return tree.sql("duckdb", identify=True, comments=False)
 

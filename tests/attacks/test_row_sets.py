@@ -12,6 +12,7 @@ import pytest
 import tablepuppet as tp
 from tablepuppet.errors import ApprovalError, PolicyError
 from tablepuppet.owner.owner_files import Approvals
+from tablepuppet.owner.owner_log import OwnerLog
 from tablepuppet.owner.policy import Policy, TableRules
 from tablepuppet.owner.row_sets import RowSet, RowSets
 from tablepuppet.protocol.contract import Contract
@@ -331,3 +332,25 @@ def test_folds_of_a_search_are_rows_that_a_job_is_about() -> None:
         tp.search(owners, QUERY, {"l2": [0.1]}, folds=3, time="p.id", **given)  # the first of four are ids below 150
         with pytest.raises(PolicyError, match=r"differ from those of an earlier.*minimum_difference"):
             train(owners, test_where="p.id < 155")
+
+
+@pytest.mark.parametrize("lost", ["deleted", "older"])
+def test_lost_row_sets_are_noticed_by_the_log_and_accepted_by_a_person(tmp_path: Path, lost: str) -> None:
+    sets, lines = tmp_path / "row_sets.sqlite", tmp_path / "log.jsonl"
+
+    def explain(where: str) -> None:
+        with federation() as owners:
+            client = owners._clients["people"]
+            client.secret, client.row_sets, client.log = bytes(32), RowSets(sets), OwnerLog(lines)
+            owners.explain(f"{QUERY} {where}", label="late", test_fraction=0.0)
+
+    explain("")
+    older = sets.read_bytes()
+    explain("WHERE p.id < 300")
+    explain("WHERE p.id < 300")
+    sets.unlink() if lost == "deleted" else sets.write_bytes(older)
+    for where in ("WHERE p.id < 299", ""):
+        with pytest.raises(PolicyError, match=r"row_sets.sqlite was deleted or restored.*tablepuppet log accept"):
+            explain(where)
+    OwnerLog(lines).accept(OwnerLog(lines).head)
+    explain("")

@@ -301,11 +301,14 @@ def accept(screen: Screen, client: ClientOption = _CLIENT) -> None:
     path = settings.state_folder / "log.jsonl"
     found = OwnerLog(path)
     before = found.head
-    if found.follows(kept):
-        screen.show(f"The log continues the head that is kept in {settings.head_path}; there is nothing to accept.")
+    is_whole = found.follows(kept)
+    found.accept(kept)
+    OwnerLog(path, anchor=settings.head_path)
+    if is_whole:
+        screen.show(
+            f"The log continues the head in {settings.head_path}. Accepted: row sets that it names may be lost."
+        )
     else:
-        found.accept(kept)
-        OwnerLog(path, anchor=settings.head_path)
         screen.show(
             f"Accepted: {kept.size:,} lines with the head {kept.root[:16]} are lost, with what they say was spent; the "
             f"log goes on from {before.size:,} lines."

@@ -309,9 +309,7 @@ def _propose(own: ClientState, request: ProposeContract) -> Agreement:
     left = analyst_budget.charge(own.policy, own.log, contract, uses)
     own.row_sets.keep(sets)
     own.contracts.agree(request.job, contract, is_excused=decision is not None and bool(decision.notes))
-    named = {f"{rows.kind} of {rows.table}": rows.sketch.name for rows in sets}
-    # The log's head is shown: without the secret, whoever knows all rows but one could test a guess by it.
-    rows = {of: hmac.digest(own.secret, b"rows " + name.encode(), "sha256").hex()[:16] for of, name in named.items()}
+    rows = {f"{rows.kind} of {rows.table}": own.name_rows(rows.sketch.name) for rows in sets}
     own.log.write("agreed", request.job, name, {"tables": list(contract.tables), **({"rows": rows} if rows else {})})
     return msgspec.structs.replace(_agree(own, contract), analyst_left=left)
 

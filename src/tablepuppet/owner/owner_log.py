@@ -94,11 +94,14 @@ class OwnerLog:
         self._tree = MerkleTree()
         self._hour, self._written, self._unsaid = "", 0, 0  # lines of this hour, and refusals that found no room in it
         self._anchor: Path | None = None  # no head is kept before the log was compared with the last one
+        self.row_sets = set[str]()  # their names, since a person accepted that some are lost
         kept = read_head(anchor) if anchor is not None and anchor.exists() else None
         found = [] if path is None or not path.exists() else self._read(path)
         spent = [entry.detail["spendings"] for entry in found if entry.event in ("spent", "migrated")]
         self.account = Account().plus(*(one for some in spent for one in msgspec.convert(some, list[Spending])))
         self._accepted = {msgspec.convert(e.detail["lost"], TreeHead) for e in found if e.event == "accepted"}
+        for entry in found:
+            self._name_row_sets(entry)
         self._has_migrated = any(entry.event == "migrated" for entry in found)
         self._anchor = anchor
         if kept is not None:
@@ -141,8 +144,14 @@ class OwnerLog:
             else:
                 _append(self._path, line + b"\n")
             self._tree.append(line)
+            self._name_row_sets(entry)
             self._unsaid, self._written = 0, self._written + 1
             self._keep_head(self._tree.head)
+
+    def _name_row_sets(self, entry: Entry) -> None:
+        if entry.event == "accepted":
+            self.row_sets.clear()
+        self.row_sets.update(entry.detail.get("rows", {}).values() if entry.event == "agreed" else ())
 
     def spend(self, *spendings: Spending, budget: TableBudget | None = None) -> None:
         """Writes releases of one kind down, or refuses them."""

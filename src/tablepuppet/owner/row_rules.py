@@ -55,6 +55,13 @@ def review(own: ClientState, job: str, contract: Contract) -> tuple[list[RowSet]
     """The sets of rows of a contract, and objections to them."""
     sets: list[RowSet] = []
     notes: list[str] = []
+    names = own.row_sets.names()
+    if own.log.row_sets - {own.name_rows(name) for name in names}.union(names):  # as earlier releases named them
+        raise refused_by(
+            "minimum_difference",
+            "row sets of earlier jobs, which the log names, are missing: row_sets.sqlite was deleted or restored from "
+            "an older copy. Put the newest copy back; if it is lost, its owner runs `tablepuppet log accept`",
+        )
     for scan in contract.scans:
         try:
             # Expressions that leave under noise, and by no other way, may compare anything.

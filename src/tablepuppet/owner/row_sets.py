@@ -325,6 +325,10 @@ class RowSets:
             for one in sets:
                 self._add(database, *one)
 
+    def names(self) -> list[str]:
+        with self._lock, self._open_database() as database:
+            return [name for (name,) in database.execute("SELECT name FROM sets").fetchall()]
+
     def _add(self, database: sqlite3.Connection, table: str, kind: Kind, sketch: Sketch) -> None:
         known = database.execute("SELECT count(*) FROM sets WHERE of = ?", (table,)).fetchone()[0]
         if known >= MOST_SETS:

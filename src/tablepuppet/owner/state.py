@@ -11,6 +11,7 @@ server then names a scale that fits all clients (training/server.py), and asks f
 
 from __future__ import annotations
 
+import hmac
 import secrets
 from collections import Counter
 from collections.abc import Sequence
@@ -88,6 +89,10 @@ class ClientState:
 
     def scan(self, request: Any) -> Scan:
         return self.tables.scan(request.job, request.scan)
+
+    def name_rows(self, name: str) -> str:
+        """A row set's name in the log, whose head is shown: without the secret, a guess of all rows could be tested."""
+        return hmac.digest(self.secret, b"rows " + name.encode(), "sha256").hex()[:16]
 
     def hides_features(self, job: str) -> bool:
         """Whether features of a job leave under noise: nothing else may then depend on their values."""

@@ -256,3 +256,14 @@ def test_a_run_that_diverges_says_so_through_masks() -> None:
     assert np.isnan(sum_parts(sent)[0]).all()
     assert isinstance(sent[0], Partial)
     assert np.isnan(sent[0].values[0]).all()  # nothing of the finite one either
+
+
+def test_a_column_may_lie_in_a_masked_block_and_in_another() -> None:
+    rows = pa.table({"k": [1, 2, 3], "x": [1.0, 2.0, 4.0], "y": [1.0, 3.0, 2.0]})
+    query = "SELECT a.x, b.z, a.y FROM a JOIN b USING (k) UNION ALL SELECT c.x, c.x, c.y FROM c"
+    tables = {"a": rows, "c": rows, "b": slices(pa.table({"k": [1, 2, 3], "z": [0.0, 1.5, 3.0]}), 3)}
+    with tp.Federation(tables) as owners:
+        result = owners.train(query, label="y", model="linear", test_fraction=0.0, l2=0.0)
+    x, z, y = (np.array(values) for values in ([1.0, 2, 4, 1, 2, 4], [0.0, 1.5, 3, 1, 2, 4], [1.0, 3, 2, 1, 3, 2]))
+    _, squares, *_ = np.linalg.lstsq(np.column_stack([x, z, np.ones(6)]), y, rcond=None)
+    assert result.objective == pytest.approx(squares[0] / 12)

@@ -143,3 +143,15 @@ def test_union_all_predicts_the_branches_one_after_the_other() -> None:
     key = [("order_id", "ascending")]
     columns = ["order_id", "prediction", "probability"]
     assert answer.select(columns).sort_by(key).equals(single.select(columns).sort_by(key))
+
+
+def test_branches_with_keys_of_different_types_are_predicted_without_keys() -> None:
+    rows = {"x": [1.0, 2.0, 4.0], "y": [1.0, 3.0, 2.0]}
+    numbers, texts = pa.table({"k": [1, 2, 3], **rows}), pa.table({"k": ["a", "b", "c"], **rows})
+    query = "SELECT a.x, a.y FROM a JOIN a c USING (k) UNION ALL SELECT b.x, b.y FROM b JOIN b c USING (k)"
+    with tp.Federation({"a": numbers, "b": texts}) as shop:
+        result = shop.train(query, label="y", model="linear", test_fraction=0.0)
+        assert shop.predict(result).column_names == ["prediction"]
+        assert shop.predict(result, key="x").num_rows == 6
+        with pytest.raises(tp.TablePuppetError, match=r"the key \(k\) has another type in another branch"):
+            shop.predict(result, key="k", keys=[1])

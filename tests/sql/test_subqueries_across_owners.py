@@ -33,6 +33,17 @@ QUERIES = {
     "anti join": "SELECT c.x, c.y FROM c ANTI JOIN (SELECT k FROM b WHERE z > 4) t USING (k)",
     "anti join of groups": """SELECT c.x, c.y FROM c
         ANTI JOIN (SELECT k FROM b GROUP BY k HAVING count(*) > 2) g ON g.k = c.k""",
+    "in that is ordered by its own name": """SELECT c.x, c.y FROM c
+        WHERE c.k IN (SELECT 4 - k AS z FROM b ORDER BY z LIMIT 1)""",
+    "in that is filtered by its own name": """SELECT c.x, c.y FROM c
+        WHERE c.k NOT IN (SELECT max(k) AS z FROM b GROUP BY b.z > 4 HAVING z < 3)""",
+    "in that groups by its own name": "SELECT c.x, c.y FROM c WHERE c.k IN (SELECT k + 1 AS n FROM b GROUP BY n)",
+    "in of a subquery without a name": """SELECT c.x, c.y FROM c
+        WHERE c.k IN (SELECT k FROM (SELECT k, count(*) AS n FROM b GROUP BY k) WHERE n > 2)""",
+    "exists of a subquery without a name": """SELECT c.x, c.y FROM c
+        WHERE EXISTS (SELECT 1 FROM (SELECT k FROM b WHERE z > 4) WHERE k = c.k)""",
+    "in of a union": """SELECT c.x, c.y FROM c
+        WHERE c.k IN (SELECT k FROM b WHERE z > 4 UNION SELECT k + 1 FROM b ORDER BY k)""",
     "a branch without rows": """SELECT c.x, c.y FROM c JOIN b ON b.k = c.k WHERE b.z > 100
         UNION ALL SELECT c.x, c.y FROM c JOIN b ON b.k = c.k""",
     "a last branch without rows": """SELECT c.x, c.y FROM c JOIN b ON b.k = c.k

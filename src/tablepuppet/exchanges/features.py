@@ -113,11 +113,14 @@ def _enforce_part(job: JobUnderContract, request: OpenPart) -> None:
             "minimum_rows",
             f"at least {job.minimum_rows:,} distinct rows must take part, and fewer do; filter fewer rows out",
         )
-    block = job.blocks(request.scan, request.columns)[0]
-    used = sum(1 for part in job.parts.values() if part.block.place == block.place)
-    if used >= sum(1 for other in contract.blocks if other.place == block.place):
+    free = job.blocks(request.scan, request.columns)
+    for part in job.parts.values():
+        if part.block in free:
+            free.remove(part.block)
+    if not free:
         raise breach("its features are a part already")
-    if request.wants_key != block.is_masked:
+    block = next((block for block in free if block.is_masked == request.wants_key), None)
+    if block is None:
         raise breach("sums leave under masks if that was agreed on, and not otherwise")
     if request.finds_ids != block.finds_ids or (not block.finds_ids and request.ids != block.ids):
         raise breach("which texts are ids that stay here was agreed on otherwise")

@@ -134,7 +134,8 @@ class _Branch(msgspec.Struct, frozen=True):
             taken = [source.alias.name for source in sources]
             name = exp.Identifier(this=unused_name(f"keys of {base_tables(derived)[0].name}", taken, " "), quoted=True)
             tree = max(source.tree for source in sources) + 1
-            equal = [exp.EQ(this=v.copy(), expression=exp.column(f"key{k}", name)) for k, v in enumerate(outer)]
+            columns = [exp.column(exp.to_identifier(key, quoted=True), name) for key in keys.named_selects]
+            equal = [exp.EQ(this=v.copy(), expression=key) for v, key in zip(outer, columns, strict=True)]
             on = () if kind == "inner" else tuple(equal)
             where += equal if kind == "inner" else ()
             sources.append(Source(base_tables(derived)[0].this, name, derived, join=kind, on=on, tree=tree))
@@ -146,11 +147,12 @@ class _Branch(msgspec.Struct, frozen=True):
             query = test.args["query"].unnest()
             subject = test.this.unnest()
             outer = list(subject.expressions) if isinstance(subject, exp.Tuple) else [subject]
-            is_plain = isinstance(query, exp.Select) and not _outer_columns(query)
-            if is_plain and len(query.expressions) == len(outer):
-                wanted = [exp.column(f"c{k}", "q") for k in range(len(outer))]
-                rows = exp.select(*wanted).from_(_alias_items(query, "c").subquery("q"))
-                return outer, _alias_items(rows, "key").distinct()
+            is_plain = isinstance(query, exp.Select | exp.SetOperation) and not _outer_columns(query)
+            if is_plain and len(query.named_selects) == len(outer):
+                rows = query.copy()
+                _name_items(rows)
+                keys = [exp.column(exp.to_identifier(name, quoted=True), "q") for name in rows.named_selects]
+                return outer, exp.select(*keys).distinct().from_(rows.subquery("q"))
         elif isinstance(test, exp.Exists) and isinstance(test.this, exp.Select):
             self._check_exists(test.this)
             return _split_exists(test.this)
@@ -312,7 +314,8 @@ def _split_exists(query: exp.Select) -> tuple[list[exp.Expr], exp.Select] | None
         kept.set(clause, None)
     kept.set("expressions", [side.copy() for side in inner])
     kept.set("where", exp.Where(this=exp.and_(*(r.copy() for r in rest))) if rest else None)
-    return outer, _alias_items(kept, "key").distinct()
+    _name_items(kept)
+    return outer, kept.distinct()
 
 
 def _as_join(outer: Sequence[exp.Expr], rows: exp.Select, value: exp.Expr, name: str) -> str:
@@ -334,9 +337,15 @@ def _outer_columns(query: exp.Expr, expression: exp.Expr | None = None) -> list[
     ]
 
 
-def _alias_items(select: exp.Select, prefix: str) -> exp.Select:
-    """The query with its items called prefix0, prefix1, …"""
-    named = select.copy()
-    items = [item.unalias().copy() for item in named.expressions]
-    named.set("expressions", [exp.alias_(item, f"{prefix}{k}") for k, item in enumerate(items)])
-    return named
+def _name_items(query: exp.Query) -> None:
+    """Gives each item a name of its own, in place: the name that it has, which ORDER BY may use, or its text."""
+    first: exp.Expr = query
+    while isinstance(first, exp.SetOperation | exp.Subquery):
+        first = first.this
+    names: list[str] = []
+    for item in first.expressions:
+        is_named = isinstance(item, exp.Alias | exp.Column)
+        names.append(unused_name(item.alias_or_name if is_named else item.sql("duckdb"), names))
+    items = [item.unalias().copy() for item in first.expressions]
+    aliases = [exp.to_identifier(name, quoted=True) for name in names]
+    first.set("expressions", [exp.alias_(i, a) for i, a in zip(items, aliases, strict=True)])

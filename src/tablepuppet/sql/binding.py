@@ -24,12 +24,12 @@ from tablepuppet.errors import CatalogError, QueryError, TablePuppetError, did_y
 from tablepuppet.sources.syntax import unused_name
 from tablepuppet.sql import checks
 from tablepuppet.sql.across_owners import at_one_owner, join_owners
-from tablepuppet.sql.bound import Block, BoundQuery, Branch, LabelPlace, Scan, format_expression
+from tablepuppet.sql.bound import Block, BoundQuery, Branch, LabelPlace, Scan, format_expression, key_type
 from tablepuppet.sql.checks import NOTHING, LabelColumns, place_beside, union_of, weight_position
 from tablepuppet.sql.grammar import TOO_DEEP
 from tablepuppet.sql.names import ResolvedBranch, resolve
 from tablepuppet.sql.scans import PlacedBranch, Scans, place
-from tablepuppet.sql.schemas import describe
+from tablepuppet.sql.schemas import TableShape, describe
 from tablepuppet.sql.ucq import Conjunctive, Item, Star, Tables, Ucq, matches
 from tablepuppet.transport.link import Link
 
@@ -163,7 +163,13 @@ def bind_features(ucq: Ucq, wanted: Wanted, *, tables: Tables, link: Link, job: 
     positions = _positions(ucq, resolved[0], [f for _, features in wanted.blocks for f in features])
     resolved = [replace(branch, outputs=tuple(branch.outputs[p] for p in positions)) for branch in resolved]
     keys = [_key(ucq, branch, base, wanted.key) for branch, base in zip(resolved, bases, strict=True)]
-    if len({len(key) for key in keys}) > 1:  # a branch without a join has no key
+    kinds = [_key_kinds(branch.shapes[base], key) for branch, base, key in zip(resolved, bases, keys, strict=True)]
+    if any(kind != kinds[0] for kind in kinds):  # a branch without a join has no key
+        if wanted.key is not None:
+            raise QueryError(
+                f"the key ({', '.join(wanted.key)}) has another type in another branch of UNION ALL; predict each "
+                "branch by a query of its own, or leave key out"
+            )
         keys = [[] for _ in keys]
     if wanted.only is not None:
         resolved = [_restrict_rows(b, base, k, wanted.only) for b, base, k in zip(resolved, bases, keys, strict=True)]
@@ -239,6 +245,12 @@ def _key(ucq: Ucq, branch: ResolvedBranch, base: int, key: Sequence[str] | None)
             raise ucq.refuse(f"the key {name} is not a column of {alias} (table {shape.name}). {hint}", None)
         columns.append(exp.column(shape.columns[found[0]], table=alias, quoted=True))
     return columns
+
+
+def _key_kinds(shape: TableShape, key: Sequence[exp.Column]) -> list[str]:
+    """The type of each column of a key, all numbers being one."""
+    infos = [next(own[column.name] for own in shape.infos.values() if column.name in own) for column in key]
+    return ["number" if info.kind in ("integer", "float", "decimal") else key_type(info) or info.kind for info in infos]
 
 
 def _restrict_rows(branch: ResolvedBranch, base: int, key: Sequence[exp.Column], only: Sequence[Key]) -> ResolvedBranch:

@@ -216,7 +216,8 @@ def unqualified_columns(tree: exp.Expr) -> list[exp.Column]:
         for node in [*conditions_of(select), *select.expressions, *histories]:
             if has_subquery(node) or node in histories:
                 columns = (c for c in node.find_all(exp.Column) if not c.args.get("table"))
-                found.update((id(c), c) for c in columns if not isinstance(c.this, exp.Star))
+                own = (c for c in columns if isinstance(c.find_ancestor(exp.Query), exp.Select))  # no ORDER BY of UNION
+                found.update((id(c), c) for c in own if not isinstance(c.this, exp.Star))
     return list(found.values())
 
 
@@ -238,19 +239,30 @@ def qualify(tree: exp.Expr, columns: Columns) -> None:
         while scope is not None:
             sources = [(alias, _names(source, columns)) for alias, source in _sources(scope)]
             holders = [alias for alias, names in sources if names is not None and column.name.lower() in names]
-            if len(holders) == 1:
-                column.set("table", holders[0].copy())
             is_alias = any(
                 isinstance(i, exp.Alias) and i.alias.lower() == column.name.lower() for i in scope.expressions
             )
+            if len(holders) == 1 and not (is_alias and _clause(scope, column) in ("order", "having", "qualify")):
+                column.set("table", holders[0].copy())
             if holders or is_alias or any(names is None for _, names in sources):
                 break
             scope = scope.find_ancestor(exp.Select)
 
 
+def _clause(select: exp.Select, node: exp.Expr) -> str | None:
+    """Which part of a SELECT a node below it is in."""
+    while node.parent is not select and node.parent is not None:
+        node = node.parent
+    return node.arg_key
+
+
 def _sources(select: exp.Select) -> Iterator[tuple[exp.Identifier, exp.Expr]]:
-    for node in relations_of(select):
+    """The sources of a FROM clause, by alias. A subquery without one is given DuckDB's, in place."""
+    for number, node in enumerate(relations_of(select)):
         alias = node.args.get("alias")
+        if alias is None and isinstance(node, exp.Subquery) and isinstance(node.this, exp.Query):
+            alias = exp.TableAlias(this=exp.to_identifier(f"unnamed_subquery{number or ''}"))
+            node.set("alias", alias)
         named = alias.this if alias is not None else node.this
         yield named if isinstance(named, exp.Identifier) else exp.to_identifier(""), node
 

@@ -6,6 +6,7 @@ import tracemalloc
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from benchmarks.cases import many
 from msgspec.structs import replace
@@ -272,3 +273,22 @@ def test_a_client_with_facts_makes_no_array_of_them_but_its_answer() -> None:
     assert isinstance(answer, Predictions)
     assert isinstance(same, Predictions)
     np.testing.assert_allclose(answer.values, same.values, atol=1e-15)
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+def test_columns_far_from_zero_need_no_scaling(clients: int) -> None:
+    """Years, and seconds since 1970: they predict nearly the same for all rows, as the intercept does."""
+    rng = np.random.default_rng(3)
+    years, seconds = 2020.0 + rng.integers(0, 5, 300), 1.7e9 + 4e4 * rng.normal(size=300)
+    y = 0.5 * (years - 2022) + 2e-5 * (seconds - 1.7e9) + rng.normal(size=300)
+    rows = pa.table({"k": np.arange(300) % 20, "year": years, "t": seconds, "y": y})
+    parts = [rows.take(np.arange(i, 300, clients)) for i in range(clients)]
+    other = pa.table({"k": np.arange(20), "z": rng.normal(size=20)})
+    query = "SELECT a.year, a.t, b.z, a.y FROM a JOIN b USING (k)"
+    with tp.Federation({"a": parts, "b": other}) as federation:
+        result = federation.train(query, label="y", model="linear", test_fraction=0.0, standardize=False, l2=1e-2)
+    features = np.column_stack([years, seconds, other["z"].to_numpy()[np.arange(300) % 20]])
+    centred, target = features - features.mean(0), y - y.mean()
+    theta = np.linalg.solve(centred.T @ centred / 300 + 1e-2 * np.eye(3), centred.T @ target / 300)
+    least = 0.5 * np.mean((centred @ theta - target) ** 2) + 0.5e-2 * theta @ theta
+    assert result.objective == pytest.approx(least, rel=1e-6)

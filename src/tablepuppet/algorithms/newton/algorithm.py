@@ -65,7 +65,7 @@ class NewtonAlgorithm(Algorithm[Newton]):
             elif block.width > WIDE:
                 curvature = block.width  # a diagonal, in every round
             else:
-                curvature = moments * summands(1, block.width)
+                curvature = moments * (summands(1, block.width) + block.width)
             return [(block.parameters + curvature, block.parameters)]
 
         return OuterRound(update, answer, inner).traffic(shape)

@@ -2,7 +2,7 @@
 
 The client finds the next direction of its block, and moves along those that the server chose.
 
-g = T_iᵀY_i/N + βθ,  D = T_iᵀdiag(W_i)T_i/N + βI,  d_i = −D⁻¹g;  sends T_i d_i
+g = T_iᵀY_i/N + βθ,  D = T_iᵀdiag(W_i)T_i/N + βI less the intercept's share,  d_i = −D⁻¹g;  sends T_i d_i
 """
 
 from functools import partial
@@ -19,6 +19,7 @@ from tablepuppet.algorithms.newton.full_curvature import (
     sampled_matrix,
     solve,
     solve_by_products,
+    without_intercept,
 )
 from tablepuppet.algorithms.numerics.linear_systems import WIDE, Products, Spectrum, pack_triangle
 from tablepuppet.algorithms.numerics.subspace import Trail, kept_directions
@@ -153,11 +154,12 @@ def _find_curvature(
     if is_constant and state.values is not None:
         spectrum = Spectrum(state.values, np.zeros(0) if state.vectors is None else state.vectors)
         return state, spectrum if setup.clients == 1 else Partial(values=[gradient])
-    gram = setup.model.train.gram(weights)
+    gram, heavy = setup.model.train.gram(weights), np.asarray(weights)
+    beside = beside_intercept(setup.model, heavy[:, None])
     if setup.clients > 1:
-        summand = Partial(values=[gradient, pack_triangle(gram)[None]])
+        summand = Partial(values=[gradient, pack_triangle(gram)[None], beside])
         return (replace(state, values=np.zeros(0)) if is_constant else state), summand
-    spectrum = Spectrum.of(gram)
+    spectrum = Spectrum.of(without_intercept(gram, beside, heavy.sum()))
     return (replace(state, values=spectrum.values, vectors=spectrum.vectors) if is_constant else state), spectrum
 
 

@@ -149,6 +149,14 @@ def intercept_share(beside: Array, totals: Array, outputs: int) -> Array:
     return np.asarray(beside[:, places].reshape(-1, outputs) @ (vectors[:, kept] / np.sqrt(values[kept])))
 
 
+def without_intercept(gram: Array, beside: Array, total: float) -> Array:
+    """D of one output, less the intercept's share: years lie near 2,000 and differ by one. `beside`: Tᵀ W 1."""
+    left = gram - beside @ beside.T / max(total, 1e-300)
+    is_constant = left.diagonal() <= 1e-12 * gram.diagonal()
+    left[is_constant] = left[:, is_constant] = 0.0
+    return np.asarray(left)
+
+
 def _places(outputs: int) -> NDArray[np.intp]:
     """Where each pair of outputs lies among those a ≤ b."""
     first, second = np.triu_indices(outputs)

@@ -17,6 +17,7 @@ import numpy as np
 
 from tablepuppet.algorithms.base import BlockAnswer, BlockUpdate, MultiModelServer, Problem, Walkable
 from tablepuppet.algorithms.newton.client import BasisUpdate, Newton, NewtonFigures
+from tablepuppet.algorithms.newton.full_curvature import without_intercept
 from tablepuppet.algorithms.numerics.linear_systems import Spectrum, unpack_triangle
 from tablepuppet.algorithms.numerics.search import pseudo_solve
 from tablepuppet.arrays import Array
@@ -117,8 +118,9 @@ class MultiRidgeServer(MultiModelServer):
 
     def union_step(self, block: int, total: list[Array]) -> list[Array]:
         """A direction for each model, from sums over the block's clients."""
-        if len(total) > 1:
-            self._spectra[block] = Spectrum.of(unpack_triangle(total[1][0], len(total[0])))
+        if len(total) > 2:
+            gram, bend = unpack_triangle(total[1][0], len(total[0])), self.problem.loss.bound * self.problem.joined.rows
+            self._spectra[block] = Spectrum.of(without_intercept(gram, total[2], bend))
         spectrum = self._spectra[block]
         assert spectrum is not None
         found = -spectrum.solve(1.0, self.problem.joined.rows * self._ridges[:, block], total[0])

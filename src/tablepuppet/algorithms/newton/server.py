@@ -27,6 +27,7 @@ from tablepuppet.algorithms.newton.full_curvature import (
     is_full,
     solve,
     summed_matrix,
+    without_intercept,
 )
 from tablepuppet.algorithms.numerics.linear_systems import Spectrum, unpack_triangle
 from tablepuppet.algorithms.numerics.subspace import Tracker, kept_directions
@@ -61,6 +62,8 @@ class NewtonServer(Server):
             self._curvatures = collapsed_curvature(self.problem, self._tracker.predictions, self.intercept)
         self._tracker.expect()
         at, updates = self._tracker.derivatives(), []
+        varies = at.curvatures is not None and self.problem.loss.outputs == 1
+        self._bend = float(at.bend[0]) if varies else self.problem.loss.bound * self.problem.joined.rows
         for block, coefficients in enumerate(self._tracker.take_pending()):
             known: Sequence[Array | Following] | None = self._curvatures if self._is_full[block] else at.curvatures
             curvature = None if known is None else known[block]
@@ -76,15 +79,16 @@ class NewtonServer(Server):
     def union_step(self, block: int, total: list[Array]) -> list[Array]:
         """d = −D⁻¹g of the whole block, from Σ(T_qᵀY_q + Nβθ/Q) and Σ T_qᵀdiag(W_q)T_q."""
         ridge = self.problem.joined.rows * self.problem.ridges[block]
-        if len(total) > 2:  # over all pairs of outputs
+        if self._is_full[block] and len(total) > 2:  # over all pairs of outputs
             assert self._curvatures is not None
             taken = intercept_share(total[2], self._curvatures[block].sum(axis=0), self.problem.loss.outputs)
             return [-solve(summed_matrix(total[1], *total[0].shape) - taken @ taken.T, ridge, total[0])]
         if len(total) > 1 and total[1].shape[1] == 1 < len(total[1]):  # a wide block's diagonal
             diagonal = total[1] + ridge
             return [-np.divide(total[0], diagonal, out=np.zeros_like(total[0]), where=diagonal > 0)]
-        if len(total) > 1:
-            self._unions[block] = Spectrum.of(unpack_triangle(total[1][0], len(total[0])))
+        if len(total) > 2:
+            gram = unpack_triangle(total[1][0], len(total[0]))
+            self._unions[block] = Spectrum.of(without_intercept(gram, total[2], self._bend))
         spectrum = self._unions[block]
         assert spectrum is not None
         return [-spectrum.solve(1.0, ridge, total[0])]

@@ -222,7 +222,7 @@ def minimise(
     decrement = 0.5 * (-float(slope[newest].sum()) + gap)
     for _ in range(_ITERATIONS):
         step = np.zeros(len(point))
-        step[alive] = -pseudo_solve(hessian[np.ix_(alive, alive)], slope[alive])
+        step[alive] = -_solve(hessian[np.ix_(alive, alive)], slope[alive], space.steps.shape[1])
         expected = -0.5 * float(slope @ step)
         if expected <= max(enough * (first - value), 1e-15 * abs(value)):
             break
@@ -289,6 +289,18 @@ def _alive(gram: Array) -> NDArray[np.bool_]:
     """Which directions are more than rounding: scaling that up would part server and client."""
     lengths = np.diag(gram)
     return np.asarray(lengths[1:] > 1e-18 * lengths.max(initial=0.0))
+
+
+def _solve(matrix: Array, right: Array, last: int) -> Array:
+    """matrix⁺ right, the `last` ones being the intercept's, which go first: a direction may predict nearly the same for
+    all rows, as a column of years does that is not standardised."""
+    directions, steps = slice(None, len(matrix) - last), slice(len(matrix) - last, None)
+    beside = np.stack([pseudo_solve(matrix[steps, steps], row) for row in (*matrix[directions, steps], right[steps])])
+    left = matrix[directions, directions] - beside[:-1] @ matrix[steps, directions]
+    is_constant = left.diagonal() <= 1e-13 * matrix.diagonal()[directions]
+    left[is_constant] = left[:, is_constant] = 0.0
+    found = pseudo_solve(left, right[directions] - matrix[directions, steps] @ beside[-1])
+    return np.concatenate([found, beside[-1] - found @ beside[:-1]])
 
 
 def pseudo_solve(matrix: Array, right: Array, flat: float = 1e-8) -> Array:

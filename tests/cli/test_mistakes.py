@@ -73,6 +73,36 @@ def test_a_wrong_call_gives_exit_code_2(
     assert json.loads(capsys.readouterr().out)["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("train job.toml --epochs 3", "write epochs = … in the job file; see tablepuppet train --help"),
+        ("train job.toml more.toml", "(more.toml); see tablepuppet train --help"),
+        (
+            "evaluate model job.toml --rows tests",
+            "'tests' is not one of 'test', 'train', 'all'; see tablepuppet evaluate",
+        ),
+        ("search job.toml --folds two", "must be a whole number; see tablepuppet search --help"),
+        ("demo --flights 10", "must be greater than or equal to 1000; see tablepuppet demo --help"),
+        ("tran job.toml", "No such command 'tran'. Did you mean 'train'?"),
+        ("export model", "Choose from: sql, onnx, lightgbm; see tablepuppet export --help"),
+    ],
+)
+def test_a_wrong_call_is_answered_in_one_sentence(
+    arguments: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments.split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("Error: ")
+    assert words in line
+    assert "Value error" not in line
+
+
+def test_nothing_follows_the_sentence_at_the_end_of_the_process() -> None:
+    wrong = [sys.executable, "-m", "tablepuppet", "evaluate", "model", "job.toml", "--rows", "tests"]
+    assert len(subprocess.run(wrong, capture_output=True, text=True, check=False).stderr.splitlines()) == 1
+
+
 def test_the_program_itself_leaves_with_the_exit_code(tmp_path: Path) -> None:
     process = subprocess.run(
         [sys.executable, "-m", "tablepuppet", "train", str(tmp_path / "none.toml")],

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Sequence
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tablepuppet import __version__
 from tablepuppet.errors import TablePuppetError, TrainingError, TransportError
@@ -27,8 +27,16 @@ from tablepuppet.errors import TablePuppetError, TrainingError, TransportError
 if TYPE_CHECKING:
     import typer
 
+    from tablepuppet.cli.screen import Screen
+
 _INTERRUPTED = 130
 _WRONG_CALL = 2
+_WITH_JOB = ("train", "explain", "search", "submit")
+_WORDS = {  # of the library that reads a call, and ours
+    "Value error, ": "",
+    "Input should be a valid integer, unable to parse string as an integer": "it must be a whole number",
+    "Input should be": "it must be",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -67,15 +75,10 @@ def _run(given: list[str]) -> int:
 
     screen = Screen(wants_json="--json" in given)
     try:
-        make_app()(given, prog_name="tablepuppet")
+        code = make_app()(given, prog_name="tablepuppet", standalone_mode=False) or 0
+        return _report_interrupt(screen.wants_json) if code == _INTERRUPTED else int(code)
     except SystemExit as done:
-        code = done.code if isinstance(done.code, int) else int(done.code is not None)
-        if code == _INTERRUPTED:  # typer keeps silent about it
-            return _report_interrupt(screen.wants_json)
-        if code == _WRONG_CALL:  # typer has said so to people
-            wrong = done.__context__
-            screen.show_json({"error": {"kind": type(wrong).__name__, "message": str(wrong)}})
-        return code
+        return done.code if isinstance(done.code, int) else int(done.code is not None)
     except TablePuppetError as error:
         screen.error(type(error).__name__, str(error))
         return 1 if isinstance(error, TrainingError | TransportError) else 2
@@ -86,6 +89,8 @@ def _run(given: list[str]) -> int:
         screen.error("MemoryError", "the machine has not enough memory; add a WHERE or set max_joined_rows")
         return 1
     except Exception as error:
+        if hasattr(error, "format_message"):  # of typer: the call is wrong
+            return _report_wrong_call(screen, error)
         if os.environ.get("TABLEPUPPET_TRACEBACK"):
             raise
         screen.error(
@@ -94,7 +99,24 @@ def _run(given: list[str]) -> int:
             "TABLEPUPPET_TRACEBACK=1 shows",
         )
         return 1
-    return 0
+
+
+def _report_wrong_call(screen: "Screen", wrong: Any) -> int:
+    """An unknown command or option, or a value that it does not take."""
+    if type(wrong).__name__ == "NoArgsIsHelpError":
+        print(wrong.ctx.get_help())
+        return _WRONG_CALL
+    message = " ".join(wrong.format_message().split()).rstrip(".")
+    for theirs, ours in _WORDS.items():
+        message = message.replace(theirs, ours)
+    command = "tablepuppet" if wrong.ctx is None else wrong.ctx.command_path
+    key = str(getattr(wrong, "option_name", "")).lstrip("-").replace("-", "_")
+    if key and command.endswith(_WITH_JOB):
+        message += f"; if it is an option of training, write {key} = … in the job file"
+    screen.error(type(wrong).__name__, message if message.endswith("?") else f"{message}; see {command} --help")
+    while wrong is not None:  # frames hold modules, of which compiled ones complain at exit
+        wrong.__traceback__, wrong = None, wrong.__cause__ or wrong.__context__
+    return _WRONG_CALL
 
 
 def make_app() -> "typer.Typer":

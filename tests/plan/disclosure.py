@@ -115,7 +115,7 @@ def _expect_of_sums(plan: Plan, epochs: int) -> dict[DisclosureKey, int]:
     mapping, shape, job = plan.mapping, plan.shape, plan.job
     account = _Account()
     account.told = _expect_setup(mapping, job.privacy.keys) | _expect_statistics(mapping, shape)
-    asked = exchanges_of(job, plan.loss, mapping.train_rows, epochs)
+    asked = exchanges_of(job.replace(epochs=epochs), mapping.train_rows)
     held = held_blocks(job, mapping, plan.ids)
     for part in mapping.parts:
         account.client(part.client, f"part {part.number}", encoders=1)

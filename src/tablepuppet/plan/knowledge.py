@@ -19,7 +19,6 @@ from tablepuppet.formatting import plural
 from tablepuppet.job import Job
 from tablepuppet.join.groups import MergedGroups
 from tablepuppet.join.mapping import MappingSummary
-from tablepuppet.models.losses import Loss
 from tablepuppet.privacy.options import KeyMode
 from tablepuppet.sources.columns import STRING_KINDS
 from tablepuppet.sources.history_queries import name_for_people
@@ -80,10 +79,10 @@ def _refusal(client: str, why: str) -> PolicyError:
     )
 
 
-def exchanges_of(job: Job, loss: Loss, rows: int, epochs: int | None = None) -> Exchanges:
+def exchanges_of(job: Job, rows: int) -> Exchanges:
     """The exchanges of a job's algorithm with each part."""
     run = RunShape(
-        epochs=job.epochs if epochs is None else epochs,
+        epochs=job.epochs,
         rows=rows,
         batch_size=job.batch(rows),
         is_linear=job.model.spec.is_linear,
@@ -93,13 +92,13 @@ def exchanges_of(job: Job, loss: Loss, rows: int, epochs: int | None = None) -> 
     return algorithm_of(job.options).exchanges(job.options, run)
 
 
-def exposures(shape: Shape, job: Job, loss: Loss) -> list[Exposure]:
+def exposures(shape: Shape, job: Job) -> list[Exposure]:
     """Per block: the exact numbers that the server may see of its most exposed row, evaluation included, against d.
 
     Under sgd a row is asked for in every batch that contains one of its joined rows. A row that is held out in some of
     its joined rows is predicted with those too.
     """
-    asked = exchanges_of(job, loss, shape.joined)
+    asked = exchanges_of(job, shape.joined)
     if asked.is_pooled:
         return [Exposure(block.name, block.width, block.width) for block in shape.blocks]
     found = []
@@ -165,9 +164,9 @@ def merging_insights(mapping: MappingSummary) -> list[Insight]:
     return found
 
 
-def insights(mapping: MappingSummary, shape: Shape, job: Job, loss: Loss, ids: Ids = ()) -> list[Insight]:
+def insights(mapping: MappingSummary, shape: Shape, job: Job, ids: Ids = ()) -> list[Insight]:
     """Who learns what, party by party."""
-    asked = exchanges_of(job, loss, shape.joined)
+    asked = exchanges_of(job, shape.joined)
     algorithm = algorithm_of(job.options)
     sums = "the gradient and second moments" if job.options.sends_second_moments else algorithm.sums
     is_pooled = asked.is_pooled

@@ -156,7 +156,7 @@ class Plan(msgspec.Struct, frozen=True, eq=False, dict=True):
         if own is not None:
             found = own.insights(self.mapping, self.shape, self.job)
         else:
-            found = insights(self.mapping, self.shape, self.job, self.loss, self.ids)
+            found = insights(self.mapping, self.shape, self.job, self.ids)
         return [*found[:-1], *history_insights(self.mapping), *found[-1:]]
 
     @property
@@ -169,7 +169,7 @@ class Plan(msgspec.Struct, frozen=True, eq=False, dict=True):
         own = own_model(self.job.model.spec)
         if own is not None:
             return own.exposures(self.shape, self.job.options)
-        return exposures(self.shape, self.job, self.loss)
+        return exposures(self.shape, self.job)
 
     @cached_property
     def private(self) -> PrivatePlan:

@@ -91,7 +91,7 @@ def _find_facts(
         l2=job.model.l2,
         features=job.privacy.features,
         predictions=job.privacy.predictions,
-        showings=exchanges_of(job, loss, mapping.train_rows).showings,
+        showings=exchanges_of(job, mapping.train_rows).showings,
     )
     blocks = tuple(_find_block_facts(job, mapping, number) for number in range(len(mapping.bound.blocks)))
     bound = terms.prediction_bound(blocks, slope, loss.bound)

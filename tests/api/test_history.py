@@ -38,7 +38,7 @@ def test_every_feature_that_is_written_is_the_one_of_pooled_tables() -> None:
     ).replace("mode(", "max(")  # any of two that are equally frequent may be the mode
     sql = f"SELECT t.x, results_history.*, t.y FROM task t {joined}"
     pooled = rows_of(sql, tables)
-    assert len(pooled.column_names) == 2 + 2 * (1 + 5 + 2) + 2
+    assert len(pooled.column_names) == 2 + 2 * (1 + 6 + 2) + 2
     with tp.Federation(tables) as federation:
         ours = train(federation, sql)
     with tp.Federation({"pooled": pooled}) as federation:
@@ -70,13 +70,18 @@ def test_what_is_no_history_says_how_to_write_it(given: dict[str, object], match
 
 def test_histories_are_found_by_key_and_time_and_the_query_is_kept() -> None:
     tables = name_keys(make_tables(6))
-    tables["drivers"] = pa.table({"driver_id": np.arange(25), "size": np.arange(25.0)})
+    born = pa.array(np.arange(25, dtype="int32")).cast(pa.date32())  # one row for each key has no history
+    tables["drivers"] = pa.table({"driver_id": np.arange(25), "born": born, "name": [f"d{k}" for k in range(25)]})
+    tables["visits"] = tables["results"]
     with tp.Federation(tables) as federation:
         text = federation.suggest_history(QUERY, label="y")
         result = train(federation, text)
+        read = federation.suggest_history(QUERY.replace("task t", "task t JOIN visits v USING (driver_id)"), label="y")
     assert text.startswith("SELECT t.x, t.y,\n  results_by_driver_id.n,")
     assert text.endswith("WHERE t.x > -2")
     assert "drivers" not in text
+    assert "visits_by" in text
+    assert "visits_by" not in read
     assert rows_of(text, tables).num_rows == result.plan.mapping.train_rows
 
 

@@ -158,22 +158,28 @@ class Random:
 
     def _scalar(self, source: str, name: str, joins: list[str], items: list[str]) -> None:
         for _ in range(int(self.random.integers(1, 4))):
-            where = self._bounds(self.moment)
-            items.append(f"(SELECT {self._aggregate(self.moment)} FROM {source} r WHERE {where})")
+            rows = f"FROM {source} r WHERE {self._bounds(self.moment)}"
+            found, last = f"(SELECT {self._aggregate(self.moment)} {rows})", f"(SELECT max(r.day) {rows})"
+            items.append(
+                self.one([found] * 4 + [f"EXISTS (SELECT 1 {rows})", f"date_diff('day', {last}, {self.moment})"])
+            )
 
     def _lateral(self, source: str, name: str, joins: list[str], items: list[str]) -> None:
-        listed = ", ".join(f"{self._aggregate(self.moment)} AS a{k}" for k in range(2))
+        listed = ", ".join(f"{self._aggregate(self.moment)} AS {name}_{k}" for k in range(2))
         inner = f"(SELECT {listed} FROM {source} r WHERE {self._bounds(self.moment)}) {name}"
         joins.append(self.one([f"LEFT JOIN LATERAL {inner} ON true", f"CROSS JOIN LATERAL {inner}"]))
-        items += [f"{name}.a0", f"{name}.a1"]
+        items += [f"{self.one([f'{name}.', ''])}{name}_{k}" for k in range(2)]
 
     def _grouped(self, source: str, name: str, joins: list[str], items: list[str]) -> None:
         kind = self.one(["LEFT JOIN", "JOIN"])
         tied = "r.k = t2.k AND " + self.one(["r.day < t2.ts", "r.day <= t2.ts AND r.day > t2.ts - INTERVAL 40 DAY"])
         value = self.one(["avg(r.v)", "max(r.v)", "count(*)", "sum(r.v)"])
+        moments = self.one(["SELECT DISTINCT k, ts FROM task", "SELECT k, ts FROM task GROUP BY 1, 2"])
+        on = "USING (k, ts)" if self.chance(0.3) and not joins else f"ON {name}.k = t.k AND {name}.ts = t.ts"
+        inner = tied.replace("r.k = t2.k AND", "USING (k) WHERE") if self.chance(0.3) else f"ON {tied}"
         joins.append(
-            f"{kind} (SELECT t2.k, t2.ts, {value} AS a FROM (SELECT DISTINCT k, ts FROM task) t2 JOIN {source} r ON "
-            f"{tied} GROUP BY 1, 2) {name} ON {name}.k = t.k AND {name}.ts = t.ts"
+            f"{kind} (SELECT {self.one(['r', 't2'])}.k, t2.ts, {value} AS a FROM ({moments}) t2 JOIN {source} r "
+            f"{inner} GROUP BY 1, 2) {name} {on}"
         )
         items.append(f"{name}.a")
 
@@ -196,11 +202,12 @@ class Random:
     def _asof(self, source: str, name: str, joins: list[str], items: list[str]) -> None:
         once = f"(SELECT k, day, max(v) AS v FROM {source} s GROUP BY k, day)"  # ASOF takes any of two at one moment
         order = self.one(["<", "<="])
+        also = self.one(["", "", f"{name}.v > 0 AND "])
         joins.append(
-            f"ASOF {self.one(['LEFT JOIN', 'JOIN'])} {once} {name} ON {name}.k = t.k AND {name}.day {order} "
+            f"ASOF {self.one(['LEFT JOIN', 'JOIN'])} {once} {name} ON {name}.k = t.k AND {also}{name}.day {order} "
             f"{self.moment}"
         )
-        items.append(f"{name}.v")
+        items.append(self.one([f"{name}.v", f"date_diff('day', {name}.day, {self.moment})"]))
 
 
 def rewrite(sql: str) -> str:
@@ -239,6 +246,10 @@ def rows_of(sql: str, tables: dict[str, pa.Table]) -> pa.Table:
 def check_rewriting(seed: int) -> None:
     random = Random(seed)
     tables, sql = random.tables(), random.query()
+    compare_rows(sql, tables, f"{seed}: {sql}")
+
+
+def compare_rows(sql: str, tables: dict[str, pa.Table], what: str) -> None:
     found = rewrite(sql)
     assert "tablepuppet" in found, sql
     expected, got = (rows_of(text, tables).to_pandas() for text in (sql, found))
@@ -247,7 +258,7 @@ def check_rewriting(seed: int) -> None:
     expected, got = (
         rows.loc[rows.round(9).sort_values(by).index] for rows in (expected, got)
     )  # whatever its last bits
-    np.testing.assert_allclose(got.to_numpy(), expected.to_numpy(), rtol=1e-12, atol=1e-12, err_msg=f"{seed}: {sql}")
+    np.testing.assert_allclose(got.to_numpy(), expected.to_numpy(), rtol=1e-12, atol=1e-12, err_msg=what)
 
 
 @pytest.mark.one_in(3)
@@ -257,6 +268,35 @@ def test_a_history_written_as_a_join_has_the_rows_of_the_query(start: int) -> No
         check_rewriting(seed)
 
 
+LATERAL = "LATERAL (SELECT count(*) AS n, count(r.v) AS known, max(r.day) AS last FROM results r WHERE {}) h"
+BEFORE = "r.k = t.k AND r.day < t.ts"
+GROUPED = "(SELECT {}.k, t2.ts, count(*) AS n FROM ({}) t2 JOIN results r {} r.day < t2.ts GROUP BY 1, 2) h"
+WRITTEN = {
+    "outputs without a table": f"SELECT n, known, t.y FROM task t, {LATERAL.format(BEFORE)}",
+    "columns that are left out": f"SELECT h.* EXCLUDE (last), t.y FROM task t, {LATERAL.format(BEFORE)}",
+    "a condition that always holds": f"SELECT n, t.y FROM task t LEFT JOIN {LATERAL.format(BEFORE)} ON 1 = 1",
+    "days since": f"SELECT date_diff('day', h.last, t.ts) AS d, t.y FROM task t, {LATERAL.format(BEFORE)}",
+    "days since, around": f"SELECT date_diff('day', (SELECT max(r.day) FROM results r WHERE {BEFORE}), t.ts) AS d, t.y "
+    "FROM task t",
+    "whether there is any": f"SELECT EXISTS (SELECT 1 FROM results r WHERE {BEFORE} AND r.v > 1) AS e, t.y FROM task t",
+    "a count or NULL": f"SELECT (SELECT count_if(r.v > 0) FROM results r WHERE {BEFORE}) AS n, t.y FROM task t",
+    "a condition on the latest": "SELECT s.v, date_diff('day', s.day, t.ts) AS d, t.y FROM task t ASOF LEFT JOIN "
+    "(SELECT k, day, max(v) AS v FROM results GROUP BY ALL) s ON s.k = t.k AND s.v > 0 AND s.day <= t.ts",
+    "USING": "SELECT n, t.y FROM task t LEFT JOIN "
+    + GROUPED.format("t2", "SELECT DISTINCT k, ts FROM task", "USING (k) WHERE")
+    + " USING (k, ts)",
+    "grouped by the other key": "SELECT h.n, t.y FROM task t JOIN "
+    + GROUPED.format("r", "SELECT k, ts FROM task GROUP BY k, ts", "ON r.k = t2.k AND")
+    + " ON h.k = t.k AND h.ts = t.ts",
+}
+
+
+@pytest.mark.parametrize("way", WRITTEN)
+def test_a_history_may_be_written_in_other_ways(way: str) -> None:
+    for seed in range(3):
+        compare_rows(WRITTEN[way], Random(seed).tables(), way)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("start", range(1000, 9000, 1000))
 def test_many_histories_written_as_joins_have_the_rows_of_their_queries(start: int) -> None:
@@ -264,9 +304,9 @@ def test_many_histories_written_as_joins_have_the_rows_of_their_queries(start: i
         check_rewriting(seed)
 
 
-def check_trees(seed: int) -> None:
+def check_trees(seed: int, text: str = "") -> None:
     random = Random(seed)
-    tables, sql = random.tables(), random.query()
+    tables, sql = random.tables(), text or random.query()
     pooled = rows_of(sql, tables)
     if pooled.num_rows < 5:
         return
@@ -285,6 +325,15 @@ def check_trees(seed: int) -> None:
 @pytest.mark.parametrize("seed", [0, 4, 8])
 def test_trees_over_histories_are_those_of_one_table(seed: int) -> None:
     check_trees(seed)
+
+
+def test_trees_over_a_history_of_a_query_of_with_are_those_of_one_table() -> None:
+    check_trees(
+        4,
+        "WITH base AS (SELECT * FROM task WHERE x > -9), moments AS (SELECT DISTINCT k, ts FROM base) "
+        "SELECT t.x, n, t.y FROM base t LEFT JOIN (SELECT m.k, m.ts, count(*) AS n FROM moments m "
+        "JOIN results r ON r.k = m.k AND r.day < m.ts GROUP BY 1, 2) h USING (k, ts)",
+    )
 
 
 @pytest.mark.slow

@@ -218,6 +218,21 @@ def _moments(task: pa.Table) -> tuple[list[object], list[object]]:
         ),
         ("SELECT s.points, t.y FROM task t ASOF JOIN results s ON s.k = t.k", "ASOF JOIN compares"),
         (
+            "SELECT (SELECT avg(v.points) FROM (SELECT r.points FROM results r WHERE r.k = t.k AND r.day < t.ts ORDER "
+            "BY r.day DESC LIMIT 3) v) AS m, t.y FROM task t",
+            "WHERE of the history itself",
+        ),
+        (
+            "SELECT (SELECT product(r.points) FROM results r WHERE r.k = t.k AND r.day < t.ts) AS m, t.y FROM task t",
+            "do not run the function product",
+        ),
+        (
+            "SELECT h.n, t.y FROM task t JOIN (SELECT t2.k, t2.ts, count(r.k) AS n FROM (SELECT DISTINCT k, ts FROM "
+            "task) t2 LEFT JOIN results r ON r.k = t2.k AND r.day < t2.ts GROUP BY 1, 2) h ON h.k = t.k AND h.ts = "
+            "t.ts",
+            "inner join",
+        ),
+        (
             "SELECT h.n, t.y FROM task t LEFT JOIN LATERAL (SELECT r.place, count(*) AS n FROM results r WHERE r.k = "
             "t.k AND r.day < t.ts GROUP BY r.place) h ON true",
             "GROUP BY",

@@ -29,12 +29,13 @@ from tablepuppet.sources.syntax import conditions_of, relations_of
 from tablepuppet.sql.parsing import syntax_tree
 
 Windows = Sequence[str | None]
-WINDOWS: Windows = ("30 days", "1 year", None)
+WINDOWS: Windows = ("90 days", "1 year", None)
 _UNITS = {"hour": ("h", 1 / 24), "day": ("d", 1), "week": ("w", 7), "month": ("mo", 30.4), "year": ("y", 365.2)}
 _WINDOW = re.compile(r"\s*([1-9]\d{0,5})\s*(hour|day|week|month|year)s?\s*")
 _NUMBERS = ("integer", "float", "decimal")
 _TIMES = ("date", "timestamp")
 _IDENTIFIER = re.compile(r"(?i:(^|.*_)(id|key|code|no|number|num|uuid))|.*[a-z](Id|ID|Key|Code)")
+_KEY_END = re.compile(r"(?i:_?(id|key|code|no|number|num|uuid))$")
 _AFTER_FROM = (TokenType.WHERE, TokenType.GROUP_BY, TokenType.ORDER_BY, TokenType.LIMIT, TokenType.SEMICOLON)
 
 
@@ -54,7 +55,7 @@ def history(
     key: str | Sequence[str] | Mapping[str, str],
     time: str,
     at: str,
-    windows: str | Windows = ("90 days", "1 year", None),
+    windows: str | Windows = WINDOWS,
     columns: str | Sequence[str] = (),
     categories: str | Sequence[str] = (),
     name: str | None = None,
@@ -64,7 +65,7 @@ def history(
     `key`: a column that both tables have, several, or {column of the history: column of the other table}.
     `time`: the history's time; `at`: the moment, as in "t.ts": only rows before it count.
     `windows`: how far back, as in "90 days" or "1 year"; None: all rows before the moment.
-    `columns`: numbers, for their mean, least, greatest, spread, trend by the day, and last value.
+    `columns`: numbers, for how many are known, their mean, least, greatest, spread, trend by the day, and last value.
     `categories`: for their number and the most frequent one.
     The number of rows and the days since the last are always there.
 
@@ -107,6 +108,7 @@ class _History(msgspec.Struct, frozen=True):
             for name in self.numbers:
                 column = _past(name)
                 found |= {
+                    f"{name}_n{end}": f"count({column}){within}",
                     f"{name}_mean{end}": f"avg({column}){within}",
                     f"{name}_min{end}": f"min({column}){within}",
                     f"{name}_max{end}": f"max({column}){within}",
@@ -233,7 +235,8 @@ def suggest(query: str, label: str, schemas: Schemas, asked: Wanted) -> Suggesti
     own = schemas[named[base.name.lower()]]
     moment = _find_moment(base, own, at)
     joined = _joined_columns(tree, base.alias_or_name)
-    wanted = set(named) - {base.name.lower()} if tables is None else {t.lower() for t in tables}
+    joined_too = {node.name.lower() for node in relations_of(tree)}
+    wanted = set(named) - joined_too if tables is None else {t.lower() for t in tables}
     taken = {node.alias_or_name.lower() for node in tree.find_all(exp.Table, exp.Subquery)}
     found: dict[str, _History] = {}
     for table in sorted(wanted):
@@ -241,6 +244,8 @@ def suggest(query: str, label: str, schemas: Schemas, asked: Wanted) -> Suggesti
         if not any(column.kind in _TIMES and column.may_be_feature for column in columns):
             continue
         for key in _shared_keys(columns, own, joined):
+            if tables is None and _has_one_row(table, key):
+                continue
             name = f"{table}_by_{key}".lower()
             while name in taken:
                 name += "_"
@@ -306,6 +311,16 @@ def _shared_keys(columns: Sequence[Column], own: Sequence[Column], joined: set[s
     named = [c for c in columns if c.name.lower() in joined or _IDENTIFIER.fullmatch(c.name) is not None]
     keys = [c for c in named if c.kind in ("integer", "string", "uuid")]
     return [c.name for c in keys if kinds.get(c.name.lower()) == c.kind]
+
+
+def _has_one_row(table: str, key: str) -> bool:
+    """Whether a table is named after a key, as drivers after driver_id: its rows have no history, and name their keys.
+
+    >>> _has_one_row("drivers", "driverId"), _has_one_row("results", "driverId")
+    (True, False)
+    """
+    stem, name = (re.sub(r"[^a-z]", "", text.lower()) for text in (re.sub(_KEY_END, "", key), table))
+    return stem != "" and name in (stem, f"{stem}s", f"{stem}es", f"{stem[:-1]}ies")
 
 
 def _history_of(table: str, columns: Sequence[Column], key: str, moment: exp.Column, windows: Windows) -> _History:

@@ -19,7 +19,7 @@ from tablepuppet.sql.grammar import At
 ORDER = (exp.LT, exp.LTE, exp.GT, exp.GTE)
 _ROUNDED = (exp.Cast, exp.TryCast, exp.TimestampTrunc, exp.DateTrunc, exp.Date, exp.TsOrDsToDate, exp.Paren)
 Refuse = Callable[[str, At], QueryError]
-_COUNTS = (exp.Count, exp.CountIf, exp.ApproxDistinct, exp.RegrCount)
+_COUNTS = (exp.Count, exp.ApproxDistinct, exp.RegrCount)  # 0 over no rows; count_if is NULL
 _SEES_NULL = (exp.Coalesce, exp.Case, exp.If, exp.Is, exp.Nullif)
 _Pairs = Sequence[tuple[exp.Expr, exp.Expr]]
 _Foreign = Callable[[exp.Expr], list[exp.Column]]  # the columns of a node that belong to the other table
@@ -118,6 +118,13 @@ def correlate(query: exp.Select, outer: set[str], refuse: Refuse) -> Correlation
             "take its keys and its moment from one of them",
             list(names.values())[-1],
         )
+    deeper = next((column for column in found if column.find_ancestor(exp.Select) is not query), None)
+    if deeper is not None:
+        raise refuse(
+            f"a history cannot name {deeper.sql('duckdb')} in a subquery of its own; write the condition in the WHERE "
+            "of the history itself",
+            deeper,
+        )
     query = query.copy()
     query.set("expressions", name_items(query.expressions))
     conditions = conditions_of(query)
@@ -155,7 +162,8 @@ def _find_moment(nodes: Sequence[exp.Expr], foreign: _Foreign, keys: _Pairs, ref
     if len({column.sql() for column in compared}) > 1:
         shown = " and ".join(sorted({column.sql("duckdb") for column in compared}))
         raise refuse(
-            f"a history has one moment, and this one is compared with {shown}; write one of them", compared[-1]
+            f"a history has one moment, and this one is compared with {shown}; besides equal keys, write one of them",
+            compared[-1],
         )
     rounded = [_widest(column, foreign) for column in compared]
     same = len({node.sql() for node in rounded}) == 1

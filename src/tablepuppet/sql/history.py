@@ -20,17 +20,22 @@ r, and to nobody else (exchanges/history.py).
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sqlglot import exp
+from sqlglot import exp, parse_one
 
 from tablepuppet.errors import QueryError
 from tablepuppet.sources.grouped_queries import grouped_by, named_items
-from tablepuppet.sources.history_queries import AT, AT_ONCE, BEGINS, KEY, KEYS
+from tablepuppet.sources.guard import QUERY_NODES
+from tablepuppet.sources.history_queries import AT, AT_ONCE, BEGINS, CUTOFFS, KEY, KEYS
 from tablepuppet.sources.syntax import conditions_of, conjuncts_of, relations_of, unused_name
 from tablepuppet.sql import correlation
 from tablepuppet.sql.correlation import ORDER, Correlation, correlate, derived_table, name_items
-from tablepuppet.sql.grammar import At, refusal
+from tablepuppet.sql.grammar import At, check_nodes, refusal
 from tablepuppet.sql.groups import has_aggregate
 from tablepuppet.sql.ucq import Tables
+
+# What is NULL of NULL:
+_STRICT = (exp.DateDiff, exp.Column, exp.Identifier, exp.Literal, exp.Var, exp.Cast, exp.DataType, exp.Paren, exp.Sub)
+_OF_PLAIN = {"expressions", "distinct", "group", "from_", "where"}  # clauses of a query of plain columns
 
 
 def join_histories(text: str, select: exp.Select, tables: Tables) -> None:
@@ -69,6 +74,9 @@ class _Branch:
             if not join.method and not isinstance(join.this, exp.Lateral):
                 self._join_rows(join)
         self._join_scalars()
+        for join in self.select.args.get("joins") or ():
+            if isinstance(join.this, exp.Subquery) and isinstance(join.this.this, exp.Select):
+                self._compute_inside(join)
 
     # -- who holds what ---------------------------------------------------------------------
 
@@ -92,8 +100,12 @@ class _Branch:
         alias = lateral.args.get("alias")
         on = join.args.get("on")
         if not isinstance(query, exp.Select) or alias is None or alias.args.get("columns"):
-            raise self._refuse("LATERAL takes a SELECT with a name: LEFT JOIN LATERAL (SELECT …) h ON true", lateral)
-        if on is not None and not (isinstance(on, exp.Boolean) and on.this):
+            raise self._refuse(
+                "LATERAL takes a SELECT with a name, and its columns are named inside: LEFT JOIN LATERAL (SELECT x AS "
+                "a …) h ON true",
+                lateral,
+            )
+        if on is not None and on not in (exp.true(), parse_one("1 = 1")):
             raise self._refuse("LATERAL is joined ON true; write its conditions inside", on)
         if join.side not in ("", "LEFT"):
             raise self._refuse("LATERAL is joined by LEFT JOIN or JOIN", lateral)
@@ -141,9 +153,10 @@ class _Branch:
         derived = derived.from_(derived_table(keys, listed) if found.keys else correlation.cutoff_table())
         joins = [exp.Join(this=correlation.cutoff_table(), kind="CROSS")] if found.keys else []
         conditions = exp.and_(*equal, found.bounds[0].copy(), copy=False)
-        joins.append(exp.Join(this=source.copy(), method="ASOF", on=conditions))
+        rows = exp.select(star.copy()).from_(source.copy()).where(*found.local, copy=False)
+        latest = derived_table(rows, name) if found.local else source.copy()
+        joins.append(exp.Join(this=latest, method="ASOF", on=conditions))
         derived.set("joins", joins)
-        derived = derived.where(*found.local, copy=False) if found.local else derived
         join.replace(exp.Join(this=derived_table(derived, name), on=found.on(name), side=join.side or None))
 
     def _join_groups(self, join: exp.Join) -> None:
@@ -153,9 +166,10 @@ class _Branch:
         if len(self._holders(query)) < 2 or query.args.get("group") is None or len(nodes) < 2:
             return
         guests = [node for node in nodes if self._is_outer(node)]
-        if len(guests) != 1 or any(j.side or j.method for j in query.args["joins"]):
+        if len(guests) != 1:
             return
         guest = guests[0]
+        self._write_inner_joins(query, guest)
         inner = query.copy()
         sources = [node.copy() for node in nodes if node is not guest]
         conditions = [c for j in query.args["joins"] for c in conjuncts_of(j.args.get("on"))]
@@ -173,6 +187,7 @@ class _Branch:
         found = correlate(inner, {guest.alias_or_name.lower()}, self._refuse)
         if found is None or found.moment is None:
             return
+        by = {next((other.sql() for own, other in found.keys if own.sql() == one), one) for one in by}
         if by != {other.sql() for _, other in found.keys} | {found.moment.sql()}:
             wanted = [node.sql("duckdb") for node in (*(other for _, other in found.keys), found.moment)]
             raise self._refuse(
@@ -186,6 +201,7 @@ class _Branch:
         derived = found.groups(shown)
         at = AT_ONCE if self._is_named_outside(guest) else AT
         derived.set("expressions", [*shown, exp.alias_(correlation.cutoff_column(), at, quoted=True)])
+        _write_using(self.select, join, relations_of(self.select)[0].alias_or_name)
         on = []
         for condition in conjuncts_of(join.args.get("on")):
             for column in list(condition.find_all(exp.Column)):
@@ -195,12 +211,33 @@ class _Branch:
         join.this.replace(derived_table(derived, name))
         join.set("on", exp.and_(*on, copy=False))
 
+    def _write_inner_joins(self, query: exp.Select, guest: exp.Expr) -> None:
+        """The joins of a grouped history by ON, and none of them a LEFT JOIN."""
+        nodes = relations_of(query)
+        known = guest.this.named_selects if isinstance(guest, exp.Subquery) else None
+        for place, join in enumerate(query.args["joins"], 1):
+            if join.side or join.method:
+                raise self._refuse(
+                    "a history is grouped over an inner join; write JOIN here, LEFT JOIN around the subquery, and "
+                    "COALESCE(h.n, 0) for rows without a history",
+                    join.this,
+                )
+            for key in join.args.get("using") or ():
+                before = [n for n in nodes[:place] if n is not guest or known is None or key.name in known]
+                if len(before) > 1:
+                    raise self._refuse(f"several tables may have {key.name}; write ON instead of USING", key)
+                _write_using(query, join, before[0].alias_or_name)
+
     def _is_outer(self, node: exp.Expr) -> bool:
         """Whether the outer FROM names the same table, or this is SELECT DISTINCT of its columns."""
         if not isinstance(node, exp.Subquery) or self._is_named_outside(node):
             return self._is_named_outside(node)
         given = {key for key, value in node.this.args.items() if value}
-        table = _plain_table(node.this) if given == {"expressions", "distinct", "from_"} else ""
+        is_distinct = given == {"expressions", "distinct", "from_"} or _is_grouped_by_all(node.this, given)
+        source = node.this.args["from_"].this if is_distinct else None
+        if isinstance(source, exp.Subquery):
+            return self._is_named_outside(source) and all(isinstance(i, exp.Column) for i in node.this.expressions)
+        table = _plain_table(node.this) if is_distinct else ""
         outer = [n for n in self._sources().values() if isinstance(n, exp.Table | exp.Subquery)]
         named = {n.name.lower() if isinstance(n, exp.Table) else _plain_table(n.this) for n in outer}
         return table != "" and table in named
@@ -209,7 +246,7 @@ class _Branch:
         """Whether the outer FROM names the same table, or the same query of WITH."""
         if isinstance(node, exp.Table):
             return any(_whole_table(own) == node.name.lower() for own in self._sources().values())
-        return any(type(own) is exp.Subquery and own.this == node.this for own in self._sources().values())
+        return any(type(own) is exp.Subquery and _bare(own) == _bare(node) for own in self._sources().values())
 
     def _join_rows(self, join: exp.Join) -> None:
         """JOIN r ON r.k = t.k AND r.day < t.ts: the rows themselves, once for each cutoff."""
@@ -250,6 +287,7 @@ class _Branch:
         """Correlated aggregates of the SELECT list; those over the same history become one join."""
         outer = self._sources()
         for item in list(self.select.expressions):
+            self._count_rows(item)
             for node in list(item.find_all(exp.Subquery)):
                 query = node.this
                 if not isinstance(query, exp.Select) or node.find_ancestor(exp.In, exp.Exists):
@@ -269,6 +307,7 @@ class _Branch:
             elif query.args.get("limit") is not None:
                 self._join_value(scalar)
             else:
+                check_nodes(self.text, query.expressions[0], QUERY_NODES)
                 raise self._refuse(
                     "this subquery may give several rows; write an aggregate, as in max(r.x), or ORDER BY r.day DESC "
                     "LIMIT 1 for the latest",
@@ -276,6 +315,19 @@ class _Branch:
                 )
         for scalars in shared.values():
             self._join_values(scalars)
+
+    def _count_rows(self, item: exp.Expr) -> None:
+        """EXISTS (SELECT … FROM r WHERE …) as (SELECT count(*) FROM r WHERE …) > 0."""
+        outer = self._sources()
+        for node in list(item.find_all(exp.Exists)):
+            found = correlate(node.this, set(outer), self._refuse) if isinstance(node.this, exp.Select) else None
+            if found is None or self._holders(node.this) == self._holders(outer[found.alias.name.lower()]):
+                continue
+            self._check_plain(found.query, node)
+            counted = node.this.copy().select("count(*)", append=False)
+            for clause in ("order", "limit"):
+                counted.set(clause, None)
+            node.replace(exp.paren(exp.Subquery(this=counted) > 0))
 
     def _join_value(self, scalar: _Scalar) -> None:
         """(SELECT r.x FROM r WHERE … ORDER BY r.day DESC LIMIT 1)."""
@@ -326,18 +378,39 @@ class _Branch:
             raise self._refuse("write the columns of a history instead of *", self.select.expressions[0])
         self._expand_star(name, list(values))
         for column in list(self.select.find_all(exp.Column)):
-            value = known.get(column.name.lower()) if column.table.lower() == name.name.lower() else None
+            value = known.get(column.name.lower()) if column.table.lower() in ("", name.name.lower()) else None
             if value is not None and column.find_ancestor(exp.Select) is self.select:
                 filled = found.fill(value, column.copy(), name)
                 is_item = isinstance(column.parent, exp.Select)
                 column.replace(exp.alias_(filled, column.name, quoted=True) if is_item else filled)
 
+    def _compute_inside(self, join: exp.Join) -> None:
+        """Items over a history and its moment, as date_diff('day', h.last, t.ts), become outputs of the history."""
+        derived, name = join.this.this, join.this.alias_or_name
+        moments = [
+            other
+            for e in (c for c in conjuncts_of(join.args.get("on")) if isinstance(c, exp.EQ))
+            for own, other in ((e.left, e.right), (e.right, e.left))
+            if isinstance(own, exp.Column) and own.name in (AT, AT_ONCE)
+        ]
+        for number, item in enumerate(self.select.expressions if moments else ()):
+            value = item.unalias().transform(lambda node: correlation.cutoff_column() if node == moments[0] else node)
+            tables = {column.table.lower() for column in value.find_all(exp.Column)}
+            if tables == {name.lower(), CUTOFFS} and all(isinstance(node, _STRICT) for node in value.walk()):
+                derived.append("expressions", exp.alias_(_inside(value, derived), f"item {number}", quoted=True))
+                item.replace(exp.alias_(exp.column(f"item {number}", name, quoted=True), item.alias or "history"))
+
     def _expand_star(self, name: exp.Identifier, outputs: Sequence[str]) -> None:
         items: list[exp.Expr] = []
         for item in self.select.expressions:
             is_star = isinstance(item, exp.Column) and isinstance(item.this, exp.Star)
-            is_own = is_star and item.table.lower() == name.name.lower()
-            items += [exp.column(output, name, quoted=True) for output in outputs] if is_own else [item]
+            if not is_star or item.table.lower() != name.name.lower():
+                items.append(item)
+                continue
+            if any(value for key, value in item.this.args.items() if key != "except_"):
+                raise self._refuse("write the columns of a history instead of *, or leave some out by EXCLUDE", item)
+            gone = {column.name.lower() for column in item.this.args.get("except_") or ()}
+            items += [exp.column(output, name, quoted=True) for output in outputs if output.lower() not in gone]
         self.select.set("expressions", items)
 
     def _check_plain(self, query: exp.Select, at: exp.Expr) -> None:
@@ -350,6 +423,34 @@ class _Branch:
             query.set("order", None)
 
 
+def _inside(value: exp.Expr, derived: exp.Select) -> exp.Expr:
+    """An expression over outputs of a subquery, written inside it."""
+    outputs = {item.alias_or_name.lower(): item.unalias() for item in derived.expressions if not item.is_star}
+    star = next((item for item in derived.expressions if item.is_star), None)
+
+    def change(node: exp.Expr) -> exp.Expr:
+        if not isinstance(node, exp.Column) or node.table == CUTOFFS:
+            return node
+        known = outputs.get(node.name.lower())
+        table = star.args.get("table") if isinstance(star, exp.Column) else None
+        return exp.paren(known.copy()) if known is not None else exp.Column(this=node.this.copy(), table=table)
+
+    return value.transform(change)
+
+
+def _write_using(select: exp.Select, join: exp.Join, left: str) -> None:
+    """USING (k) of a join as ON left.k = right.k; k alone is the left one's."""
+    names = join.args.get("using") or ()
+    for column in list(select.find_all(exp.Column)):
+        is_bare = not column.table and column.find_ancestor(exp.Select) is select
+        if is_bare and any(column.name.lower() == name.name.lower() for name in names):
+            column.set("table", exp.to_identifier(left))
+    if names:
+        equal = [exp.column(n.copy(), left).eq(exp.column(n.copy(), join.this.alias_or_name)) for n in names]
+        join.set("on", exp.and_(*equal, copy=False))
+        join.set("using", None)
+
+
 def _whole_table(node: exp.Expr) -> str:
     """The table of which a source of FROM has all rows, in lower case; split="time" reads it in a subquery."""
     if isinstance(node, exp.Table):
@@ -358,10 +459,26 @@ def _whole_table(node: exp.Expr) -> str:
     return _plain_table(node.this) if is_split and node.this.args.get("where") is None else ""
 
 
+def _bare(source: exp.Expr) -> exp.Expr:
+    """The query of a subquery, without its only table before columns."""
+    query: exp.Expr = source.this.copy()
+    for column in query.find_all(exp.Column) if len(relations_of(query)) == 1 else ():
+        column.set("table", None)
+    return query
+
+
+def _is_grouped_by_all(query: exp.Select, given: set[str]) -> bool:
+    """Whether a SELECT is GROUP BY of all of its columns, which is SELECT DISTINCT."""
+    if given != {"expressions", "group", "from_"}:
+        return False
+    items = {item.unalias().sql() for item in query.expressions}
+    return items == {node.sql() for node in grouped_by(query, query.args["group"])}
+
+
 def _plain_table(query: exp.Expr) -> str:
     """The table of a SELECT of plain columns, in lower case; "": it is another query."""
     source = query.args["from_"].this if query.args.get("from_") is not None else None
-    clauses = {key for key, value in query.args.items() if value} - {"expressions", "distinct", "from_", "where"}
+    clauses = {key for key, value in query.args.items() if value} - _OF_PLAIN
     items = [item for item in query.expressions if item.alias_or_name != BEGINS]
     is_plain = all(isinstance(item, exp.Column | exp.Star) for item in items) and not clauses
     return source.name.lower() if is_plain and isinstance(source, exp.Table) else ""

@@ -265,7 +265,7 @@ def test_owners_whose_splits_are_drawn_are_told_no_sums_and_tell_no_more_bits_th
         key=np.array([-1], np.int32),
         to_left=np.zeros(1, np.bool_),
         bounds=none.reshape(0, 2),
-        least=np.zeros((1, 2)),
+        least=np.zeros((1, 3)),
     )
     keys = [Key(0, border=border) for border in range(1, 5)]
     asked = (trees.CheckTrees, trees.SumTrees)

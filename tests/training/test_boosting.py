@@ -348,6 +348,22 @@ def test_first_trees_over_numbers_are_lightgbms_at_its_defaults() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("has_few_rows", [False, True])
+def test_first_trees_over_categories_are_lightgbms_at_its_defaults(has_few_rows: bool) -> None:
+    """Light categories, those that the highest and the lowest are, and how many rows of a set there must be."""
+    lightgbm = pytest.importorskip("lightgbm")
+    random, rows = np.random.default_rng(5), 150 if has_few_rows else 2500
+    shop = np.minimum(random.geometric(0.03, rows), 120) % (8 if has_few_rows else 120)
+    frame = pd.DataFrame({"a": random.normal(size=rows), "shop": pd.Categorical([f"s{k:03}" for k in shop])})
+    y = random.normal(size=120)[shop] + frame["a"] * (shop % 3) + random.normal(size=rows)
+    expected = lightgbm.LGBMRegressor(n_estimators=3, verbose=-1).fit(frame, y).predict(frame)
+    with tp.Federation({"t": frame.astype({"shop": str}).assign(y=y, id=range(rows))}) as federation:
+        job: dict[str, Any] = {"label": "y", "model": "boosted", "trees": 3, "bits": 32, "test_fraction": 0.0}
+        result = federation.train("SELECT t.a, t.shop, t.y FROM t", **job)
+        found = federation.predict(result, key="id").sort_by("id")["prediction"]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["wine", "breast_cancer"])
 def test_trees_of_small_data_predict_as_lightgbms_at_equal_settings(name: str) -> None:

@@ -31,7 +31,7 @@ class Column:
     size: int
     is_category: bool
     sign: int = 0  # what leaves are monotone in
-    is_sparse: bool = False  # many categories, with few rows each
+    is_rare: bool = False  # many categories, with very few rows each
     is_further: bool = False  # categories of a column before it
 
 
@@ -44,6 +44,7 @@ class _Leaf:
     everyone: NDArray[np.int64]
     low: float = -np.inf
     high: float = np.inf
+    ridge: float = 0.0  # besides λ, below sorted categories
 
     @property
     def bound(self) -> tuple[float, float]:
@@ -110,7 +111,8 @@ class Central:
         own = []
         for side in (0, 1):
             inside, others = (some[right[column.codes[some]] == side] for some in (leaf.rows, leaf.everyone))
-            own.append(_Leaf((*leaf.path, side), inside, others, *leaf.bound))
+            is_sorted = column.is_category and (column.size > FEW + 1 or column.is_further)
+            own.append(_Leaf((*leaf.path, side), inside, others, *leaf.bound, 10.0 if is_sorted else 0.0))
         if column.sign:
             g, h, ug, uh = given
             at = [
@@ -129,7 +131,7 @@ class Central:
     def _value(self, leaf: _Leaf, given: tuple[Any, ...]) -> float:
         g, h, ug, uh = given
         options = self.options
-        weight = int(h[leaf.rows].sum()) * uh + options.penalty
+        weight = int(h[leaf.rows].sum()) * uh + (options.penalty + leaf.ridge)
         total = int(g[leaf.rows].sum()) * ug
         rate = 1 / options.trees if options.forest else options.learning_rate
         if weight <= 0:
@@ -182,12 +184,14 @@ class Central:
                     tried, l2 = [[c] for c in present.tolist()], options.penalty
                 else:
                     fixed = options.min_category_weight
-                    light = (10.0 if self.loss.task == "number" else 40.0) * (total_h * uh) / len(rows)
-                    fixed = fixed if fixed is not None else light if column.is_sparse else 0.0
-                    present = present[sums[1, present] * uh >= fixed]
+                    caution = 2.0 if column.is_rare and self.loss.task != "number" else 1.0
+                    light = 9.5 * caution * (total_h * uh) / len(rows)
+                    present = present[sums[1, present] * uh >= (light if fixed is None else fixed)]
                     ratio = sums[0, present] * ug / (sums[1, present] * uh + 10.0)
                     order = present[np.argsort(ratio, kind="stable")].tolist()
-                    tried, l2 = [order[: k + 1] for k in range(len(order))], options.penalty + 10.0
+                    heights = {c: int(sums[1, c]) for c in order}
+                    tried = [s for o in (order, order[::-1]) for s in _sets(o, heights, total_h, uh, least)]
+                    l2 = options.penalty + 10.0
                 for left in tried:
                     gain = float(gains(sums[0, left].sum(), sums[1, left].sum(), l2))
                     if gain > top:
@@ -205,3 +209,15 @@ class Central:
                     right[0] = 1 - to_left
                     top, found = float(own.max()), (float(own.max()), column, right)
         return found
+
+
+def _sets(order: list[int], h: dict[int, int], total: int, unit: float, least: float) -> list[list[int]]:
+    """The first of some sorted categories: half of them and 32 at most, five times `least` more at a time."""
+    found, last = [], 0.0
+    for k in range(1, min(32, (len(order) + 1) // 2) + 1):
+        left = sum(h[c] for c in order[:k])
+        is_large = min(left * unit, (total - left) * unit) >= least
+        if is_large and min(left * unit - last, (total - left) * unit) >= 5 * least:
+            found.append(order[:k])
+            last = left * unit
+    return found

@@ -289,7 +289,7 @@ def central(join: Join, blocks: list[Block], options: Boosting) -> Central:
             block.layout.size(f),
             not hasattr(bins, "borders"),
             int(block.layout.signs[f]),
-            bool(getattr(bins, "is_sparse", False)),
+            getattr(bins, "sparsity", 0) == 2,
             getattr(bins, "further_of", -1) >= 0,
         )
         for i, (block, table) in enumerate(zip(blocks, join.tables, strict=True))

@@ -43,7 +43,7 @@ def _outline(**change: Any) -> Outline:
         key=np.array([-1], np.int32),
         to_left=np.array([False]),
         bounds=np.zeros((0, 2)),
-        least=np.zeros((1, 2)),
+        least=np.zeros((1, 3)),
         pairs=_PAIRS,
     )
     return replace(given, **change)
@@ -76,7 +76,7 @@ def test_a_client_adds_up_the_rows_of_every_cell() -> None:
         key=np.array([-1, -1, -1], np.int32),
         to_left=np.zeros(3, np.bool_),
         bounds=np.zeros((0, 2)),
-        least=np.zeros((3, 2)),
+        least=np.zeros((3, 3)),
         pairs=_pairs(cells=np.arange(10) % 2),
     )
     values = np.arange(10) - 5
@@ -123,7 +123,7 @@ def test_a_check_that_does_not_fit_is_refused(check: Check) -> None:
         _outline(left=np.array([[-1]], np.int32)),
         _outline(gain=np.zeros(3)),
         _outline(gain=np.array([np.nan])),
-        _outline(least=np.zeros((2, 2))),
+        _outline(least=np.zeros((2, 3))),
         _outline(pairs=None),
         _outline(pairs=_pairs(counts=[1] * 10)),
     ],

@@ -16,7 +16,7 @@ from tablepuppet.algorithms.boosting.tree_checks import NUMBER, CategoryBins, Ke
 from tablepuppet.arrays import Array
 
 _SPARSE_FROM = 32  # categories, above which they may be sparse
-_DENSE = 200  # joined rows for each category: no longer sparse
+_DENSE, _COMMON = 200, 20  # joined rows for each category: no longer sparse, or rare
 _FURTHER = 10  # joined rows of a category that a further column is worth
 
 
@@ -90,11 +90,12 @@ def _share_out(counts: Array, most: int, least: int) -> NDArray[np.int64]:
 
 def category_bins(categories: Sequence[str], weights: Array, most: int, is_cut: bool = False) -> CategoryBins:
     """The heaviest categories, in the order given; of equal ones the first. `is_cut`: there are others besides."""
-    is_sparse = len(categories) > _SPARSE_FROM and float(weights.sum()) < _DENSE * len(categories)
+    rows = float(weights.sum()) / len(categories) if len(categories) > _SPARSE_FROM else np.inf
+    sparsity = (rows < _DENSE) + (rows < _COMMON)
     if len(categories) <= most - 1 - is_cut:
-        return CategoryBins(list(categories), has_other=is_cut, is_sparse=is_sparse)
+        return CategoryBins(list(categories), has_other=is_cut, sparsity=sparsity)
     heaviest = np.sort(np.argsort(-weights, kind="stable")[: most - 2])
-    return CategoryBins([categories[i] for i in heaviest.tolist()], has_other=True, is_sparse=is_sparse)
+    return CategoryBins([categories[i] for i in heaviest.tolist()], has_other=True, sparsity=sparsity)
 
 
 def further_bins(
@@ -105,11 +106,11 @@ def further_bins(
         return []
     order = np.argsort(-weights, kind="stable")[:in_all]
     worth = order[weights[order] >= _FURTHER]
-    is_sparse = category_bins(categories, weights, most).is_sparse
+    sparsity = category_bins(categories, weights, most).sparsity
     found = []
     for start in range(most - 2, len(worth), most - 2):
         names = [categories[i] for i in np.sort(worth[start : start + most - 2]).tolist()]
-        found.append(CategoryBins(names, has_other=True, is_sparse=is_sparse, further_of=column))
+        found.append(CategoryBins(names, has_other=True, sparsity=sparsity, further_of=column))
     return found
 
 

@@ -7,7 +7,7 @@ several clients has its histograms summed first; whoever holds the sum (rounds.p
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 
 import msgspec
 import numpy as np
@@ -181,7 +181,7 @@ class KeyBook:
         """
         wanted = [k for k in self.columns.needed_keys(key, self.has_missing) if k not in self.numbers]
         column = key.column
-        is_due = self.reveals_columns or self.columns.kinds[column] == tree_checks.SPARSE
+        is_due = self.reveals_columns or self.columns.kinds[column] in (tree_checks.SPARSE, tree_checks.RARE)
         if not wanted or not is_due or column in self._columns:
             return wanted
         every = [Key(column, border=tree_checks.WHOLE), *([key] if int(self.columns.kinds[column]) in SETS else [])]
@@ -205,7 +205,7 @@ class KeyBook:
             is_best = (splits.found[:, 0] >= 0) & (splits.gain >= outline.gain)
             is_own = outline.block == self.block
             for node in np.flatnonzero(outline.asks & (is_best | is_own)).tolist():
-                objection = self._against(outline, number, node, self.best(splits, node), count)
+                objection = self._against(outline, number, node, self.best(splits, node))
                 if objection is not None:
                     found.append(objection)
         return found
@@ -220,15 +220,14 @@ class KeyBook:
         left = sorted(splits.order[place, :at].tolist()) if kind in SETS else [at]
         return gain, Split(Key(column, left=tuple(left)))
 
-    def _against(
-        self, outline: Outline, tree: int, node: int, best: tuple[float, Split] | None, count: Count
-    ) -> Objection | None:
+    def _against(self, outline: Outline, tree: int, node: int, best: tuple[float, Split] | None) -> Objection | None:
         have, block = float(outline.gain[node]), int(outline.block[node])
         if block == self.block:
             own = Split(self.key(int(outline.key[node])), bool(outline.to_left[node]))
             if best is not None and best[1] == own:
                 return None
-            if not self.is_full and not self._is_candidate(own, outline, node, partial(count, tree)):
+            is_set = int(self.columns.kinds[own.key.column]) in SETS and own.key.column not in self._known_there
+            if is_set and not self.is_full and (best is None or best[0] < have):  # none of the sorted sets gains that
                 return Objection(tree, node, 0.0 if best is None else best[0], None if best is None else best[1], True)
             if best is not None and (-best[0], best[1].key.column) <= (-have, own.key.column):
                 return Objection(tree, node, *best, False)
@@ -236,20 +235,6 @@ class KeyBook:
         if best is None or best[0] < have or (best[0] == have and 0 <= block < self.block):
             return None
         return Objection(tree, node, *best, False)
-
-    def _is_candidate(self, split: Split, outline: Outline, node: int, count: Callable[[Sums], Sums]) -> bool:
-        """Whether a set is the first few of a node's sorted categories. True for all other splits."""
-        column = split.key.column
-        if int(self.columns.kinds[column]) not in SETS or column in self._known_there:
-            return True
-        own = count(np.array([column]))[node]
-        least = outline.least[node, 1] if self.columns.kinds[column] == tree_checks.SPARSE else self.rules[5]
-        present = np.flatnonzero((own[:, 1] > 0) & (own[:, 1] * outline.unit[1] >= least))
-        if not set(split.key.left) <= set(present.tolist()):
-            return False
-        ratio = own[present, 0] * outline.unit[0] / (own[present, 1] * outline.unit[1] + self.rules[4])
-        order = present[np.argsort(ratio, kind="stable")]
-        return set(order[: len(split.key.left)].tolist()) == set(split.key.left)
 
 
 def count_from(columns: Columns, sums: Sequence[Sums]) -> Count:

@@ -294,7 +294,7 @@ def _check_outline(outline: Outline, most: int, rows: int) -> None:
     for name, kind in _OF_NODES:
         check_array(getattr(outline, name), f"check.trees.{name}", (nodes,), kinds=frozenset(kind))
     check_finite(outline.gain, "check.trees.gain")
-    check_array(outline.least, "check.trees.least", (nodes, 2))
+    check_array(outline.least, "check.trees.least", (nodes, 3))
     check_array(outline.bounds, "check.trees.bounds", (nodes if len(outline.bounds) else 0, 2))
     require(all(0 < u < math.inf for u in outline.unit), "check.trees.unit", "is not a positive number")
     cells = int(np.count_nonzero(outline.left < 0))

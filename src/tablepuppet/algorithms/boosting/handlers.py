@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting import messages as trees
 from tablepuppet.algorithms.boosting.bins import Columns
-from tablepuppet.algorithms.boosting.tree_checks import SPARSE, Bins, Codes, Key, NumberBins, Union
+from tablepuppet.algorithms.boosting.tree_checks import RARE, SPARSE, Bins, Codes, Key, NumberBins, Union
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import PolicyError, TransportError
 from tablepuppet.exchanges.features import OpenPart
@@ -170,7 +170,7 @@ def reveal_keys(own: ClientState, request: trees.RevealKeys) -> trees.RevealedKe
     half = _half(part)
     book = half.book
     for key in request.keys:
-        if book.is_whole(key) and not book.reveals_columns and book.columns.kinds[key.column] != SPARSE:
+        if book.is_whole(key) and not book.reveals_columns and book.columns.kinds[key.column] not in (SPARSE, RARE):
             raise PolicyError(
                 "columns of this table are not told whole: their splits are, one by one (max_splits, minimum_rows)"
             )

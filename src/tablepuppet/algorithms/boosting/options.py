@@ -18,7 +18,7 @@ _FINEST = 255  # bins
 _EVERY = 5  # of no effect any more
 _MOST_CATEGORIES = 8_000
 Share = Annotated[float, Meta(gt=0.0, le=1.0)]
-_LIGHT_ROWS = 10.0  # of a node, that a category among many must be worth; four times that where labels are classes
+_LIGHT_ROWS = 9.5  # of a node, that a sorted category must be worth, rounded: ten
 
 
 class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
@@ -181,10 +181,10 @@ class Boosting(AlgorithmOptions, frozen=True, tag="boosting"):
     @property
     def rules(self) -> NDArray[np.float64]:
         """In order: λ, the least Σh of a side, the least gain. Of sorted categories: the increase of λ, their
-        smoothing, and the least Σh of one, in dense columns and in sparse ones. Then the number of rows whose Σh a
-        sparse category must reach, and the least rows of a side."""
+        smoothing, the least Σh of one, and of how many rows that is at least, also for a rare one. The least rows of a
+        side."""
         given = self.min_category_weight
-        least = [0.0, 0.0, _LIGHT_ROWS] if given is None else [given, given, 0.0]
+        least = [0.0, _LIGHT_ROWS, _LIGHT_ROWS] if given is None else [given, 0.0, 0.0]
         return np.array([self.penalty, self.least_weight, self.min_gain, 10.0, 10.0, *least, self.least_rows])
 
     @property

@@ -65,7 +65,7 @@ class BoostingServer:
         self._spare: RowNumbers = np.empty(count, dtype)
         options, is_bound = self.options, any(sign for block in self.blocks for sign in block.signs)
         rules = options.rules
-        rules[7] *= 1 if self.loss.task == "number" else 4  # rows of a class say less than those of a number
+        rules[7] *= 1 if self.loss.task == "number" else 2.0  # rows of a class say less than those of a number
         rules[[1, 8]] *= 1.0 if self.labels.noise is None else self.labels.noise.excess
         self._growth = Growth(options.levels, rules, options.leaf_limit, is_bound)
         self._given: list[Derivatives] = []  # of the last tree; all trees of a forest have the same

@@ -10,19 +10,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.boosting.bins import Columns
-from tablepuppet.algorithms.boosting.tree_checks import KNOWN_ONE_HOT, NUMBER, SORTED, SPARSE, Codes, Sums
+from tablepuppet.algorithms.boosting.tree_checks import KNOWN_ONE_HOT, NUMBER, RARE, SORTED, SPARSE, Codes, Sums
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.threads import compile_loop
 
 CACHED = 1 << 17  # sums that are searched at a time, if they are counted for the search alone
 CLOSE = 1 - 1e-9  # more than products and quotients are rounded by
+_LARGEST = 32  # categories of a sorted set
+_GROUP = 5  # a set, its next categories and the rest: so many times the least Σh of a side
 
 
 class SplitRules(NamedTuple):
     unit: Array  # of g and of h
     rules: Array  # as the options have them
     bounds: Array  # (nodes, 2): bounds of the values of leaves; (0, 2): nothing is bound
-    least: Array  # (nodes, 2): Σh that each side must have, and that below which sparse categories are left out
+    least: Array  # (nodes, 3): Σh that a side must have, that of a sorted category, and of a rare one
 
 
 class SearchedColumns(NamedTuple):
@@ -89,8 +91,8 @@ def best_splits(sums: Sums, columns: SearchedColumns, how: SplitRules, out: Spli
             if kind == NUMBER:
                 out.gain[k] = _search_numbers(own, total, number, columns.signs[f], node, out.gain[k], out.found[k])
                 continue
-            is_sorted, count = kind in (SORTED, SPARSE), np.int64(0)
-            least = how.least[k, 1] if kind == SPARSE else how.rules[5] if kind == SORTED else -np.inf
+            is_sorted, count = kind in (SORTED, SPARSE, RARE), np.int64(0)
+            least = how.least[k, 2 if kind == RARE else 1] if is_sorted else -np.inf
             for b in range(1 if kind == KNOWN_ONE_HOT else 0, len(own)):
                 if own[b, 1] > 0 and own[b, 1] * how.unit[1] >= least:
                     places[count] = b
@@ -98,12 +100,14 @@ def best_splits(sums: Sums, columns: SearchedColumns, how: SplitRules, out: Spli
                     count += 1
             if is_sorted:
                 _sort(places, ratio, count)
-            given = (own, total, number, places[:count], is_sorted)
-            best = _search_categories(given, node, out.gain[k], out.found[k])
-            if is_sorted and best > out.gain[k]:
-                for p in range(out.found[k, 1]):
-                    out.order[k, p] = places[p]
-            out.gain[k] = best
+            for _ in range(2 if is_sorted else 1):  # the lowest go left, then the highest: light ones never do
+                given = (own, total, number, places[:count], is_sorted)
+                best = _search_categories(given, node, out.gain[k], out.found[k])
+                if is_sorted and best > out.gain[k]:
+                    for p in range(out.found[k, 1]):
+                        out.order[k, p] = places[p]
+                out.gain[k] = best
+                places[:count] = places[:count][::-1].copy()
 
 
 @compile_loop
@@ -144,19 +148,24 @@ def _search_numbers(sums: Sums, total: Sums, column: int, sign: Any, node: Any, 
 
 @compile_loop
 def _search_categories(given: Any, node: Any, best: Any, found: Sums) -> Any:
-    """The same for categories, each against the rest; or for the first ones, where they are sorted."""
+    """The same for categories, each against the rest; or for the first ones, where they are sorted: at most half of
+    them, and enough of them at a time."""
     (sums, total, column, places, is_sorted), (how, bound, least) = given, node
     (total_g, total_h), (unit_g, unit_h) = (total[0], total[1]), (how.unit[0], how.unit[1])
     base = _worth(total_g * unit_g, total_h * unit_h + how.rules[0], bound)
     ridge = how.rules[0] + how.rules[3] if is_sorted else how.rules[0]
-    gl, hl = np.int64(0), np.int64(0)
-    for t in range(len(places)):
+    gl, hl, last = np.int64(0), np.int64(0), 0.0
+    for t in range(min(_LARGEST, (len(places) + 1) // 2) if is_sorted else len(places)):
         b = places[t]
         gl = sums[b, 0] + (gl if is_sorted else np.int64(0))
         hl = sums[b, 1] + (hl if is_sorted else np.int64(0))
         HL, HR = hl * unit_h, (total_h - hl) * unit_h
         if min(HL, HR) < least or hl == total_h:
             continue
+        if is_sorted:
+            if min(HL - last, HR) < _GROUP * least:
+                continue
+            last = HL
         GL, GR = gl * unit_g, (total_g - gl) * unit_g
         gain = _worth(GL, HL + ridge, bound) + _worth(GR, HR + ridge, bound) - base
         if gain > best:

@@ -41,6 +41,7 @@ class Node(msgspec.Struct):
     choice: Choice | None = None
     is_gone: bool = False  # another split of an ancestor took its place
     bound: tuple[float, float] | None = None  # bounds of its leaves, where some columns have signs
+    ridge: float = 0.0  # what its λ is increased by, below sorted categories
     path: int = 1  # 1 for the root, 2p and 2p + 1 for the children of p
     is_searched: bool = False  # the best known split was looked for; `choice` is it, or a better one
     is_checked: bool = False  # clients have nothing better
@@ -54,8 +55,8 @@ class Growth(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def least(self) -> list[float]:
-        """The least Σh, of a side and of a sparse category, and of how many rows each is at least."""
-        return [float(self.rules[place]) for place in (1, 6, 8, 7)]
+        """The least Σh, of a side, a sorted category and a rare one; then of how many rows each is at least."""
+        return [float(self.rules[place]) for place in (1, 5, 5, 8, 6, 7)]
 
 
 class TreeRows(msgspec.Struct, frozen=True, eq=False):
@@ -79,7 +80,7 @@ class GrowingTree:
         self._deepest = growth.depth
 
     def is_open(self, number: int) -> bool:
-        node, (least, _, rows, _) = self.nodes[number], self.growth.least
+        node, (least, _, _, rows, _, _) = self.nodes[number], self.growth.least
         is_large = node.h * self.given.unit[1] >= 2 * least and node.stop - node.start >= 2 * rows
         return is_large and node.depth < self._deepest
 
@@ -170,11 +171,11 @@ class GrowingTree:
         return np.array([self.nodes[n].bound for n in numbers], np.float64).reshape(-1, 2)
 
     def least(self, numbers: Sequence[int]) -> NDArray[np.float64]:
-        """Of nodes the least Σh, of a side and of a sparse category: a fixed one, or that of some of their rows."""
+        """Of nodes the least Σh, a fixed one, or that of some of their rows."""
         own = [self.nodes[n] for n in numbers]
         sums = np.array([n.h * self.given.unit[1] for n in own])[:, None]
         rows = np.array([max(1, n.stop - n.start) for n in own])[:, None]
-        least: NDArray[np.float64] = np.maximum(self.growth.least[:2], np.array(self.growth.least[2:]) * sums / rows)
+        least: NDArray[np.float64] = np.maximum(self.growth.least[:3], np.array(self.growth.least[3:]) * sums / rows)
         return least
 
     def undo(self, number: int, *, keeps: bool = False) -> None:
@@ -204,10 +205,10 @@ class GrowingTree:
             g, h = choice.sums or sums[number]
             node.left = len(self.nodes)
             below_left, below_right = self._child_bounds(node, choice, g, h)
-            depth, path = node.depth + 1, 2 * node.path
-            self.nodes.append(Node(node.start, node.border, depth, g, h, bound=below_left, path=path))
+            depth, path, ridge = node.depth + 1, 2 * node.path, self._ridge(choice)
+            self.nodes.append(Node(node.start, node.border, depth, g, h, bound=below_left, ridge=ridge, path=path))
             others = (node.border, node.stop, depth, node.g - g, node.h - h)
-            self.nodes.append(Node(*others, bound=below_right, path=path + 1))
+            self.nodes.append(Node(*others, bound=below_right, ridge=ridge, path=path + 1))
             own = [n for n in (node.left, node.left + 1) if self.is_open(n)]
             below += own
             if own:
@@ -232,11 +233,15 @@ class GrowingTree:
         below, above = (low, middle), (middle, high)
         return (below, above) if sign > 0 else (above, below)
 
+    def _ridge(self, choice: Choice) -> float:
+        """What a split increases λ by."""
+        return float(self.growth.rules[3]) if self.blocks[choice.block].is_set(choice.key) else 0.0
+
     def _check_gain(self, number: int, choice: Choice) -> None:
         """Checks a client's claim about its split, now that its rows are known."""
         node, (unit_g, unit_h), rules = self.nodes[number], self.given.unit, self.growth.rules
         block = self.blocks[choice.block]
-        ridge = rules[0] + (rules[3] if block.is_set(choice.key) else 0.0)
+        ridge = rules[0] + self._ridge(choice)
         sides = [self.nodes[child] for child in (node.left, node.left + 1)]
         least = min(side.h for side in sides)
         gain = sum(_worth(s.g * unit_g, s.h * unit_h + ridge, node.bound) for s in sides if s.h)
@@ -346,7 +351,7 @@ def as_tree(nodes: Sequence[Node], unit: tuple[float, float], l2: float, rate: f
     inner = [node.choice if node.left >= 0 else None for node in own]
 
     def value(node: Node) -> float:
-        weight = node.h * unit[1] + l2
+        weight = node.h * unit[1] + (l2 + node.ridge)
         if node.bound is not None:
             return rate * value_of(node.g * unit[0], weight, node.bound) if weight > 0 else 0.0
         return -rate * (node.g * unit[0]) / weight if weight > 0 else 0.0

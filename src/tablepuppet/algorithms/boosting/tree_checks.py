@@ -7,11 +7,12 @@ A *cell* is a lowest node whose sums the client needs. A *key* is a binary colum
 in a set of categories. Keys are numbered as they become known, at the server and at the client alike.
 """
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array
@@ -21,8 +22,8 @@ Bits = NDArray[np.uint8]  # packed, eight rows a byte
 Codes = NDArray[np.uint8]
 Cells = NDArray[np.int16]
 Sums = NDArray[np.int64]
-NUMBER, ONE_HOT, SORTED, KNOWN_ONE_HOT, SPARSE = 0, 1, 2, 3, 4  # how the bins of a column may be parted
-SETS = (SORTED, SPARSE)  # sorted categories; of sparse ones those that are light in a node are left out
+NUMBER, ONE_HOT, SORTED, KNOWN_ONE_HOT, SPARSE, RARE = 0, 1, 2, 3, 4, 5  # how the bins of a column may be parted
+SETS = (SORTED, SPARSE, RARE)  # sorted categories; the last two are revealed whole
 FEW = 4  # categories up to which each is tried against the rest
 _WIDTHS = (1, 2, 4, 8)
 WHOLE = 0  # the border of a key that stands for a whole column
@@ -52,7 +53,7 @@ class CategoryBins(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
 
     categories: list[str]
     has_other: bool = False
-    is_sparse: bool = False  # there are many of them, with few joined rows each
+    sparsity: Annotated[int, Meta(ge=0, le=2)] = 0  # 1: there are many, with few joined rows each; 2: with very few
     further_of: int = -1  # the column whose other categories these are; −1: the bins lie at their own column's place
 
     @property
@@ -63,7 +64,7 @@ class CategoryBins(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
     def kind(self) -> int:
         if len(self.categories) + self.has_other <= FEW and self.further_of < 0:
             return ONE_HOT
-        return SPARSE if self.is_sparse else SORTED
+        return SETS[self.sparsity]
 
 
 Bins = NumberBins | CategoryBins
@@ -128,7 +129,7 @@ class Outline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: NDArray[np.int32]  # where it is the client's own; else −1
     to_left: NDArray[np.bool_]  # whether missing values go left
     bounds: Array  # (nodes, 2): bounds of a node's values; (0, 2): nothing is bound
-    least: Array  # (nodes, 2): Σh that each side must have, and that below which sparse categories are left out
+    least: Array  # (nodes, 3): Σh that a side must have, that of a sorted category, and of a rare one
     pairs: Pairs | None = None  # sums of the client's rows in cells; cells are numbered as they come
 
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 import scipy.stats
+from msgspec.structs import replace
 
-from tablepuppet.errors import PrivacyError
+from tablepuppet.errors import PrivacyError, TransportError
 from tablepuppet.owner.state import Sealing
 from tablepuppet.privacy.masks import MaskKey, Masks, check_key, mask_key, new_private
+from tablepuppet.protocol.base import Masked, Partial, Predictions
+from tablepuppet.training.server import UnionOperator, sum_parts
 
 SHARED = b"s" * 32
 
@@ -82,3 +87,41 @@ def test_a_key_of_another_job_or_given_twice_is_refused() -> None:
         among([keys[0], keys[1], keys[1]], privates[0], 0)
     with pytest.raises(PrivacyError, match="each once"):
         among(keys[1:], privates[0], 0)
+
+
+def test_a_sum_is_of_answers_at_one_scale_and_of_one_shape() -> None:
+    first = Masked(values=[np.ones((2, 1), np.int64)], exponents=[0], scales=[3], kinds=["<f8"])
+    assert sum_parts([first, first])[0].shape == (2, 1)
+    lies: list[dict[str, Any]] = [
+        {"scales": [4]},
+        {"scales": []},
+        {"values": [np.ones((1, 2), np.int64)]},
+        {"values": [np.ones((2, 1), np.int64)] * 2},
+        {"values": []},
+    ]
+    for changed in lies:
+        for answers in ([first, replace(first, **changed)], [first, first, replace(first, **changed)]):
+            with pytest.raises(TransportError, match="do not answer alike"):
+                sum_parts(answers)
+    plain, predicted = Partial(values=[np.ones((2, 1))]), Predictions(values=np.ones((2, 1)), products=np.ones(1))
+    wrong: list[Any] = [Partial(values=[np.ones((3, 1))]), Partial(values=plain.values * 2), predicted]
+    for one in wrong:
+        with pytest.raises(TransportError, match="do not answer alike"):
+            sum_parts([plain, one])
+
+
+def test_each_part_of_a_masked_sum_has_a_key_in_its_own_name() -> None:
+    parts = [SimpleNamespace(block=0, number=n, client=name) for n, name in enumerate("ab")]
+    keys = [MaskKey(part.client, part.number, bytes(32), b"") for part in parts]
+
+    def keep(*given: MaskKey | None) -> dict[int, MaskKey]:
+        operator: Any = SimpleNamespace(parts=parts, is_masked=[True], keys={})
+        UnionOperator.keep_keys(operator, {n: [SimpleNamespace(key=key)] for n, key in enumerate(given)})
+        return dict(operator.keys)
+
+    assert keep(*keys) == dict(enumerate(keys))
+    with pytest.raises(PrivacyError, match="client b shares no secret"):
+        keep(keys[0], None)
+    for wrong in (keys[0], replace(keys[1], client="a"), replace(keys[1], part=2)):
+        with pytest.raises(TransportError, match="client b offers a key for masks in another's name"):
+            keep(keys[0], wrong)

@@ -34,6 +34,8 @@ from tablepuppet.network.run_transport import Journal
 from tablepuppet.network.run_worker import _check_request
 from tablepuppet.network.serve import Server
 from tablepuppet.network.settings import read_federation
+from tablepuppet.owner.policy import Policy
+from tablepuppet.privacy.ledger import Spending
 from tablepuppet.protocol.base import Failure
 from tablepuppet.protocol.codec import Frame, decode
 from tablepuppet.protocol.columns import ColumnInfo, NumberEncoder
@@ -146,6 +148,18 @@ def _nonce(challenge: bytes) -> bytes:
     found = challenge.index(b"nonce") + len("nonce")
     assert challenge[found] == 0xC4  # bytes of a length in one byte
     return challenge[found + 2 : found + 2 + challenge[found + 1]]
+
+
+@pytest.mark.parametrize("kind", [Policy, Spending, Failure, Request])
+def test_a_users_frame_makes_no_object_that_a_job_has_not(kind: type) -> None:
+    job = make_job(QUERY, label="y", model="auto", algorithm="newton", given={})
+    for held in (
+        ["object", kind.__module__, kind.__name__, {}],
+        ["list", [["object", kind.__module__, kind.__name__, {}]]],
+    ):
+        with pytest.raises(TransportError, match=f"a {kind.__name__} is nothing that can be asked for"):
+            from_frame(Frame(msgspec.msgpack.encode(held), []), (type(job),))
+    assert from_frame(to_frame(job), (type(job),)) == job
 
 
 @pytest.mark.parametrize("module", ["tablepuppet.demo", "antigravity", "os", "tablepuppet.cli.main"])

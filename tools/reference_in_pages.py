@@ -65,7 +65,7 @@ _LIMITS = (
     ("sets of rows that jobs read of one table", "owner.row_sets", "MOST_SETS", "an owner approves further jobs"),
     ("seconds of one reading of a table", "sources.duckdb_source", "MOST_SECONDS", "add a WHERE, or offer a view"),
     ("seconds that a reading keeps a database busy", "sources.duckdb_source", "MOST_HELD", "as above"),
-    ("values of a partial dependence", "training.inspection", "_MOST", "give fewer `values`"),
+    ("values of a partial dependence", "training.inspection", "_MAX_VALUES", "give fewer `values`"),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,6 +14,7 @@ from tablepuppet.arrays import JOINED_ROWS_PER_SHARD, RowNumbers, Triangles
 from tablepuppet.join.joined_rows import JoinedRows
 from tablepuppet.join.row_index import RowIndex, gather, scatter_add
 from tablepuppet.join.walk import Shard, Signal, Sums
+from tablepuppet.training.server import _within
 
 
 def check(index: RowNumbers, rows: int, outputs: int, seed: int) -> None:
@@ -75,3 +77,11 @@ def test_triangles_are_collapsed_as_if_they_were_written_out(is_sorted: bool) ->
     expected = np.zeros((rows + 1, 2 + outer.shape[1]))
     np.add.at(expected, p.numbers(joined), np.concatenate([further, outer], axis=1))
     np.testing.assert_allclose(found, expected[:rows], atol=1e-8)
+
+
+def test_a_part_takes_those_of_a_lists_rows_that_are_its_own() -> None:
+    for bits in range(2**6):
+        rows = np.flatnonzero([bits >> k & 1 for k in range(6)])
+        for start, stop in itertools.combinations(range(7), 2):
+            own = rows[_within(rows, slice(start, stop))]
+            assert own.tolist() == [row for row in rows.tolist() if start <= row < stop]

@@ -216,6 +216,8 @@ def test_a_table_that_is_named_without_columns_is_closed_and_one_whose_keys_alon
         assert not any(found.allowed(role) for role in ("keys", "labels", "filters", "texts", "cutoffs", "pairs"))
     keys = TableRules(keys=("K",), cutoffs=("T",))
     assert keys.allowed("filters") == {"k"}
+    granted = [Policy(tables={"t": replace(keys, filters=f)}).find_granted("t", "filters") for f in (None, ("Z",), ())]
+    assert granted == [set(), {"z"}, set()]  # keys may be filtered by, and are granted for nothing else
     assert keys.allowed("keys") == {"k", "t"}
     assert replace(keys, filters=("Z",)).allowed("filters") == {"z"}
 

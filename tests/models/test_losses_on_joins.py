@@ -179,7 +179,7 @@ def test_estimators_and_job_files_take_the_options_of_a_loss(tmp_path: Path) -> 
         ("heavy", {"model": "quantile", "algorithm": "newton"}, "the quantile loss has kinks; train it with"),
         ("heavy", {"model": "quantile", "quantile": 1.5, "algorithm": "admm"}, "quantile must lie between 0 and 1"),
         ("heavy", {"model": "huber", "delta": 0}, "delta must be above 0"),
-        ("heavy", {"model": "huber", "delta": "wide"}, "delta: expected float, got str"),
+        ("heavy", {"model": "huber", "delta": "wide"}, "delta of loss_options: expected float, got str"),
         (
             "heavy",
             {"model": "linear", "delta": 1.0},

@@ -111,7 +111,8 @@ def explain_error(error: msgspec.ValidationError, kind: Any, given: dict[str, An
     if choices:
         return f"{where} must be one of {', '.join(choices)}, not {given.get(where)!r}"
     if where.endswith("[...]"):  # a dict's value: whose, is not said
-        where = " or ".join(map(str, given[where.partition("[")[0]]))
+        option = where.partition("[")[0]
+        where = f"{' or '.join(map(str, given[option]))} of {option}"
     for json_name, name in (("object", "dict"), ("array", "list"), ("null", "None")):
         what = re.sub(rf"\b{json_name}\b", name, what)
     return f"{where or 'the job'}: {what[0].lower()}{what[1:]}"

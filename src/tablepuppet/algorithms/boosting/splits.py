@@ -107,7 +107,8 @@ def best_splits(sums: Sums, columns: SearchedColumns, how: SplitRules, out: Spli
                     for p in range(out.found[k, 1]):
                         out.order[k, p] = places[p]
                 out.gain[k] = best
-                places[:count] = places[:count][::-1].copy()
+                for p in range(count // 2):
+                    places[p], places[count - 1 - p] = places[count - 1 - p], places[p]
 
 
 @compile_loop

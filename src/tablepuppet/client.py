@@ -109,10 +109,10 @@ class Client(ClientState):
             if of == job and (held.state is not None or held.sealing is not None)
         }
 
-    def draws_noise(self, job: str) -> bool:
-        """Whether an answer can never be computed again as it was."""
+    def answers_once(self, job: str) -> bool:
+        """Whether an answer can never be given again: its noise is drawn anew, or two sums would share a mask."""
         parts = [part for (of, _), part in self.parts.items() if of == job]
-        return any(part.setup is not None and part.setup.private is not None for part in parts)
+        return any(part.sealing or (part.setup is not None and part.setup.private is not None) for part in parts)
 
     @contextmanager
     def restoring(self) -> Iterator[None]:

@@ -95,6 +95,20 @@ def test_sums_are_masked_from_three_clients_on_and_for_two_if_asked() -> None:
             assert ("of no single one (masked)" in str(result.plan)) == is_masked
 
 
+@pytest.mark.parametrize(("clients", "is_synced"), [(2, False), (3, True)])
+def test_a_step_under_masks_is_on_the_disk_before_its_answer_leaves(clients: int, is_synced: bool) -> None:
+    """After a power cut a client would answer the step again, under the same mask."""
+    found: set[bool] = set()
+    with federation(a=clients) as owners:
+
+        def ask(event: Any) -> None:
+            own = [client for client in owners._clients.values() if "a" in client.tables.names]
+            found.update(client.answers_once(job) for client in own for job in client.contracts.jobs)
+
+        train(owners, epochs=1, batch_size=None, learning_rate=0.1, on_round=ask)
+    assert found == {is_synced}
+
+
 def test_what_single_clients_send_is_noise_and_its_sum_is_the_gradient() -> None:
     with federation(3) as owners:
         tap = Tap(owners)

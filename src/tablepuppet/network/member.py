@@ -116,7 +116,7 @@ class IdempotentClient:
         if setup:
             records[run, "setup", request.step] = _Setup(), setup
         try:
-            self.store.write(records, is_urgent=self._client.draws_noise(run), waits=wait_for_room)
+            self.store.write(records, is_urgent=self._client.answers_once(run), waits=wait_for_room)
         except StoreError as error:
             raise TransportError(f"cannot write a checkpoint: {error}") from None
         self.note = ""

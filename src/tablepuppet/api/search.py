@@ -83,11 +83,8 @@ def search(
         raise JobError("folds are drawn by group or by time, not by both")
     by: FoldBy = "group" if group is not None else "time" if time is not None else "row"
     drawn = Folds(count=folds, by=by, column=group or time)
-    progress, model, algorithm = (
-        options.pop("progress", None),
-        options.pop("model", "auto"),
-        options.pop("algorithm", None),
-    )
+    progress = options.pop("progress", None)
+    model, algorithm = options.pop("model", "auto"), options.pop("algorithm", None)
     with federation._name_modules(model, {"test_fraction": 0.0, **options}) as (named, shared):
 
         def jobs(solver: Any) -> list[Job]:

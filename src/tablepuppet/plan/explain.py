@@ -74,13 +74,10 @@ def _title(plan: Plan) -> list[str]:
     if steps is not None:
         title.append(f"  {steps}")
     if job.data.has_weights:
-        rows = [] if job.data.weight is None else [f"rows by {job.data.weight}"]
-        classes = (
-            []
-            if job.data.class_weight is None
-            else ["classes alike" if job.data.class_weight == "balanced" else "classes"]
-        )
-        title.append(f"  weighs {' and '.join([*rows, *classes])}, on average 1")
+        weighed = [] if job.data.weight is None else [f"rows by {job.data.weight}"]
+        if job.data.class_weight is not None:
+            weighed.append("classes alike" if job.data.class_weight == "balanced" else "classes")
+        title.append(f"  weighs {' and '.join(weighed)}, on average 1")
     if job.data.negatives:
         seen, drawn = plan.mapping.seen_rows, plan.mapping.label.negatives
         title.append(

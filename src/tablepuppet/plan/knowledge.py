@@ -130,14 +130,16 @@ def check_exposure(found: Sequence[Exposure], job: Job) -> None:
 
 def common_insights(mapping: MappingSummary, job: Job) -> list[str]:
     """The server's knowledge before any algorithm begins: keys, labels, weights."""
-    server = [_about_keys(mapping, job.privacy.keys), _about_labels(mapping, job)]
+    rows, noise = plural(mapping.seen_rows, "joined row"), job.privacy.label
+    noised = "" if noise is None else f", noised by its owner (ε = {noise.epsilon:g} a row)"
+    server = [_about_keys(mapping, job.privacy.keys), f"the label {mapping.bound.label} of {rows}{noised}"]
     server += [
         f"tokens of the groups of {scan.table}: which of them ({merged.shared:,}) several of its {len(scan.clients)} "
         "clients have; their figures pass it under masks that only a group's holder can take off"
         for scan, merged in merged_scans(mapping)
     ]
     if job.data.weight is not None:
-        server.append(f"the sample weight {job.data.weight} of {plural(mapping.seen_rows, 'joined row')}")
+        server.append(f"the sample weight {job.data.weight} of {rows}")
     split = [name for name in (job.split.test_where, job.split.validation_where) if name is not None]
     if split:
         server.append(f"for which label rows {' and '.join(split)} hold{'s' * (len(split) == 1)}")
@@ -233,13 +235,6 @@ def _about_keys(mapping: MappingSummary, mode: KeyMode) -> str:
         "plain": f"the join keys {keys} as they are",
     }
     return kept[mode]
-
-
-def _about_labels(mapping: MappingSummary, job: Job) -> str:
-    rows = plural(mapping.seen_rows, "joined row")
-    if job.privacy.label is None:
-        return f"the label {mapping.bound.label} of {rows}"
-    return f"the label {mapping.bound.label} of {rows}, noised by its owner (ε = {job.privacy.label.epsilon:g} a row)"
 
 
 def _about_features(mapping: MappingSummary, block: BlockShape, job: Job, ids: Ids) -> str:

@@ -377,13 +377,12 @@ def _original_scale(encoders: tuple[Encoder, ...]) -> tuple[Array, Array]:
     scale: list[Array] = [np.zeros(0)]
     shift: list[Array] = [np.zeros(0)]
     for encoder in encoders:
+        plain = encoded_width(encoder)  # columns that are as they were
         if isinstance(encoder, NumberEncoder):
             inverse = np.divide(1.0, encoder.scale, out=np.zeros_like(encoder.scale), where=encoder.scale != 0)
-            extra = 1 if encoder.has_missing else 0
-            scale += [inverse, np.ones(extra)]
-            shift += [encoder.mean * inverse, np.zeros(extra)]
-        else:
-            width = encoded_width(encoder)
-            scale.append(np.ones(width))
-            shift.append(np.zeros(width))
+            scale.append(inverse)
+            shift.append(encoder.mean * inverse)
+            plain -= len(inverse)
+        scale.append(np.ones(plain))
+        shift.append(np.zeros(plain))
     return np.concatenate(scale), np.concatenate(shift)

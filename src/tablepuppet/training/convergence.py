@@ -125,8 +125,7 @@ def seen_labels(rows: Joined, weights: Array | None) -> tuple[Array, Array]:
 
 def _is_still(plan: Plan, start: float, objectives: Sequence[float]) -> bool:
     """Whether the last epochs brought little, where all of them ran."""
-    before, last = _before_last(plan, start, objectives), objectives[-1]
-    change = _change(before, last)
+    (_, before, change), last = _last_change(plan, start, objectives), objectives[-1]
     tolerance = getattr(plan.job.options, "tolerance", 0.0)
     if (tolerance is None or tolerance > 0) and not plan.job.is_private:
         return len(objectives) > 1 and change <= _AT_OPTIMUM
@@ -136,22 +135,16 @@ def _is_still(plan: Plan, start: float, objectives: Sequence[float]) -> bool:
     return abs(before - last) <= _STILL * fallen
 
 
-def _last_epochs(plan: Plan, epochs: int) -> int:
-    """How many are the last ones: a fifth, or half of them where steps become shorter, and only that may be seen."""
-    return max(1, epochs // (2 if plan.algorithm.takes_many_rounds and plan.job.model.is_convex else 5))
-
-
-def _before_last(plan: Plan, start: float, objectives: Sequence[float]) -> float:
-    return [start, *objectives][-1 - _last_epochs(plan, len(objectives))]
-
-
-def _change(before: float, last: float) -> float:
-    return abs(before - last) / max(abs(before), abs(last), 1e-300)
+def _last_change(plan: Plan, start: float, objectives: Sequence[float]) -> tuple[int, float, float]:
+    """How many epochs are the last ones: a fifth, or half of them where steps become shorter, and only that may be
+    seen. The objective before them, and the share of it by which it changed."""
+    epochs = max(1, len(objectives) // (2 if plan.algorithm.takes_many_rounds and plan.job.model.is_convex else 5))
+    before, last = [start, *objectives][-1 - epochs], objectives[-1]
+    return epochs, before, abs(before - last) / max(abs(before), abs(last), 1e-300)
 
 
 def _describe_unfinished(plan: Plan, start: float, objectives: Sequence[float]) -> str:
-    name, last = plan.job.algorithm, _last_epochs(plan, len(objectives))
-    change = _change(_before_last(plan, start, objectives), objectives[-1])
+    name, (last, _, change) = plan.job.algorithm, _last_change(plan, start, objectives)
     when = "the last epoch" if last == 1 else f"the last {last} epochs"
     how = f"train longer, with epochs={2 * plan.job.epochs}"
     if plan.algorithm.takes_many_rounds and plan.job.model.is_convex and plan.job.privacy.features is None:

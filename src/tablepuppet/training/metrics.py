@@ -70,11 +70,13 @@ class Criterion(msgspec.Struct, frozen=True):
 NoisyMeasure = Callable[[Criterion, Array, Array], Measured]  # of all scores and labels
 
 
-def by_side(found: Mapping[str, Measured], classes: tuple[Class, ...]) -> tuple[dict[str, Metrics], dict[str, Curves]]:
-    """The metrics and the curves of each side of the split; validation rows also have the loss itself."""
+def by_side(
+    found: Mapping[str, Measured], classes: tuple[Class, ...]
+) -> tuple[dict[str, Metrics], dict[str, Curves], dict[str, MeasuredOn]]:
+    """The metrics, the curves and the drawn rows of each side of the split; validation rows also have the loss."""
     metrics = {side: ({"loss": m.loss} if side == "validation" else {}) | m.metrics for side, m in found.items()}
     curves = {side: replace(m.curves, classes=classes) for side, m in found.items() if m.curves is not None}
-    return metrics, curves
+    return metrics, curves, {side: m.on for side, m in found.items() if m.on is not None}
 
 
 def measure_step(

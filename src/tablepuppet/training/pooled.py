@@ -61,7 +61,7 @@ def run_pooled(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | 
     sides = {"train": (rows, seen), "validation": (mapping.validation, held), "test": (mapping.test, held)}
     kept = {side: own for side, own in sides.items() if side != "validation" or mapping.validation.rows}
     measured = {side: measure(apply_head(joined, trained), h, *given) for side, (joined, h) in kept.items()}
-    metrics, curves = by_side(measured, mapping.label.classes)
+    metrics, curves, _ = by_side(measured, mapping.label.classes)
     value = measured["train"].loss + _penalty(problem, rows, found, seen) if as_codes else found.value
     account = link.meter.account("training")
     taken, steps = time.perf_counter() - began, {"iterations": float(found.steps)}

@@ -238,19 +238,16 @@ class Result(ModelContent, frozen=True):
     def model(self) -> Model:
         """The model, to be saved, or given to `federation.predict`."""
         job = self.plan.job
-        aliases, tables = _describe_use(self.plan.mapping.bound)
+        bound = self.plan.mapping.bound
         return Model(
             kind=job.model.name,
             query=job.data.query,
-            label=self.plan.mapping.bound.label,
-            label_aliases=aliases,
+            label=bound.label,
+            label_aliases=tuple(branch.relations[branch.label_relation].alias for branch in bound.branches),
             classes=self.classes,
             encoded_intercept=self.encoded_intercept,
-            blocks=tuple(
-                replace(block, uses=_block_uses(self.plan.mapping.bound, number))
-                for number, block in enumerate(self.blocks)
-            ),
-            tables=tables,
+            blocks=tuple(replace(block, uses=_block_uses(bound, number)) for number, block in enumerate(self.blocks)),
+            tables=tuple(TableUse(s.table, s.expressions, s.columns, _names(s)) for s in bound.scans),
             metadata={
                 "algorithm": job.algorithm,
                 "l2": job.model.l2,
@@ -304,8 +301,6 @@ class Result(ModelContent, frozen=True):
         >>> result.report(os.path.join(tempfile.mkdtemp(), "report.html")).name
         'report.html'
         """
-        from msgspec.structs import replace
-
         from tablepuppet.report.page import write_report
         from tablepuppet.report.recording import dependence_of, records_of
 
@@ -344,12 +339,6 @@ class Result(ModelContent, frozen=True):
         from tablepuppet.report.recording import write_history
 
         write_history(self.history, path)
-
-
-def _describe_use(bound: BoundQuery) -> tuple[tuple[str, ...], tuple[TableUse, ...]]:
-    """The alias of the label in each branch, and the query's use of each table."""
-    aliases = tuple(branch.relations[branch.label_relation].alias for branch in bound.branches)
-    return aliases, tuple(TableUse(s.table, s.expressions, s.columns, _names(s)) for s in bound.scans)
 
 
 def _block_uses(bound: BoundQuery, block: int) -> tuple[tuple[str, ...], ...]:

@@ -241,8 +241,7 @@ class Run:
         if mapping.validation.rows:
             found["validation"] = self._side("validation").measure(test, self.intercept, others)
         found["test"] = self._side("test").measure(test, self.intercept, others)
-        self.measured = {side: measured.on for side, measured in found.items() if measured.on is not None}
-        metrics, self.curves = by_side(found, mapping.label.classes)
+        metrics, self.curves, self.measured = by_side(found, mapping.label.classes)
         self.losses = {side: measured.loss for side, measured in found.items()}
         loss = found["train"].loss
         return loss + (penalty if head is None else head_penalty(self.problem, mapping.train, train, ridged)), metrics

@@ -120,9 +120,8 @@ class UnionOperator:
 
     def run(self, updates: Sequence[BlockUpdate | None], union_step: UnionStep) -> list[BlockAnswer]:
         """One outer round: scatter, inner rounds where clients must agree, gather; None: a block is not asked."""
-        asked = [(block, update) for block, update in zip(self.blocks, updates, strict=True) if update is not None]
-        asked_of = [(b, k) for b, k, u in zip(self.blocks, self.outputs, updates, strict=True) if u is not None]
-        scattered = [(part, self._cut(part, update)) for block, update in asked for part in block]
+        asked = [(b, k, u) for b, k, u in zip(self.blocks, self.outputs, updates, strict=True) if u is not None]
+        scattered = [(part, self._cut(part, update)) for block, _, update in asked for part in block]
         pending = self.exchange(scattered, "training")
         answers: dict[int, list[Any]] = {}
         while pending:
@@ -141,7 +140,7 @@ class UnionOperator:
                 values = union_step(number, total)
                 requests += [(p, Combined(job=self.job, part=p.number, values=values, scales=scales)) for p in block]
             pending = self.exchange(requests, "training")
-        return [self._gather(block, width, answers) for block, width in asked_of]
+        return [self._gather(block, width, answers) for block, width, _ in asked]
 
     def keep_keys(self, opened: dict[int, list[Any]]) -> None:
         """The keys that the parts of masked blocks offered; every one of them must have."""

@@ -10,7 +10,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 
 import msgspec
 
@@ -45,15 +44,12 @@ class _Line(msgspec.Struct):
     """One client's connection and the thread that writes to it."""
 
     stream: Stream
+    limit: int  # bytes of an answer
     outbox: queue.SimpleQueue[tuple[Envelope, Sequence[Frame]] | None] = msgspec.field(
         default_factory=queue.SimpleQueue
     )
 
-    limit: int = 0  # bytes of an answer
     unasked: int = 0  # answers in a row that nobody waits for
-
-    def __post_init__(self) -> None:
-        self.limit = self.stream.limit
 
     def expect(self, is_asked: bool) -> None:
         """Large parcels may come while there is a question, and only then."""
@@ -63,13 +59,6 @@ class _Line(msgspec.Struct):
     def is_stuck(self) -> bool:
         """Whether the other side does not read: unsent parcels take memory."""
         return self.outbox.qsize() > _MOST_UNREAD
-
-    def drain(self) -> None:
-        """Drops the parcels that wait."""
-        with suppress(queue.Empty):
-            while True:
-                self.outbox.get_nowait()
-        self.outbox.put(None)
 
     def write(self, beat: float) -> None:
         """Sends parcels of the outbox, and a sign of life when there is none, until the outbox ends."""
@@ -114,7 +103,7 @@ class Switchboard:
 
     def serve(self, client: str, stream: Stream) -> None:
         """Holds one client's connection until it ends; a newer one of the same client replaces it."""
-        line = _Line(stream)
+        line = _Line(stream, stream.limit)
         writer = threading.Thread(target=line.write, args=(self.heartbeat,), name=f"to-{client}", daemon=True)
         with self._changed:
             old = self._lines.pop(client, None)
@@ -281,12 +270,13 @@ class Switchboard:
         for client, line in list(self._lines.items()):
             if line.is_stuck:
                 log.warning("client %s does not read what it is sent", client)
-                self._detach(client, line)
-                line.drain()
+                line.outbox = queue.SimpleQueue()  # without the parcels that wait
             elif now - line.stream.heard > self.heartbeat * (_MISSED_COMPUTING if self._owes(client) else _MISSED):
                 log.warning("client %s is silent for %.0f s", client, now - line.stream.heard)
-                line.outbox.put(None)
-                self._detach(client, line)
+            else:
+                continue
+            line.outbox.put(None)
+            self._detach(client, line)
 
     def _owes(self, client: str) -> bool:
         return client in self._asked and self._asked[client].reply is None

@@ -250,8 +250,7 @@ class _Training:
             criterion = Criterion(loss, moment, channel, self.noisy)
             drawn_from = None if whole is None else getattr(whole, name)
             found[name] = measuring.measure_scores(side, own, criterion, drawn_from)
-        self.measured = {name: measured.on for name, measured in found.items() if measured.on is not None}
-        metrics, self.curves = measuring.by_side(found, self.plan.mapping.label.classes)
+        metrics, self.curves, self.measured = measuring.by_side(found, self.plan.mapping.label.classes)
         return found["train"].loss, metrics
 
     def finish(self) -> Result:

@@ -95,9 +95,7 @@ class Client(ClientState):
                 self.log.write("disclosed", job, "", dict(counts))
             return
         for mark, numbers in disclosures(answer):
-            if job not in self.disclosed:
-                self.disclosed[job] = Counter()
-            self.disclosed[job][mark.what] += numbers
+            self.disclosed.setdefault(job, Counter())[mark.what] += numbers
 
     # -- checkpoints -----------------------------------------------------------
 

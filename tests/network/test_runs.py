@@ -56,7 +56,7 @@ def test_a_run_that_finds_no_room_is_refused_where_nobody_waits(store: RunStore)
     fill_disk(store, 60.0).cancel()
     run = Run(ID, "train", Frame(b"h", [bytes(1 << 20)]), store)
     with pytest.raises(TransportError, match="cannot write down run 0123456789abcdef: No space left on device"):
-        run.move("queued", waits=False)
+        run.move("queued", waits=lambda: False)
     assert store.runs() == []
 
 

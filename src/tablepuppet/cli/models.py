@@ -134,22 +134,20 @@ def export(
     """
     loaded = load(model)
     codes: dict[str, Any] = {}
-    if kind != "sql":
-        if to is None:
-            raise ModelError(f"name the file to write: --to {'items.onnx' if kind == 'onnx' else 'trees.txt'}")
-        codes = {"categories": loaded.save_lightgbm(to)} if kind == "lightgbm" else {}
-        if kind == "onnx":
-            loaded.to_onnx(to, block)
-    else:
+    if kind == "sql":
         text = loaded.to_sql(block, table=table, dialect=dialect, columns=column or ())
-        if to is not None:
-            write_whole(to, lambda file: file.write_text(f"{text}\n", encoding="utf-8"), "SQL", ModelError)
-        elif screen.wants_json:
+        if to is None:
             screen.show_json({"sql": text})
+            if not screen.wants_json:
+                print(text)  # for a database to read: no wrapping, no colours
             return
-        else:
-            print(text)  # for a database to read: no wrapping, no colours
-            return
+        write_whole(to, lambda file: file.write_text(f"{text}\n", encoding="utf-8"), "SQL", ModelError)
+    elif to is None:
+        raise ModelError(f"name the file to write: --to {'items.onnx' if kind == 'onnx' else 'trees.txt'}")
+    elif kind == "onnx":
+        loaded.to_onnx(to, block)
+    else:
+        codes = {"categories": loaded.save_lightgbm(to)}
     screen.show(f"Wrote {to}.")
     screen.show_json({"file": str(to), **codes})
 

@@ -113,7 +113,7 @@ class Coordinator:
                 f"what runs of {whose} were given takes {held:,} bytes, more than the {self.most_held:,} that the "
                 "server has for it; send less, or let some of them end first"
             )
-        run.move("queued", waits=False)  # outside the lock, for a disk may be slow
+        run.move("queued", waits=lambda: False)  # outside the lock, for a disk may be slow
         with self._lock:
             self._runs[run.id] = run
             self._queue.put(run)
@@ -134,7 +134,7 @@ class Coordinator:
         run.stop.set()
         is_aside = run.state in ("queued", "interrupted") or (run.state == "waiting" and run is not self._current)
         if is_aside and not keep:
-            run.move("cancelled", "cancelled by its user", waits=False)
+            run.move("cancelled", "cancelled by its user", waits=lambda: False)
             self._switchboard.forget(run.id)
         return run
 
@@ -295,7 +295,7 @@ class Coordinator:
                 self._set_aside(run, error)
             except GivesWayError as error:
                 log.warning("run %s: %s", run.id, error)
-                run.move("queued", str(error), on_full=self._waits_for_room)
+                run.move("queued", str(error), waits=self._waits_for_room)
                 self._queue.put(run)
             except RunInterruptedError as error:
                 self._interrupt(run, error)
@@ -333,7 +333,7 @@ class Coordinator:
             self._fail(run, ApprovalError(f"{error}; nobody did within {_APPROVAL / 86400:.0f} days"))
             return
         is_news, run.approval = run.approval != str(error), str(error)
-        run.move("waiting", str(error), on_full=self._waits_for_room)
+        run.move("waiting", str(error), waits=self._waits_for_room)
         if is_news:
             log.info("run %s waits for approval", run.id)
             run.publish(Waiting(clients={}, approval=run.approval))
@@ -348,12 +348,12 @@ class Coordinator:
         is_dropped = run.stop.is_set() and not run.keeps_state
         message = "the run was cancelled" if is_dropped else str(error)
         run.error = Failed(error="RunInterruptedError", message=f"run {run.id}: {message}")
-        run.move("cancelled" if is_dropped else "interrupted", message, on_full=self._waits_for_room)
+        run.move("cancelled" if is_dropped else "interrupted", message, waits=self._waits_for_room)
         log.warning("run %s is %s: %s", run.id, run.state, message)
 
     def _fail(self, run: Run, error: TablePuppetError) -> None:
         run.error = Failed(error=type(error).__name__, message=str(error))
-        run.move("failed", str(error), on_full=self._waits_for_room)
+        run.move("failed", str(error), waits=self._waits_for_room)
         log.warning("run %s failed: %s", run.id, error)
 
     def _waits_for_room(self) -> bool:
@@ -363,10 +363,10 @@ class Coordinator:
 
     def _execute(self, run: Run) -> None:
         journal = None if run.store is None else Journal(run.store, run.id)
-        run.move("running", on_full=self._waits_for_room)
+        run.move("running", waits=self._waits_for_room)
         self.trouble = ""
         run.result = self._process.do(run, self._tables, self._transport(run, journal))
-        run.move("finished", on_full=self._waits_for_room)
+        run.move("finished", waits=self._waits_for_room)
         log.info("run %s is finished", run.id)
 
     def _transport(self, run: Run, journal: Journal | None) -> RunTransport:

@@ -190,13 +190,11 @@ class Run:
                 if wants_rounds and follower.qsize() < _UNREAD:  # who does not read misses rounds, and never the end
                     follower.put((ended, [event]))
 
-    def move(
-        self, state: State, message: str = "", *, on_full: Callable[[], bool] = lambda: True, waits: bool = True
-    ) -> None:
-        """Sets a new state, on the disk before it is news; `on_full`: whether to keep waiting for room."""
+    def move(self, state: State, message: str = "", *, waits: Callable[[], bool] = lambda: True) -> None:
+        """Sets a new state, on the disk before it is news; `waits`: asked whether a full disk is still waited for."""
         self.state, self.waiting = state, {}
         self.message = printable(message, keep="\n", most=_CHARACTERS)  # others see it too, and it may quote a client
-        self.save(on_full, waits=waits)
+        self.save(waits)
         if self.is_over:
             self.publish(*self._last())
 
@@ -205,7 +203,7 @@ class Run:
             return Finished(), [self.result]
         return self.error or Failed(error="TrainingError", message=self.message or f"the run was {self.state}"), []
 
-    def save(self, on_full: Callable[[], bool] = lambda: True, *, waits: bool = True) -> None:
+    def save(self, waits: Callable[[], bool] = lambda: True) -> None:
         """Writes the card, and drops the journal of a run that is over for good. On a full disk it waits, or refuses
         at once."""
         if self.store is None:
@@ -217,7 +215,7 @@ class Run:
             self.store.write(
                 {(self.id, "card", 0): (card, frames)},
                 remove=[(self.id, "step")] if is_final else [],
-                waits=lambda: waits and on_full(),
+                waits=waits,
             )
         except StoreError as error:
             raise TransportError(f"the server cannot write down run {self.id}: {error}") from None

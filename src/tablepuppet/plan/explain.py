@@ -179,17 +179,16 @@ def _rows(plan: Plan) -> list[str]:
             fan = "none: rows with a match here are kept, once"
         counts = (fit.clients, fit.rows, fit.matched, fit.orphans)
         table.append([fit.alias, fit.table, *(f"{count:,}" for count in counts), fan])
-    lines = ["Rows and how they match", *columns(table)]
+    lines, own = ["Rows and how they match", *columns(table)], own_model(plan.job.model.spec)
     for block in plan.shape.blocks:
         if block.unmatched:
             rows = plural(block.unmatched, "training row")
-            stay = f"LEFT JOIN: {rows} without a partner in {block.name} stay, with zeros in its encoded columns"
-            own = own_model(plan.job.model.spec)
+            who = f"LEFT JOIN: {rows} without a partner in {block.name}"
             if own is not None:
-                lines += [f"  LEFT JOIN: {rows} without a partner in {block.name} {own.unmatched}"]
+                lines.append(f"  {who} {own.unmatched}")
                 continue
             weight = f"on the original scale that is a weight of its own, {block.name} IS NOT NULL"
-            lines += _wrap(f"{stay}; {weight}")
+            lines += _wrap(f"{who} stay, with zeros in its encoded columns; {weight}")
     return lines + _wrap(*describe_histories(plan.mapping), *(f"Note: {leak}" for leak in plan.leaks))
 
 

@@ -134,12 +134,11 @@ class AskedSides(msgspec.Struct, frozen=True):
             place: np.concatenate([_numbers(answer) for answer in given])
             for place, given in zip(asked, answers, strict=True)
         }
-        nothing = np.zeros(1, np.int8)
         found = [
             numbers[place][base] if asked else np.zeros(len(base), np.int8)
             for place, base in zip(self.places, rows.base_rows, strict=True)
         ]
-        return pa.array(_NAMES).take(pa.array(np.concatenate([nothing, *found])[1:]))
+        return pa.array(_NAMES).take(pa.array(np.concatenate(found)))
 
     def _requests(self, place: tuple[SideTerms, int, int, int], rows: NewRows, job: str) -> dict[str, SendSides]:
         terms, offset, *conditions = place

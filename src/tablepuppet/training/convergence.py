@@ -253,14 +253,12 @@ def _names_of_rows(prepared: Prepared, encoders: Sequence[Sequence[Encoder]]) ->
                     f"{name} is text: numbers with a comma. Write CAST(replace({name}, ',', '') AS DOUBLE) if it "
                     "separates thousands, and with '.' instead of '' if it separates decimals"
                 )
-                continue
-            if count > numbers > _MOSTLY * count:
+            elif count > numbers > _MOSTLY * count:
                 notes.append(
                     f"{name} is text, and {numbers:,} of its {count:,} values are numbers; where it should be a "
                     f"number, write TRY_CAST({name} AS DOUBLE), which makes NULL of the others"
                 )
-                continue
-            if count > _FEW_NAMES and 2 * count > joined:
+            elif count > _FEW_NAMES and 2 * count > joined:
                 notes.append(
                     f"{name} has {count:,} different texts in {joined:,} joined rows, which do not generalise; "
                     "if they are dates or numbers, write CAST(… AS DATE) or CAST(… AS DOUBLE), else leave them out or "

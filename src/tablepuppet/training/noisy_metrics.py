@@ -11,6 +11,7 @@ follow from the noisy sums, as the same metrics of exact sums do (models/metrics
 """
 
 import math
+from functools import reduce
 
 import msgspec
 import numpy as np
@@ -112,13 +113,9 @@ def _norm(loss: Loss) -> float:
 
 def _contributions(loss: Loss, scores: Array, labels: Array, noise: AnalystNoise) -> Array:
     """The sums of all rows' vectors."""
-    total: Array | None = None
-    for start in range(0, max(1, len(scores)), _ROWS_PER_PIECE):
-        rows = slice(start, start + _ROWS_PER_PIECE)
-        own = _sum_rows(loss, np.ascontiguousarray(scores[rows]), labels[rows], noise)
-        total = own if total is None else total + own
-    assert total is not None
-    return total
+    pieces = (slice(at, at + _ROWS_PER_PIECE) for at in range(0, max(1, len(scores)), _ROWS_PER_PIECE))
+    sums = (_sum_rows(loss, np.ascontiguousarray(scores[rows]), labels[rows], noise) for rows in pieces)
+    return reduce(np.add, sums)
 
 
 def _sum_rows(loss: Loss, scores: Array, labels: Array, noise: AnalystNoise) -> Array:

@@ -151,10 +151,8 @@ def run_search(prepared: Prepared, link: Link, job_id: str, on_round: OnRound | 
     trim_heap()
     folds = FoldRows.of(mapping, search.folds.count, is_time=search.folds.by == "time")
     runs = _Runs(prepared, union, encoders, folds, on_round)
-    fits: list[Fit] = []
-    for fold in range(search.folds.count):
-        fits += runs.fold(fold)
-    return SearchResult(plan, search.settings, tuple(fits), link.meter.traffic())
+    fits = tuple(fit for fold in range(search.folds.count) for fit in runs.fold(fold))
+    return SearchResult(plan, search.settings, fits, link.meter.traffic())
 
 
 def check_apart(jobs: Sequence[Job], folds: Folds) -> None:
@@ -232,10 +230,8 @@ class _Runs:
         if self.multi_models is None:
             return [self._one(number, fold, inside, outside) for number in numbers]
         size = min(len(numbers), self.multi_models.most)
-        found: list[Fit] = []
-        for first in range(0, len(numbers), size):
-            found += self._several(numbers[first : first + size], size, fold, inside, outside)
-        return found
+        several = (numbers[first : first + size] for first in range(0, len(numbers), size))
+        return [fit for own in several for fit in self._several(own, size, fold, inside, outside)]
 
     def _one(self, number: int, fold: int, inside: TableMapping, outside: JoinedRows) -> Fit:
         before, plan = self.before, self.plans[number]

@@ -51,10 +51,9 @@ class Identity(msgspec.Struct, frozen=True):
         certs.check_own(self.authority, self.certificate, self.key)
         certs.warn_of_loose(self.key)
 
-    def read(self) -> tuple[bytes, bytes, bytes]:
+    def read(self) -> tuple[bytes, ...]:
         files = {"the authority": self.authority, "the certificate": self.certificate, "the key": self.key}
-        authority, certificate, key = (certs.read_file(path, what) for what, path in files.items())
-        return authority, certificate, key
+        return tuple(certs.read_file(path, what) for what, path in files.items())
 
 
 class Party(msgspec.Struct, frozen=True):

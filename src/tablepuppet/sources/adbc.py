@@ -22,7 +22,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from tablepuppet.errors import SourceError
-from tablepuppet.sources.duckdb_source import quote_name
+from tablepuppet.sources.duckdb_source import literal, quote_name
 from tablepuppet.sources.pushdown import COMMON, FETCHED, Dialect, Family, OwnerColumn, PushDown
 from tablepuppet.sources.source import stamp_of
 
@@ -211,8 +211,7 @@ class SQLite(Session):
             raise SourceError(f"table {self._name}: its SQLite file is gone; put it back")
         if self._file.stat().st_ino != self._inode:  # another file has taken its place
             self.reconnect()
-        literal = "'" + self._table.replace("'", "''") + "'"
-        found = self._rows(f'SELECT name, type, "notnull" FROM pragma_table_info({literal})')
+        found = self._rows(f'SELECT name, type, "notnull" FROM pragma_table_info({literal(self._table)})')
         if not found:
             raise SourceError(f"table {self._name}: there is no such table in the SQLite file; check its name")
         return [replace(self._column(name, declared), nullable=not required) for name, declared, required in found]

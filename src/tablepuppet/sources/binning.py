@@ -178,15 +178,15 @@ def public_bins(columns: Sequence[Sequence[Sketch]], bounds: Sequence[Bounds], b
     strings: all public names, or the first of them in order."""
     if len(columns) != len(bounds):
         raise TransportError("a vector that several owners hold has no public borders; make it columns of numbers")
-    return [_public_bins(between, own, bins) for own, between in zip(columns, bounds, strict=True)]
-
-
-def _public_bins(between: Bounds, sketches: Sequence[Sketch], bins: int) -> Bins:
-    if between is not None:  # borders at even steps
-        low, high = between
-        return NumberBins(np.unique(low + (high - low) * np.arange(1, bins) / bins))
-    names, _, is_cut = _total(sketches)
-    return category_bins(names, np.ones(len(names)), bins, is_cut)
+    found: list[Bins] = []
+    for own, between in zip(columns, bounds, strict=True):
+        if between is not None:  # borders at even steps
+            low, high = between
+            found.append(NumberBins(np.unique(low + (high - low) * np.arange(1, bins) / bins)))
+        else:
+            names, _, is_cut = _total(own)
+            found.append(category_bins(names, np.ones(len(names)), bins, is_cut))
+    return found
 
 
 def columns_of(bins: Sequence[Bins], columns: Sequence[RawColumn]) -> list[RawColumn]:

@@ -128,10 +128,6 @@ class DatabaseSource:
             )
 
 
-def is_remote_url(url: str) -> bool:
-    return url.partition("://")[0].lower() in (*WEB, *STORES) and "://" in url
-
-
 def open_database(spec: SourceSpec, name: str) -> Source:
     scheme = spec.url.partition("://")[0].lower()
     if scheme not in (*_DRIVERS, "duckdb"):

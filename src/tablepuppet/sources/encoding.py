@@ -76,11 +76,9 @@ def encode(
     given = size if rows is None else len(rows)
     for info, feature in zip(infos, encoders, strict=True):
         _check_kind(info, feature)
-    starts = np.cumsum([0, *(encoded_width(feature) for feature in encoders)])
-    places = [
-        np.arange(starts[i], starts[i + 1]) for i, feature in enumerate(encoders) if isinstance(feature, NumberEncoder)
-    ]
-    dense_columns = np.concatenate([np.empty(0, np.int64), *places])
+    widths = np.array([encoded_width(feature) for feature in encoders], np.int64)
+    starts = np.append(0, np.cumsum(widths))
+    dense_columns = np.flatnonzero(np.repeat([isinstance(feature, NumberEncoder) for feature in encoders], widths))
     dense = np.zeros((given, len(dense_columns)))
     codes: list[Codes] = []
     code_columns: list[slice] = []

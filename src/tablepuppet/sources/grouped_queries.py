@@ -19,6 +19,7 @@ import msgspec
 from sqlglot import exp, parse_one
 
 from tablepuppet.sources.guard import AGGREGATES
+from tablepuppet.sources.syntax import without
 
 GROUPS = "tablepuppet groups"  # the table of the final query
 _KINDS = tuple(AGGREGATES)
@@ -96,7 +97,7 @@ def _as_groups(select: exp.Select) -> exp.Select:
         return select  # it goes row by row if it leaves all groups apart
     if any(item.find(exp.Star) or item.find(*_KINDS) for item in select.expressions):
         raise UnmergeableError("DISTINCT")
-    grouped = _without(select.copy(), "distinct")
+    grouped = without(select.copy(), "distinct")
     grouped.set("group", exp.Group(expressions=[item.unalias().copy() for item in select.expressions]))
     return grouped
 
@@ -160,8 +161,8 @@ def split_groups(query: str | exp.Expr, columns: Callable[[], Collection[str]] =
         name = exp.to_identifier(layer.args["from_"].this.alias_or_name or "t", quoted=True)
         inner, outer = exp.Subquery(this=final, alias=exp.TableAlias(this=name)), layer.copy()
         outer.set("from_", exp.From(this=inner))
-        final = _without(outer, "order", "distinct")
-    partial = _without(select.copy(), "order", "having")
+        final = without(outer, "order", "distinct")
+    partial = without(select.copy(), "order", "having")
     own = [exp.alias_(g.copy(), f"g{i}") for i, g in enumerate(by)]
     own += [exp.alias_(parse_one(s.text, dialect="duckdb"), f"s{i}") for i, s in enumerate(merging.states)]
     partial.set("expressions", own)
@@ -283,9 +284,3 @@ def _plain(node: exp.Expr) -> str:
         return exp.column(part.name.lower(), quoted=True) if isinstance(part, exp.Column) else part
 
     return node.copy().transform(bare).sql("duckdb")
-
-
-def _without(query: exp.Select, *clauses: str) -> exp.Select:
-    for clause in clauses:
-        query.set(clause, None)
-    return query

@@ -107,10 +107,14 @@ class _Tracer:
         return self._cut(self._select(node, named), node)
 
     def _cut(self, rows: _Rows, node: exp.Expr) -> _Rows:
-        """LIMIT and OFFSET: which rows are left depends on all of them."""
-        if any(node.args.get(clause) is not None for clause in ("limit", "offset")):
-            return replace(rows, grouping=rows.grouping.union(*rows.outputs.values()), stability=_without_bound(rows))
-        return rows
+        """DISTINCT, LIMIT and OFFSET: which rows are left depends on all of them."""
+        distinct = node.args.get("distinct")
+        is_chosen = isinstance(distinct, exp.Distinct) and distinct.args.get("on") is not None
+        if is_chosen or any(node.args.get(clause) is not None for clause in ("limit", "offset")):
+            rows = replace(rows, stability=_without_bound(rows))
+        elif not distinct:
+            return rows
+        return replace(rows, grouping=rows.grouping.union(*rows.outputs.values()))
 
     def _union(self, node: exp.SetOperation, named: Mapping[str, _Rows]) -> _Rows:
         left, right = self.query(node.this, named), self.query(node.expression, named)
@@ -119,7 +123,7 @@ class _Tracer:
         pairs = zip(left.outputs.items(), right.outputs.values(), strict=True)
         outputs = {name: ours | theirs for (name, ours), theirs in pairs}
         grouping = left.grouping | right.grouping
-        if node.args.get("distinct") or not isinstance(node, exp.Union):
+        if not isinstance(node, exp.Union):
             grouping = grouping.union(*outputs.values())
         stability = _add(left.stability, right.stability)
         return _Rows(outputs, left.conditions | right.conditions, grouping, stability)
@@ -151,7 +155,7 @@ class _Tracer:
             grouping.union(*(r.grouping for r in inner)),
             self._add_nested([node, *joins], counts, named),
         )
-        return self._distinct(node, self._group(node, rows, joined, named))
+        return self._group(node, rows, joined, named)
 
     def _group(self, node: exp.Select, rows: _Rows, joined: _Members, named: Mapping[str, _Rows]) -> _Rows:
         group = node.args.get("group")
@@ -169,18 +173,6 @@ class _Tracer:
             rows = replace(rows, stability=dict.fromkeys(rows.stability, 2))
         parts = [part for value in _parts(node) for part in _outside_queries(value)]
         return replace(rows, stability=_without_bound(rows)) if any(isinstance(p, exp.Window) for p in parts) else rows
-
-    @staticmethod
-    def _distinct(node: exp.Select, rows: _Rows) -> _Rows:
-        distinct = node.args.get("distinct")
-        if distinct is None:
-            return rows
-        is_chosen = distinct.args.get("on") is not None
-        return replace(
-            rows,
-            grouping=rows.grouping.union(*rows.outputs.values()),
-            stability=_without_bound(rows) if is_chosen else rows.stability,
-        )
 
     def _relation(self, node: exp.Expr, named: Mapping[str, _Rows]) -> _Members:
         """A table, a name that WITH gave, or a subquery."""

@@ -99,7 +99,7 @@ def open_source(value: object, name: str) -> Source:
     if "://" in value.url:
         from tablepuppet.sources import databases  # with all its drivers
 
-        if not databases.is_remote_url(value.url):
+        if value.url.partition("://")[0].lower() not in (*files.WEB, *files.STORES):
             return databases.open_database(value, name)
     if value.table is not None or value.query is not None:
         given = f"table={value.table!r}" if value.table is not None else "a query"

@@ -28,6 +28,13 @@ def relations_of(select: exp.Expr) -> list[exp.Expr]:
     return [*([] if first is None else [first.this]), *(join.this for join in select.args.get("joins") or ())]
 
 
+def without(select: exp.Select, *clauses: str) -> exp.Select:
+    """The SELECT, from which these clauses are taken away."""
+    for clause in clauses:
+        select.set(clause, None)
+    return select
+
+
 def unused_name(name: str, taken: Iterable[str], between: str = "_") -> str:
     """The name, or the name with a number, that is not taken in upper or lower case.
 

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from sqlglot import exp
 
 from tablepuppet.errors import QueryError
-from tablepuppet.sources.syntax import conditions_of, unused_name
+from tablepuppet.sources.syntax import conditions_of, unused_name, without
 from tablepuppet.sql import ucq as ucqs
 from tablepuppet.sql.groups import has_aggregate
 from tablepuppet.sql.inlining import inline_source, inner_join
@@ -309,9 +309,7 @@ def _split_exists(query: exp.Select) -> tuple[list[exp.Expr], exp.Select] | None
     count = limit.expression if isinstance(limit, exp.Limit) else None
     if limit is not None and not (isinstance(count, exp.Literal) and count.name.isdigit() and int(count.name) > 0):
         return None
-    kept = query.copy()
-    for clause in ("limit", "order", "distinct"):
-        kept.set(clause, None)
+    kept = without(query.copy(), "limit", "order", "distinct")
     kept.set("expressions", [side.copy() for side in inner])
     kept.set("where", exp.Where(this=exp.and_(*(r.copy() for r in rest))) if rest else None)
     _name_items(kept)

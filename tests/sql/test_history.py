@@ -100,6 +100,12 @@ FORMS = {
         "FROM task t",
         {},
     ),
+    "a quantile of some rows": (
+        "SELECT t.x, (SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY r.points) FROM results r WHERE r.k = t.k AND "
+        "r.day < t.ts AND r.place = 'a') AS m, (SELECT count(*) FROM results r WHERE r.k = t.k AND r.day < t.ts) AS n, "
+        "t.y FROM task t",
+        {},
+    ),
     "lateral": (
         "SELECT t.x, h.n, h.mean, h.both, t.y FROM task t LEFT JOIN LATERAL (SELECT count(*) AS n, avg(r.points) AS "
         "mean, coalesce(sum(r.points), 0) + count(*) AS both FROM results r WHERE r.k = t.k AND r.day < t.ts) h "
@@ -231,6 +237,11 @@ def _moments(task: pa.Table) -> tuple[list[object], list[object]]:
             "task) t2 LEFT JOIN results r ON r.k = t2.k AND r.day < t2.ts GROUP BY 1, 2) h ON h.k = t.k AND h.ts = "
             "t.ts",
             "inner join",
+        ),
+        (
+            "SELECT h.n, t.y FROM task t CROSS JOIN (SELECT t2.k, t2.ts, count(*) AS n FROM task t2 JOIN results r ON "
+            "r.k = t2.k AND r.day < t2.ts GROUP BY 1, 2) h",
+            "no key joins h",
         ),
         (
             "SELECT h.n, t.y FROM task t LEFT JOIN LATERAL (SELECT r.place, count(*) AS n FROM results r WHERE r.k = "

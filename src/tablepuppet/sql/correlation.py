@@ -67,9 +67,7 @@ class Correlation:
         local = [c.copy() for c in given if not has_cutoff(c)]
         if self.moment is not None:
             on = exp.and_(*(c.copy() for c in bounds), copy=False) if bounds else None
-            joins.append(
-                exp.Join(this=cutoff_table(), on=on) if on is not None else exp.Join(this=cutoff_table(), kind="CROSS")
-            )
+            joins.append(exp.Join(this=cutoff_table(), on=on, kind=None if bounds else "CROSS"))
         select.set("joins", joins or None)
         return select.where(*local, copy=False) if local else select
 
@@ -127,10 +125,9 @@ def correlate(query: exp.Select, outer: set[str], refuse: Refuse) -> Correlation
         )
     query = query.copy()
     query.set("expressions", name_items(query.expressions))
-    conditions = conditions_of(query)
     keys: list[tuple[exp.Expr, exp.Expr]] = []
     rest: list[exp.Expr] = []
-    for condition in conditions:
+    for condition in conditions_of(query):
         pair = _key_pair(condition, foreign)
         keys += [] if pair is None else [pair]
         rest += [condition] if pair is None else []
@@ -232,24 +229,17 @@ def name_items(items: Sequence[exp.Expr]) -> list[exp.Expr]:
 
 def filter_aggregates(value: exp.Expr, conditions: Sequence[exp.Expr]) -> exp.Expr:
     """The value with every aggregate over the rows that meet some conditions."""
-    if not conditions:
-        return value.copy()
-
-    def change(node: exp.Expr) -> exp.Expr:
-        if not isinstance(node, tuple(AGGREGATES)) or isinstance(node.parent, exp.WithinGroup):
-            return node
-        where = exp.Where(this=exp.and_(*(c.copy() for c in conditions), copy=False))
-        return exp.Filter(this=node.copy(), expression=where)
-
-    def merge(node: exp.Expr) -> exp.Expr:
-        """FILTER of FILTER is one FILTER."""
-        if isinstance(node, exp.Filter) and isinstance(node.this, exp.Filter):
-            inner = node.this
-            both = exp.and_(inner.expression.this.copy(), node.expression.this.copy(), copy=False)
-            return exp.Filter(this=inner.this.copy(), expression=exp.Where(this=both))
-        return node
-
-    return value.copy().transform(change).transform(merge)
+    whole = exp.Paren(this=value.copy())
+    for node in list(whole.find_all(*AGGREGATES)) if conditions else ():
+        where = exp.and_(*(c.copy() for c in conditions), copy=False)
+        own = node.parent if isinstance(node.parent, exp.WithinGroup) else node
+        if isinstance(own.parent, exp.Filter):  # FILTER of FILTER is one FILTER
+            given = own.parent.expression
+            given.set("this", exp.and_(given.this, where, copy=False))
+        else:
+            own.replace(filtered := exp.Filter(expression=exp.Where(this=where)))
+            filtered.set("this", own)
+    return whole.unnest()
 
 
 def value_without_rows(item: exp.Expr, refuse: Refuse) -> exp.Expr | None:

@@ -18,7 +18,7 @@ r, and to nobody else (exchanges/history.py).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from sqlglot import exp, parse_one
 
@@ -26,7 +26,7 @@ from tablepuppet.errors import QueryError
 from tablepuppet.sources.grouped_queries import grouped_by, named_items
 from tablepuppet.sources.guard import QUERY_NODES
 from tablepuppet.sources.history_queries import AT, AT_ONCE, BEGINS, CUTOFFS, KEY, KEYS
-from tablepuppet.sources.syntax import conditions_of, conjuncts_of, relations_of, unused_name
+from tablepuppet.sources.syntax import conditions_of, conjuncts_of, relations_of, unused_name, without
 from tablepuppet.sql import correlation
 from tablepuppet.sql.correlation import ORDER, Correlation, correlate, derived_table, name_items
 from tablepuppet.sql.grammar import At, check_nodes, refusal
@@ -60,7 +60,6 @@ class _Branch:
     text: str
     select: exp.Select
     tables: Tables
-    scalars: list[_Scalar] = field(default_factory=list)
 
     def rewrite(self) -> None:
         for join in list(self.select.args.get("joins") or ()):
@@ -202,14 +201,11 @@ class _Branch:
         at = AT_ONCE if self._is_named_outside(guest) else AT
         derived.set("expressions", [*shown, exp.alias_(correlation.cutoff_column(), at, quoted=True)])
         _write_using(self.select, join, relations_of(self.select)[0].alias_or_name)
-        on = []
-        for condition in conjuncts_of(join.args.get("on")):
-            for column in list(condition.find_all(exp.Column)):
-                if column.table.lower() == name.name.lower() and column.name.lower() in moments:
-                    column.replace(exp.column(at, name, quoted=True))
-            on.append(condition)
+        on = join.args.get("on")
+        for column in [] if on is None else list(on.find_all(exp.Column)):
+            if column.table.lower() == name.name.lower() and column.name.lower() in moments:
+                column.replace(exp.column(at, name, quoted=True))
         join.this.replace(derived_table(derived, name))
-        join.set("on", exp.and_(*on, copy=False))
 
     def _write_inner_joins(self, query: exp.Select, guest: exp.Expr) -> None:
         """The joins of a grouped history by ON, and none of them a LEFT JOIN."""
@@ -285,7 +281,7 @@ class _Branch:
 
     def _join_scalars(self) -> None:
         """Correlated aggregates of the SELECT list; those over the same history become one join."""
-        outer = self._sources()
+        outer, found_scalars = self._sources(), list[_Scalar]()
         for item in list(self.select.expressions):
             self._count_rows(item)
             for node in list(item.find_all(exp.Subquery)):
@@ -298,9 +294,9 @@ class _Branch:
                 self._check_plain(found.query, node)
                 if len(found.query.expressions) != 1:
                     raise self._refuse("a subquery in the SELECT list gives one value; select one", query)
-                self.scalars.append(_Scalar(node, found, item.alias or found.query.expressions[0].alias_or_name))
+                found_scalars.append(_Scalar(node, found, item.alias or found.query.expressions[0].alias_or_name))
         shared: dict[tuple[str, ...], list[_Scalar]] = {}
-        for scalar in self.scalars:
+        for scalar in found_scalars:
             query = scalar.correlation.query
             if has_aggregate(query):
                 shared.setdefault(scalar.correlation.source, []).append(scalar)
@@ -324,9 +320,7 @@ class _Branch:
             if found is None or self._holders(node.this) == self._holders(outer[found.alias.name.lower()]):
                 continue
             self._check_plain(found.query, node)
-            counted = node.this.copy().select("count(*)", append=False)
-            for clause in ("order", "limit"):
-                counted.set(clause, None)
+            counted = without(node.this.copy().select("count(*)", append=False), "order", "limit")
             node.replace(exp.paren(exp.Subquery(this=counted) > 0))
 
     def _join_value(self, scalar: _Scalar) -> None:

@@ -209,17 +209,14 @@ def join_tree(scope: Scope, sources: Sequence[Source], where: Sequence[exp.Expr]
     keys: dict[int, list[KeyEquality]] = {position: [] for position in range(len(sources))}
     for condition in conditions:
         _check_inner(scope, condition, outer)
+    for relation, own in outer.items():
+        for condition in own:
+            _check_outer(scope, condition, relation, kinds)
+    for condition in itertools.chain(conditions, *outer.values()):
         if isinstance(condition, Filter):
             filters[condition.relation].append(condition.predicate)
         else:
             keys[condition.right].append(condition)
-    for relation, own in outer.items():
-        for condition in own:
-            _check_outer(scope, condition, relation, kinds)
-            if isinstance(condition, Filter):
-                filters[relation].append(condition.predicate)
-            else:
-                keys[relation].append(condition)
     return JoinTree(_place(scope, sources, keys, kinds), tuple(tuple(f) for f in filters))
 
 

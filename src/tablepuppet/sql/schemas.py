@@ -78,7 +78,6 @@ def owned_query(ucq: Ucq, query: exp.Query, tables: Tables) -> "TableShape":
             owners = f"{', '.join(tables[first])}; {', '.join(tables[name])}"
             message = f"this subquery reads {first} and {name}, which lie with different owners ({owners}). {advice}"
             raise ucq.refuse(message, base)
-    for base, name in zip(bases, names, strict=True):
         if base.args.get("alias") is None:
             base.set("alias", exp.TableAlias(this=base.this.copy()))
         base.set("this", exp.Identifier(this=name, quoted=True))
@@ -173,7 +172,7 @@ def ask_schemas(names: Sequence[str], tables: Tables, link: Link) -> dict[str, T
 def describe(ucq: Ucq, tables: Tables, link: Link) -> dict[Origin, TableShape]:
     """The shape of everything that the query's FROM clauses name."""
     named: dict[Origin, TableShape] = {}
-    cutoffs, times = _cutoff_types(ucq, tables, link)
+    histories = _ask_cutoffs(ucq, tables, link)
     sources = [source for branch in ucq.branches for source in branch.sources]
     for source in sources:
         if source.derived is None:
@@ -181,8 +180,8 @@ def describe(ucq: Ucq, tables: Tables, link: Link) -> dict[Origin, TableShape]:
             named[source.origin] = TableShape(table, tables[table])
         else:
             read = owned_query(ucq, source.derived, tables)
-            found = cutoffs.get(source.origin, ""), times.get(source.origin, frozenset())
-            named[source.origin] = replace(read, cutoffs=found[0], times=found[1])
+            cutoffs, times = histories.get(source.origin, ("", frozenset()))
+            named[source.origin] = replace(read, cutoffs=cutoffs, times=times)
     used = list(dict.fromkeys(named.values()))
     asked = [(client, shape) for shape in used for client in shape.clients]
     answers: list[TableSchema] = link.ask_each(
@@ -214,13 +213,12 @@ def describe(ucq: Ucq, tables: Tables, link: Link) -> dict[Origin, TableShape]:
     return {origin: shapes[read] for origin, read in named.items()}
 
 
-def _cutoff_types(
-    ucq: Ucq, tables: Tables, link: Link
-) -> tuple[dict[Origin, CutoffType], dict[Origin, frozenset[str]]]:
+def _ask_cutoffs(ucq: Ucq, tables: Tables, link: Link) -> dict[Origin, tuple[CutoffType, frozenset[str]]]:
     """The type of each history's cutoffs, from their owners, and the kinds of its times. One round, where there are
     any."""
     asked: list[tuple[Origin, exp.Expr]] = []
     requests: list[tuple[str, DescribeTable]] = []
+    times: dict[Origin, tuple[str, DescribeTable]] = {}
     for branch in ucq.branches:
         for source in branch.sources:
             if source.derived is None or not reads_cutoffs(source.derived):
@@ -230,11 +228,10 @@ def _cutoff_types(
             read = owned_query(ucq, query, tables)
             requests += [(client, DescribeTable(table=read.name, query=read.query)) for client in read.clients]
             asked += [(source.origin, moment)] * len(read.clients)
+            read = owned_query(ucq, list_times(source.derived), tables)
+            times[source.origin] = read.clients[0], DescribeTable(table=read.name, query=read.query)
     found: dict[Origin, CutoffType] = {}
-    histories = [s for b in ucq.branches for s in b.sources if s.derived is not None and reads_cutoffs(s.derived)]
-    reads = [owned_query(ucq, list_times(s.derived), tables) for s in histories if s.derived is not None]
-    times = [(read.clients[0], DescribeTable(table=read.name, query=read.query)) for read in reads]
-    answers: list[TableSchema] = link.ask_each([*requests, *times]) if requests else []
+    answers: list[TableSchema] = link.ask_each([*requests, *times.values()]) if requests else []
     kinds = [frozenset(column.kind for column in answer.columns) for answer in answers[len(requests) :]]
     for (origin, moment), (client, _), answer in zip(asked, requests, answers[: len(requests)], strict=True):
         kind = answer.columns[0].detail if answer.columns else ""
@@ -246,7 +243,7 @@ def _cutoff_types(
                 moment,
             )
         found[origin] = cast("CutoffType", kind)
-    return found, {source.origin: kind for source, kind in zip(histories, kinds, strict=True)}
+    return {origin: (found[origin], kind) for origin, kind in zip(times, kinds, strict=True)}
 
 
 def _moment_of(ucq: Ucq, branch: Conjunctive, source: Source) -> tuple[exp.Expr, Source]:

@@ -18,12 +18,10 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import RowNumbers
 from tablepuppet.errors import MappingError, PrivacyError
-from tablepuppet.job.job import Walk
 from tablepuppet.join.cluster.cluster import Cluster
 from tablepuppet.join.cluster.rows import ClusterRows
 from tablepuppet.join.duckdb_join import Counts, ListedRows, Marks
 from tablepuppet.join.factorised.tree import Tree
-from tablepuppet.join.groups import MergedGroups
 from tablepuppet.join.join import Span, block_span, parts_of_block
 from tablepuppet.join.keys import ScanKeys, gather_keys
 from tablepuppet.join.labels import LabelSpace, MappingRequest, read_labels
@@ -52,11 +50,8 @@ def within_cap(blocks: Sequence[RowNumbers], caps: Sequence[int | None], seed: i
         base = rows[kept]
         order = np.argsort(base, kind="stable")
         grouped = base[order]
-        first = np.flatnonzero(np.concatenate([[True], grouped[1:] != grouped[:-1]])) if len(grouped) else grouped
-        rank = np.arange(len(grouped)) - np.repeat(first, np.diff(np.append(first, len(grouped))))
-        stays = np.zeros(len(kept), np.bool_)
-        stays[order[(rank < cap) | (grouped < 0)]] = True
-        kept = kept[stays]
+        rank = np.arange(len(grouped)) - np.searchsorted(grouped, grouped)
+        kept = kept[np.sort(order[(rank < cap) | (grouped < 0)])]
     return np.sort(kept)
 
 
@@ -70,19 +65,6 @@ class RowChoice(msgspec.Struct, frozen=True):
 Side = list[BranchSide]  # joined rows of each branch
 
 
-class _Sides(msgspec.Struct, frozen=True, eq=False):
-    """Joined rows that are trained on, tested on and validated on, before they are written down."""
-
-    labels: LabelSpace
-    client_rows: list[dict[str, int]]  # of each scan
-    joins: tuple[BranchJoin, ...]  # of each branch
-    sides: list[Side]
-    walk: Walk
-    whole: SideSizes
-    merged: tuple[MergedGroups | None, ...]
-    cutoffs: dict[int, int]
-
-
 def map_tables(
     bound: BoundQuery,
     link: Link,
@@ -91,11 +73,24 @@ def map_tables(
     cluster: Cluster | None = None,
     choice: RowChoice | None = None,
 ) -> TableMapping:
-    """The table mapping of a bound query; with a cluster, its joined rows lie there."""
+    """The table mapping of a bound query, in three rounds; with a cluster, its joined rows lie there."""
     privacy = request.privacy
     caps = [None if privacy.features is None else privacy.features.cap_of(block.table) for block in bound.blocks]
-    given = _join_rows(bound, link, request, None if any(caps) else cluster, choice)
-    labels, client_rows, joins, sides = given.labels, given.client_rows, given.joins, list(given.sides)
+    keys, client_rows = gather_keys(bound, link, request.job, privacy, is_ordered=True)
+    trim_heap()  # in one process: memory that owners freed meanwhile
+    if request.analyst_cap is not None:
+        _check_reach(bound.branches[0], _budgeted_relation(bound), keys)
+    found = join_branches(bound, keys, request, None if any(caps) else cluster)
+    cutoffs = {number: scan.cutoffs for number, scan in enumerate(keys) if scan.cutoffs is not None}
+    merged = tuple(scan.merged for scan in keys)
+    del keys
+    labels = read_labels(bound, link, request, client_rows)
+    joins, walk = found.joins, found.choose(request, labels.info)
+    sides = _split(bound, joins, labels, _mark_rows(bound, labels, choice, client_rows, request), request.analyst_cap)
+    whole = SideSizes(*map(_rows, sides))
+    if walk == "drawn":
+        most = request.max_joined_rows or min(MAX_DRAWN, found.limit)
+        sides = [draw_side(side, most, request.seed) for side in sides]
     of_labels, sizes = _label_span(bound, labels), [join.sizes for join in joins]
     of_branches = [branch.label_place for branch in bound.branches]
     counts = [_counts(sides[0]), _counts(*sides[1:])]
@@ -124,7 +119,7 @@ def map_tables(
     for number, (_, places) in enumerate(spans):
         own = (occurring[0][number], occurring[1][number])
         parts += parts_of_block(number, places, own, len(parts), privacy.masks)
-    trees = tuple(Tree.of(join) for join in joins if isinstance(join, TreeJoin)) if given.walk == "factorised" else None
+    trees = tuple(Tree.of(join) for join in joins if isinstance(join, TreeJoin)) if walk == "factorised" else None
     writer = Writer(len(spans), columns, label, sizes, labels, cluster, trees, request.seed)
     joined = writer.write("train", sides[0], occurring[0], multiplicity[label] if label < len(spans) else None)
     is_tree = all(isinstance(branch, TreeSide) for branch in sides[0])
@@ -141,36 +136,13 @@ def map_tables(
         placement=Placement(len(joined.partitions), is_tree) if isinstance(joined, ClusterRows) else None,
         folds=None if labels.folds is None else labels.folds[occurring[0][label]],
         label_rows=tuple(LabelRows(labels.offsets[place], dict(client_rows[place.scan])) for place in of_branches),
-        merged=given.merged,
-        cutoffs=given.cutoffs,
-        walk=given.walk,
-        whole=given.whole if given.walk == "drawn" else None,
+        merged=merged,
+        cutoffs=cutoffs,
+        walk=walk,
+        whole=whole if walk == "drawn" else None,
     )
     trim_heap()
     return mapping
-
-
-def _join_rows(
-    bound: BoundQuery, link: Link, request: MappingRequest, cluster: Cluster | None, choice: RowChoice | None
-) -> _Sides:
-    """Three rounds: keys, which are joined, and labels, by which joined rows are split."""
-    keys, client_rows = gather_keys(bound, link, request.job, request.privacy, is_ordered=True)
-    trim_heap()  # in one process: memory that owners freed meanwhile
-    if request.analyst_cap is not None:
-        _check_reach(bound.branches[0], _budgeted_relation(bound), keys)
-    found = join_branches(bound, keys, request, cluster)
-    cutoffs = {number: scan.cutoffs for number, scan in enumerate(keys) if scan.cutoffs is not None}
-    merged = tuple(scan.merged for scan in keys)
-    del keys
-    labels = read_labels(bound, link, request, client_rows)
-    walk = found.choose(request, labels.info)
-    marks = _mark_rows(bound, labels, choice, client_rows, request)
-    sides = _split(bound, found.joins, labels, marks, request.analyst_cap)
-    whole = SideSizes(*map(_rows, sides))
-    if walk == "drawn":
-        most = request.max_joined_rows or min(MAX_DRAWN, found.limit)
-        sides = [draw_side(side, most, request.seed) for side in sides]
-    return _Sides(labels, client_rows, found.joins, sides, walk, whole, merged, cutoffs)
 
 
 def _mark_rows(

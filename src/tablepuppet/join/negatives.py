@@ -151,9 +151,7 @@ def _draw_pairs(
         again = again[met.take(np.searchsorted(met, pairs), mode="clip") == pairs]
         if not len(again):
             break
-    stays = np.ones(len(whose), np.bool_)
-    stays[again] = False
-    return whose[stays], first[pick[stays]]
+    return np.delete(whose, again), first[np.delete(pick, again)]
 
 
 def _beside(side: JoinedRows, drawn: _Pairs, users: Sequence[int]) -> JoinedRows:

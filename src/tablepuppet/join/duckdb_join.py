@@ -158,23 +158,19 @@ def why_empty(bound: BoundQuery, branch: Branch, keys: Sequence[ScanKeys]) -> st
 
 def _from(branch: Branch, names: Sequence[str], present: str) -> str:
     """The FROM clause; `present`: a column that no row of any relation lacks."""
-    parts = [f"{names[0]} r0"]
+    parts, conditions = [f"{names[0]} r0"], list[str]()
     for join in branch.joins:
-        name = f"{names[join.relation]} r{join.relation}"
+        name, equal = f"{names[join.relation]} r{join.relation}", " AND ".join(map(_equality, join.on))
         if join.kind == "semi":
             parts.append(f"LEFT JOIN {name} ON FALSE")
+            looked_up = equal.replace(f"r{join.relation}.", "x.")
+            conditions.append(f"EXISTS (SELECT 1 FROM {names[join.relation]} x WHERE {looked_up})")
         elif join.on:
-            word = "JOIN" if join.kind == "inner" else "LEFT JOIN"
-            parts.append(f"{word} {name} ON {' AND '.join(map(_equality, join.on))}")
+            parts.append(f"{'JOIN' if join.kind == 'inner' else 'LEFT JOIN'} {name} ON {equal}")
         else:
             parts.append(f"CROSS JOIN {name}")
-    conditions: list[str] = []
-    for join in branch.joins:
         if join.is_anti:
             conditions.append(f"r{join.relation}.{present} IS NULL")
-        if join.kind == "semi":
-            equal = " AND ".join(map(_equality, join.on)).replace(f"r{join.relation}.", "x.")
-            conditions.append(f"EXISTS (SELECT 1 FROM {names[join.relation]} x WHERE {equal})")
         if join.kind == "not in":
             [pair] = join.on
             scan = f"s{branch.relations[join.relation].scan}"

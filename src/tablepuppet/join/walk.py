@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import NUMBERS_PER_TRIANGLES, Array, Triangles, floats
+from tablepuppet.arrays import NUMBERS_PER_TRIANGLES, Array, Triangles, floats, pieces
 from tablepuppet.join.row_index import Place, gather, scatter_add
 from tablepuppet.models.losses import Weighted
 
@@ -143,8 +143,7 @@ def _collapse(out: Array, base: int, columns: tuple[Column, ...], place: Place |
         return
     whole = tuple(c for c in columns if isinstance(c, np.ndarray))
     count, step = len(last.z), max(1, NUMBERS_PER_TRIANGLES // max(1, last.shape[1]))
-    for first in range(0, count, step):
-        some = slice(first, min(first + step, count))
+    for some in pieces(count, step):
         if isinstance(place, slice):
             here: Place | slice = slice(place.start + some.start, place.start + some.stop)
         else:

@@ -101,12 +101,11 @@ class Cluster:
                 "add nodes, or ask for fewer workers"
             )
         try:
-            found = self._ray.get(hello)
+            version, mode = self._ray.get(hello)
         except self._ray.exceptions.RayActorError:
             return  # lost already; the next call finds out
         except self._ray.exceptions.RayTaskError as error:
             raise _cause(error, self._place) from None
-        version, mode = found
         if version != __version__:
             raise TrainingError(
                 f"a Ray node has tablepuppet {version}, and this is {__version__}; install the same on all nodes"

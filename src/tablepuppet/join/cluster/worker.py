@@ -36,6 +36,7 @@ from tablepuppet.join.join import JoinedSide
 from tablepuppet.join.joined_rows import JoinedRows, LaneResult, Used, Work
 from tablepuppet.join.row_index import IndexFacts, RowIndex, counts_up, rises
 from tablepuppet.join.walk import Lane
+from tablepuppet.sources.columns import numpy_of
 
 
 class Storage:
@@ -61,7 +62,7 @@ class Storage:
         """The arrays under a name, mapped from the disk where it is local, and their facts."""
         source = self._files.open_input_file(f"{self._folder}/{name}.arrow")
         table = pa.ipc.open_file(source).read_all()
-        columns = {n: _whole(table.column(n)) for n in table.column_names}
+        columns = {n: numpy_of(table.column(n)) for n in table.column_names}
         return columns, json.loads(table.schema.metadata[b"tablepuppet"])
 
     def remove(self, name: str) -> None:
@@ -74,12 +75,6 @@ class Storage:
 
     def clear(self) -> None:
         self._files.delete_dir(self._folder)
-
-
-def _whole(column: pa.ChunkedArray) -> NDArray[Any]:
-    """A column as one array, without a copy where it lies in one chunk."""
-    array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-    return np.asarray(array.to_numpy(zero_copy_only=False))
 
 
 MAX_ROWS_TO_SEND = 1 << 17  # rows of a block that are sooner sent than numbered anew

@@ -110,7 +110,10 @@ def _fit_shortest(core: Analytic, low: float, high: float, tolerance: float) -> 
         found = _make_wave(core, moved, far, count)
         if _is_within(found, tolerance):
             return found
-    raise ScoreRangeError(_why_not(low, high, tolerance))
+    raise ScoreRangeError(
+        f"scores reach from {low:.3g} to {high:.3g}, where no series of {MAX_FREQUENCIES:,} frequencies keeps to "
+        f"{tolerance:.0e}; the classes may be separable: raise l2, or look for extreme values in the columns"
+    )
 
 
 def _fit(core: Analytic, centre: float, reach: float, count: int) -> Series:
@@ -161,13 +164,6 @@ def _values(core: Analytic, scores: Array) -> Array:
 def _is_within(series: Series, tolerance: float) -> bool:
     largest = max(1.0, float(np.abs(series.cosines[2]).sum() + np.abs(series.sines[2]).sum()))
     return series.promise <= tolerance and series.errors[2] <= tolerance * largest
-
-
-def _why_not(low: float, high: float, tolerance: float) -> str:
-    return (
-        f"scores reach from {low:.3g} to {high:.3g}, where no series of {MAX_FREQUENCIES:,} frequencies keeps to "
-        f"{tolerance:.0e}; the classes may be separable: raise l2, or look for extreme values in the columns"
-    )
 
 
 _MAX_LANES = 16

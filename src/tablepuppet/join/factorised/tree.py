@@ -189,7 +189,8 @@ class Moments(Semiring):
     def add(self, element: Element, segments: Segments) -> Element:
         count, mean, spread = element
         total = segments.reduce(np.add, count, 0.0)
-        middle = _divide(segments.reduce(np.add, count * mean, 0.0), total)
+        summed = segments.reduce(np.add, count * mean, 0.0)
+        middle = np.divide(summed, total, out=np.zeros_like(summed), where=total != 0.0)
         away = mean - segments.repeat(middle)
         return total, middle, segments.reduce(np.add, spread + count * away * away, 0.0)
 
@@ -216,10 +217,6 @@ class Ranges(Semiring):
     def add(self, element: Element, segments: Segments) -> Element:
         low = segments.reduce(np.minimum, element[0], np.inf)
         return low, segments.reduce(np.maximum, element[1], -np.inf)
-
-
-def _divide(a: Array, b: Array) -> Array:
-    return np.divide(a, b, out=np.zeros_like(a), where=b != 0.0)
 
 
 def pass_up(tree: Tree, ring: Semiring, rows: Sequence[Element]) -> list[Element]:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import Array, RowNumbers
-from tablepuppet.errors import PrivacyError
+from tablepuppet.errors import PrivacyError, TransportError
 from tablepuppet.models.heads.base import TrainedHead
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.metrics import Sums
@@ -229,6 +229,15 @@ class BlockAnswer(msgspec.Struct, frozen=True, eq=False):
 
     values: Array
     products: Array
+
+    def products_of(self, count: int) -> Array:
+        """The inner products of a step that has so many."""
+        if len(self.products) != count:
+            raise TransportError(
+                f"owners of a table answer a step with {len(self.products):,} inner products where {count:,} belong: "
+                "what they were asked, or what they answered, was changed on the way"
+            )
+        return self.products
 
 
 class Fitted(msgspec.Struct, frozen=True, eq=False):

@@ -131,7 +131,7 @@ class MultiRidgeServer(MultiModelServer):
         """A round that expects to gain nothing to speak of is the last one, and its directions wait."""
         models = len(self._ridges)
         for block, answer in zip(self._asked, answers, strict=True):
-            first, is_new, gaps = np.split(answer.products, [-2 * models, -models])
+            first, is_new, gaps = np.split(answer.products_of(1 + 2 * models), [1, 1 + models])
             if len(self._norms[block]):
                 self._norms[block][0] = first[0]
             self._gap += gaps

@@ -138,7 +138,8 @@ class Tracker:
             orders.append([free, *self._constants[i], *self._earlier[i]])
             self._earlier[i] = [free, *self._earlier[i]][: self.memory[i]]
             size = 1 + len(orders[i])
-            products.append(answer.products.reshape(size, size) if len(answer.products) else np.zeros((size, size)))
+            own = answer.products_of(size * size) if len(answer.products) else np.zeros(size * size)
+            products.append(own.reshape(size, size))
         fresh = [[order[0], *range(own)] for order, own in zip(orders, self._own, strict=True)]
         vectors = [
             [h, *(self._slots[i][s] if s >= 0 else self._constant(-1 - s, len(h)) for s in order)]

@@ -44,7 +44,7 @@ def test_the_demo_runs_and_its_algorithms_come_close_to_the_pooled_join(
     assert main(["demo", "--json", "--report", str(report)]) == 0
     shown = json.loads(capsys.readouterr().out)
     gaps = {run["algorithm"]: run["gap"] for run in shown["runs"]}
-    assert gaps["newton"] < 1e-6
+    assert gaps["newton"] < 1e-5
     assert gaps["admm"] < 1e-3
     assert gaps["sgd"] < 1e-2
     assert report.read_text(encoding="utf-8").startswith("<!doctype html>")

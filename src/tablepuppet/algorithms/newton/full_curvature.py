@@ -36,6 +36,7 @@ SHARED = 3_000_000  # numbers that a client sends in a round where several sum t
 CLASSES = 16  # outputs beyond which the pairs of them are more to send than they save
 ROWS_PER_COLUMN = 200  # that a matrix is made of, about
 _OWN_ROW_SHARE = 4.0  # times a mean row's share of the columns' curvature: a row with more stands for itself alone
+_FAR_FROM_ZERO = 0.01  # variance / mean square below which a column is centred
 _RESIDUAL = 1e-4  # residual of a direction that is found by products
 
 
@@ -150,9 +151,13 @@ def intercept_share(beside: Array, totals: Array, outputs: int) -> Array:
 
 
 def without_intercept(gram: Array, beside: Array, total: float) -> Array:
-    """D of one output, less the intercept's share: years lie near 2,000 and differ by one. `beside`: Tᵀ W 1."""
-    left = gram - beside @ beside.T / max(total, 1e-300)
-    is_constant = left.diagonal() <= 1e-12 * gram.diagonal()
+    """D of one output, with its columns far from zero centred: years lie near 2,000 and differ by one. The others stay:
+    in few rounds they come further with the intercept's share. `beside`: Tᵀ W 1."""
+    diagonal, share = gram.diagonal(), beside[:, 0] / max(total, 1e-300)
+    centred = diagonal - beside[:, 0] * share
+    is_far = centred < _FAR_FROM_ZERO * diagonal
+    left = gram - np.where(is_far[:, None] | is_far, share[:, None] * beside[:, 0], 0.0)
+    is_constant = centred <= 1e-12 * diagonal
     left[is_constant] = left[:, is_constant] = 0.0
     return np.asarray(left)
 

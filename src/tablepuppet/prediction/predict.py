@@ -91,14 +91,12 @@ def predict_rows(
             [c for _, s in here for c in s.columns],
             [e for b, _ in here for e in b.encoders],
         )
-    if there is not None:
-        _check_base(servable, there)
-    incomplete = frozenset[str]() if there is None else there.incomplete
-    identifiers = [
-        (branch.relations[branch.label_relation].scan, column)
-        for branch, columns in zip(servable.bound.branches, servable.key_columns, strict=True)
-        for column in columns
-    ]
+    scans = [branch.relations[branch.label_relation].scan for branch in servable.bound.branches]
+    absent, incomplete = (frozenset[str](),) * 2 if there is None else (there.absent, there.incomplete)
+    for table in (servable.bound.scans[scan].table for scan in scans):  # whose rows are those to predict
+        if table in absent:
+            raise ModelError(f"no owner of table {table} can be reached, and its rows are those to predict; try later")
+    identifiers = [(s, column) for s, own in zip(scans, servable.key_columns, strict=True) for column in own]
     privacy = privacy_of(model.metadata.get("keys"))
     asked = None if record is None else AskedSides.of(record, servable.bound)
     use = ModelUse((block_fingerprints(model),), () if asked is None else asked.terms)
@@ -114,14 +112,6 @@ def predict_rows(
     assumed = {b.table: a for b, a in zip(model.blocks, rows.assumed, strict=True) if a is not None}
     table = answer(model, keys, scores, assumed, sides)
     return table.replace_schema_metadata({"tablepuppet.missing": ", ".join(there.missing)})
-
-
-def _check_base(servable: Servable, there: Reachable) -> None:
-    """Rows to predict are those of the base table, so an owner must have some."""
-    for branch in servable.bound.branches:
-        table = servable.bound.scans[branch.relations[branch.label_relation].scan].table
-        if table in there.absent:
-            raise ModelError(f"no owner of table {table} can be reached, and its rows are those to predict; try later")
 
 
 def as_keys(given: Sequence[Any]) -> list[Key]:

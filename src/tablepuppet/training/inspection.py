@@ -291,13 +291,8 @@ def _feature(table: str, name: str, then: Encoder, now: Encoder) -> FeatureDrift
         return FeatureDrift(table, name, is_newly_missing=missing)
     if isinstance(then, CategoryEncoder) and isinstance(now, CategoryEncoder):
         new, lost = set(now.categories) - set(then.categories), set(then.categories) - set(now.categories)
-        return FeatureDrift(
-            table,
-            name,
-            new_categories=0 if then.has_other else len(new),
-            lost_categories=len(lost),
-            is_newly_missing=missing,
-        )
+        seen = 0 if then.has_other else len(new)
+        return FeatureDrift(table, name, new_categories=seen, lost_categories=len(lost), is_newly_missing=missing)
     if not isinstance(then, NumberEncoder) or not isinstance(now, NumberEncoder) or then.mean.size != now.mean.size:
         raise ModelError(f"{name} is of another type than in training; use the model's query")
     scale = np.where(then.scale > 0, then.scale, 1.0)

@@ -319,12 +319,8 @@ class RoundedResults(msgspec.Struct, frozen=True):
 
     def rises(self, found: list[dict[str, Any]], loss: float) -> list[dict[str, Any]]:
         unit, rounding = self.train.unit(loss), self.train.rounding
-        shown = [
-            row
-            | {
-                "importance": rounding.number(f"importance {row['table']}", row["importance"], unit),
-                "std": abs(rounding.number("std", row["std"], unit)),
-            }
-            for row in found
-        ]
+        shown = []
+        for row in found:
+            rise = rounding.number(f"importance {row['table']}", row["importance"], unit)
+            shown.append(row | {"importance": rise, "std": abs(rounding.number("std", row["std"], unit))})
         return sorted(shown, key=lambda row: -row["importance"])

@@ -93,11 +93,9 @@ def _number_or_text(expression: str, kind: str) -> str:
         return f"CASE WHEN {expression} THEN 1 WHEN NOT ({expression}) THEN 0 END"
     if kind == "float":
         return f"CASE WHEN ISNAN({expression}) THEN NULL ELSE {expression} END"
-    return (
-        expression
-        if kind in ("string", "vector")
-        else f"CAST({expression} AS {'TEXT' if kind == 'uuid' else 'DOUBLE'})"
-    )
+    if kind in ("string", "vector"):
+        return expression
+    return f"CAST({expression} AS {'TEXT' if kind == 'uuid' else 'DOUBLE'})"
 
 
 def _weigh(encoders: Sequence[Encoder], names: Sequence[str], layer: Layer, output: int) -> str:
@@ -171,13 +169,8 @@ def _adapt(whole: exp.Expr, dialect: str) -> exp.Expr:
         if isinstance(node, exp.IsNan) and dialect != "duckdb":
             nan = exp.EQ(this=node.this, expression=exp.cast(exp.Literal.string("NaN"), "double"))
             return nan if dialect in ("postgres", "snowflake", "bigquery") else exp.false()
-        if isinstance(node, exp.Extract) and node.name.upper() == "EPOCH" and dialect in ("sqlite", "mysql"):
-            own = (
-                "(JULIANDAY({x}) - 2440587.5) * 86400"
-                if dialect == "sqlite"
-                else "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {x}) / 1000000"
-            )
-            return sqlglot.parse_one(own.format(x=node.expression.sql(dialect)), read=dialect)
+        if isinstance(node, exp.Extract) and node.name.upper() == "EPOCH" and dialect in _EPOCHS:
+            return sqlglot.parse_one(_EPOCHS[dialect].format(x=node.expression.sql(dialect)), read=dialect)
         if dialect == "sqlite" and isinstance(node, (exp.Extract, *_OF_MOMENTS)):
             part = node.name if isinstance(node, exp.Extract) else node.key
             moment = node.expression if isinstance(node, exp.Extract) else node.this
@@ -187,6 +180,10 @@ def _adapt(whole: exp.Expr, dialect: str) -> exp.Expr:
     return whole.transform(swap)
 
 
+_EPOCHS: Final = {
+    "sqlite": "(JULIANDAY({x}) - 2440587.5) * 86400",
+    "mysql": "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {x}) / 1000000",
+}
 _OF_MOMENTS: Final = (
     *(exp.Year, exp.Quarter, exp.Month, exp.Day, exp.Hour, exp.Minute, exp.Second),
     *(exp.DayOfWeek, exp.DayOfYear),

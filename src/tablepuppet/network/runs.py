@@ -35,7 +35,7 @@ from tablepuppet.errors import (
 from tablepuppet.formatting import printable
 from tablepuppet.network import run_worker as w
 from tablepuppet.network.control import Failed, Finished, Kind, News, Round, State, Waiting, run_protocol
-from tablepuppet.network.run_store import RunStore, StoreError
+from tablepuppet.network.run_store import Part, RunStore, StoreError
 from tablepuppet.network.run_transport import RunTransport, TimeSlice
 from tablepuppet.protocol.codec import Frame
 from tablepuppet.protocol.evidence import Signature
@@ -210,13 +210,9 @@ class Run:
             return
         card = Card(**{name: getattr(self, name) for name in Card.__struct_fields__})
         frames = [self.asked, *([] if self.result is None else [self.result])]
-        is_final = self.state in ("finished", "failed", "cancelled")
+        over: list[tuple[str, Part]] = [(self.id, "step")] if self.is_over and self.state != "interrupted" else []
         try:
-            self.store.write(
-                {(self.id, "card", 0): (card, frames)},
-                remove=[(self.id, "step")] if is_final else [],
-                waits=waits,
-            )
+            self.store.write({(self.id, "card", 0): (card, frames)}, remove=over, waits=waits)
         except StoreError as error:
             raise TransportError(f"the server cannot write down run {self.id}: {error}") from None
 

@@ -290,9 +290,9 @@ def _why(shape: Shape, chosen: Algorithm[Any], slow: list[Algorithm[Any]], costs
         burden = costs[slow[0].name]
         others = [c for name, c in costs.items() if name != slow[0].name]
         return f"{slow[0].merit(shape).burden} ({time_of(burden)} on US-UK for {burden.epochs} epochs); {_list(others)}"
-    if merit.rank < 2:
-        return f"{merit.why}; {_list([own, *(c for c in costs.values() if c is not own)])} on US-UK"
     others = [c for c in costs.values() if c is not own]
+    if merit.rank < 2:
+        return f"{merit.why}; {_list([own, *others])} on US-UK"
     return (
         f"{merit.why} in about {own.epochs} iterations, {own.rounds} rounds, {time_of(own)} on US-UK; {_list(others)}"
     )

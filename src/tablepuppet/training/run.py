@@ -128,7 +128,6 @@ class Run:
         move = self.last_moves[part.block] if self.last_moves else None
         own, every = problem.multiplicity[part.block][part.train], problem.multiplicity[part.block]
         is_all = 0 < len(own) == len(every)
-        first: list[Message] = [] if move is None else [Move(job=union.job, part=part.number, **move)]
         start = StartPart(
             job=union.job,
             part=part.number,
@@ -154,7 +153,7 @@ class Run:
             starts=bool(job.start) and plan.algorithm.can_continue(problem),
             continues=self.continues,
         )
-        return [*first, start]
+        return [start] if move is None else [Move(job=union.job, part=part.number, **move), start]
 
     def loop(self) -> None:
         total = self.server.rounds_per_epoch() * self.plan.job.epochs

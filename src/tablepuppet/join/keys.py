@@ -152,18 +152,17 @@ def _check_groups(
             columns.setdefault(number, []).append(column)
             is_whole |= {number} if holders["holder_min"].equals(holders["holder_max"]) else set()
     for number, scan in enumerate(bound.scans):
-        if scan.groups is None or bound.merges(number, mode):
+        if scan.groups is None or number in is_whole or bound.merges(number, mode):
             continue
-        if number not in is_whole:
-            by_hand = 'under keys = "dh" they are not merged; use keys = "hmac"' if scan.merges else scan.unmerged
-            why = f"{by_hand}; " if by_hand else ""
-            names = [name_for_people(scan.expressions[c]).strip('"') for c in columns.get(number, ())] or scan.groups
-            joined = " or ".join(dict.fromkeys(names))
-            raise MappingError(
-                f"some groups of {joined} have rows of {scan.table} with several of its clients "
-                f"({', '.join(scan.clients)}), and each computed the subquery over its own rows only; {why}let one of "
-                "them offer the summed-up table, or select the column itself"
-            )
+        by_hand = 'under keys = "dh" they are not merged; use keys = "hmac"' if scan.merges else scan.unmerged
+        why = f"{by_hand}; " if by_hand else ""
+        names = [name_for_people(scan.expressions[c]).strip('"') for c in columns.get(number, ())] or scan.groups
+        joined = " or ".join(dict.fromkeys(names))
+        raise MappingError(
+            f"some groups of {joined} have rows of {scan.table} with several of its clients "
+            f"({', '.join(scan.clients)}), and each computed the subquery over its own rows only; {why}let one of "
+            "them offer the summed-up table, or select the column itself"
+        )
 
 
 def _check_moments(bound: BoundQuery, tables: Sequence[pa.Table]) -> None:

@@ -178,9 +178,9 @@ def _agree(summaries: Sequence[LabelSummary], task: Task, label: str) -> LabelIn
                 'use model="logistic" (two classes) or model="softmax"'
             )
         return LabelInfo("number")
-    found = sorted({c for s in summaries for c in s.classes}, key=lambda c: (isinstance(c, str), c))
     if kinds == {"boolean"}:
-        found = [0.0, 1.0]
+        return LabelInfo("class", (False, True))
+    found = sorted({c for s in summaries for c in s.classes}, key=lambda c: (isinstance(c, str), c))
     if kinds == {"number"} and not 0 < len(found) <= _CLASSES:
         raise MappingError(
             f"label {label} has more distinct numbers than a classifier takes ({_CLASSES}); "
@@ -194,6 +194,4 @@ def _agree(summaries: Sequence[LabelSummary], task: Task, label: str) -> LabelIn
             'use model="softmax" for classes, model="linear" for numbers, or make two classes in the SELECT, for '
             "example (x > 0) AS y"
         )
-    if kinds == {"boolean"}:
-        return LabelInfo("class", (False, True))
     return LabelInfo("class", in_label_type(found))

@@ -78,15 +78,15 @@ def _find(path: str, name: str) -> list[str]:
         return [str(here.resolve())]
     if here.is_dir():
         found = [str(file.resolve()) for file in here.rglob("*") if file.is_file() and is_data(file.relative_to(here))]
-        if not found:
-            raise SourceError(f"table {name}: the folder {path} holds no Parquet file; name a file or a glob")
-        return sorted(found)
-    if glob.has_magic(path):
+        why = f"the folder {path} holds no Parquet file; name a file or a glob"
+    elif glob.has_magic(path):
         found = [str(Path(file).resolve()) for file in glob.glob(str(here), recursive=True) if Path(file).is_file()]
-        if not found:
-            raise SourceError(f"table {name}: no file matches {path}; check the pattern")
-        return sorted(found)
-    raise SourceError(f"table {name}: there is no file {path} (looked in {Path.cwd()}); check the path")
+        why = f"no file matches {path}; check the pattern"
+    else:
+        found, why = [], f"there is no file {path} (looked in {Path.cwd()}); check the path"
+    if not found:
+        raise SourceError(f"table {name}: {why}")
+    return sorted(found)
 
 
 def is_data(file: PurePath) -> bool:

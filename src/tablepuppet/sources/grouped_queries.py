@@ -116,10 +116,9 @@ def _passed_on(layer: exp.Select, names: Mapping[str, int]) -> dict[str, int]:
 
 def source_of(query: str) -> str:
     select, _ = grouped_select(parse_one(query, dialect="duckdb"))
-    whole = select.copy()
     rows = exp.select("*")
     for name in ("from_", "joins"):
-        rows.set(name, whole.args.get(name))
+        rows.set(name, select.args.get(name))
     return rows.sql("duckdb")
 
 

@@ -108,13 +108,11 @@ def _cannot_fail(node: exp.Expr, kinds: Mapping[str, str]) -> bool:
         return _cannot_fail(node.this, kinds)
     if isinstance(node, exp.Is):
         return isinstance(node.this, exp.Column) and isinstance(node.expression, exp.Null)
-    sides = [node.args.get("this"), node.args.get("expression")]
-    if not isinstance(node, _COMPARISONS) or not isinstance(sides[0], exp.Column):
+    is_compared = isinstance(node, _COMPARISONS) and isinstance(node.this, exp.Column)
+    if not is_compared or not isinstance(node.expression, exp.Literal):
         return False
-    kind, value = kinds.get(sides[0].name.lower(), ""), sides[1]
-    is_text = isinstance(value, exp.Literal) and value.is_string
-    is_number = isinstance(value, exp.Literal) and not value.is_string
-    return (is_text and kind in STRING_KINDS) or (is_number and kind in NUMBER_KINDS - {"vector", "date", "timestamp"})
+    fitting = STRING_KINDS if node.expression.is_string else NUMBER_KINDS - {"vector", "date", "timestamp"}
+    return kinds.get(node.this.name.lower()) in fitting
 
 
 def make_infallible(query: str) -> str:

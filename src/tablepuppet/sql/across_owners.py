@@ -21,7 +21,7 @@ from tablepuppet.errors import QueryError
 from tablepuppet.sources.syntax import conditions_of, unused_name, without
 from tablepuppet.sql import ucq as ucqs
 from tablepuppet.sql.groups import has_aggregate
-from tablepuppet.sql.inlining import inline_source, inner_join
+from tablepuppet.sql.inlining import inline_source, inner_join, map_expressions
 from tablepuppet.sql.parsing import parse, syntax_tree, unqualified_columns
 from tablepuppet.sql.schemas import ask_schemas, find_table
 from tablepuppet.sql.ucq import Conjunctive, JoinKind, Source, Star, Tables, Ucq, base_tables, matches
@@ -264,13 +264,9 @@ def _of_one(branch: Conjunctive) -> Conjunctive:
                 column.set("table", alias.copy())
         return expression
 
-    items = tuple(
-        replace(item, alias=item.alias or alias.copy())
-        if isinstance(item, Star)
-        else replace(item, expression=qualify(item.expression.copy()), name=item.shown)
-        for item in branch.items
-    )
-    return replace(branch, items=items, where=tuple(qualify(condition.copy()) for condition in branch.where))
+    found = map_expressions(branch, lambda expression: qualify(expression.copy()))
+    items = (replace(i, alias=i.alias or alias.copy()) if isinstance(i, Star) else i for i in found.items)
+    return replace(found, items=tuple(items))
 
 
 def _read_under(source: Source) -> tuple[Source, list[exp.Expr]]:
@@ -340,10 +336,10 @@ def _name_items(query: exp.Query) -> None:
     first: exp.Expr = query
     while isinstance(first, exp.SetOperation | exp.Subquery):
         first = first.this
-    names: list[str] = []
+    items: list[exp.Expr] = []
     for item in first.expressions:
         is_named = isinstance(item, exp.Alias | exp.Column)
-        names.append(unused_name(item.alias_or_name if is_named else item.sql("duckdb"), names))
-    items = [item.unalias().copy() for item in first.expressions]
-    aliases = [exp.to_identifier(name, quoted=True) for name in names]
-    first.set("expressions", [exp.alias_(i, a) for i, a in zip(items, aliases, strict=True)])
+        known = [named.alias for named in items]
+        name = unused_name(item.alias_or_name if is_named else item.sql("duckdb"), known)
+        items.append(exp.alias_(item.unalias().copy(), exp.to_identifier(name, quoted=True)))
+    first.set("expressions", items)

@@ -49,7 +49,7 @@ class _Inlining(msgspec.Struct, frozen=True):
         source = self.branch.sources[self.at]
         try:
             items = tuple(new for item in self.branch.items for new in self._item(item))
-            changed = _map(replace(self.branch, items=()), self._substitute)
+            changed = map_expressions(replace(self.branch, items=()), self._substitute)
             later = [self._without_using(s, source) for s in changed.sources[self.at + 1 :]]
             on = (*changed.sources[self.at].on, *self._using(source))
         except _NotThereError:
@@ -124,7 +124,7 @@ def _expressions(query: Conjunctive) -> Iterator[exp.Expr]:
     yield from query.where
 
 
-def _map(query: Conjunctive, change: Callable[[exp.Expr], exp.Expr]) -> Conjunctive:
+def map_expressions(query: Conjunctive, change: Callable[[exp.Expr], exp.Expr]) -> Conjunctive:
     """The query with all its expressions changed; its items keep their names."""
     return Conjunctive(
         tuple(Item(change(i.expression), i.shown) if isinstance(i, Item) else i for i in query.items),
@@ -152,7 +152,7 @@ def _rename_aliases(inner: Conjunctive, taken: Sequence[str]) -> Conjunctive:
             node.set("table", rename(node.args["table"]))
         return node
 
-    found = _map(inner, lambda expression: expression.copy().transform(swap))
+    found = map_expressions(inner, lambda expression: expression.copy().transform(swap))
     stars = (replace(i, alias=rename(i.alias)) if isinstance(i, Star) and i.alias else i for i in found.items)
     sources = (replace(source, alias=rename(source.alias)) for source in found.sources)
     return replace(found, items=tuple(stars), sources=tuple(sources))

@@ -286,9 +286,7 @@ def _item(node: exp.Expr, text: str) -> Item | Star:
         if any(value for key, value in star.args.items() if key != "except_"):
             raise refusal(text, "REPLACE and RENAME are not supported after *; list the columns", node)
         return Star(node.args.get("table"), node, tuple(c.this if isinstance(c, exp.Column) else c for c in excluded))
-    expression = node.this if isinstance(node, exp.Alias) else node
-    name = node.args["alias"] if isinstance(node, exp.Alias) else None
-    return Item(expression.unnest(), name)
+    return Item(node.unalias().unnest(), node.args["alias"] if isinstance(node, exp.Alias) else None)
 
 
 def _check_tables(text: str, query: Conjunctive, is_branch: bool) -> None:

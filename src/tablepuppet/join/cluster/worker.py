@@ -164,14 +164,13 @@ def load(storage: Storage, path: str, labels: str) -> JoinedRows:
     columns, facts = storage.read(path)
     beside, _ = storage.read(f"{path}-{labels}")
     indices = [RowIndex(index=columns.get(f"p{i}"), **given) for i, given in enumerate(facts["indices"])]
-    lanes: Sequence[Sequence[tuple[int, int]]] = [[(a, b) for a, b in lane] for lane in facts["lanes"]]
     return JoinedRows(
         facts["rows"],
         tuple(indices[: facts["blocks"]]),
         indices[facts["label"]],
         beside["label"],
         weights=beside.get("weight"),
-        lanes=lanes,
+        lanes=facts["lanes"],
     )
 
 

@@ -148,7 +148,8 @@ class _Tracer:
             deciding = [part for part in _parts(node) if isinstance(part, exp.Order | exp.Distinct)]
             grouping = grouping.union(*(self._columns(part, joined, named) for part in deciding))
         inner = joined.values()
-        conditions = [node.args[clause] for clause in _CONDITIONS if node.args.get(clause) is not None]
+        clauses = map(node.args.get, ("where", "having", "qualify"))
+        conditions = [condition for condition in clauses if condition is not None]
         rows = _Rows(
             outputs,
             _NONE.union(*(r.conditions for r in inner), *(self._columns(c, joined, named) for c in conditions)),
@@ -215,9 +216,6 @@ class _Tracer:
                     name = table.name.lower()
                     counts |= dict.fromkeys(named[name].stability if name in named else [self._tables[name][0]])
         return counts
-
-
-_CONDITIONS = ("where", "having", "qualify")
 
 
 def _parts(node: exp.Expr) -> list[exp.Expr]:

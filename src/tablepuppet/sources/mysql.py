@@ -19,12 +19,6 @@ from sqlglot import exp
 from tablepuppet.errors import SourceError
 from tablepuppet.sources.pushdown import ARITHMETIC, COMMON, Dialect, Family, OwnerColumn, PushDown
 
-_DIALECT: Final = Dialect(
-    name="mysql",
-    families=frozenset({"number", "date", "timestamp"}),
-    nodes=(COMMON - ARITHMETIC) | {exp.Extract},
-    computes=False,
-)
 _BATCH = 65_536  # rows
 _REACH = 5.0  # seconds
 _TEXT: Final = "CAST({} AS CHAR)"
@@ -54,7 +48,12 @@ _UNREACHABLE: Final = "the database cannot be reached or did not answer; check t
 class MySQL:
     """A table of a MySQL or MariaDB database."""
 
-    dialect = _DIALECT
+    dialect = Dialect(
+        name="mysql",
+        families=frozenset({"number", "date", "timestamp"}),
+        nodes=(COMMON - ARITHMETIC) | {exp.Extract},
+        computes=False,
+    )
 
     def __init__(self, url: str, table: str, name: str) -> None:
         try:

@@ -17,11 +17,6 @@ from tablepuppet.sources.adbc import EXTRA, Session
 from tablepuppet.sources.duckdb_source import MOST_HELD, quote_name
 from tablepuppet.sources.pushdown import COMMON, Dialect, Family, OwnerColumn, PushDown
 
-_DIALECT: Final = Dialect(
-    name="postgres",
-    families=frozenset({"number", "text", "boolean", "date", "timestamp"}),
-    nodes=COMMON | {exp.Like, exp.Extract, exp.Floor, exp.Ceil},
-)
 _SESSION: Final = (
     "SET default_transaction_read_only = on",
     "SET standard_conforming_strings = on",  # or a backslash in a literal could end it
@@ -76,7 +71,11 @@ _REASONS: Final = {
 
 
 class PostgreSQL(Session):
-    dialect = _DIALECT
+    dialect = Dialect(
+        name="postgres",
+        families=frozenset({"number", "text", "boolean", "date", "timestamp"}),
+        nodes=COMMON | {exp.Like, exp.Extract, exp.Floor, exp.Ceil},
+    )
 
     def __init__(self, url: str, table: str, name: str) -> None:
         self._url = url

@@ -113,12 +113,10 @@ def open_source(value: object, name: str) -> Source:
 
 
 log = logging.getLogger(__name__)
-Find = Callable[[], list[str]]
-Open = Callable[[list[str]], Source]
 
 
 class FileSource:
-    def __init__(self, name: str, find: Find, open: Open) -> None:
+    def __init__(self, name: str, find: Callable[[], list[str]], open: Callable[[list[str]], Source]) -> None:
         self._name, self._find, self._open = name, find, open
         files = find()
         self._stamp = stamp_of(files)

@@ -11,7 +11,7 @@ position of UNION ALL.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from sqlglot import exp
@@ -274,16 +274,14 @@ def format_expression(expression: exp.Expr, alias: str | None = None) -> str:
 
 
 _NUMBERS: frozenset[Kind] = frozenset({"integer", "float", "decimal"})
-# Kinds that are encoded alike, and the kind that stands for a mixture of them.
-_Family = Literal["number", "time", "text"]
-_FAMILIES: dict[Kind, _Family] = {
-    **dict.fromkeys(("integer", "float", "decimal", "boolean"), "number"),
-    **dict.fromkeys(("date", "timestamp"), "time"),
-    **dict.fromkeys(("string", "uuid"), "text"),
+# Kinds that are encoded alike, by the kind that stands for a mixture of them.
+_WIDEST: dict[Kind, Kind] = {
+    **dict.fromkeys(("integer", "float", "decimal", "boolean"), "float"),
+    **dict.fromkeys(("date", "timestamp"), "timestamp"),
+    **dict.fromkeys(("string", "uuid"), "string"),
 }
-_WIDEST: dict[_Family, Kind] = {"number": "float", "time": "timestamp", "text": "string"}
 _FLOAT_SCALE = 9  # digits after the point that a float keeps as a key
-_CASTS: dict[_Family, str] = {"number": "DOUBLE", "time": "TIMESTAMP", "text": "VARCHAR"}
+_CASTS: dict[Kind, str] = {"float": "DOUBLE", "timestamp": "TIMESTAMP", "string": "VARCHAR"}
 
 
 def type_name(column: ColumnInfo) -> str:
@@ -309,12 +307,12 @@ def merged_column(name: str, by_client: Mapping[str, ColumnInfo]) -> ColumnInfo 
 
 def common_cast(by_client: Mapping[str, ColumnInfo]) -> str:
     """A type that an expression can be cast to at all these clients."""
-    return _CASTS[_family(by_client.values()) or "text"]
+    return _CASTS[_widest(by_client.values()) or "string"]
 
 
-def _family(columns: Iterable[ColumnInfo]) -> _Family | None:
-    families = {_FAMILIES.get(column.kind) for column in columns}
-    return families.pop() if len(families) == 1 else None
+def _widest(columns: Iterable[ColumnInfo]) -> Kind | None:
+    kinds = {_WIDEST.get(column.kind) for column in columns}
+    return kinds.pop() if len(kinds) == 1 else None
 
 
 def key_type(column: ColumnInfo) -> str | None:
@@ -355,8 +353,8 @@ def union_column(name: str, columns: list[ColumnInfo]) -> ColumnInfo | None:
     absent = next((c.absent for c in columns if c.absent is not None), None)
     if len({(c.kind, c.size) for c in columns}) == 1:
         return ColumnInfo(name, first.kind, first.detail, first.size, absent=absent)
-    family = _family(columns)
-    if family is None:
+    widest = _widest(columns)
+    if widest is None:
         return None
     detail = " or ".join(dict.fromkeys(map(type_name, columns)))
-    return ColumnInfo(name, _WIDEST[family], detail, absent=absent)
+    return ColumnInfo(name, widest, detail, absent=absent)

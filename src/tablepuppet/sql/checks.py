@@ -210,9 +210,6 @@ def _advice(branch: ResolvedBranch, label: str, short: list[str], full: list[str
     return did_you_mean(label, full if "." in label else short)
 
 
-_WEIGHTS = ("integer", "float", "decimal", "boolean")
-
-
 class LabelColumns(msgspec.Struct, frozen=True):
     """The columns that a job asks for besides the label; None: nothing."""
 
@@ -265,7 +262,7 @@ def check_beside(branches: Sequence[Branch], scans: Sequence[Scan]) -> None:
     """A weight is a number, and a predicate is true or false."""
     for place in (branch.label_place for branch in branches):
         columns = scans[place.scan].columns
-        if place.weight >= 0 and columns[place.weight].kind not in _WEIGHTS:
+        if place.weight >= 0 and columns[place.weight].kind not in ("integer", "float", "decimal", "boolean"):
             raise CatalogError(f"weight is {type_name(columns[place.weight])}; a weight is a number. CAST it")
         for name, number in (("test_where", place.test), ("validation_where", place.validation)):
             if number >= 0 and columns[number].kind != "boolean":

@@ -111,9 +111,6 @@ def _tree(text: str) -> exp.Expr:
     return tree
 
 
-_UNION = frozenset({"this", "expression", "distinct"})
-
-
 def parse(text: str, columns: Columns | None = None, tables: Tables | None = None) -> Ucq:
     """The union of conjunctive queries that a text describes.
 
@@ -205,7 +202,7 @@ def _check_union(text: str, node: exp.SetOperation) -> None:
         raise refusal(text, "UNION drops rows that occur twice; write UNION ALL, which keeps every row", at)
     if node.args.get("by_name"):
         raise refusal(text, "UNION ALL BY NAME is not supported; list the columns in the same order instead", at)
-    grammar.check_clauses(text, node, _UNION)
+    grammar.check_clauses(text, node, frozenset({"this", "expression", "distinct"}))
 
 
 def unqualified_columns(tree: exp.Expr) -> list[exp.Column]:

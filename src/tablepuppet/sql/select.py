@@ -200,15 +200,12 @@ def _not_a_table(text: str, node: exp.Expr) -> QueryError:
     return refusal(text, message, at)
 
 
-_READ = frozenset({"expressions", "from_", "joins", "where"})
-
-
 def read_select(text: str, select: exp.Select, *, is_branch: bool = False) -> Conjunctive:
     """A SELECT as a conjunctive query; all that can be checked without a schema is checked.
 
     `is_branch`: of a UNION ALL, in which a constant may mark a row's branch.
     """
-    check_clauses(text, select, _READ)
+    check_clauses(text, select, frozenset({"expressions", "from_", "joins", "where"}))
     if select.args.get("from_") is None:
         raise refusal(text, "this SELECT has no FROM clause; name the tables that hold the columns", select)
     if not select.expressions:

@@ -187,7 +187,6 @@ def _equality(pair: KeyPair) -> str:
 Marks = NDArray[np.bool_]  # rows of the label's relation
 Counts = NDArray[np.signedinteger[Any]]  # joined rows, per row of a relation
 
-
 Use = Callable[[int, Mapping[int, RowNumbers]], None]
 
 

@@ -67,13 +67,12 @@ def gather_keys(
     offsets: Sequence[Mapping[str, int | None]] = (
         _offsets(bound, link, job) if is_ordered else [dict.fromkeys(scan.clients) for scan in bound.scans]
     )
-    requests = [
-        (client, SendKeys(job=job, scan=number, offset=offset))
-        for number, own in enumerate(offsets)
-        for client, offset in own.items()
-    ]
-    answers = iter(link.ask_each(requests))
-    received: list[dict[str, Keys]] = [{client: next(answers) for client in scan.clients} for scan in bound.scans]
+    received: list[dict[str, Keys]] = link.ask_groups(
+        [
+            {c: SendKeys(job=job, scan=number, offset=offset) for c, offset in own.items()}
+            for number, own in enumerate(offsets)
+        ]
+    )
     _check_keys(received)
     if tokens == "dh":
         received = blinded_by_all(received, domains, link, job, privacy.max_keys)
@@ -185,14 +184,11 @@ def _check_moments(bound: BoundQuery, tables: Sequence[pa.Table]) -> None:
 
 def _offsets(bound: BoundQuery, link: Link, job: str) -> list[dict[str, int]]:
     """Where each client's rows begin in the tables: one round."""
-    scans = enumerate(bound.scans)
-    requests = [(client, CountRows(job=job, scan=number)) for number, scan in scans for client in scan.clients]
-    answers = iter(link.ask_each(requests))
+    asked = [dict.fromkeys(scan.clients, CountRows(job=job, scan=number)) for number, scan in enumerate(bound.scans)]
     offsets = []
-    for scan in bound.scans:
-        rows = [next(answers).rows for _ in scan.clients]
-        starts = np.cumsum([0, *rows[:-1]]).tolist()
-        offsets.append(dict(zip(scan.clients, starts, strict=True)))
+    for given in link.ask_groups(asked):
+        starts = np.cumsum([0, *(answer.rows for answer in given.values())]).tolist()
+        offsets.append(dict(zip(given, starts, strict=False)))
     return offsets
 
 

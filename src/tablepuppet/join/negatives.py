@@ -24,7 +24,6 @@ _STREAM = 0x9E6  # of the seed: these draws are no other's
 _TRIES = 16  # to draw an item that the user has not met
 _HOW = "negatives draw items for users"
 
-
 _Pairs = tuple[Integers, Integers]  # that did not meet: a joined row of the side that has the user, and one the item
 
 

@@ -129,9 +129,9 @@ class AskedSides(msgspec.Struct, frozen=True):
     def sides(self, rows: NewRows, link: Link, job: str) -> pa.Array:
         """train, validation or test, for each joined row."""
         asked = dict.fromkeys(self.places) if self._is_split else {}
-        answers = _ask_sides([self._requests(place, rows, job) for place in asked], link)
+        answers = link.ask_groups([self._requests(place, rows, job) for place in asked], "evaluation")
         numbers = {
-            place: np.concatenate([_numbers(answer) for answer in given])
+            place: np.concatenate([_numbers(answer) for answer in given.values()])
             for place, given in zip(asked, answers, strict=True)
         }
         found = [
@@ -169,12 +169,6 @@ def _starts(rows: Mapping[str, int], first: int) -> dict[str, int]:
 def _label_sources(bound: BoundQuery) -> list[tuple[str, str | None, str | None]]:
     scans = [bound.scans[branch.label_place.scan] for branch in bound.branches]
     return [(scan.table, scan.filter, scan.query) for scan in scans]
-
-
-def _ask_sides(asked: Sequence[dict[str, SendSides]], link: Link) -> list[list[Sides]]:
-    """One round: of each place the answers of its clients, in order."""
-    answers = iter(link.ask_each([pair for by_client in asked for pair in by_client.items()], "evaluation"))
-    return [[next(answers) for _ in by_client] for by_client in asked]
 
 
 def _numbers(answer: Sides) -> NDArray[np.int8]:
@@ -311,7 +305,7 @@ class RowSelection(msgspec.Struct, frozen=True):
                     for client in bound.scans[scan].clients
                 }
             )
-        sides = [[answer.is_test for answer in given] for given in _ask_sides(requests, link)]
+        sides = [[answer.is_test for answer in given.values()] for given in link.ask_groups(requests, "evaluation")]
         nothing = np.zeros(0, np.bool_)
         return [(draw, np.concatenate([nothing, *own])) for draw, own in zip(draws, sides, strict=True)]
 

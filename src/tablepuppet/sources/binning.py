@@ -25,7 +25,6 @@ from tablepuppet.sources import columns as raw
 _ROUNDING = 1e-6  # of effective rows: n rows that count alike are n
 _UNSEEN = 255  # the code of a category that nobody knows
 
-
 Counted = tuple[list[str], Array, bool]  # categories in order, their weights, and whether there are others
 Bounds = tuple[float, float] | None  # of a number
 

@@ -95,7 +95,6 @@ _OVER_WINDOWS: frozenset[type[exp.Expr]] = frozenset(
 )
 QUERY_NODES: Final = NODES | _CLAUSES | AGGREGATES | _OVER_WINDOWS
 
-
 MAX_LENGTH = 50_000  # characters
 MAX_DEPTH = 200
 MAX_LITERAL = 2_000  # characters of one text in quotes

@@ -241,7 +241,6 @@ VOLATILE_BY_NAME: Final = frozenset(
 # PostgreSQL reads these strings as a moment when they are cast to a date or a timestamp.
 VOLATILE_STRINGS: Final = frozenset({"now", "today", "tomorrow", "yesterday"})
 
-
 _INSTEAD: Final = {  # functions of other dialects
     "age": "date_diff('day', from, to)",
     "to_char": "strftime(moment, '%Y-%m')",

@@ -97,9 +97,8 @@ class Scans:
     def open(self, ucq: Ucq, link: Link, job: str) -> tuple[Scan, ...]:
         """Opens every scan at its clients, in one round: the scans with the types that they answered."""
         requests = [
-            (
-                client,
-                OpenScan(
+            {
+                client: OpenScan(
                     job=job,
                     scan=number,
                     table=draft.shape.name,
@@ -109,13 +108,13 @@ class Scans:
                     is_outer=draft.is_outer,
                     cutoffs=draft.shape.cutoffs,
                     missing_is_null=FOUND in draft.shape.columns,
-                ),
-            )
+                )
+                for client in draft.shape.clients
+            }
             for number, draft in enumerate(self._drafts)
-            for client in draft.shape.clients
         ]
-        answers = iter(link.ask_each(requests))
-        return tuple(_add_types(ucq, draft, {c: next(answers) for c in draft.shape.clients}) for draft in self._drafts)
+        pairs = zip(self._drafts, link.ask_groups(requests), strict=True)
+        return tuple(_add_types(ucq, draft, answers) for draft, answers in pairs)
 
 
 def _add_types(ucq: Ucq, draft: _Draft, schemas: Mapping[str, ScanSchema]) -> Scan:

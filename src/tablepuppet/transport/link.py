@@ -93,6 +93,11 @@ class Link:
         answers = {client: iter(given) for client, given in self.ask(by_client, phase).items()}
         return [next(answers[client]) for client, _ in requests]
 
+    def ask_groups(self, groups: Sequence[Mapping[str, Message]], phase: Phase = "setup") -> list[dict[str, Any]]:
+        """One round: groups of messages by client; the answers likewise."""
+        answers = iter(self.ask_each([pair for group in groups for pair in group.items()], phase))
+        return [{client: next(answers) for client in group} for group in groups]
+
     def poll(self, requests: Mapping[str, Sequence[Message]]) -> dict[str, list[Message]]:
         """The answers of the clients that are there, refusals among them; nothing is counted."""
         return self._exchange(requests, wait=False)[2]

@@ -90,7 +90,7 @@ def run_server(program: str) -> Iterator[str]:
             encoding="utf-8",
         )
         command = [program, "--no-defaults", f"--datadir={folder / 'data'}", "--innodb-flush-log-at-trx-commit=0"]
-        command += ["--user=root"] * (os.geteuid() == 0)  # which it otherwise refuses
+        command += [f"--tmpdir={folder}", *["--user=root"] * (os.geteuid() == 0)]  # root, which it otherwise refuses
         with (folder / "log").open("wb") as log:
             _make_system_tables(command, folder / "data", log)
             command += [f"--init-file={setup}", f"--port={port}", "--bind-address=127.0.0.1"]

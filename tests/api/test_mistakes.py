@@ -212,7 +212,7 @@ MISTAKES: dict[str, tuple[Call, str]] = {
     "keys hashed by another name": (_train(privacy={"keys": "sha"}), "must be one of hmac, "),
     "two quantiles": (
         _train(query=f"SELECT i.price, o.quantity {JOIN}", label="quantity", model="quantile", quantile=[0.1, 0.9]),
-        "quantile: expected float, got list",
+        "quantile of loss_options: expected float, got list",
     ),
     "a function that takes no number": (
         _train(query=QUERY.replace("i.price", "upper(i.price) AS p")),

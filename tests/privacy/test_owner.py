@@ -205,7 +205,7 @@ def test_a_column_that_left_as_noisy_labels_plays_no_other_role_unless_its_owner
         (replace(label, columns=(none, y)), role)
         for role in ("feature", "key", "weight", "split", "identifier", "cutoff", "label")
     ]
-    ways += [(replace(label, compared=y), "key"), (replace(label, grouping=y), "key")]
+    ways += [(replace(label, filter=y), "key"), (replace(label, grouping=y), "key")]
     for use, role in ways:
         for place in (use, ScanUse("u", (none, none), none, others=(use,))):
             if role == "label":

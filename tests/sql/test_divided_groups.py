@@ -152,9 +152,10 @@ def test_groups_that_are_joined_count_all_tables_keys() -> None:
         ("EXISTS (SELECT 1 FROM b WHERE b.k = c.k LIMIT 0)", "this EXISTS is never true"),
     ],
 )
-def test_exists_that_looks_nothing_up_is_refused(query: str, reason: str) -> None:
+@pytest.mark.parametrize("form", ["SELECT c.x, c.y FROM c WHERE {}", "SELECT c.x, {} AS found, c.y FROM c"])
+def test_exists_that_looks_nothing_up_is_refused(query: str, reason: str, form: str) -> None:
     with tp.Federation({"c": C, "b": pd.concat(B)}) as federation, pytest.raises(tp.TablePuppetError, match=reason):
-        federation.explain(f"SELECT c.x, c.y FROM c WHERE {query}", label="y")
+        federation.explain(form.format(query), label="y")
 
 
 @pytest.mark.parametrize("test", ["EXISTS", "NOT EXISTS"])

@@ -20,7 +20,7 @@ from sqlglot import exp
 from tablepuppet.errors import QueryError
 from tablepuppet.sources.syntax import conditions_of, unused_name, without
 from tablepuppet.sql import ucq as ucqs
-from tablepuppet.sql.groups import has_aggregate
+from tablepuppet.sql.groups import find_constant_exists
 from tablepuppet.sql.inlining import inline_source, inner_join, map_expressions
 from tablepuppet.sql.parsing import parse, syntax_tree, unqualified_columns
 from tablepuppet.sql.schemas import ask_schemas, find_table
@@ -154,22 +154,11 @@ class _Branch(msgspec.Struct, frozen=True):
                 keys = [exp.column(exp.to_identifier(name, quoted=True), "q") for name in rows.named_selects]
                 return outer, exp.select(*keys).distinct().from_(rows.subquery("q"))
         elif isinstance(test, exp.Exists) and isinstance(test.this, exp.Select):
-            self._check_exists(test.this)
+            constant = find_constant_exists(test.this)
+            if constant is not None:
+                raise self.ucq.refuse(constant, base_tables(test.this)[0])
             return _split_exists(test.this)
         return None
-
-    def _check_exists(self, query: exp.Select) -> None:
-        """Refuses an EXISTS that is always true or never true."""
-        inner = base_tables(query)[0]
-        limit = query.args.get("limit")
-        if isinstance(limit, exp.Limit) and limit.expression == exp.Literal.number(0):
-            raise self.ucq.refuse("LIMIT 0 leaves no row, so that this EXISTS is never true; leave LIMIT out", inner)
-        if query.args.get("group") is None and has_aggregate(query):
-            raise self.ucq.refuse(
-                "an aggregate without GROUP BY gives one row whatever there is, so that this EXISTS is always true; "
-                "write EXISTS (SELECT 1 FROM …), or leave the condition out",
-                inner,
-            )
 
     def _refusal(self, table: Source, condition: exp.Expr, inner: exp.Table) -> QueryError:
         written = inner.this.sql("duckdb")

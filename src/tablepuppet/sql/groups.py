@@ -261,6 +261,19 @@ def has_aggregate(select: exp.Select) -> bool:
     return any(node.find_ancestor(exp.Window, exp.Select) is select for node in own)
 
 
+def find_constant_exists(query: exp.Select) -> str | None:
+    """Why EXISTS over this query is the same whatever rows there are; None: it is not."""
+    limit = query.args.get("limit")
+    if limit is not None and not (limit.expression.is_int and int(limit.expression.name) > 0):
+        return "LIMIT 0 leaves no row, so that this EXISTS is never true; leave LIMIT out"
+    if query.args.get("group") is None and has_aggregate(query):
+        return (
+            "an aggregate without GROUP BY gives one row whatever there is, so that this EXISTS is always true; "
+            "write EXISTS (SELECT 1 FROM …), or leave the condition out"
+        )
+    return None
+
+
 def _outputs(select: exp.Select, places: Mapping[_Place, Witnesses]) -> dict[str, Witnesses]:
     """The names of these columns in the SELECT list; of two outputs with one name, the first has it."""
     first = select.args["from_"].this.alias_or_name.lower()

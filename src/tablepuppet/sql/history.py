@@ -30,7 +30,7 @@ from tablepuppet.sources.syntax import conditions_of, conjuncts_of, relations_of
 from tablepuppet.sql import correlation
 from tablepuppet.sql.correlation import ORDER, Correlation, correlate, derived_table, name_items
 from tablepuppet.sql.grammar import At, check_nodes, refusal
-from tablepuppet.sql.groups import has_aggregate
+from tablepuppet.sql.groups import find_constant_exists, has_aggregate
 from tablepuppet.sql.ucq import Tables
 
 # What is NULL of NULL:
@@ -319,6 +319,9 @@ class _Branch:
             found = correlate(node.this, set(outer), self._refuse) if isinstance(node.this, exp.Select) else None
             if found is None or self._holders(node.this) == self._holders(outer[found.alias.name.lower()]):
                 continue
+            constant = find_constant_exists(node.this)
+            if constant is not None:
+                raise self._refuse(constant, node)
             self._check_plain(found.query, node)
             counted = without(node.this.copy().select("count(*)", append=False), "order", "limit")
             node.replace(exp.paren(exp.Subquery(this=counted) > 0))

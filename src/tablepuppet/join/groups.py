@@ -122,6 +122,5 @@ def merge_groups(bound: BoundQuery, link: Link, job: str, keys: KeyMode) -> dict
 
 
 def _ask(link: Link, scans: dict[int, Scan], asked: Mapping[int, Sequence[Message]]) -> dict[int, list[Message]]:
-    requests = [pair for number, given in asked.items() for pair in zip(scans[number].clients, given, strict=True)]
-    answers = iter(link.ask_each(requests))
-    return {number: [next(answers) for _ in given] for number, given in asked.items()}
+    groups = [dict(zip(scans[number].clients, given, strict=True)) for number, given in asked.items()]
+    return {number: list(own.values()) for number, own in zip(asked, link.ask_groups(groups), strict=True)}

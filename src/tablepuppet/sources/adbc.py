@@ -161,9 +161,6 @@ class Adbc(Session):
         return [OwnerColumn(field.name, str(kind)) for field, kind in zip(schema, types, strict=True)]
 
 
-# Texts are compared by their column's own collation and dates are texts: the client compares both itself. Expressions
-# too are its own business: SQLite would compute them in this very process, and in other types.
-_SQLITE: Final = Dialect(name="sqlite", families=frozenset({"number", "boolean"}), nodes=COMMON, computes=False)
 # What words in a declared type mean, the first that fits (https://sqlite.org/datatype3.html, and custom).
 _DECLARED: Final = (
     (r"BOOL", "BOOLEAN"),
@@ -186,7 +183,9 @@ _STORED: Final[dict[str, tuple[tuple[str, ...], str]]] = {
 
 
 class SQLite(Session):
-    dialect = _SQLITE
+    # Texts are compared by their column's own collation and dates are texts: the client compares both itself.
+    # Expressions too are its own business: SQLite would compute them in this very process, and in other types.
+    dialect = Dialect(name="sqlite", families=frozenset({"number", "boolean"}), nodes=COMMON, computes=False)
     title = "SQLite"
     reasons: Mapping[str, str] = {
         "not a database": "the file is not a SQLite database; check the path",

@@ -183,32 +183,26 @@ def describe(ucq: Ucq, tables: Tables, link: Link) -> dict[Origin, TableShape]:
             cutoffs, times = histories.get(source.origin, ("", frozenset()))
             named[source.origin] = replace(read, cutoffs=cutoffs, times=times)
     used = list(dict.fromkeys(named.values()))
-    asked = [(client, shape) for shape in used for client in shape.clients]
-    answers: list[TableSchema] = link.ask_each(
-        [(client, DescribeTable(table=s.name, query=s.query, cutoffs=s.cutoffs)) for client, s in asked]
-    )
-    columns: dict[TableShape, dict[str, list[ColumnInfo]]] = {shape: {} for shape in used}
-    withholding: dict[TableShape, list[str]] = {shape: [] for shape in used}
-    closed: dict[TableShape, list[str]] = {}
-    for (client, shape), answer in zip(asked, answers, strict=True):
-        columns[shape][client] = answer.columns
-        withholding[shape] += [client] if answer.withholds else []
-        if shape.merges not in ("", answer.merges) and (shape.merges, answer.merges) != ("sums", "extremes"):
-            closed.setdefault(shape, []).append(client)
+    asked = [dict.fromkeys(s.clients, DescribeTable(table=s.name, query=s.query, cutoffs=s.cutoffs)) for s in used]
+    answers: dict[TableShape, dict[str, TableSchema]] = dict(zip(used, link.ask_groups(asked), strict=True))
+    closed: dict[TableShape, list[str]] = {shape: [] for shape in used}
+    for shape, given in answers.items():
+        opening = ("sums", "extremes") if shape.merges == "sums" else (shape.merges,)  # what clients may allow for it
+        closed[shape] += [c for c, answer in given.items() if shape.merges and answer.merges not in opening]
     for source in sources:
         read = named[source.origin]
-        if source.derived is not None and read.groups == () and read in closed:
+        if source.derived is not None and read.groups == () and closed[read]:
             said = _why_unmerged(read, closed[read])
             raise _over_rows(ucq, source.derived, read.name, tables, f"{said[0].upper()}{said[1:]}. ")
     shapes = {
         shape: replace(
             shape,
-            infos=_match_columns(columns[shape]),
-            withholding=tuple(withholding[shape]),
-            merges="" if shape in closed else shape.merges,
-            unmerged=_why_unmerged(shape, closed.get(shape, ())),
+            infos=_match_columns({client: answer.columns for client, answer in given.items()}),
+            withholding=tuple(client for client, answer in given.items() if answer.withholds),
+            merges="" if closed[shape] else shape.merges,
+            unmerged=_why_unmerged(shape, closed[shape]),
         )
-        for shape in used
+        for shape, given in answers.items()
     }
     return {origin: shapes[read] for origin, read in named.items()}
 

@@ -54,8 +54,7 @@ def party(
 
 
 def asker(
-    screen: Screen,
-    key: Annotated[Path, argument("KEY", "A private key in PEM form; made where there is none.")],
+    screen: Screen, key: Annotated[Path, argument("KEY", "A private key in PEM form; made where there is none.")]
 ) -> None:
     """Print an asker's public key, as an owner's policy names it; make the key where there is none.
 
@@ -86,8 +85,7 @@ def revoke(screen: Screen, name: NameArgument, folder: FolderOption = _FOLDER) -
 
 
 def secret(
-    screen: Screen,
-    path: Annotated[Path, argument("FILE", "The file to write.")] = Path("clients.secret"),
+    screen: Screen, path: Annotated[Path, argument("FILE", "The file to write.")] = Path("clients.secret")
 ) -> None:
     """Make the secret that all clients share and the server never has: it keys the tokens of join keys.
 

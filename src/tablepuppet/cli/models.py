@@ -86,11 +86,7 @@ RowsOption = Annotated[
 
 
 def evaluate(
-    screen: Screen,
-    model: ModelArgument,
-    job: JobArgument,
-    federation: FederationOption = None,
-    rows: RowsOption = None,
+    screen: Screen, model: ModelArgument, job: JobArgument, federation: FederationOption = None, rows: RowsOption = None
 ) -> None:
     """Measure a saved model on labelled rows of a job's query, by default those that it was not trained on.
 

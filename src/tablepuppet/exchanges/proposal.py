@@ -158,11 +158,7 @@ def _read_of_tables(contract: Contract, uses: Uses, role: Role) -> dict[str, fro
 
 
 def _check_protected(
-    contract: Contract,
-    scan: ScanTerms,
-    used: ScanUse,
-    policy: Policy,
-    protected: tuple[frozenset[str], frozenset[str]],
+    contract: Contract, scan: ScanTerms, used: ScanUse, policy: Policy, protected: tuple[frozenset[str], frozenset[str]]
 ) -> None:
     """Values that leave under noise must not leave otherwise: a filter, split or weight would count them exactly.
     `protected`: the columns behind features and labels of the table."""

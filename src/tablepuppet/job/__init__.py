@@ -2,16 +2,6 @@
 
 from tablepuppet.job.checks import check_job
 from tablepuppet.job.job import ARGUMENTS, PARTS, BatchSize, Job, loss_options
-from tablepuppet.job.make import class_text, make_job, search_job
+from tablepuppet.job.make import make_job, search_job
 
-__all__ = [
-    "ARGUMENTS",
-    "PARTS",
-    "BatchSize",
-    "Job",
-    "check_job",
-    "class_text",
-    "loss_options",
-    "make_job",
-    "search_job",
-]
+__all__ = ["ARGUMENTS", "PARTS", "BatchSize", "Job", "check_job", "loss_options", "make_job", "search_job"]

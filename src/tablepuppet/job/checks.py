@@ -62,10 +62,7 @@ def _check(job: Job) -> None:
 def _check_walk(job: Job) -> None:
     if job.data.walk in (None, "materialised"):
         return
-    reasons = {
-        "negatives": bool(job.data.negatives),
-        "privacy.features and local predictions": job.is_private,
-    }
+    reasons = {"negatives": bool(job.data.negatives), "privacy.features and local predictions": job.is_private}
     for name, is_given in reasons.items():
         if is_given:
             raise JobError(f'walk="{job.data.walk}" makes no list of joined rows, which {name} needs; leave walk out')

@@ -257,11 +257,7 @@ def _within_caps(
 
 
 def _check_sides(
-    bound: BoundQuery,
-    labels: LabelSpace,
-    counts: Sequence[Counts],
-    request: MappingRequest,
-    choice: RowChoice | None,
+    bound: BoundQuery, labels: LabelSpace, counts: Sequence[Counts], request: MappingRequest, choice: RowChoice | None
 ) -> None:
     """Every joined row has a label, and a weight where the job has any; some are left to train on.
 

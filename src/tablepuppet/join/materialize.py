@@ -39,11 +39,7 @@ class Writer(msgspec.Struct, frozen=True, eq=False):
     seed: int = 0  # of those that are drawn then
 
     def write(
-        self,
-        name: str,
-        side: Sequence[BranchSide],
-        occurring: Sequence[RowNumbers],
-        counts: RowNumbers | None = None,
+        self, name: str, side: Sequence[BranchSide], occurring: Sequence[RowNumbers], counts: RowNumbers | None = None
     ) -> Joined:
         """The joined rows of a side, in which these rows occur of each block; `counts`: how often those of the labels,
         if it is known."""

@@ -86,10 +86,7 @@ def describe_labels(column: pa.ChunkedArray, info: ColumnInfo, wants_classes: bo
 
 
 def read_labels(
-    column: pa.ChunkedArray,
-    info: ColumnInfo,
-    classes: list[str | float] | None,
-    noise: LabelNoise | None = None,
+    column: pa.ChunkedArray, info: ColumnInfo, classes: list[str | float] | None, noise: LabelNoise | None = None
 ) -> Array:
     """One label per row: its position in `classes`, or (None) the number itself. `noise`: the mechanism that is applied
     to the labels before they leave."""

@@ -121,11 +121,7 @@ class Releases:
             raise without_noise(table, what)
 
     def charge_features(
-        self,
-        use: ScanUse,
-        request: StartPart,
-        spends: tuple[Mechanism, ...],
-        privacy: GradientPrivacy | None = None,
+        self, use: ScanUse, request: StartPart, spends: tuple[Mechanism, ...], privacy: GradientPrivacy | None = None
     ) -> None:
         """A part is about to be trained: a release of its own, whatever follows. `spends`: the cost of the whole model
         for a row of its table, the same for all parts that a job makes of it; none: there is no noise."""

@@ -23,7 +23,8 @@ from msgspec.structs import replace
 from tablepuppet.algorithms.registry import algorithm_of
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import JobError, PrivacyError, hint
-from tablepuppet.job import Job, class_text
+from tablepuppet.job import Job
+from tablepuppet.job.make import class_text
 from tablepuppet.join.joined_rows import Joined, JoinedRows, RowIndex
 from tablepuppet.join.labels import Task
 from tablepuppet.join.mapping import LabelInfo, Part, TableMapping, rows_here, summarise

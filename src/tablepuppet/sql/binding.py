@@ -49,13 +49,7 @@ def group_features(relations: Sequence[Sequence[int]]) -> list[tuple[tuple[int, 
 
 
 def bind(
-    ucq: Ucq,
-    *,
-    label: str | None,
-    tables: Tables,
-    link: Link,
-    job: str,
-    beside: LabelColumns = NOTHING,
+    ucq: Ucq, *, label: str | None, tables: Tables, link: Link, job: str, beside: LabelColumns = NOTHING
 ) -> BoundQuery:
     """Binds the query to a federation, whose `tables` map a name to the clients that hold its rows.
 

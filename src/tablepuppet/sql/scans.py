@@ -210,10 +210,7 @@ def place(resolved: ResolvedBranch, scans: Scans) -> PlacedBranch:
     own = tuple(scans.scan(*table, is_outer=relation in outer) for relation, table in tables)
     keys = tuple(
         tuple(
-            (
-                scans.column(own[key.left], key.left_key, key.node),
-                scans.column(own[key.right], key.right_key, key.node),
-            )
+            (scans.column(own[key.left], key.left_key, key.node), scans.column(own[key.right], key.right_key, key.node))
             for key in join.on
         )
         for join in resolved.tree.joins

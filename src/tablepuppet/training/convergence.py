@@ -7,7 +7,6 @@ problem. Nothing here asks a client, or walks over joined rows: the best constan
 import math
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -23,9 +22,7 @@ from tablepuppet.plan.plan import Plan
 from tablepuppet.plan.prepare import Prepared
 from tablepuppet.protocol.columns import CategoryEncoder, Encoder
 from tablepuppet.training.metrics import Criterion, Metrics, measure_constant
-
-if TYPE_CHECKING:
-    from tablepuppet.training.result import Result
+from tablepuppet.training.result import Result
 
 _STILL = 0.01  # the last epochs may bring this share of the objective's whole fall below a constant's
 _FLAT = 1e-3  # of the objective: likewise, where it has not fallen below a constant's

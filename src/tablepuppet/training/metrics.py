@@ -111,12 +111,7 @@ def number_step(
 
 
 def measure(
-    joined: Walkable,
-    per_row: Sequence[Array],
-    intercept: Array,
-    criterion: Criterion,
-    *,
-    known: Sums | None = None,
+    joined: Walkable, per_row: Sequence[Array], intercept: Array, criterion: Criterion, *, known: Sums | None = None
 ) -> Measured:
     """A model's predictions on some joined rows, as far as they are measured at the moment.
 

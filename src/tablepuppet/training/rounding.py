@@ -14,7 +14,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -34,9 +34,7 @@ from tablepuppet.training.curves import Curves
 from tablepuppet.training.evaluate import Comparison, likely_error
 from tablepuppet.training.metrics import Measured, Metrics
 from tablepuppet.training.result import EpochRecord, Result, RoundEvent
-
-if TYPE_CHECKING:
-    from tablepuppet.training.search import SearchResult
+from tablepuppet.training.search import SearchResult
 
 log = logging.getLogger(__name__)
 _POINTS = 200  # of a curve, at the most

@@ -95,12 +95,7 @@ class UnionOperator:
     """Speaks with the clients of every block."""
 
     def __init__(
-        self,
-        link: Link,
-        job: str,
-        mapping: TableMapping,
-        outputs: int | Sequence[int],
-        privacy: Privacy | None = None,
+        self, link: Link, job: str, mapping: TableMapping, outputs: int | Sequence[int], privacy: Privacy | None = None
     ) -> None:
         self.link = link
         self.job = job

@@ -65,11 +65,7 @@ def check_sketches(request: trees.SketchFeatures, answer: trees.FeatureSketches,
 def check_started(request: trees.StartTrees, answer: trees.TreesStarted, known: Known) -> None:
     check_array(answer.kinds, "kinds", (None,), kinds=_BYTES)
     require(len(answer.kinds) <= MOST_COLUMNS, "kinds", f"are more than {MOST_COLUMNS:,}")
-    require(
-        bool(np.isin(answer.kinds, (NUMBER, ONE_HOT, *SETS)).all()),
-        "kinds",
-        "hold one that there is not",
-    )
+    require(bool(np.isin(answer.kinds, (NUMBER, ONE_HOT, *SETS)).all()), "kinds", "hold one that there is not")
     is_random = request.algorithm.is_random
     wanted = len(answer.kinds) if is_random or request.bins is not None else 0
     check_array(answer.has_missing, "has_missing", (wanted,), kinds=_TRUTHS)
@@ -350,10 +346,7 @@ _of_rows = partial(Rules, SCORING, enforce=_enforce_rows)
 
 _sketch = _training(enforce=_enforce_sketch, check_answer=check_sketches)(handlers.sketch_features)
 _start = _training(
-    enforce=_enforce_start,
-    check_request=_check_start_request,
-    check_answer=check_started,
-    leaves_state=True,
+    enforce=_enforce_start, check_request=_check_start_request, check_answer=check_started, leaves_state=True
 )(handlers.start_trees)
 _check = _of_trees(check_request=_check_trees_request, check_answer=check_objections)(handlers.check_trees)
 _sum = _of_trees(check_request=_check_trees_request, check_answer=check_sums)(handlers.sum_trees)

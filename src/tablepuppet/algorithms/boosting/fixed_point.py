@@ -130,11 +130,7 @@ def derivatives(
 
 
 def _write(
-    loss: Loss,
-    scores: Array,
-    labels: Labels,
-    scales: Sequence[tuple[float, float]],
-    both: Sequence[NDArray[np.int64]],
+    loss: Loss, scores: Array, labels: Labels, scales: Sequence[tuple[float, float]], both: Sequence[NDArray[np.int64]]
 ) -> Array:
     """Writes g and h by these scales; the largest |g| and h of each output."""
     extents, has_units = np.zeros((loss.outputs, 2)), loss.is_quadratic and labels.weights is None

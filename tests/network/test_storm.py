@@ -53,6 +53,7 @@ class BadNetwork:
         self.chance = None if seed is None else random.Random(seed)
         self.boots = 0
         self.stores: dict[str, RunStore] = {}
+        self.rooms: dict[str, threading.Timer] = {}  # timers that use a store; it must not close meanwhile
         self.keepers = {name: self.boot(name) for name in held}
         self.faults: dict[str, int] = {}
 
@@ -62,15 +63,20 @@ class BadNetwork:
         folder = self.folder / f"{name}-{self.boots}"
         if name in self.stores:
             shutil.copytree(self.stores[name].folder, folder)
-            self.stores[name].close()
+            self._close(name)
         self.stores[name] = RunStore(folder)
         source = open_source(self.held[name], OWNERS[name])
         client = Client(name, ClientTables({OWNERS[name]: source}), key=SECRET)
         return IdempotentClient(client, self.stores[name])
 
+    def _close(self, name: str) -> None:
+        if name in self.rooms:
+            self.rooms[name].join()
+        self.stores[name].close()
+
     def close(self) -> None:
-        for store in self.stores.values():
-            store.close()
+        for name in self.stores:
+            self._close(name)
 
     def list_connected(self) -> dict[str, str]:
         return dict.fromkeys(self.keepers, "")
@@ -86,7 +92,7 @@ class BadNetwork:
         if fault == "before":
             self.keepers[victim] = self.boot(victim)
         if fault == "full disk":
-            fill_disk(self.stores[victim])
+            self.rooms[victim] = fill_disk(self.stores[victim])
         replies = {name: list(self.keepers[name].answer(*request)) for name, request in requests.items()}
         if fault == "after":
             self.keepers[victim] = self.boot(victim)

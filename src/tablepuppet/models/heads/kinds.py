@@ -51,7 +51,7 @@ def _network_widths(model: Any, blocks: int, outputs: int) -> tuple[int, ...]:
 SUM = HeadTraits(
     widths=lambda model, blocks, outputs: (outputs,) * blocks,
     is_sum=True,
-    l2_by_rows=1.0,  # C = 1 and alpha = 1 of scikit-learn
+    l2_by_rows=1.0,  # C = 1 of scikit-learn, and alpha = 1 of its Ridge
 )
 PERCEPTRON = HeadTraits(
     make=_make_network,

@@ -83,21 +83,18 @@ class Client(ClientState):
     def _log_refusal(self, message: Any, error: Exception) -> None:
         job = getattr(message, "job", "")
         agreed = self.contracts.contract(job)
-        detail: dict[str, Any] = {"request": type(message).__name__, "why": str(error)}
+        detail = {"request": type(message).__name__, "why": str(error)}
         self.log.write("refused", job, "" if agreed is None else agreed.hash, detail)
 
     def _count_disclosures(self, message: Any, answer: Message) -> None:
         """Counts disclosures; the counts are a line of the log when the job is closed."""
         job = getattr(message, "job", "")
         if isinstance(message, CloseJob):
-            counts = self.disclosed.pop(job, None)
-            if counts:
+            if counts := self.disclosed.pop(job, None):
                 self.log.write("disclosed", job, "", dict(counts))
             return
         for mark, numbers in disclosures(answer):
             self.disclosed.setdefault(job, Counter())[mark.what] += numbers
-
-    # -- checkpoints -----------------------------------------------------------
 
     def states(self, job: str) -> dict[int, Any]:
         """All that rounds have changed in each part, and its key for masks."""

@@ -18,6 +18,7 @@ from tablepuppet.algorithms.noise import BlockFacts, RunFacts
 from tablepuppet.errors import PolicyError
 from tablepuppet.exchanges.keys import SendKeys
 from tablepuppet.exchanges.labels import DescribeLabels, SendLabels
+from tablepuppet.exchanges.proposal import ProposeContract
 from tablepuppet.exchanges.registry import EXCHANGES
 from tablepuppet.exchanges.start import StartPart
 from tablepuppet.privacy.accounting import Mechanism, composed_epsilon
@@ -262,6 +263,26 @@ def test_a_client_computes_noise_from_its_own_block_as_it_knows_it(query: str, o
             federation.train(query, **(JOB | {"privacy": PRIVACY | {"features": KNOWN}}))
             found.append((lying.noise, [s.mechanism for s in lying.client.log.account.spendings]))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("option", ["type", "batches", ""])
+@pytest.mark.parametrize("algorithm", ["sgd", "newton", "boosting"])
+def test_a_contract_has_the_options_of_an_algorithm_each_and_no_others(algorithm: str, option: str) -> None:
+    def changed(message: Any) -> Any:
+        if not isinstance(message, ProposeContract) or message.contract.training is None:
+            return message
+        training = message.contract.training
+        name = option if option in training.algorithm else sorted(training.algorithm)[0]
+        options = (
+            {n: v for n, v in training.algorithm.items() if n != name} if option else training.algorithm | {"x": 1}
+        )
+        terms = msgspec.structs.replace(training, algorithm=options)
+        return msgspec.structs.replace(message, contract=msgspec.structs.replace(message.contract, training=terms))
+
+    trees = algorithm == "boosting"
+    given: dict[str, Any] = {"model": "boosted", "trees": 2, "epochs": None} if trees else {}
+    with pytest.raises(PolicyError, match="other options than an algorithm has"):
+        train(changed, **(given | {"algorithm": algorithm, "privacy": None}))
 
 
 def test_batches_larger_than_their_rate_are_refused() -> None:

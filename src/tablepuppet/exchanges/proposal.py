@@ -6,11 +6,13 @@ Nothing is read before. All that a job will ask for is judged here, before its f
 import hashlib
 import hmac
 from collections.abc import Collection, Mapping
-from typing import Annotated
+from contextlib import suppress
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
+from tablepuppet.algorithms.registry import Options
 from tablepuppet.errors import PolicyError
 from tablepuppet.exchanges.base import BEFORE_CONTRACT, Rules
 from tablepuppet.owner import analyst_budget, row_rules
@@ -232,6 +234,8 @@ def _enforce_proposal(job: JobUnderContract, request: ProposeContract) -> None:
     contract = request.contract
     if job.contract not in (None, contract):
         raise breach("the job has a contract already, and this is another one")
+    if contract.training is not None:
+        _check_options(contract.training.algorithm)
     terms = {scan.scan: scan for scan in contract.scans}
     if set(terms) != set(job.opened) or len(terms) < len(contract.scans):
         raise breach("it does not name the scans that were opened")
@@ -243,6 +247,13 @@ def _enforce_proposal(job: JobUnderContract, request: ProposeContract) -> None:
         found = (opened.table, opened.columns, opened.filter, opened.query)
         if (scan.table, texts, scan.filter, scan.query) != found:
             raise breach("it does not name the expressions and filters that were opened")
+
+
+def _check_options(given: Mapping[str, Any]) -> None:
+    with suppress(msgspec.ValidationError):
+        if set(msgspec.to_builtins(msgspec.convert(given, Options))) == set(given):
+            return
+    raise breach("it names other options than an algorithm has")
 
 
 def _check_agreement(request: ProposeContract, answer: Agreement, known: Known) -> None:

@@ -147,8 +147,6 @@ class MultiRidgeServer(MultiModelServer):
         gap = self._gap * np.sqrt(np.minimum(falls, 1.0))
         return bool((gap <= self.options.tolerance_of(1) * np.abs(self._values)).all())
 
-    # -- the models --------------------------------------------------------------------------
-
     def model(self, number: int) -> tuple[list[Array], Array]:
         """h of all rows by one of the models, and its intercept."""
         pairs = zip(self._columns, self._points(), strict=True)

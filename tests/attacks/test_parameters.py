@@ -286,12 +286,12 @@ def test_a_contract_has_the_options_of_an_algorithm_each_and_no_others(algorithm
 
 
 def test_batches_larger_than_their_rate_are_refused() -> None:
-    """Ten times the joined rows are a tenth of the rate: rows must then come as rarely."""
+    """More joined rows are a lower rate: rows must then come as rarely."""
 
     def change(message: Any) -> Any:
         if not isinstance(message, StartPart) or message.facts is None:
             return message
-        rows = 100 * message.joined_rows
+        rows = 10_000 * message.joined_rows
         facts = msgspec.structs.replace(message.facts, rows=rows)
         return msgspec.structs.replace(message, facts=facts, joined_rows=rows)
 

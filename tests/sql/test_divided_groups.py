@@ -150,6 +150,12 @@ def test_groups_that_are_joined_count_all_tables_keys() -> None:
         ("EXISTS (SELECT max(b.z) FROM b WHERE b.k = c.k)", "this EXISTS is always true"),
         ("NOT EXISTS (SELECT count(*) FROM b WHERE b.k = c.k)", "this EXISTS is always true"),
         ("EXISTS (SELECT 1 FROM b WHERE b.k = c.k LIMIT 0)", "this EXISTS is never true"),
+        (
+            "EXISTS (SELECT 1 FROM b WHERE b.k = c.k FETCH FIRST 0 ROWS ONLY)",
+            "this EXISTS is never true|cannot be pushed down",
+        ),
+        ("EXISTS (SELECT 1 FROM b WHERE b.k = c.k LIMIT 1 - 1)", "no plain number of rows"),
+        ("NOT EXISTS (SELECT 1 FROM b WHERE b.k = c.k LIMIT 50%)", "no plain number of rows|cannot be pushed down"),
     ],
 )
 @pytest.mark.parametrize("form", ["SELECT c.x, c.y FROM c WHERE {}", "SELECT c.x, {} AS found, c.y FROM c"])

@@ -154,8 +154,7 @@ class _Branch(msgspec.Struct, frozen=True):
                 keys = [exp.column(exp.to_identifier(name, quoted=True), "q") for name in rows.named_selects]
                 return outer, exp.select(*keys).distinct().from_(rows.subquery("q"))
         elif isinstance(test, exp.Exists) and isinstance(test.this, exp.Select):
-            constant = find_constant_exists(test.this)
-            if constant is not None:
+            if constant := find_constant_exists(test.this):
                 raise self.ucq.refuse(constant, base_tables(test.this)[0])
             return _split_exists(test.this)
         return None

@@ -262,10 +262,13 @@ def has_aggregate(select: exp.Select) -> bool:
 
 
 def find_constant_exists(query: exp.Select) -> str | None:
-    """Why EXISTS over this query is the same whatever rows there are; None: it is not."""
-    limit = query.args.get("limit")
-    if limit is not None and not (limit.expression.is_int and int(limit.expression.name) > 0):
-        return "LIMIT 0 leaves no row, so that this EXISTS is never true; leave LIMIT out"
+    """Why EXISTS over this query is the same whatever rows there are, or may be; None: it is not."""
+    if limit := query.args.get("limit"):
+        count = limit.args.get("expression") or limit.args.get("count")  # of LIMIT, of FETCH FIRST
+        if count == exp.Literal.number(0):
+            return "LIMIT 0 leaves no row, so that this EXISTS is never true; leave LIMIT out"
+        if not (isinstance(count, exp.Literal) and count.is_int) or " PERCENT" in limit.sql():
+            return "in EXISTS one row is enough, and this LIMIT is no plain number of rows; leave it out"
     if query.args.get("group") is None and has_aggregate(query):
         return (
             "an aggregate without GROUP BY gives one row whatever there is, so that this EXISTS is always true; "

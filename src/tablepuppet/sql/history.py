@@ -319,8 +319,7 @@ class _Branch:
             found = correlate(node.this, set(outer), self._refuse) if isinstance(node.this, exp.Select) else None
             if found is None or self._holders(node.this) == self._holders(outer[found.alias.name.lower()]):
                 continue
-            constant = find_constant_exists(node.this)
-            if constant is not None:
+            if constant := find_constant_exists(node.this):
                 raise self._refuse(constant, node)
             self._check_plain(found.query, node)
             counted = without(node.this.copy().select("count(*)", append=False), "order", "limit")

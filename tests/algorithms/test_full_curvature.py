@@ -21,6 +21,7 @@ from tablepuppet.algorithms.newton.full_curvature import (
     solve_by_products,
     summands,
     summed_matrix,
+    without_intercept,
 )
 from tablepuppet.models.linear import Features, LinearModel
 
@@ -146,6 +147,20 @@ def _objectives(parts: int, label: str, width: int, epochs: int) -> np.ndarray:
     with tp.Federation({"f": [f[a:b] for a, b in pairwise(cuts)], "u": u}) as federation:
         found = federation.train(query, label=label, algorithm="newton", epochs=epochs, l2=1e-5)
     return np.array([record.objective for record in found.history])
+
+
+def test_only_columns_far_from_zero_are_centred() -> None:
+    """A year is centred, also against the others; names and standardised numbers keep the intercept's share."""
+    random = np.random.default_rng(3)
+    names = np.eye(3)[random.integers(0, 3, 300)]
+    year = random.integers(1990, 2030, (300, 1)).astype(np.float64)
+    X, weights = np.concatenate([random.normal(size=(300, 2)), names, year], axis=1), random.uniform(0.1, 1.0, 300)
+    moved = X - np.array([0, 0, 0, 0, 0, np.average(year[:, 0], weights=weights)])
+    gram, beside = X.T @ (weights[:, None] * X), X.T @ weights[:, None]
+    found = without_intercept(gram, beside, weights.sum())
+    np.testing.assert_allclose(found, moved.T @ (weights[:, None] * moved), rtol=1e-6, atol=1e-6)
+    assert np.array_equal(found[:5, :5], gram[:5, :5])
+    assert not without_intercept(np.full((1, 1), 4.0 * 300), np.full((1, 1), 2.0 * 300), 300.0).any()  # a constant
 
 
 def test_classes_in_order_on_a_line_take_few_rounds() -> None:

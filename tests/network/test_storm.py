@@ -7,6 +7,7 @@ server dies between any two steps.
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import shutil
@@ -163,6 +164,32 @@ def test_no_fault_changes_the_model(tmp_path: Path, options: dict[str, Any]) -> 
         expected = federation.train(QUERY, label="y", **options)
     assert deaths > 0
     assert_same(result, expected)
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_steps_under_masks_are_synced_before_their_answers_leave(
+    tmp_path: Path, is_masked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power cut the client would answer them again, under the same masks."""
+    monkeypatch.setattr("tablepuppet.network.run_store._PERIOD", math.inf)  # or all are, on a slow machine
+    levels: dict[str, list[int]] = {}
+    options = {"epochs": 3, "batch_size": 100, "privacy": {"secure_aggregation": is_masked}}
+    with closing(BadNetwork(tmp_path, tables(120), seed=None)) as network:
+        ask = network.ask
+
+        def watch(requests: Mapping[str, tuple[Request, Sequence[Frame]]], rules: WaitRules) -> dict[str, list[Frame]]:
+            replies = ask(requests, rules)
+            for name in requests:
+                [[level]] = network.stores[name]._database.execute("PRAGMA synchronous")
+                levels.setdefault(name, []).append(level)
+            return replies
+
+        network.ask = watch  # type: ignore[method-assign]
+        weather(tmp_path, network, algorithm="sgd", **options)
+    normal, full = 1, 2
+    assert normal in levels["supplier"]  # alone with its table
+    for shared in (levels["store-eu"], levels["store-us"]):
+        assert (set(shared[len(shared) // 2 : -1]) == {full}) == is_masked
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 The client finds the next direction of its block, and moves along those that the server chose.
 
-g = T_iᵀY_i/N + βθ,  D = T_iᵀdiag(W_i)T_i/N + βI less the intercept's share,  d_i = −D⁻¹g;  sends T_i d_i
+g = T_iᵀY_i/N + βθ,  D = T_iᵀdiag(W_i)T_i/N + βI, its columns far from zero centred,  d_i = −D⁻¹g;  sends T_i d_i
 """
 
 from functools import partial

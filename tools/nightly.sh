@@ -1,15 +1,14 @@
 #!/usr/bin/env bash
 # Everything once, part by part: goes on after a part that fails, and says in the end how long each took.
 # Laws are tests by hypothesis: make test draws a few examples, and the part of this name many.
-# FUZZ_MINUTES=60: how long random SQL is compared with DuckDB.
+# FUZZ_MINUTES=60: how long random SQL is compared with DuckDB, by all cores together.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 mkdir -p build
 times=$PWD/build/test-times.txt
-coverage=(--cov --cov-append --cov-report=)
 unset PYTHONDONTWRITEBYTECODE # tests start hundreds of processes, and each would compile the package again
 pytest=(env OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 HYPOTHESIS_PROFILE="${HYPOTHESIS_PROFILE:-thorough}")
-pytest+=(.venv/bin/python -m pytest -q -n auto --dist worksteal "${coverage[@]}")
+pytest+=(.venv/bin/python -m pytest -q -n auto --dist worksteal)
 summary=() failed=0
 
 run() { # NAME COMMAND…
@@ -25,9 +24,22 @@ add_line() { # NAME OUTCOME SECONDS
     echo "${summary[-1]}"
 }
 
+fuzz() { # other seeds every day: days since 1970, and room for 100,000 cases
+    local cores minutes seed processes=() status=0
+    cores=$(nproc) seed=$(($(date +%s) / 86400 * 100000))
+    minutes=$(awk "BEGIN { print ${FUZZ_MINUTES:-60} / $cores }")
+    for ((core = 0; core < cores; core++)); do
+        OMP_NUM_THREADS=1 .venv/bin/python -m tests.fuzz --minutes "$minutes" \
+            --seed "$((seed + core * 100000 / cores))" &
+        processes+=($!)
+    done
+    for process in "${processes[@]}"; do wait "$process" || status=1; done
+    return $status
+}
+
 rm -f .coverage .coverage.* "$times"
 if tools/install_services.sh; then export CI=true; fi # what is there must not be skipped
-run test env TABLEPUPPET_TEST_TIMES="$times" make test COVERAGE="${coverage[*]}"
+run test env TABLEPUPPET_TEST_TIMES="$times" make test COVERAGE="--cov --cov-report="
 run tiers .venv/bin/python tools/check_tiers.py "$times"
 run install make check-install
 run docs make docs
@@ -39,8 +51,7 @@ if [ "$(id -u)" = 0 ]; then
 else
     summary+=("root           skipped: run this as root to have its tests")
 fi
-# Other seeds every day: days since 1970, and room for 100,000 cases.
-run fuzz .venv/bin/python -m tests.fuzz --minutes "${FUZZ_MINUTES:-60}" --seed "$(($(date +%s) / 86400 * 100000))"
+run fuzz fuzz
 .venv/bin/coverage report
 add_line everything "$( ((failed)) && echo FAILED || echo passed)" $SECONDS
 printf '\n%s\n' "nightly:" && printf '  %s\n' "${summary[@]}"

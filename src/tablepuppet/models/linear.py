@@ -33,8 +33,7 @@ _MAX_COLUMNS_TO_COUNT = 3  # for more columns one sparse product is faster than 
 def add_picked(out: Array, theta: Array, codes: Codes) -> None:
     """Adds X θ to `out` (n, k): the row of θ (size, k) that each code names."""
     padded = np.concatenate([theta, np.zeros((1, theta.shape[1]))])
-    for start in range(0, len(codes), ROWS_PER_LOOKUP):
-        chunk = slice(start, start + ROWS_PER_LOOKUP)
+    for chunk in pieces(len(codes), ROWS_PER_LOOKUP):
         # "wrap" takes code −1 to the last row, the zeros; it is also faster than checking the bounds.
         out[chunk] += padded.take(codes[chunk], axis=0, mode="wrap")
 
@@ -212,8 +211,7 @@ def _size(columns: slice) -> int:
 
 def _chunks(dense: Array) -> Iterator[slice]:
     rows, columns = dense.shape
-    step = max(1, NUMBERS_PER_WEIGHTED_COPY // max(1, columns))
-    return (slice(start, start + step) for start in range(0, rows, step))
+    return pieces(rows, max(1, NUMBERS_PER_WEIGHTED_COPY // max(1, columns)))
 
 
 def _dense_gram(dense: Array, weights: Array | Following) -> Array:

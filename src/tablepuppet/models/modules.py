@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
-from tablepuppet.arrays import NUMBERS_PER_ROW_GRADIENTS
+from tablepuppet.arrays import NUMBERS_PER_ROW_GRADIENTS, pieces
 from tablepuppet.errors import JobError, TablePuppetError, TrainingError
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.privacy.gaussian import GradientPrivacy
@@ -252,9 +252,9 @@ def _by_rows(module: Module, parameters: dict[str, Tensor], x: Tensor, signal: T
     each = torch.func.vmap(torch.func.grad(score), in_dims=(None, 0, 0), randomness="different")
     size = max(1, NUMBERS_PER_ROW_GRADIENTS // max(1, sum(p.numel() for p in held.values())))
     totals = [torch.zeros_like(p) for p in held.values()]
-    for start in range(0, len(x), size):
+    for some in pieces(len(x), size):
         try:
-            found = each(held, x[start : start + size], signal[start : start + size])
+            found = each(held, x[some], signal[some])
         except RuntimeError:
             raise TrainingError(
                 "this module has no gradient per row (does it mix rows, as batch normalisation does?); "
@@ -262,7 +262,7 @@ def _by_rows(module: Module, parameters: dict[str, Tensor], x: Tensor, signal: T
             ) from None
         gradients = [found[name] for name in held]
         squares = sum((g.flatten(1) ** 2).sum(1) for g in gradients)
-        scale = _scale(torch.as_tensor(squares), most[start : start + size])
+        scale = _scale(torch.as_tensor(squares), most[some])
         for total, gradient in zip(totals, gradients, strict=True):
             total += torch.tensordot(scale, gradient, dims=1)
     return totals

@@ -18,7 +18,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from tablepuppet.algorithms.registry import own_model
-from tablepuppet.arrays import Array
+from tablepuppet.arrays import JOINED_ROWS_PER_PIECE, Array, pieces
 from tablepuppet.errors import JobError
 from tablepuppet.join.mapping import rows_here
 from tablepuppet.models.losses import Loss
@@ -33,7 +33,6 @@ from tablepuppet.transport.meter import Traffic
 
 _BINS, _FARTHEST = 32, 4.0  # of scores; the middle border is 0, where the predicted class changes
 _MOST_LOSS = 6.0
-_ROWS_PER_PIECE = 1 << 18
 _CLASS_NORM = 2.0  # a cell, the loss, the row itself, and whether it is predicted rightly
 _NUMBER_NORM = math.sqrt(1 + 1 + 1 + 1 / 4 + 1 / 16)
 _PAIR_NORM = math.sqrt(2.0)  # of a difference of losses and its square, each at most 1
@@ -113,9 +112,8 @@ def _norm(loss: Loss) -> float:
 
 def _contributions(loss: Loss, scores: Array, labels: Array, noise: AnalystNoise) -> Array:
     """The sums of all rows' vectors."""
-    pieces = (slice(at, at + _ROWS_PER_PIECE) for at in range(0, max(1, len(scores)), _ROWS_PER_PIECE))
-    sums = (_sum_rows(loss, np.ascontiguousarray(scores[rows]), labels[rows], noise) for rows in pieces)
-    return reduce(np.add, sums)
+    views = pieces(max(1, len(scores)), JOINED_ROWS_PER_PIECE)
+    return reduce(np.add, (_sum_rows(loss, np.ascontiguousarray(scores[some]), labels[some], noise) for some in views))
 
 
 def _sum_rows(loss: Loss, scores: Array, labels: Array, noise: AnalystNoise) -> Array:

@@ -30,7 +30,7 @@ from tablepuppet.algorithms.numerics.linear_systems import WIDE, Products, Spect
 from tablepuppet.algorithms.numerics.optimizers import Moments, Optimizer, Rule, descend, sensitivity
 from tablepuppet.algorithms.numerics.subspace import Trail
 from tablepuppet.algorithms.options import AlgorithmOptions, Count, Memory, Positive, Tolerance
-from tablepuppet.arrays import Array
+from tablepuppet.arrays import Array, pieces
 from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.modules import one_torch_thread
 from tablepuppet.models.neural import Model, NeuralModel
@@ -299,8 +299,7 @@ def _descend(
         for _ in range(epochs):
             order = np.random.default_rng((setup.seed, moments.step)).permutation(rows)
             signals, squares = state.signal[order], quadratic[order]  # at once: a batch has few rows
-            for start in range(0, rows, size):
-                here = slice(start, start + size)
+            for here in pieces(rows, size):
                 batch = order[here]
                 slope = model.slope(theta, signals[here], squares[here], batch, moments.step)
                 slope *= rows / (len(batch) * setup.joined_rows)

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algorithms.numerics.linear_systems import unpack_triangle
-from tablepuppet.arrays import MATRICES_IN_CACHE, Array
+from tablepuppet.arrays import MATRICES_IN_CACHE, Array, pieces
 from tablepuppet.models.linear import Features
 
 
@@ -48,8 +48,7 @@ def products(features: Features, packed: Array, theta: Array) -> Array:
     """Σ_k x_k (M_k h_k)ᵀ with h = X θ: (d, K)."""
     h = features.dot(theta)
     pulled = np.empty_like(h)
-    for start in range(0, len(h), MATRICES_IN_CACHE):
-        some = slice(start, start + MATRICES_IN_CACHE)
+    for some in pieces(len(h), MATRICES_IN_CACHE):
         pulled[some] = (unpack_triangle(packed[some], h.shape[1]) @ h[some, :, None])[:, :, 0]
     return features.transpose_dot(pulled)
 
@@ -69,8 +68,7 @@ def solved_blocks(blocks: Array, ridge: Array, right: Array) -> Array:
     """B_c⁻¹ r_c for each encoded column c, with B_c its diagonal block and the ridge."""
     size = right.shape[1]
     out = np.empty_like(right)
-    for start in range(0, len(right), MATRICES_IN_CACHE):
-        some = slice(start, start + MATRICES_IN_CACHE)
+    for some in pieces(len(right), MATRICES_IN_CACHE):
         whole = unpack_triangle(blocks[some], size)
         # A column that no row has, without a ridge: nothing is known of it, and it stays.
         scale = np.maximum(np.trace(whole, axis1=1, axis2=2) / size, 1.0)

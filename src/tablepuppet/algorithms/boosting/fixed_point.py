@@ -18,13 +18,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.arrays import ROWS_PER_LOOKUP, Array, RowNumbers, pieces
 from tablepuppet.errors import TrainingError
 from tablepuppet.models.losses import Loss, Weighted
 from tablepuppet.privacy.gaussian import noised
 from tablepuppet.privacy.labels import Channel
 
-_SHARD = 1 << 15
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _BITS = 14  # of C in units: sums are whole numbers of them
 _MIN_ROWS = 100.0  # rows without noise, of which a tree learns little
@@ -87,9 +86,9 @@ class Labels(msgspec.Struct, frozen=True, eq=False):
     weights: Array | None = None
     noise: LabelNoise | None = None  # that owners added
 
-    def numbers(self, start: int, stop: int) -> NDArray[np.int64]:
+    def rows(self, some: slice) -> slice | RowNumbers:
         """Rows of the label table."""
-        return np.arange(start, stop) if self.index is None else np.asarray(self.index[start:stop])
+        return some if self.index is None else self.index[some]
 
     def excess(self, output: int, rows: RowNumbers) -> float:
         """How far some joined rows' noisy labels sum up to more than labels can."""
@@ -134,16 +133,15 @@ def _write(
 ) -> Array:
     """Writes g and h by these scales; the largest |g| and h of each output."""
     extents, has_units = np.zeros((loss.outputs, 2)), loss.is_quadratic and labels.weights is None
-    for start in range(0, len(scores), _SHARD):
-        stop = min(start + _SHARD, len(scores))
-        g, h = _exact(loss, scores, labels, start, stop)
+    for some in pieces(len(scores), ROWS_PER_LOOKUP):
+        g, h = _exact(loss, scores, labels, some)
         most_g = np.maximum(g.max(axis=0), -g.min(axis=0))
         extents = np.maximum(extents, np.stack([most_g, h.max(axis=0)], axis=1))
         for k, (out, (by_g, by_h)) in enumerate(zip(both, scales, strict=True)):
             fixed = _to_fixed(g[:, k], by_g).astype(np.int64)
             fixed <<= 32
             fixed += 1 if has_units else np.maximum(_to_fixed(h[:, k], by_h), 1.0).astype(np.int64)
-            out[start:stop] = fixed
+            out[some] = fixed
     return extents
 
 
@@ -181,20 +179,19 @@ class LeafNoise(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 def clipped_derivatives(loss: Loss, scores: Array, labels: Labels, noise: LeafNoise) -> list[Derivatives]:
     """The same for sums that carry noise: each joined row within its clip, in units that no row has shaped."""
     out = [Derivatives(np.empty(len(scores), np.int64), (noise.unit, noise.unit / noise.scale)) for _ in scores.T]
-    for start in range(0, len(scores), _SHARD):
-        stop = min(start + _SHARD, len(scores))
-        g, h = noise.clip_rows(*_exact(loss, scores, labels, start, stop))
+    for some in pieces(len(scores), ROWS_PER_LOOKUP):
+        g, h = noise.clip_rows(*_exact(loss, scores, labels, some))
         for k, own in enumerate(out):
-            own.both[start:stop] = (g[:, k] << 32) + h[:, k]
+            own.both[some] = (g[:, k] << 32) + h[:, k]
     return out
 
 
-def _exact(loss: Loss, scores: Array, labels: Labels, start: int, stop: int) -> tuple[Array, Array]:
+def _exact(loss: Loss, scores: Array, labels: Labels, some: slice) -> tuple[Array, Array]:
     """g and h of some joined rows, (rows, outputs) each."""
-    own = slice(start, stop) if labels.index is None else labels.index[start:stop]
+    own = labels.rows(some)
     y, weights = labels.values[own], None if labels.weights is None else labels.weights[own]
     weighted = loss if weights is None else Weighted(loss, weights)
-    g, h = weighted.gradient(scores[start:stop], y), weighted.curvature(scores[start:stop], y)
+    g, h = weighted.gradient(scores[some], y), weighted.curvature(scores[some], y)
     return g, h if loss.caution == 1 else h * loss.caution
 
 

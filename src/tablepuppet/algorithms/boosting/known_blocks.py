@@ -24,6 +24,7 @@ from tablepuppet.algorithms.boosting.bins import Columns
 from tablepuppet.algorithms.boosting.kernels import NodeSplits
 from tablepuppet.algorithms.boosting.splits import SplitRules, Splits, search_splits
 from tablepuppet.algorithms.boosting.tree_checks import NUMBER, ONE_HOT, SETS, Codes, NewColumn, NewKey, Sums, Union
+from tablepuppet.arrays import pieces
 from tablepuppet.errors import TransportError
 
 
@@ -221,7 +222,7 @@ class KnownBlock:
             may[np.isin(self.layout.kinds, SETS) & ~np.isin(self._active, list(self.complete))] = False
         found = Splits.of(np.ones(len(how.least), np.bool_), how.rules[2])
         numbers = np.where(may, np.arange(len(may)), -1)
-        for own in (slice(start, start + step) for start in range(0, len(may), step)):
+        for own in pieces(len(may), step):
             search_splits(count(own), self.layout.take(own), numbers[own], how, found)
         return found
 

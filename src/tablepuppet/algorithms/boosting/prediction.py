@@ -24,7 +24,7 @@ from tablepuppet.algorithms.boosting.messages import (
     SplitRule,
     Tree,
 )
-from tablepuppet.arrays import Array, RowNumbers
+from tablepuppet.arrays import JOINED_ROWS_PER_SHARD, Array, RowNumbers, pieces
 from tablepuppet.errors import JobError, ModelError
 from tablepuppet.join.mapping import Part
 from tablepuppet.owner.part_store import check_splits
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 Bits = NDArray[np.uint8]
 Value = float | str | None  # None: missing
-_SHARD = 1 << 16  # joined rows that walk together
 _NAMES = 8  # categories that a line of text names
 
 
@@ -92,12 +91,11 @@ def add_trees(
     trees: Sequence[Sequence[Tree]], bits: Sequence[Bits], numbers: Sequence[RowNumbers], scores: Array
 ) -> None:
     """Adds the values of trees, one after the other, to the scores of joined rows."""
-    for start in range(0, len(scores), _SHARD):
-        some = slice(start, min(start + _SHARD, len(scores)))
+    for some in pieces(len(scores), JOINED_ROWS_PER_SHARD):
         own = [p[some] for p in numbers]
         for group in trees:
             for output, tree in enumerate(group):
-                scores[some, output] += _values(tree, bits, own, some.stop - start)
+                scores[some, output] += _values(tree, bits, own, some.stop - some.start)
 
 
 def read_grown_trees(given: Any) -> GrownTrees:

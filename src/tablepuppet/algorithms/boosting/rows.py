@@ -21,11 +21,10 @@ from tablepuppet.algorithms.boosting.kernels import BlockRows, PairArrays, RowOr
 from tablepuppet.algorithms.boosting.known_blocks import Choice, KnownBlock
 from tablepuppet.algorithms.boosting.messages import Tree
 from tablepuppet.algorithms.boosting.tree_checks import Cells, Packed, Pairs, Sums
-from tablepuppet.arrays import RowNumbers
+from tablepuppet.arrays import RowNumbers, pieces
 
 NO_CELL = -1
 _NO_CODES = np.zeros((0, 0), np.uint8)
-_ROWS_AT_ONCE = 1 << 16  # rows whose numbers are made at a time
 
 
 class BlockIndex(msgspec.Struct, frozen=True, eq=False, dict=True):
@@ -126,13 +125,12 @@ def sample_rows(labels: Labels, out: RowNumbers, fraction: float, seed: int, tre
     which has room for all."""
     is_whole = fraction == 1.0 and (labels.weights is None or bool((labels.weights > 0).all()))
     count = 0
-    for start in range(0, len(out), _ROWS_AT_ONCE):
-        stop = min(start + _ROWS_AT_ONCE, len(out))
-        own = np.arange(start, stop, dtype=out.dtype)
+    for some in pieces(len(out)):
+        own = np.arange(some.start, some.stop, dtype=out.dtype)
         if not is_whole:
             is_in = uniform(seed, tree, own.astype(np.uint64)) < fraction
             if labels.weights is not None:
-                is_in &= labels.weights[labels.numbers(start, stop)] > 0
+                is_in &= labels.weights[labels.rows(some)] > 0
             own = own[is_in]
         out[count : count + len(own)] = own
         count += len(own)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.algorithms.base import Problem, Summable
 from tablepuppet.algorithms.numerics.linear_systems import eigenvalues
-from tablepuppet.arrays import NUMBERS_IN_CACHE, ROWS_IN_CACHE, Array, Following, freeze
+from tablepuppet.arrays import NUMBERS_IN_CACHE, ROWS_IN_CACHE, Array, Following, freeze, pieces
 from tablepuppet.errors import ScoreRangeError
 from tablepuppet.models.linear import MOST_CONSTANTS
 from tablepuppet.models.losses import Loss, Weighted
@@ -154,9 +154,7 @@ def outputs_hessian_step(
     found[count:, count:] = loss.summed_hessian(scores, labels, steps)
     if not count:
         return (), {"hessian": found}
-    step = max(1, NUMBERS_IN_CACHE // (count * outputs))
-    for first in range(0, rows, step):
-        here = slice(first, min(first + step, rows))
+    for here in pieces(rows, max(1, NUMBERS_IN_CACHE // (count * outputs))):
         vectors = np.concatenate([b[here].reshape(-1, b.shape[1] // outputs, outputs) for b in shard.columns], axis=1)
         own = loss.of_rows(here) if isinstance(loss, Weighted) else loss
         products, summed = own.summed_products(scores[here], labels[here] if len(labels) else labels, vectors)

@@ -27,6 +27,7 @@ from tablepuppet.transport import envelopes as e
 
 _STATE = 2  # how runs and checkpoints lie on the disk
 _PLAIN = (type(None), bool, int, float, str, bytes)
+_SERIES: dict[str, Any] = {"list": list, "tuple": tuple, "frozenset": frozenset}
 
 
 def to_frame(value: Any) -> Frame:
@@ -68,9 +69,9 @@ def _flat(value: Any, buffers: list[Buffer], declared: frozenset[type]) -> Any:
         return ["table", len(buffers) - 1]
     if isinstance(value, slice):
         return ["slice", value.start, value.stop, value.step]
-    if isinstance(value, list | tuple | frozenset):
-        kind = next(k for k in (list, tuple, frozenset) if isinstance(value, k))
-        return [kind.__name__, [_flat(v, buffers, declared) for v in value]]
+    for name, series in _SERIES.items():
+        if isinstance(value, series):
+            return [name, [_flat(v, buffers, declared) for v in value]]
     if type(value).__module__.startswith("tablepuppet."):
         if not issubclass(type(value), tuple(declared)):
             raise TransportError(f"a {type(value).__name__} cannot be part of a result")
@@ -99,10 +100,8 @@ def _whole(flat: Any, buffers: Any, allowed: frozenset[type] | None) -> Any:
         return table
     if kind == "slice":
         return slice(*rest)
-    if kind in ("list", "tuple", "frozenset"):
-        return {"list": list, "tuple": tuple, "frozenset": frozenset}[kind](
-            _whole(v, buffers, allowed) for v in rest[0]
-        )
+    if kind in _SERIES:
+        return _SERIES[kind](_whole(v, buffers, allowed) for v in rest[0])
     if kind == "dict":
         return {_whole(k, buffers, allowed): _whole(v, buffers, allowed) for k, v in rest[0]}
     if kind == "object":

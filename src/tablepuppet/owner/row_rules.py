@@ -176,14 +176,12 @@ def check_split(own: ClientState, request: SplitRequest, sides: Mapping[str, NDA
 
 def check_folds(own: ClientState, request: SendLabels, folds: NDArray[np.int16]) -> None:
     """Refuses folds that are few rows, or that differ by few from rows that were held out in an earlier job."""
-    if not is_on(own):
-        return
-    scan, least = own.scan(request), own.policy.minimum_rows
+    scan = own.scan(request)
     why = (
-        f"a fold would have fewer than {least:,} rows of {scan.table}, and a metric over them tells of single ones; "
-        "use fewer folds"
+        f"a fold would have fewer than {own.policy.minimum_rows:,} rows of {scan.table}, and a metric over them tells "
+        "of single ones; use fewer folds"
     )
-    for fold in np.unique(folds):
+    for fold in np.unique(folds) if is_on(own) else ():
         _check_held_out(own, request, scan.row_keys()[folds == fold], why)
 
 
@@ -195,8 +193,7 @@ def _check_held_out(own: ClientState, request: SplitRequest, keys: Keys, why: st
 
 def check_fold(own: ClientState, opened: OpenPart, multiplicity: NDArray[np.float64]) -> None:
     """Refuses the rows of a fold's training, as those of a job's."""
-    rows = opened.train_rows
-    times = multiplicity.astype(np.int64)
+    rows, times = opened.train_rows, multiplicity.astype(np.int64)
     kept = np.flatnonzero(times)
     check_part(own, replace(opened, train_rows=kept if rows is None else rows[kept], multiplicity=times[kept]))
 
@@ -207,16 +204,16 @@ def check_part(own: ClientState, request: OpenPart) -> None:
     Exempts jobs for an analyst: multiplicities depend on tables with a budget."""
     if not is_on(own) or own.agreed(request.job).analyst is not None:
         return
-    keys = own.scan(request).row_keys()
+    scan = own.scan(request)
+    keys, table = scan.row_keys(), scan.table
     rows = np.arange(len(keys)) if request.train_rows is None else request.train_rows
     times = np.ones(len(rows), np.int64) if request.multiplicity is None else request.multiplicity.astype(np.int64)
     total = np.bincount(rows[rows >= 0], times[rows >= 0], len(keys)).astype(np.int64)
-    table = own.scan(request).table
     if table in own.policy.subjects:  # all rows of one count as one
         keys, places = np.unique(keys, return_inverse=True)
         total = np.bincount(places, total, len(keys)).astype(np.int64)
     taken = np.flatnonzero(total)
-    are_few = len(taken) and _count_base(own.scan(request), taken, total[taken]) < own.policy.minimum_rows - 1e-9
+    are_few = len(taken) and _count_base(scan, taken, total[taken]) < own.policy.minimum_rows - 1e-9
     note = (
         f"few rows of {table} are most of all joined rows, as few as fewer than {own.policy.minimum_rows:,} that are "
         "joined alike: means over them would be nearly their own values; join such that no row is met by most others "
@@ -282,13 +279,12 @@ def _near_constant(own: ClientState, job: str, scan: ScanTerms, contract: Contra
         if info.kind not in NUMBER_KINDS or info.kind == "vector" or not len(column):
             continue
         values = numbers(column, info)[:, 0]
-        present = values[~np.isnan(values)]
+        is_there = ~np.isnan(values)
+        present, base = values[is_there], read.base_rows()[0][is_there]
         if not len(present):
             continue
         usual = np.median(present[:: max(1, len(present) // 101)])  # one of more than half of them, if there is one
-        base = read.base_rows()[0]
-        is_other = ~np.isnan(values) & (values != usual)
-        others, every = len(np.unique(base[is_other])), len(np.unique(base[~np.isnan(values)]))
+        others, every = len(np.unique(base[present != usual])), len(np.unique(base))
         if 0 < others < min(least, every / 2):
             notes.append(
                 f"all rows of {scan.table} but fewer than {least:,} have the same {info.name}, and what is learned of "
@@ -327,16 +323,14 @@ def check_classes(own: ClientState, request: DescribeLabels | SendLabels, column
         return
     counts = np.asarray(pc.value_counts(decode(column).drop_null()).field("counts"))
     scan = own.scan(request)
-    table = scan.table
     if scan.subject is not None and len(column) == len(scan.row_keys()):  # of the job's rows, and not of all
-        pairs = (
-            pa.table({"class": decode(column), "subject": scan.row_keys()}).group_by(["class", "subject"]).aggregate([])
-        )
+        rows = pa.table({"class": decode(column), "subject": scan.row_keys()})
+        pairs = rows.group_by(["class", "subject"]).aggregate([])
         counts = np.asarray(pc.value_counts(pairs.column("class").drop_null()).field("counts"))
     if counts.min(initial=own.policy.minimum_rows) < own.policy.minimum_rows:
         note = (
-            f"fewer than {own.policy.minimum_rows:,} rows of {table} are of some class of the label, and a model would "
-            "learn what these are like; make groups of classes (CASE), or leave out more rows than these (rule "
+            f"fewer than {own.policy.minimum_rows:,} rows of {scan.table} are of some class of the label, and a model "
+            "would learn what these are like; make groups of classes (CASE), or leave out more rows than these (rule "
             "minimum_rows)"
         )
         _refuse(own, request.job, [note])

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tablepuppet.training.curves import Curves
 
 Columns = Mapping[str, Sequence[float]]
+_RECALL = ("recall", "precision", "threshold", "f1")  # columns of that curve, in order
 _MAX_CLASSES = 20  # that a table in the page has room for
 _MAX_WEIGHTS = 6000  # in the page, which keeps it small; the run's record has them all
 _GUIDES = {  # what the dashed line of a chart is
@@ -74,7 +75,7 @@ def _draw_predictions(found: Sequence[tuple[str, str, CurvesRecord]]) -> dict[st
         share = min(curves.precision_recall["precision"][0] for _, _, curves in curved)
         for title, drawn, columns, (start, end) in (
             ("ROC", both, _roc, (0.0, 1.0)),
-            ("Precision and recall", both, _precision_recall, (share, share)),
+            ("Precision and recall", both, lambda c: {n: c.precision_recall[n] for n in _RECALL}, (share, share)),
             ("Calibration", curved, lambda c: c.calibration, (0.0, 1.0)),
         ):
             lines = [(i, name, columns(curves)) for i, name, curves in drawn]
@@ -111,10 +112,6 @@ def _roc(curves: CurvesRecord) -> Columns:
     wrong = [count / max(1, negatives) for count in found]
     ends = {"false positive rate": [*wrong, 0.0], "true positive rate": [*c["recall"], 0.0]}
     return {**ends, "threshold": [*c["threshold"], 1.0]}
-
-
-def _precision_recall(curves: CurvesRecord) -> Columns:
-    return {name: curves.precision_recall[name] for name in ("recall", "precision", "threshold", "f1")}
 
 
 def _residuals(numbers: NumbersRecord) -> Columns:

@@ -69,7 +69,7 @@ def record_of(result: Result) -> r.RunRecord:
         epoch=result.epoch,
         converged=result.converged,
         notes=result.remarks,
-        measured={side: _copy_fields(r.MeasuredRecord, on) for side, on in result.measured.items()},
+        measured={**result.measured},
         coefficients=_coefficients(result) if is_linear else None,
         importance=[
             (table, feature, moves, splits[0] if splits else None)
@@ -205,10 +205,6 @@ def write_history(history: Sequence[EpochRecord], path: str | Path) -> None:
     if target.suffix not in (".csv", ".json"):
         raise JobError(f"the history is written as .csv or .json, not as {target.suffix or 'a file without ending'}")
 
-    def write(file: Path) -> None:
-        if target.suffix == ".csv":
-            frame.to_csv(file, index=False)
-        else:
-            frame.to_json(file, orient="records", indent=1, double_precision=15)
-
-    write_whole(target, write, "the history")
+    in_json = {"orient": "records", "indent": 1, "double_precision": 15}
+    text = frame.to_csv(index=False) if target.suffix == ".csv" else frame.to_json(**in_json)
+    write_whole(target, lambda file: file.write_text(text, encoding="utf-8"), "the history")

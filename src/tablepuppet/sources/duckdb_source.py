@@ -55,6 +55,16 @@ _CONFIG: dict[str, str | bool | int | float | list[str]] = {
 }
 # Errors about the query's own text and types; all others may quote a row's value.
 _SAFE_ERRORS = (duckdb.BinderException, duckdb.CatalogException, duckdb.ParserException)
+_REASONS: dict[type[duckdb.Error], str] = {
+    duckdb.ConversionException: "some row has a value that cannot be converted, or the query itself has (text where a "
+    "number belongs, or a date not written as '2024-01-31'); use TRY_CAST, or filter such rows out",
+    duckdb.OutOfMemoryException: "there is not enough memory to read it",
+    # A path that leads nowhere is not allowed.
+    **dict.fromkeys((duckdb.IOException, duckdb.PermissionException), "the file is missing, changed or damaged"),
+    duckdb.ConnectionException: "it is closed; open it again",
+    duckdb.InvalidInputException: "a file is not in order (its columns), or an expression got a value that it cannot "
+    "take; mend the file, or filter such rows out",
+}
 
 
 class DuckSource:
@@ -64,7 +74,11 @@ class DuckSource:
         self._name = name
         self._connection = connection
         self.close = close
-        self._columns = self._describe(f"SELECT * FROM {RELATION}", is_measured=True)
+        try:
+            self._columns = self._describe(f"SELECT * FROM {RELATION}", is_measured=True)
+        except SourceError:
+            close()
+            raise
 
     def describe(self) -> list[ColumnInfo]:
         # Nothing is read, but a file that is gone or a connection that is closed is noticed.
@@ -169,7 +183,7 @@ def from_arrow(name: str, table: "pa.Table | pads.Dataset") -> DuckSource:
             f"table {name}: one of its columns has an Arrow type that DuckDB does not read, of {', '.join(kinds)}; "
             "cast it or leave it out"
         ) from None
-    return _open_source(name, lent.connection, lent.close)
+    return DuckSource(name, lent.connection, lent.close)
 
 
 def from_query(
@@ -269,7 +283,7 @@ def create_source(name: str, statements: str, files: Sequence[str], allowed: Col
         connection.close()
         raise SourceError(f"table {name}: {files[0]} cannot be read: {reason(error)}") from None
     _lock(connection, allowed)
-    return _open_source(name, connection, connection.close)
+    return DuckSource(name, connection, connection.close)
 
 
 def _compute_source(
@@ -284,15 +298,7 @@ def _compute_source(
     except duckdb.Error as error:
         lent.close()
         raise SourceError(f"table {name}: {reason(error)}") from None
-    return _open_source(name, lent.connection, lent.close)
-
-
-def _open_source(name: str, connection: duckdb.DuckDBPyConnection, close: Callable[[], None]) -> DuckSource:
-    try:
-        return DuckSource(name, connection, close)
-    except SourceError:
-        close()
-        raise
+    return DuckSource(name, lent.connection, lent.close)
 
 
 _idle: dict[tuple[int, int, int], deque[duckdb.DuckDBPyConnection]] = {}  # locked databases that hold nothing
@@ -358,27 +364,12 @@ def reason(error: duckdb.Error) -> str:
         return f"{found[1]} is compared with {found[2]}; CAST one of them, as in CAST(column AS {found[2]})"
     if isinstance(error, _SAFE_ERRORS):
         return re.sub(r"^\w+ Error: ", "", str(error).splitlines()[0])
-    if isinstance(error, duckdb.ConversionException):
-        return (
-            "some row has a value that cannot be converted, or the query itself has (text where a number belongs, or a "
-            "date not written as '2024-01-31'); use TRY_CAST, or filter such rows out"
-        )
     if isinstance(error, duckdb.OutOfRangeException):
         return _overflow(error)
-    if isinstance(error, duckdb.OutOfMemoryException):
-        return "there is not enough memory to read it"
-    if isinstance(error, duckdb.IOException | duckdb.PermissionException):  # a path that leads nowhere is not allowed
-        return "the file is missing, changed or damaged"
-    if isinstance(error, duckdb.ConnectionException):
-        return "it is closed; open it again"
-    if isinstance(error, duckdb.InvalidInputException):
-        if "utf-8 encoded" in str(error):
-            return "the file is not in UTF-8; convert it first, for example with iconv -f latin1 -t utf-8"
-        return (
-            "a file is not in order (its columns), or an expression got a value that it cannot take; "
-            "mend the file, or filter such rows out"
-        )
-    return f"DuckDB reports {type(error).__name__}; check the expression and the file"
+    if isinstance(error, duckdb.InvalidInputException) and "utf-8 encoded" in str(error):
+        return "the file is not in UTF-8; convert it first, for example with iconv -f latin1 -t utf-8"
+    known = (why for kind, why in _REASONS.items() if isinstance(error, kind))
+    return next(known, f"DuckDB reports {type(error).__name__}; check the expression and the file")
 
 
 def _overflow(error: duckdb.OutOfRangeException) -> str:

@@ -13,7 +13,6 @@ from tablepuppet.errors import ModelError, unreadable
 from tablepuppet.join.mapping import RelationStats
 from tablepuppet.plan.knowledge import Exposure, Insight
 from tablepuppet.protocol.evidence import TreeHead
-from tablepuppet.training.metrics import MeasuredOn
 
 
 class _Plain(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -128,6 +127,14 @@ class TrafficRecord(_Plain, frozen=True):
     evaluation: AccountRecord
 
 
+class MeasuredRecord(_Plain, frozen=True):
+    """Drawn joined rows that the metrics of a side are of."""
+
+    rows: int
+    of: int
+    standard_errors: dict[str, float]
+
+
 class RunRecord(_Plain, frozen=True, kw_only=True):
     format: Literal["tablepuppet-run/1"] = "tablepuppet-run/1"
     name: str
@@ -142,7 +149,7 @@ class RunRecord(_Plain, frozen=True, kw_only=True):
     epoch: int = 0  # whose parameters the model has; 0 in older records: the last one's
     converged: bool | None = None  # None: an older record, without it
     notes: list[str] = []  # problems, and how to proceed
-    measured: dict[str, MeasuredOn] = {}  # by side, where metrics are not of all rows
+    measured: dict[str, MeasuredRecord] = {}  # by side, where metrics are not of all rows
     coefficients: Coefficients | None
     # table, feature, and of trees: Σ gain, splits; of a linear model: how far it moves the score, None
     importance: list[tuple[str, str, float | None, float | None]] = []

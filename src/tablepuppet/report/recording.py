@@ -69,7 +69,7 @@ def record_of(result: Result) -> r.RunRecord:
         epoch=result.epoch,
         converged=result.converged,
         notes=result.remarks,
-        measured={**result.measured},
+        measured={side: _copy_fields(r.MeasuredRecord, on) for side, on in result.measured.items()},
         coefficients=_coefficients(result) if is_linear else None,
         importance=[
             (table, feature, moves, splits[0] if splits else None)

@@ -15,6 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, TypeVar, cast
 
@@ -72,6 +73,18 @@ def compile_loop(function: Loop, **options: Any) -> Loop:
 def compile_sums(function: Loop) -> Loop:
     """The same of sums, which keep their order, with fused products."""
     return compile_loop(function, fastmath={"contract", "nsz", "nnan"})
+
+
+@contextmanager
+def call_after(seconds: float, action: Callable[[], object]) -> Iterator[None]:
+    """Calls the action after a while, unless what is inside has ended by then."""
+    alarm = threading.Timer(seconds, action)
+    alarm.daemon = True
+    alarm.start()
+    try:
+        yield
+    finally:
+        alarm.cancel()
 
 
 Item = TypeVar("Item")

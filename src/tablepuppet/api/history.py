@@ -363,10 +363,8 @@ def split_by_time(
     named_too = [moment.name, *(value for value in kept.values() if isinstance(value, str))]
     begins = exp.to_identifier(BEGINS, quoted=True)
     quantile = exp.Anonymous(this="quantile_disc", expressions=[moment.copy(), exp.Literal.number(repr(1 - share))])
-    items = [
-        exp.column(exp.to_identifier(name, quoted=True), alias)
-        for name in _read_columns(tree, named_too, schemas[named])
-    ]
+    read = _read_columns(tree, named_too, schemas[named])
+    items = [exp.column(exp.to_identifier(name, quoted=True), alias) for name in read]
     derived = exp.select(*items, exp.alias_(exp.Window(this=quantile), begins)).from_(base.copy())
     derived = derived.where(*inside, copy=False) if inside else derived
     if gap is not None:

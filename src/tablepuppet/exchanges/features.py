@@ -145,7 +145,7 @@ def _check_part_request(own: ClientState, request: OpenPart) -> None:
     require(all(i < len(request.columns) for i in request.ids), "ids", "name a feature that there is not")
     if request.multiplicity is not None:
         due = rows if request.train_rows is None else len(request.train_rows)
-        check_array(request.multiplicity, "multiplicity", (due,), kinds=frozenset("i"))
+        check_array(request.multiplicity, "multiplicity", (due,), kinds="i")
 
 
 def _check_statistics(request: OpenPart, answer: FeatureStatistics | FeatureNames, known: Known) -> None:
@@ -202,7 +202,7 @@ def _check_id_statistics(statistics: IdStatistics, request: OpenPart, rows: int 
         (statistics.tokens is not None) == bool(request.id_salt), "columns.tokens", "come where none are due, or not"
     )
     if statistics.tokens is not None:
-        check_array(statistics.tokens, "columns.tokens", (count,), kinds=frozenset("i"))
+        check_array(statistics.tokens, "columns.tokens", (count,), kinds="i")
         bounds.check_ascending(statistics.tokens, "columns.tokens")
 
 

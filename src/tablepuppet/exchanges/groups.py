@@ -102,7 +102,7 @@ def _enforce_groups(job: JobUnderContract, request: SendGroups | SumGroups | Hol
 
 
 def _check_groups(request: SendGroups, answer: Groups, known: Known) -> None:
-    check_array(answer.tokens, "tokens", (None, 16), kinds=frozenset("u"))
+    check_array(answer.tokens, "tokens", (None, 16), kinds="u")
     bounds.check_count(len(answer.tokens), "tokens", known.most_rows)
     bounds.check_ascending(np.ascontiguousarray(answer.tokens).view("S16").ravel(), "tokens")
     bounds.check_length(answer.sizes, "sizes", sum(map(scales_of, answer.kinds)))
@@ -127,11 +127,11 @@ def _check_sum_request(own: ClientState, request: SumGroups) -> None:
     bounds.check_range(request.place, "place", 0, parties - 1)
     bounds.check_distinct([peer.client for peer in request.peers], "peers", "client")
     require(request.peers[request.place].client == own.name, "place", "is another client's")
-    check_array(request.holders, "holders", (None,), kinds=frozenset("i"))
+    check_array(request.holders, "holders", (None,), kinds="i")
     shared = len(request.holders)
     is_inside = not shared or (int(request.holders.min()) >= 0 and int(request.holders.max()) < parties)
     require(is_inside, "holders", "name a client that there is not")
-    check_array(request.rows, "rows", (shared,), kinds=frozenset("i"))
+    check_array(request.rows, "rows", (shared,), kinds="i")
     bounds.check_row_numbers(request.rows, "rows", groups.count)
     bounds.check_distinct(request.rows[request.rows >= 0].tolist(), "rows", "group")
     require(bool((request.rows[request.holders == request.place] >= 0).all()), "holders", "hold what they do not have")
@@ -142,10 +142,10 @@ def _check_sum_request(own: ClientState, request: SumGroups) -> None:
 def _check_sums(request: SumGroups, answer: GroupSums, known: Known) -> None:
     due = int((request.holders != request.place).sum())
     sums, extremes = known.scan(request).words
-    check_array(answer.sums, "sums", (due, sums), kinds=frozenset("i"))
+    check_array(answer.sums, "sums", (due, sums), kinds="i")
     require((answer.extremes is not None) == (extremes > 0), "extremes", "come where none are due, or not")
     if answer.extremes is not None:
-        check_array(answer.extremes, "extremes", (due, extremes), kinds=frozenset("i"))
+        check_array(answer.extremes, "extremes", (due, extremes), kinds="i")
 
 
 @Rules(ALL_PURPOSES, _enforce_groups, _check_sum_request, _check_sums, leaves_state=True)
@@ -173,10 +173,10 @@ def _check_hold_request(own: ClientState, request: HoldGroups) -> None:
     agreed = own.scan(request).agreed_groups()
     groups, held = own.scan(request).partials(), int((agreed.holders == agreed.place).sum())
     sums, extremes = (sum(words_of(kind)[i] for kind in groups.kinds[1:]) for i in (0, 1))
-    check_array(request.sums, "sums", (held, sums), kinds=frozenset("i"))
+    check_array(request.sums, "sums", (held, sums), kinds="i")
     require((request.extremes is not None) == (extremes > 0), "extremes", "come where none are due, or not")
     if request.extremes is not None:
-        check_array(request.extremes, "extremes", (held, len(agreed.peers) - 1, extremes), kinds=frozenset("i"))
+        check_array(request.extremes, "extremes", (held, len(agreed.peers) - 1, extremes), kinds="i")
 
 
 @Rules(ALL_PURPOSES, enforce=_enforce_groups, check_request=_check_hold_request, leaves_state=True)

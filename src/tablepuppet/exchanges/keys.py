@@ -80,11 +80,10 @@ def _check_keys(request: SendKeys, answer: Keys, known: Known) -> None:
     is_due = request.offset is not None and scan.clients > 1
     require(answer.order is not None or not is_due, "order", "is missing, and rows are shared out in it")
     if answer.order is not None:
-        check_array(answer.order, "order", (rows,), kinds=frozenset("i"))
+        check_array(answer.order, "order", (rows,), kinds="i")
         require(bool((answer.order[1:] >= answer.order[:-1]).all()), "order", "is not ascending")
 
 
-_BYTES = frozenset("u")
 # Databases differ in which of them.
 _AS_NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean)
 _AS_TIMES = (pa.types.is_date, pa.types.is_timestamp)
@@ -159,10 +158,8 @@ def _enforce_blinding(job: JobUnderContract, request: BlindKeys) -> None:
 @Rules(
     ALL_PURPOSES,
     enforce=_enforce_blinding,
-    check_request=lambda own, request: check_array(request.points, "points", (None, POINT_SIZE), kinds=_BYTES),
-    check_answer=lambda request, answer, known: check_array(
-        answer.points, "points", request.points.shape, kinds=_BYTES
-    ),
+    check_request=lambda own, request: check_array(request.points, "points", (None, POINT_SIZE), kinds="u"),
+    check_answer=lambda request, answer, known: check_array(answer.points, "points", request.points.shape, kinds="u"),
 )
 def _blind_keys(own: ClientState, request: BlindKeys) -> BlindedKeys:
     """Other owners' keys under this owner's secret too; the log has their number."""

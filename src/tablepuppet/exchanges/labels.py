@@ -175,15 +175,15 @@ def _count_missing(labels: Array, classes: int | None) -> int:
 def _check_labels_answer(request: SendLabels, answer: Labels, known: Known) -> None:
     scan = known.scan(request)
     rows = scan.rows
-    check_array(answer.values, "values", (rows,), kinds=frozenset("f"))
-    check_array(answer.is_test, "is_test", (rows,), kinds=frozenset("b"))
+    check_array(answer.values, "values", (rows,), kinds="f")
+    check_array(answer.is_test, "is_test", (rows,), kinds="b")
     missing = _count_missing(answer.values, None if request.classes is None else len(request.classes))
     described = scan.missing.get(request.column)
     contract = known.contracts[request.job]
     is_as_described = described in (None, missing) or contract.label_privacy is not None
     require(is_as_described, "values", f"are missing in {missing:,} rows, and {described} were described")
     if answer.folds is not None:
-        check_array(answer.folds, "folds", (rows,), kinds=frozenset("i"))
+        check_array(answer.folds, "folds", (rows,), kinds="i")
         folds = contract.folds
         last = -1 if folds is None else folds.count - (folds.by != "time")
         is_fold = not len(answer.folds) or (answer.folds.min() >= 0 and answer.folds.max() <= last)
@@ -195,7 +195,7 @@ def _check_held_out(request: SplitRequest, answer: Labels | Sides, rows: int | N
     is_split = is_split or request.test_column is not None
     require(is_split or not answer.is_test.any(), "is_test", "names test rows where none were asked for")
     if answer.is_validation is not None:
-        check_array(answer.is_validation, "is_validation", (rows,), kinds=frozenset("b"))
+        check_array(answer.is_validation, "is_validation", (rows,), kinds="b")
         require(not (answer.is_validation & answer.is_test).any(), "is_validation", "names rows that are for the test")
 
 
@@ -258,7 +258,7 @@ def _enforce_sides(job: JobUnderContract, request: SendSides) -> None:
 
 def _check_sides(request: SendSides, answer: Sides, known: Known) -> None:
     rows = known.scan(request).rows
-    check_array(answer.is_test, "is_test", (rows,), kinds=frozenset("b"))
+    check_array(answer.is_test, "is_test", (rows,), kinds="b")
     _check_held_out(request, answer, rows, is_split=request.terms.test_fraction > 0 or request.known_rows is not None)
 
 
@@ -275,7 +275,7 @@ def _enforce_weights(job: JobUnderContract, request: SendWeights) -> None:
 
 
 def _check_weights(request: SendWeights, answer: Weights, known: Known) -> None:
-    check_array(answer.values, "values", (known.scan(request).rows,), kinds=frozenset("f"))
+    check_array(answer.values, "values", (known.scan(request).rows,), kinds="f")
     require(not np.isinf(answer.values).any(), "values", "hold infinity")
     require(not (np.abs(answer.values) > bounds.LARGEST).any(), "values", bounds.TOO_LARGE)
 

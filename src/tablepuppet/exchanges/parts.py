@@ -63,7 +63,7 @@ def check_encoders(encoders: Sequence[Encoder], due: int) -> None:
             require(not (one.scale < 0).any(), "encoders.scale", "is negative")
         elif isinstance(one, IdEncoder):
             if one.tokens is not None:
-                check_array(one.tokens, "encoders.tokens", (one.count,), kinds=frozenset("i"))
+                check_array(one.tokens, "encoders.tokens", (one.count,), kinds="i")
                 bounds.check_ascending(one.tokens, "encoders.tokens")
         else:
             bounds.check_distinct(one.categories, "encoders.categories", "category")

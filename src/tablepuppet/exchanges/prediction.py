@@ -127,7 +127,7 @@ def check_asked_rows(own: ClientState, request: Any) -> None:
 
 def _check_scores(request: ScoreRows | ScoreOwnRows, answer: Scores, known: Known) -> None:
     outputs = request.outputs if isinstance(request, ScoreRows) else None
-    check_array(answer.values, "values", (len(request.rows), outputs), kinds=frozenset("f"))
+    check_array(answer.values, "values", (len(request.rows), outputs), kinds="f")
     check_finite(answer.values, "values")
 
 

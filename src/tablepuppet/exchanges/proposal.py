@@ -95,6 +95,10 @@ def _judge(policy: Policy, request: ProposeContract, uses: Uses) -> None:
             "minimum_rows",
             "the model's rows were split by an earlier release, by a function that everybody knows; train it again",
         )
+    _judge_blocks(policy, contract, uses)
+
+
+def _judge_blocks(policy: Policy, contract: Contract, uses: Uses) -> None:
     clients = {scan.scan: scan.clients for scan in contract.scans}
     offered = {scan.scan: scan.numbers("feature") for scan in contract.scans}
     for block in contract.blocks:

@@ -31,7 +31,6 @@ class Seal(messages.PartRequest, frozen=True):
     scales: list[messages.Exponent]
 
 
-_FLOATS = frozenset("f")
 Shapes = list[tuple[int | None, ...]]
 
 
@@ -93,7 +92,7 @@ def _check_step(request: Any, answer: Any, known: Known) -> None:
 def _check_predictions(answer: messages.Predictions, part: KnownPart) -> None:
     check_predictions(answer.values, "values", part.wanted, part.outputs)
     products = answer.products
-    check_array(products, "products", (None,), kinds=_FLOATS)
+    check_array(products, "products", (None,), kinds="f")
     if not 0 < products.size <= 100_000:
         raise WrongError("products", f"are {products.size:,} numbers")
     first = float(products[0])
@@ -110,7 +109,7 @@ def _check_predictions(answer: messages.Predictions, part: KnownPart) -> None:
 
 
 def check_predictions(values: Any, name: str, rows: int | None, outputs: int | None) -> None:
-    check_array(values, name, (rows, outputs), kinds=_FLOATS)
+    check_array(values, name, (rows, outputs), kinds="f")
     if values.size and not max(float(values.max()), -float(values.min())) <= bounds.LARGEST:  # NaN fails this too
         raise WrongError(name, "holds numbers that are not finite, or too large to be squared", diverged=True)
 

@@ -94,18 +94,7 @@ def read_labels(
     starts = np.cumsum([0, *(client_rows[place.scan][client] for place, client in owners)]).tolist()
     requests: list[tuple[str, Message]] = []
     for (place, client), start in zip(owners, starts, strict=False):
-        test, validation, fold = (n if n >= 0 else None for n in (place.test, place.validation, place.fold))
-        asked = SendLabels(
-            job=request.job,
-            scan=place.scan,
-            column=place.label,
-            classes=classes,
-            offset=start,
-            test_column=test,
-            validation_column=validation,
-            fold_column=fold,
-        )
-        requests.append((client, asked))
+        requests.append((client, _ask_for_labels(request.job, place, classes, start)))
         if place.weight >= 0:
             requests.append((client, SendWeights(job=request.job, scan=place.scan, column=place.weight)))
     offsets = {place: start for (place, _), start in reversed(list(zip(owners, starts, strict=False)))}
@@ -131,6 +120,20 @@ def read_labels(
         if info.kind == "class" and 0.0 <= values.min(initial=0.0) <= values.max(initial=0.0) <= _BYTE:
             compact = values.astype(np.int8)
     return LabelSpace(info, compact, is_test, is_validation, weights, offsets, fold_of)
+
+
+def _ask_for_labels(job: str, place: LabelPlace, classes: list[str | float] | None, start: int) -> SendLabels:
+    test, validation, fold = (n if n >= 0 else None for n in (place.test, place.validation, place.fold))
+    return SendLabels(
+        job=job,
+        scan=place.scan,
+        column=place.label,
+        classes=classes,
+        offset=start,
+        test_column=test,
+        validation_column=validation,
+        fold_column=fold,
+    )
 
 
 def _check_classes(info: LabelInfo, values: Array, label: str) -> None:

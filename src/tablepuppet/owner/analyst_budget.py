@@ -7,7 +7,7 @@ trust it with exact rows, as in every job; this module limits the server's answe
 
 import math
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -51,22 +51,9 @@ def check_shown(policy: Policy, contract: Contract, uses: Mapping[int, ScanUse])
         raise PolicyError(f"the contract pays for noise, and a contract to {contract.purpose} has none; leave it out")
     found = list(_reads(policy, contract, uses))
     least = max(policy.minimum_rows, policy.difference) * rows_each(policy, contract)
-    noise = contract.feature_privacy
     others = [use for use in uses.values() if not budgeted_tables(policy, use)]
     if contract.analyst is not None and others and least > 1:
-        for base in (base for other in others for base in other.bases if base.table in policy.subjects):
-            policy.rule(
-                policy.tables[base.table].rows_per_subject is not None,
-                f"tables.{base.table}.rows_per_subject",
-                "the server counts rows that meet a table with an analyst budget, under noise, and not subjects; their "
-                "rows need a limit",
-            )
-        policy.rule(
-            contract.purpose != "train" or (noise is not None and noise.noise is not None and noise.noise >= least),
-            "minimum_rows",
-            f"leaves may hold few rows that meet a table with an analyst budget, and noise on them must then hide "
-            f"{least}; ask for a smaller epsilon, or for more trees",
-        )
+        _check_partners(policy, contract, others, least)
     for scan, base in found:
         rule = f"budget.{base.table}.analyst"
         if contract.purpose == "predict":
@@ -108,6 +95,24 @@ def check_shown(policy: Policy, contract: Contract, uses: Mapping[int, ScanUse])
         )
         if contract.training is not None:
             _check_training(contract, contract.training, policy, rule)
+
+
+def _check_partners(policy: Policy, contract: Contract, others: Sequence[ScanUse], least: int) -> None:
+    """Rules about few rows of tables that meet one with a budget: noise must hide as many."""
+    noise = contract.feature_privacy
+    for base in (base for other in others for base in other.bases if base.table in policy.subjects):
+        policy.rule(
+            policy.tables[base.table].rows_per_subject is not None,
+            f"tables.{base.table}.rows_per_subject",
+            "the server counts rows that meet a table with an analyst budget, under noise, and not subjects; their "
+            "rows need a limit",
+        )
+    policy.rule(
+        contract.purpose != "train" or (noise is not None and noise.noise is not None and noise.noise >= least),
+        "minimum_rows",
+        f"leaves may hold few rows that meet a table with an analyst budget, and noise on them must then hide "
+        f"{least}; ask for a smaller epsilon, or for more trees",
+    )
 
 
 def _check_training(contract: Contract, training: Training, policy: Policy, rule: str) -> None:

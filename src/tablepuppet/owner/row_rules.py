@@ -108,9 +108,8 @@ def check_texts(own: ClientState, job: str, contract: Contract) -> None:
             if info.kind not in STRING_KINDS:
                 continue
             if is_label and is_hidden:  # NULL is a class, whether or not some row has it
-                values = pa.chunked_array(
-                    [*pc.fill_null(decode(values), "").chunks, pa.array([""], decode(values).type)]
-                )
+                known = decode(values)
+                values = pa.chunked_array([*pc.fill_null(known, "").chunks, pa.array([""], known.type)])
             if read.is_history:  # each value once for each of its base rows
                 pairs = pa.table({"base": read.base_rows()[0], "value": decode(values)})
                 values = pairs.group_by(["base", "value"]).aggregate([])["value"]

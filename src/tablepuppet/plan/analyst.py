@@ -80,9 +80,8 @@ def _conditions(bound: BoundQuery, job: Job, purpose: Purpose, places: list[int]
         "a row of it may bring or take any number of rows without a partner; use inner JOIN, or LEFT JOIN others to it",
     )
     yield not bound.moments, "histories have no noisy form; train without them"
-    privacy = job.privacy
     yield (
-        privacy.label is None and not job.is_private,
+        job.privacy.label is None and not job.is_private,
         "privacy.analyst brings all noise; leave the rest of privacy out",
     )
     yield (
@@ -95,10 +94,8 @@ def _conditions(bound: BoundQuery, job: Job, purpose: Purpose, places: list[int]
     is_number = kind not in STRING_KINDS and label_bounds(job) is not None
     yield (
         is_number or kind == "boolean",
-        (
-            "values of a label may not decide what it is: write it as a condition, such as y = 1 AS y, or give bounds "
-            'of a number, privacy={"analyst": {"bounds": {"<label>": (low, high)}, …}}'
-        ),
+        "values of a label may not decide what it is: write it as a condition, such as y = 1 AS y, or give bounds of a "
+        'number, privacy={"analyst": {"bounds": {"<label>": (low, high)}, …}}',
     )
     yield (
         job.search is None and not job.probe,

@@ -19,9 +19,7 @@ MOST_CLASSES = 10_000
 LARGEST_COUNT = 2.0**62
 LARGEST = 1e140  # of labels, weights, predictions and means
 TOO_LARGE = "hold a number too large to be squared"
-_NUMBERS = frozenset("fiub")
 _NUMBER_KINDS = ("integer", "float", "decimal", "boolean", "date", "timestamp", "vector")
-_INTEGERS = frozenset("i")
 
 
 class WrongError(ValueError):
@@ -120,8 +118,8 @@ def check_count(number: float, name: str, most: float = LARGEST_COUNT) -> None:
     require(number <= most, name, f"is {number:,.0f}, more than there can be ({most:,.0f})")
 
 
-def check_array(values: Any, name: str, shape: tuple[int | None, ...], *, kinds: frozenset[str] = _NUMBERS) -> None:
-    """An array of this shape (None: any length) and of numbers."""
+def check_array(values: Any, name: str, shape: tuple[int | None, ...], *, kinds: str = "fiub") -> None:
+    """An array of this shape (None: any length) and of numbers; `kinds`: NumPy's letters for their types."""
     if values.dtype.kind not in kinds:
         raise WrongError(name, f"has elements of type {values.dtype}")
     found = values.shape
@@ -153,6 +151,6 @@ def check_range(number: float, name: str, least: float, most: float) -> None:
 
 
 def check_row_numbers(rows: Any, name: str, count: int, *, least: int = -1) -> None:
-    check_array(rows, name, (None,), kinds=_INTEGERS)
+    check_array(rows, name, (None,), kinds="i")
     if len(rows) and not (int(rows.min()) >= least and int(rows.max()) < count):
         raise WrongError(name, f"hold a row that there is not; there are {count:,}")

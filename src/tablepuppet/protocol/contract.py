@@ -266,12 +266,8 @@ def _lines(contract: Contract) -> Iterator[str]:
         if loss:
             yield f"what is minimised: {loss}"
         if training.negatives:
-            pairs = (
-                f"{training.negatives} pairs of rows that did not meet"
-                if training.negatives > 1
-                else "a pair of rows that did not meet"
-            )
-            yield f"the server draws {pairs} for each joined row: rows take part in these too"
+            pairs = "a pair" if training.negatives == 1 else f"{training.negatives} pairs"
+            yield f"the server draws {pairs} of rows that did not meet for each joined row: rows take part in these too"
         for block in contract.blocks:
             if block.start:
                 count = sum(map(len, block.start))

@@ -13,10 +13,9 @@ a projection give rows in the order of the Arrow table or of the files.
 
 import os
 import re
-import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, TypeVar
 
 import duckdb
@@ -26,6 +25,7 @@ from tablepuppet.errors import SourceError
 from tablepuppet.memory import memory_limit
 from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.sources.columns import column_info, is_float_list, put_together
+from tablepuppet.threads import call_after
 
 if TYPE_CHECKING:
     import pyarrow.dataset as pads
@@ -39,7 +39,7 @@ def silence(connection: duckdb.DuckDBPyConnection) -> None:
 
 _T = TypeVar("_T")
 RELATION = "tablepuppet_source"
-MOST_SECONDS = 900.0  # of one reading
+MOST_SECONDS = 900.0  # of one reading: nobody keeps an owner's machine busy for ever
 MOST_HELD = 300.0  # seconds that a reading keeps a database of the owner's busy
 _AHEAD = 1 << 28  # bytes of a database's answer that are taken before anything is computed over them
 _ROWS_SHARE = 3  # times less than all memory is for the rows of one reading
@@ -92,7 +92,7 @@ class DuckSource:
         return [columns.get(text.strip("()").lower(), info) for text, info in zip(expressions, found, strict=False)]
 
     def read(self, expressions: Sequence[str], filter: str | None, seconds: float | None = None) -> pa.Table:
-        with _limit_time(self._connection, seconds):
+        with call_after(seconds or MOST_SECONDS, self._connection.interrupt):
             return _run_guarded(self._name, lambda: _rows(self._connection, _select(expressions, filter)))
 
     def types(self, expressions: Sequence[str], filter: str | None) -> list[str]:
@@ -121,22 +121,10 @@ class DuckSource:
             return {}
         bounds = ", ".join(f"min(len({quote_name(name)})), max(len({quote_name(name)}))" for name in names)
         select = f"SELECT {bounds} FROM ({query})"
-        with _limit_time(self._connection):
+        with call_after(MOST_SECONDS, self._connection.interrupt):
             [found] = _run_guarded(self._name, lambda: self._connection.execute(select).fetchall())
         pairs = zip(names, found[::2], found[1::2], strict=True)
         return {name: least or 0 for name, least, most in pairs if least == most}
-
-
-@contextmanager
-def _limit_time(connection: duckdb.DuckDBPyConnection, seconds: float | None = None) -> Iterator[None]:
-    """Interrupts the code inside after a while: nobody keeps an owner's machine busy for ever."""
-    alarm = threading.Timer(MOST_SECONDS if seconds is None else seconds, connection.interrupt)
-    alarm.daemon = True
-    alarm.start()
-    try:
-        yield
-    finally:
-        alarm.cancel()
 
 
 def _rows(connection: duckdb.DuckDBPyConnection, query: str) -> pa.Table:
@@ -266,7 +254,7 @@ def project(
         connection = lent.connection
         connection.register(RELATION, pa.RecordBatchReader.from_batches(schema, stream()))
         try:
-            with _limit_time(connection, MOST_HELD):
+            with call_after(MOST_HELD, connection.interrupt):
                 return _run_guarded(name, lambda: _rows(connection, query))
         except SourceError:
             if failed:

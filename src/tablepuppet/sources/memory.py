@@ -8,8 +8,6 @@ where it is. With a cache folder, equal texts under the same embedder are never 
 """
 
 import hashlib
-import os
-import secrets
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -24,6 +22,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from tablepuppet.errors import SourceError
+from tablepuppet.output_files import write_whole
 from tablepuppet.sources import duckdb_source
 from tablepuppet.sources.source import Source
 
@@ -213,9 +212,8 @@ class _Kept:
             return
         self.file.parent.mkdir(parents=True, exist_ok=True)
         lists = pa.FixedSizeListArray.from_arrays(pa.array(self.vectors.ravel(), pa.float32()), self.vectors.shape[1])
-        unfinished = self.file.with_name(f".{self.file.name}.{secrets.token_hex(4)}")
-        pq.write_table(pa.table({"text": pa.array(list(self.places), pa.binary()), "vector": lists}), unfinished)
-        os.replace(unfinished, self.file)
+        table = pa.table({"text": pa.array(list(self.places), pa.binary()), "vector": lists})
+        write_whole(self.file, lambda file: pq.write_table(table, file), "vectors", SourceError)
 
 
 def _transformer(name: str) -> Embedder:

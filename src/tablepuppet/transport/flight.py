@@ -27,6 +27,7 @@ import pyarrow.flight as flight
 from tablepuppet import __version__
 from tablepuppet.errors import DisconnectedError, JobError, TablePuppetError, TransportError
 from tablepuppet.formatting import printable
+from tablepuppet.threads import call_after
 from tablepuppet.transport import certs
 from tablepuppet.transport import envelopes as e
 from tablepuppet.transport.connections import Guest, RevokedList, Stream, Watch, first_line
@@ -224,16 +225,12 @@ class Connection:
                 f"no server answers at {address} ({first_line(error)}); see that `tablepuppet serve` runs there"
             ) from None
         self.stream = Stream(reader, self._writer, Assembler(types, _HELLO_LIMIT), reader.cancel)
-        alarm = threading.Timer(_GREETING, self.stream.cancel)
-        alarm.daemon = True
-        alarm.start()
         try:
-            self.welcome = self._greet(party, certificate, key)
+            with call_after(_GREETING, self.stream.cancel):
+                self.welcome = self._greet(party, certificate, key)
         except BaseException:
             self.close()
             raise
-        finally:
-            alarm.cancel()
 
     def _greet(self, party: Party, certificate: bytes, key: bytes) -> e.Welcome:
         challenge, _ = self.stream.receive()

@@ -35,9 +35,6 @@ from tablepuppet.protocol.bounds import (
 )
 from tablepuppet.protocol.contract import Contract
 
-_BYTES = frozenset("u")
-_WHOLE = frozenset("i")
-_TRUTHS = frozenset("b")
 _CODES = 256  # of a column in bins
 
 
@@ -63,13 +60,13 @@ def check_sketches(request: trees.SketchFeatures, answer: trees.FeatureSketches,
 
 
 def check_started(request: trees.StartTrees, answer: trees.TreesStarted, known: Known) -> None:
-    check_array(answer.kinds, "kinds", (None,), kinds=_BYTES)
+    check_array(answer.kinds, "kinds", (None,), kinds="u")
     require(len(answer.kinds) <= MOST_COLUMNS, "kinds", f"are more than {MOST_COLUMNS:,}")
     require(bool(np.isin(answer.kinds, (NUMBER, ONE_HOT, *SETS)).all()), "kinds", "hold one that there is not")
     is_random = request.algorithm.is_random
     wanted = len(answer.kinds) if is_random or request.bins is not None else 0
-    check_array(answer.has_missing, "has_missing", (wanted,), kinds=_TRUTHS)
-    check_array(answer.sizes, "sizes", (len(answer.kinds) if is_random else 0,), kinds=_WHOLE)
+    check_array(answer.has_missing, "has_missing", (wanted,), kinds="b")
+    check_array(answer.sizes, "sizes", (len(answer.kinds) if is_random else 0,), kinds="i")
     require(bool(((answer.sizes >= 1) & (answer.sizes <= _CODES)).all()), "sizes", "are none of bins")
     sent = None if request.bins is None else [bins.size for bins in request.bins]
     require(not is_random or sent in (None, answer.sizes.tolist()), "sizes", "are not those of the bins that were sent")
@@ -78,7 +75,7 @@ def check_started(request: trees.StartTrees, answer: trees.TreesStarted, known: 
     count = len(answer.right) if isinstance(request.before, str) else len(request.before)
     require(len(answer.right) == count, "right", "is not of the splits that were sent")
     for right in answer.right:
-        check_array(right, "right", (_bytes(part),), kinds=_BYTES)
+        check_array(right, "right", (_bytes(part),), kinds="u")
     part.width, part.kinds, part.keys = len(answer.kinds), answer.kinds, []
     part.splits, part.has_missing = Counter(), set()
     part.bins = None if request.bins is None else sum(bins.size for bins in request.bins)
@@ -86,12 +83,12 @@ def check_started(request: trees.StartTrees, answer: trees.TreesStarted, known: 
 
 def check_objections(request: trees.CheckTrees, answer: trees.TreeObjections, known: Known) -> None:
     found = answer.found
-    check_array(found.tree, "found.tree", (None,), kinds=_WHOLE)
+    check_array(found.tree, "found.tree", (None,), kinds="i")
     count = len(found.tree)
-    for name, kinds in (("node", _WHOLE), ("gain", frozenset("f")), ("key", _WHOLE)):
+    for name, kinds in (("node", "i"), ("gain", "f"), ("key", "i")):
         check_array(getattr(found, name), f"found.{name}", (count,), kinds=kinds)
     for name in ("to_left", "is_void"):
-        check_array(getattr(found, name), f"found.{name}", (count,), kinds=_TRUTHS)
+        check_array(getattr(found, name), f"found.{name}", (count,), kinds="b")
     check_finite(found.gain, "found.gain")
     part = known.part(request)
     _learn(found.keys, "found.keys", request.check, part)
@@ -156,7 +153,7 @@ def check_sums(request: trees.SumTrees, answer: trees.TreeSums, known: Known) ->
     require(len(answer.values) == len(asked), "values", f"are of {len(answer.values)} trees where {len(asked)} are due")
     part = known.part(request)
     for values, tree in zip(answer.values, asked, strict=True):
-        check_array(values, "values", (int(np.count_nonzero(tree.left < 0)), part.bins, 2), kinds=_WHOLE)
+        check_array(values, "values", (int(np.count_nonzero(tree.left < 0)), part.bins, 2), kinds="i")
 
 
 def check_revealed(request: trees.RevealKeys, answer: trees.RevealedKeys, known: Known) -> None:
@@ -179,11 +176,11 @@ def check_splits(request: trees.ReleaseSplits, answer: trees.Splits, known: Know
 
 def check_bits(request: trees.AskRows, answer: trees.RowBits, known: Known) -> None:
     shape = (len(request.rules), (len(request.rows) + 7) // 8) if request.rules else (0, 0)
-    check_array(answer.right, "right", shape, kinds=_BYTES)
+    check_array(answer.right, "right", shape, kinds="u")
 
 
 def check_own_bits(request: trees.AskOwnRows, answer: trees.RowBits, known: Known) -> None:
-    check_array(answer.right, "right", (None, None), kinds=_BYTES)
+    check_array(answer.right, "right", (None, None), kinds="u")
     require(answer.right.shape[1] in (0, (len(request.rows) + 7) // 8), "right", "does not have a bit for every row")
 
 
@@ -202,9 +199,9 @@ def _bits_of(keys: list[Any], name: str, part: KnownPart) -> None:
             least = 2 if key.kind == NUMBER else 1
             is_byte = key.size >= least and tree_checks.digits_of(key.kind, key.size) <= 8
             require(is_byte, f"{name}.size", f"is below {least}, or more than a byte tells apart")
-            check_array(key.digits, f"{name}.digits", (tree_checks.digits_of(key.kind, key.size), rows), kinds=_BYTES)
+            check_array(key.digits, f"{name}.digits", (tree_checks.digits_of(key.kind, key.size), rows), kinds="u")
         else:
-            check_array(key.right, f"{name}.right", (rows,), kinds=_BYTES)
+            check_array(key.right, f"{name}.right", (rows,), kinds="u")
 
 
 def _enforce_sketch(job: JobUnderContract, request: trees.SketchFeatures) -> None:
@@ -268,12 +265,12 @@ def _enforce_checks(job: JobUnderContract, request: Any) -> None:
 def _check_trees_request(own: ClientState, request: trees.CheckTrees | trees.SumTrees) -> None:
     part, check = own.part(request), request.check
     grown = handlers.require_trees(part)
-    check_array(check.columns, "check.columns", (len(grown.bins),), kinds=frozenset("b"))
+    check_array(check.columns, "check.columns", (len(grown.bins),), kinds="b")
     most = grown.request.outputs
     require(len(check.trees) <= most, "check.trees", f"are {len(check.trees)} where there are {most} outputs")
     for union in check.unions:
         require(0 <= union.column < len(grown.bins), "check.unions.column", "is none of the part's")
-        check_array(union.rows, "check.unions.rows", (None, None), kinds=frozenset("u"))
+        check_array(union.rows, "check.unions.rows", (None, None), kinds="u")
         require(len(union.rows) <= _CODES, "check.unions.rows", f"are more than {_CODES}")
     for outline in check.trees:
         _check_outline(outline, 2 * grown.request.algorithm.most_leaves, len(grown.train))
@@ -285,10 +282,10 @@ _OF_NODES = (("asks", "b"), ("gain", "f"), ("block", "i"), ("key", "i"), ("to_le
 def _check_outline(outline: Outline, most: int, rows: int) -> None:
     """A tree no deeper than agreed, and sums of no more pairs than it has rows and cells."""
     nodes = len(outline.left) if outline.left.ndim == 1 else 0
-    check_array(outline.left, "check.trees.left", (None,), kinds=frozenset("i"))
+    check_array(outline.left, "check.trees.left", (None,), kinds="i")
     require(0 < nodes <= most, "check.trees.left", f"has {nodes:,} nodes where at most {most:,} are due")
     for name, kind in _OF_NODES:
-        check_array(getattr(outline, name), f"check.trees.{name}", (nodes,), kinds=frozenset(kind))
+        check_array(getattr(outline, name), f"check.trees.{name}", (nodes,), kinds=kind)
     check_finite(outline.gain, "check.trees.gain")
     check_array(outline.least, "check.trees.least", (nodes, 3))
     check_array(outline.bounds, "check.trees.bounds", (nodes if len(outline.bounds) else 0, 2))

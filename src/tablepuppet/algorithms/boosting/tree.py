@@ -304,16 +304,13 @@ class GrowingTree:
 
     def make_outline(self, roots: Sequence[int]) -> tuple[Outline, list[int]]:
         """These nodes and all below them that may be split; and their numbers here."""
-        numbers = [n for n in roots if self.is_open(n)]
-        left = []
-        place = 0
-        while place < len(numbers):
-            child = self.nodes[numbers[place]].left
+        numbers, left = [n for n in roots if self.is_open(n)], []
+        for number in numbers:  # which grow meanwhile
+            child = self.nodes[number].left
             is_inner = child >= 0 and (self.is_open(child) or self.is_open(child + 1))
             left.append(len(numbers) if is_inner else -1)
             if is_inner:
                 numbers += [child, child + 1]
-            place += 1
         choices = [self.nodes[n].choice for n in numbers]
         outline = Outline(
             unit=self.given.unit,
@@ -339,14 +336,11 @@ class GrowingTree:
 
 def as_tree(nodes: Sequence[Node], unit: tuple[float, float], l2: float, rate: float) -> tuple[Tree, list[int]]:
     """The tree of all nodes that are left, and their numbers there: −η ΣG / (ΣH + λ) in the leaves, within bounds."""
-    numbers = [0]
-    left = []
-    place = 0
-    while place < len(numbers):
-        child = nodes[numbers[place]].left
+    numbers, left = [0], []
+    for number in numbers:  # which grow meanwhile
+        child = nodes[number].left
         left.append(len(numbers) if child >= 0 else -1)
         numbers += [child, child + 1] if child >= 0 else []
-        place += 1
     own = [nodes[n] for n in numbers]
     inner = [node.choice if node.left >= 0 else None for node in own]
 

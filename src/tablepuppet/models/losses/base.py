@@ -234,6 +234,10 @@ class Loss(ABC):
         return sums
 
 
+def _of_plain(name: str) -> Any:
+    return property(lambda own: getattr(own.plain, name))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Weighted(Loss):
     """w·ℓ(a; y), with one weight for each row that it is called with: a row of weight 2 counts as two rows."""
@@ -241,12 +245,12 @@ class Weighted(Loss):
     plain: Loss
     weights: Array
 
+    outputs, is_quadratic, is_smooth, curvature_needs_labels = map(
+        _of_plain, ("outputs", "is_quadratic", "is_smooth", "curvature_needs_labels")
+    )
+
     def of_rows(self, rows: slice) -> "Weighted":
         return Weighted(self.plain, self.weights[rows])
-
-    @property
-    def outputs(self) -> int:
-        return self.plain.outputs
 
     @property
     def bound(self) -> float:
@@ -254,18 +258,6 @@ class Weighted(Loss):
 
     def slope_change(self, move: float) -> float:
         return self.plain.slope_change(move) * float(self.weights.max(initial=0.0))
-
-    @property
-    def is_quadratic(self) -> bool:  # type: ignore[override]
-        return self.plain.is_quadratic
-
-    @property
-    def is_smooth(self) -> bool:  # type: ignore[override]
-        return self.plain.is_smooth
-
-    @property
-    def curvature_needs_labels(self) -> bool:  # type: ignore[override]
-        return self.plain.curvature_needs_labels
 
     def value(self, scores: Array, labels: Array) -> Array:
         return self.weights * self.plain.value(scores, labels)

@@ -24,7 +24,9 @@ def refused(value: object) -> str:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    assert f"there is no file {tmp_path}/x.parquet" in refused(tmp_path / "x.parquet")
+    assert f"there is no file {tmp_path}/x.parquet; check" in refused(tmp_path / "x.parquet")
+    assert f"there is no file ~/{tmp_path.name}.csv; check" in refused(f"~/{tmp_path.name}.csv")
+    assert f"there is no file x.parquet (looked in {Path.cwd()}); check" in refused("x.parquet")
     assert "no file matches" in refused(str(tmp_path / "*.parquet"))
     assert "holds no Parquet file" in refused(tmp_path)
 

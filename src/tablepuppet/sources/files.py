@@ -60,8 +60,7 @@ def open_files(path: str, files: list[str], name: str) -> Source:
     if all(file.lower().endswith(_CSV) for file in files):
         return _open_csv(files, name)
     if all(file.lower().endswith(_JSON) for file in files):
-        options = "format='newline_delimited', sample_size=-1"
-        opened = duckdb_source.from_files(name, "read_json", files, options)
+        opened = duckdb_source.from_files(name, "read_json", files, "format='newline_delimited', sample_size=-1")
         check_names([column.name for column in opened.describe()], name)
         return opened
     if len(files) == 1 and files[0].lower().endswith(_IPC):
@@ -83,7 +82,8 @@ def _find(path: str, name: str) -> list[str]:
         found = [str(Path(file).resolve()) for file in glob.glob(str(here), recursive=True) if Path(file).is_file()]
         why = f"no file matches {path}; check the pattern"
     else:
-        found, why = [], f"there is no file {path} (looked in {Path.cwd()}); check the path"
+        where = "" if here.is_absolute() else f" (looked in {Path.cwd()})"
+        found, why = [], f"there is no file {path}{where}; check the path"
     if not found:
         raise SourceError(f"table {name}: {why}")
     return sorted(found)

@@ -18,16 +18,18 @@ import tablepuppet as tp
 from tablepuppet.algorithms.boosting import messages as trees
 from tablepuppet.client import Client
 from tablepuppet.errors import PolicyError
+from tablepuppet.exchanges.parts import Evaluation
 from tablepuppet.exchanges.prediction import ScoreRows, _score
 from tablepuppet.exchanges.proposal import ProposeContract
 from tablepuppet.exchanges.schema import OpenScan
+from tablepuppet.exchanges.start import Started
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.owner.policy import Policy
 from tablepuppet.owner.releases import Releases, _bits_of
 from tablepuppet.owner.tables import ClientTables
 from tablepuppet.privacy.analyst import AnalystTerms
 from tablepuppet.privacy.ledger import Spending
-from tablepuppet.protocol.base import disclosures
+from tablepuppet.protocol.base import Predictions, disclosures
 from tablepuppet.protocol.columns import CategoryEncoder, NumberEncoder
 from tablepuppet.protocol.contract import BlockTerms, Column, Contract, ScanTerms, fingerprint
 from tablepuppet.sources.source import open_source
@@ -63,6 +65,26 @@ def test_many_short_jobs_show_no_more_than_a_long_one() -> None:
             train(owners, "SELECT p.a, p.b, p.y FROM people p")
         with pytest.raises(PolicyError, match="allow_reconstruction"):  # nor is the same column ten times
             train(owners, f"SELECT {', '.join(f'p.a * {k} AS x{k}' for k in range(1, 11))}, p.y FROM people p")
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"algorithm": "newton"}, {"algorithm": "admm"}, {"model": "mlp", "hidden": (3,)}], ids=str
+)
+def test_every_exact_prediction_of_a_row_that_leaves_is_counted(given: dict[str, Any]) -> None:
+    with tp.Federation({"people": people()}) as owners:
+        client, told = owners._clients["people"], list[int]()
+        inner = client.answer
+
+        def answer(message: Any) -> Any:
+            found = inner(message)
+            for name in ("values", "test", "train") if isinstance(found, Started | Predictions | Evaluation) else ():
+                values = getattr(found, name, None)
+                told.append(0 if values is None else values.shape[1])
+            return found
+
+        client.answer = answer  # type: ignore[method-assign]
+        train(owners, epochs=3, **given)
+    assert client.log.account.shown("people", ["people.a"]) == sum(told) > 3
 
 
 def test_what_jobs_have_shown_counts_when_an_owner_becomes_strict() -> None:

@@ -16,6 +16,7 @@ import tablepuppet as tp
 from tablepuppet.algorithms.boosting import messages as trees
 from tablepuppet.algorithms.boosting.tree_checks import CategoryBins
 from tablepuppet.errors import PolicyError
+from tablepuppet.exchanges.features import FeatureStatistics
 from tablepuppet.exchanges.parts import EncodeFeatures, Release
 from tablepuppet.owner.policy import Policy, TableRules
 from tablepuppet.protocol.columns import CategoryEncoder
@@ -218,6 +219,25 @@ def test_under_noise_names_are_the_tables_and_no_selected_row_decides_on_them(
     told, distance = run_both((lambda: run(city), lambda: run("hill")))
     assert told[0] == told[1]
     assert distance < 10
+
+
+def test_under_noise_no_name_is_counted_nor_are_the_rows_without_one() -> None:
+    def shown(unnamed: int, rare: int) -> list[Any]:
+        names = [None] * unnamed + ["island"] * rare + ["hill"] * (ROWS - unnamed - rare)
+        with tp.Federation({"people": named(people(), names)}) as owners:
+            client, found = owners._clients["people"], list[Any]()
+            inner = client.answer
+
+            def answer(message: Any) -> Any:
+                told = inner(message)
+                found.extend(told.columns[1:] if isinstance(told, FeatureStatistics) else ())
+                return told
+
+            client.answer = answer  # type: ignore[method-assign]
+            owners.train("SELECT p.x, p.city, p.y FROM people p", label="y", privacy=NOISE, **PRIVATE[0])
+        return [(column.categories, column.weights.tolist(), column.missing) for column in found]
+
+    assert shown(10, 20) == shown(40, 60) == [(["hill", "island"], [1.0, 1.0], 1.0)]
 
 
 def test_under_noise_names_of_several_columns_and_of_subqueries_do_not_leave() -> None:

@@ -265,6 +265,36 @@ def test_a_client_computes_noise_from_its_own_block_as_it_knows_it(query: str, o
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("items", ["items", GROUPED])
+def test_no_row_is_joined_once_more_than_noise_is_computed_for(items: str) -> None:
+    """One row of a grouped table changes two rows of its groups, and each of them is joined as often."""
+
+    def change(facts: RunFacts) -> RunFacts:
+        own = facts.blocks[1]
+        return msgspec.structs.replace(facts, blocks=(facts.blocks[0], msgspec.structs.replace(own, most=own.most - 1)))
+
+    with tp.Federation(shop()) as federation:
+        LyingServer(federation, with_facts(change))
+        query = QUERY.replace(", i.colour", "").replace("items", items)
+        with pytest.raises(PolicyError, match="joined more often"):
+            federation.train(query, **(JOB | {"privacy": PRIVACY | {"features": KNOWN}}))
+
+
+@pytest.mark.parametrize("algorithm", ["newton", "admm"])
+def test_a_table_is_not_trained_on_for_fewer_joined_rows_than_its_own_have(algorithm: str) -> None:
+    with tp.Federation(shop()) as federation:
+        client = federation._clients["items"]
+        inner = client.answer
+
+        def answer(message: Any) -> Message:
+            is_start = isinstance(message, StartPart)
+            return inner(msgspec.structs.replace(message, joined_rows=message.joined_rows - 1) if is_start else message)
+
+        client.answer = answer  # type: ignore[method-assign]
+        with pytest.raises(PolicyError, match="more joined rows than said"):
+            federation.train(QUERY, **(JOB | {"algorithm": algorithm, "privacy": None, "l2": 1e-3}))
+
+
 @pytest.mark.parametrize("option", ["type", "batches", ""])
 @pytest.mark.parametrize("algorithm", ["sgd", "newton", "boosting"])
 def test_a_contract_has_the_options_of_an_algorithm_each_and_no_others(algorithm: str, option: str) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from tests.privacy.test_runs import BOUNDS, QUERY, Tap, tables
 
 import tablepuppet as tp
 from tablepuppet.algorithms.admm.client import AdmmUpdate
+from tablepuppet.algorithms.base import PrivateGradient
 from tablepuppet.algorithms.sgd.rounds import SgdUpdate
 from tablepuppet.client import Client
 from tablepuppet.exchanges.parts import Evaluate, Release
@@ -21,7 +23,9 @@ from tablepuppet.exchanges.schema import CloseJob
 from tablepuppet.network.member import IdempotentClient
 from tablepuppet.network.run_store import RunStore
 from tablepuppet.owner.owner_log import OwnerLog
+from tablepuppet.owner.state import Checkpoint, Kept, Part, Sealing, SealState
 from tablepuppet.owner.tables import ClientTables
+from tablepuppet.privacy.gaussian import GradientPrivacy, secure_generator
 from tablepuppet.protocol.base import Failure, Message, Predictions
 from tablepuppet.protocol.codec import Frame, decode, encode
 from tablepuppet.sources.source import open_source
@@ -113,3 +117,17 @@ def test_a_resumed_client_gives_no_more_noisy_gradients_than_were_counted(tmp_pa
         found = decode(answer(keeper(tmp_path, store), len(training) + 1, update)[0], RESPONSES)
     assert isinstance(found, Failure)
     assert f"covers {4 if job == 'sgd' else 80} noisy gradients" in found.message
+
+
+def test_all_that_a_checkpoint_holds_of_a_part_is_the_parts_again() -> None:
+    """A count that began anew would let a row be shown twice as often, or take twice as many noisy steps."""
+    private = PrivateGradient(GradientPrivacy(clip=1.0, noise=1.0), secure_generator())
+    part = Part(cast("Any", None))
+    part.setup = cast("Any", SimpleNamespace(private=private))
+    part.sealing = Sealing("j", "a", 0, b"k" * 32)
+    kept = Kept(np.ones(2), is_restored=True)
+    found = Checkpoint("state", kept, SealState(b"p" * 32, 3, {"step": [4]}), 5, 6, 7, {"step": 8}, "run")
+    part.restore(found)
+    again = part.checkpoint(found.asked, found.run)
+    for name in Checkpoint.__struct_fields__:
+        assert getattr(again, name) is getattr(found, name) or getattr(again, name) == getattr(found, name), name

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tablepuppet.errors import JobError, MappingError
 from tablepuppet.owner.labels import LabelDescription, describe_labels, read_labels
-from tablepuppet.owner.split import split
+from tablepuppet.owner.split import Split, split
 from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.sources.columns import column_info
 
@@ -139,6 +139,22 @@ def test_the_fraction_of_test_rows_is_what_chance_gives(fraction: float, seed: i
     for step in (1, 2, 64, 4096):
         both = (is_test[:-step] & is_test[step:]).mean()
         assert abs(both - fraction**2) < 5 * math.sqrt(fraction**2 / rows)
+
+
+@pytest.mark.parametrize("has_condition", [False, True])
+@pytest.mark.parametrize("test_fraction", [0.0, 0.15, 0.5])
+def test_validation_rows_are_as_many_as_asked_for_whatever_decides_on_test_rows(
+    test_fraction: float, has_condition: bool
+) -> None:
+    where = pa.chunked_array([[row % 4 == 0 for row in range(4000)]]) if has_condition else None
+    sides = Split(0, 7, test_fraction, 0.2, test_where=where)
+    is_test = sides.test(4000, None)
+    is_validation = sides.validation(4000, None, is_test)
+    assert is_validation is not None
+    assert not (is_validation & is_test).any()
+    from_all = split(4000, 0, 7, 0.2) & ~is_test if has_condition else split(4000, 0, 7, test_fraction + 0.2) & ~is_test
+    assert is_validation.tolist() == from_all.tolist()
+    assert abs(is_validation.mean() - (0.15 if has_condition else 0.2)) < 0.03
 
 
 def test_different_seeds_give_independent_splits() -> None:

@@ -17,7 +17,7 @@ from tablepuppet.errors import PolicyError, PrivacyError, TransportError
 from tablepuppet.exchanges.base import Exchange
 from tablepuppet.exchanges.features import FeatureNames, SumStatistics
 from tablepuppet.exchanges.registry import EXCHANGES, REQUESTS, RESPONSES
-from tablepuppet.exchanges.start import StartPart
+from tablepuppet.exchanges.start import Started, StartPart
 from tablepuppet.owner.policy import Policy
 from tablepuppet.owner.state import ClientState, Sealing
 from tablepuppet.protocol.base import Masked, Message, Partial
@@ -167,6 +167,18 @@ def test_statistics_of_features_are_summed_under_masks_and_give_the_same_encoder
             assert one.has_missing == other.has_missing
         else:
             assert one == other
+
+
+@pytest.mark.parametrize("algorithm", ["sgd", "admm"])
+def test_figures_that_training_begins_with_are_summed_under_masks_too(algorithm: str) -> None:
+    told = []
+    for privacy in (None, OFF):
+        with federation(3, 3) as owners:
+            tap = Tap(owners)
+            train(owners, algorithm, privacy, epochs=1, batch_size=None)
+        told.append([started.figures for started in answers(tap, Started)])
+    assert told[0] == [{}] * 6
+    assert all(told[1])
 
 
 def test_of_its_statistics_a_client_tells_sizes_in_steps_of_sixteen_doublings_only() -> None:

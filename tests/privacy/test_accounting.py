@@ -105,6 +105,12 @@ def test_half_of_the_steps_cost_less_and_labels_are_spent_at_once() -> None:
     assert half.epsilon("label", "users", "server") == 3.0
 
 
+@pytest.mark.parametrize(("share", "steps"), [(0.0, 0), (0.1, 1), (0.25, 1), (0.5, 2), (0.51, 3), (0.75, 3), (1.0, 4)])
+def test_a_step_of_which_a_part_was_taken_is_spent(share: float, steps: int) -> None:
+    [taken] = Ledger((release(steps=4),)).after(share).releases
+    assert taken.steps == steps
+
+
 def test_a_budget_that_is_overdrawn_is_refused_with_both_figures() -> None:
     with pytest.raises(PrivacyError, match=r"budget of features is ε = 1, and users would spend ε = 1\.82"):
         check_budget(Ledger((release(),)), None, 1.0)

@@ -178,6 +178,20 @@ def test_newton_ends_when_the_next_step_has_nothing_to_gain(decrements: list[flo
     assert server.is_converged() is is_over
 
 
+@pytest.mark.parametrize(("l2", "seed"), [(1e-4, 5), (1e-6, 1)])
+def test_newton_goes_on_where_tables_tell_the_same(l2: float, seed: int) -> None:
+    """Each table by itself has little to gain after a round, and both together have."""
+    rng = np.random.default_rng(seed)
+    same = ["a", *"bbbbbb"]
+    facts = {"k": range(7), "g": rng.choice(list("xyz"), 7), "i": same, "y": rng.normal(size=7).round(3)}
+    tables = {"t": pa.table(facts), "s": pa.table({"k": range(7), "h": same})}
+    with tp.Federation(tables) as federation:
+        given: dict[str, Any] = {"label": "y", "model": "linear", "l2": l2, "test_fraction": 0.0}
+        query = "SELECT t.g, t.i, s.h, t.y FROM t JOIN s ON s.k = t.k"
+        found, least = (federation.train(query, **given, algorithm=name) for name in ("newton", "centralized"))
+    assert found.objective == pytest.approx(least.objective, rel=1e-9)
+
+
 def star(rows: int, *, is_identity: bool = True) -> Problem:
     """A table of facts, with a row for every joined row, and a dimension."""
     rng = np.random.default_rng(2)

@@ -45,6 +45,7 @@ class NewtonServer(Server):
         loss = self.problem.loss
         self._unions: list[Spectrum | None] = [None] * self.problem.blocks
         self._decrement = self._before = self._value = math.inf
+        self._rounds = 0
         problem = self.problem
         memory = [kept_directions(self.options.memory, width * loss.outputs) for width in problem.widths]
         self._tracker = Tracker(problem, memory)
@@ -96,8 +97,11 @@ class NewtonServer(Server):
     def absorb(self, answers: Sequence[BlockAnswer]) -> None:
         found = self._tracker.search(answers)
         self.intercept, self.predictions, self.tally = self._tracker.model
+        gained = self._value - found.value if self._rounds else 0.0
         self._value = found.value
-        self._before, self._decrement = self._decrement, abs(found.decrement)
+        self._before = self._decrement if self._rounds > 1 else math.inf  # the first step tells nothing of later ones
+        self._decrement = max(abs(found.decrement), gained)
+        self._rounds += 1
 
     def finish(self) -> None:
         self._tracker.finish()
@@ -107,8 +111,8 @@ class NewtonServer(Server):
         return self._tracker.settle()
 
     def is_converged(self) -> bool:
-        """The decrement estimates the gap before a round's step. Its step leaves as little of it as the last one did;
-        the square root is to be on the safe side."""
+        """The decrement, or what was gained where tables correlate, estimates the gap before a round's step. Its step
+        leaves as little of it as the last one did; the square root is to be on the safe side."""
         falls = self._decrement / self._before if 0 < self._before < math.inf else 1.0
         tolerance = self.options.tolerance_of(self.problem.loss.outputs)
         return self._decrement * math.sqrt(min(falls, 1.0)) <= tolerance * abs(self._value)

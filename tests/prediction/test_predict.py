@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -143,6 +145,60 @@ def test_union_all_predicts_the_branches_one_after_the_other() -> None:
     key = [("order_id", "ascending")]
     columns = ["order_id", "prediction", "probability"]
     assert answer.select(columns).sort_by(key).equals(single.select(columns).sort_by(key))
+
+
+@pytest.mark.parametrize("release", [True, False])
+@pytest.mark.parametrize("items", [["s.g", "coalesce(s.g, 'none')"], ["coalesce(s.z, 5)", "s.z"]])
+def test_trees_predict_rows_without_a_partner_as_they_were_trained(items: list[str], release: bool) -> None:
+    """One branch has a value where a LEFT JOIN finds no row, and the other has none."""
+    many = np.arange(60)
+    t = pa.table({"id": many, "k": many % 5, "c": many % 7 % 3, "y": many % 5 + np.sin(many)})
+    s = pa.table({"k": [0, 7, 8], "g": ["u", "v", "w"], "z": [1.0, 1.0, 2.0]})
+    query = " UNION ALL ".join(
+        f"SELECT {item} AS a, t.c, t.y FROM t LEFT JOIN s ON s.k = t.k AND s.k {keys}"
+        for item, keys in zip(items, ("< 50", "> 50"), strict=True)
+    )
+    given: dict[str, Any] = {"label": "y", "model": "boosted", "trees": 2, "min_leaf_rows": 1, "test_fraction": 0.0}
+    given["release"] = release
+    with tp.Federation({"t": t, "s": s}) as shop:
+        first = shop.train(query, **given)
+        for result in (first, shop.train(query, **given, warm_start=first)):
+            answer = shop.predict(result, key="id")
+            errors = answer["prediction"].to_numpy() - t["y"].to_numpy()[answer["id"].to_numpy()]
+            assert np.mean(errors**2) / 2 == pytest.approx(result.objective, rel=1e-9)
+
+
+def test_branches_that_join_one_table_in_another_order_are_predicted_with_one_key() -> None:
+    a, b = [1, 2, 1, 2], [3, 4, 4, 3]
+    rows = pa.table({"a": a, "b": b, "x": [1.0, 2.0, 4.0, 3.0], "y": [1.0, 3.0, 2.0, 5.0]})
+    tables = {"t": rows, "u": pa.table({"a": [1, 2]}), "v": pa.table({"b": [3, 4]})}
+    first, second = "JOIN u ON t.a = u.a", "JOIN v ON t.b = v.b"
+    joins = [f"{first} {second}", f"{second} {first}"]
+    query = " UNION ALL ".join(f"SELECT t.x, t.y FROM t {join}" for join in joins)
+    with tp.Federation(tables) as shop:
+        answer = shop.predict(shop.train(query, label="y", model="linear", test_fraction=0.0))
+    assert (answer["a"].to_pylist(), answer["b"].to_pylist()) == (2 * a, 2 * b)
+
+
+def test_branches_that_join_one_table_by_other_columns_are_predicted_without_keys() -> None:
+    """The name of the first branch's column would stand over the values of another."""
+    tables = {"t": pa.table({"a": [1, 2], "b": [2, 1], "x": [1.0, 2.0], "y": [1.0, 3.0]}), "u": pa.table({"k": [1, 2]})}
+    query = " UNION ALL ".join(f"SELECT t.x, t.y FROM t JOIN u ON t.{key} = u.k" for key in "ab")
+    with tp.Federation(tables) as shop:
+        result = shop.train(query, label="y", model="linear", test_fraction=0.0)
+        assert shop.predict(result).column_names == ["prediction"]
+        assert shop.predict(result, key="a")["a"].to_pylist() == [1, 2, 1, 2]
+
+
+@pytest.mark.parametrize(("kind", "read"), [((9, 0), pa.decimal128(38, 0)), ((38, 30), pa.float64())])
+def test_keys_may_be_integers_in_one_branch_and_decimals_in_another(kind: tuple[int, int], read: pa.DataType) -> None:
+    rows = {"x": [1.0, 2.0], "y": [1.0, 3.0]}
+    keys = {"a": pa.array([1, 2]), "b": pa.array([Decimal(3), Decimal(4)], pa.decimal128(*kind))}
+    query = " UNION ALL ".join(f"SELECT {t}.x, {t}.y FROM {t}" for t in keys)
+    with tp.Federation({name: pa.table({"k": own, **rows}) for name, own in keys.items()}) as shop:
+        found = shop.predict(shop.train(query, label="y", model="linear", test_fraction=0.0), key="k")["k"]
+    assert found.type == read
+    assert found.to_pylist() == [1, 2, 3, 4]
 
 
 def test_branches_with_keys_of_different_types_are_predicted_without_keys() -> None:

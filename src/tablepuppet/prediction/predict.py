@@ -52,6 +52,8 @@ from tablepuppet.sql.checks import NOTHING, LabelColumns
 from tablepuppet.sql.ucq import Tables
 from tablepuppet.transport.link import Link
 
+_MOST_SCALE = 19  # of decimals that have room for every integer of 64 bits
+
 
 def predict_rows(
     model: Model,
@@ -199,8 +201,19 @@ def _identifiers(servable: Servable, rows: NewRows, link: Link, job: str) -> pa.
                 held = pa.repeat(client, rows.client_rows[scan][client])
                 part = part.add_column(0, "client", held) if own else pa.table({"client": held})
             parts.append(part)
-        whole = pa.concat_tables(parts, promote_options="permissive")
+        whole = _stack(parts)
         tables.append(whole.take(pa.array(base_rows)) if whole.num_columns else whole)
+    return _stack(tables)
+
+
+def _stack(tables: Sequence[pa.Table]) -> pa.Table:
+    """The rows of one table after another; a key may be an integer in one and a decimal in another."""
+    kinds = [{field.type for field in column} for column in zip(*(table.schema for table in tables), strict=True)]
+    for place, found in enumerate(kinds):
+        scales = [kind.scale for kind in found if pa.types.is_decimal(kind)]
+        if len(found) > 1 and scales:
+            exact = pa.decimal128(38, max(scales)) if max(scales) <= _MOST_SCALE else pa.float64()
+            tables = [t.set_column(place, t.field(place).name, t.column(place).cast(exact)) for t in tables]
     return pa.concat_tables(tables, promote_options="permissive")
 
 

@@ -46,6 +46,11 @@ class RawColumn(msgspec.Struct, frozen=True, eq=False):
         """These rows; −1 is one that was not found."""
         return replace(self, values=np.append(self.values, self.values.dtype.type(self.absent))[rows])
 
+    def and_missing(self) -> Self:
+        """These rows, and one that does not exist: its value is missing, whatever that of a row not found is."""
+        missing = self.values.dtype.type(np.nan if self.is_number else -1)
+        return replace(self, values=np.append(self.values, missing))
+
     def find(self, names: Sequence[str]) -> NDArray[Any]:
         """The place of each of the distinct strings among some names; −1: none."""
         return raw.numpy_of(pc.index_in(self.names, value_set=raw.arrow_texts(names)), missing=-1)

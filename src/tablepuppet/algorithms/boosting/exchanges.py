@@ -175,13 +175,13 @@ def check_splits(request: trees.ReleaseSplits, answer: trees.Splits, known: Know
 
 
 def check_bits(request: trees.AskRows, answer: trees.RowBits, known: Known) -> None:
-    shape = (len(request.rules), (len(request.rows) + 7) // 8) if request.rules else (0, 0)
+    shape = (len(request.rules), (len(request.rows) + 8) // 8) if request.rules else (0, 0)
     check_array(answer.right, "right", shape, kinds="u")
 
 
 def check_own_bits(request: trees.AskOwnRows, answer: trees.RowBits, known: Known) -> None:
     check_array(answer.right, "right", (None, None), kinds="u")
-    require(answer.right.shape[1] in (0, (len(request.rows) + 7) // 8), "right", "does not have a bit for every row")
+    require(answer.right.shape[1] in (0, (len(request.rows) + 8) // 8), "right", "does not have a bit for every row")
 
 
 def _bytes(part: KnownPart) -> int | None:

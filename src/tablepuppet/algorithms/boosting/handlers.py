@@ -231,7 +231,7 @@ def _earlier_bits(
     """Of each rule a bit for training rows, one for a row that does not exist, and those for held-out rows."""
     if not rules:
         return []
-    sides = [[column.take(np.append(np.arange(len(column)), -1)) for column in train], held]
+    sides = [[column.and_missing() for column in train], held]
     found = [[np.unpackbits(b, count=len(side[0])) for b in binning.answers(side, rules)] for side in sides]
     return [np.packbits(np.concatenate(both)) for both in zip(*found, strict=True)]
 
@@ -239,7 +239,7 @@ def _earlier_bits(
 def _bits(
     own: ClientState, request: trees.AskRows | trees.AskOwnRows, rules: Sequence[trees.SplitRule]
 ) -> trees.RowBits:
-    columns = _raw(own, request, request.rows)
+    columns = [column.and_missing() for column in _raw(own, request, request.rows)]
     _charge(own, request, rules)
     return trees.RowBits(right=binning.answers(columns, _without_rare_names(own, request, rules)))
 

@@ -240,7 +240,7 @@ class HoldSplits(PartRequest, frozen=True):
 
 
 class AskRows(_OfRows, frozen=True):
-    """Which of these rows go right at each of these splits? → RowBits"""
+    """Which of these rows, and of one without any value, go right at each of these splits? → RowBits"""
 
     rules: Annotated[list[SplitRule], Discloses("model")]
 
@@ -253,4 +253,4 @@ class AskOwnRows(_OfRows, frozen=True):
 
 
 class RowBits(Message, frozen=True):
-    right: Annotated[NDArray[np.uint8], Discloses("splits")]  # (splits, rows / 8)
+    right: Annotated[NDArray[np.uint8], Discloses("splits")]  # (splits, (rows + 1) / 8)

@@ -43,10 +43,10 @@ _NAMES = 8  # categories that a line of text names
 
 def _request_bits(model: Model, part: Part, rows: RowNumbers, job: str) -> Message:
     """A request for the bits of some rows of a part, and of one that does not exist."""
-    block, columns, asked = model.blocks[part.block], list(part.columns), np.append(rows, rows.dtype.type(-1))
+    block, columns = model.blocks[part.block], list(part.columns)
     if block.is_held:
-        return AskOwnRows(job=job, scan=part.scan, columns=columns, rows=asked, model=model.id, name=block.name)
-    return AskRows(job=job, scan=part.scan, columns=columns, rows=asked, rules=list(block.splits))
+        return AskOwnRows(job=job, scan=part.scan, columns=columns, rows=rows, model=model.id, name=block.name)
+    return AskRows(job=job, scan=part.scan, columns=columns, rows=rows, rules=list(block.splits))
 
 
 def ask_bits(

@@ -15,7 +15,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "src" / "tablepuppet"
 CEILINGS = {
     "participle names": 13,
-    "functions with six or more parameters": 59,
+    "functions with six or more parameters": 58,
     "private names of other libraries": 0,
 }
 _MAX_PARAMETERS = 5

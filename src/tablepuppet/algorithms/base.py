@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import Array, RowNumbers
 from tablepuppet.errors import PrivacyError, TransportError
 from tablepuppet.models.heads.base import TrainedHead
+from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.losses import Loss
 from tablepuppet.models.metrics import Sums
 from tablepuppet.models.neural import Model
@@ -351,6 +352,11 @@ class PartSetup(msgspec.Struct, frozen=True, eq=False):
     l2_by_output: Array | None = None  # of linear blocks under a head whose outputs differ; None: l2
     start: Array | None = None  # parameters to begin with; None: the model's own
     before: Any = None  # the client half's last state, of the model that this one continues
+
+    @property
+    def linear(self) -> LinearModel:
+        assert isinstance(self.model, LinearModel)  # as algorithms for linear blocks alone are given
+        return self.model
 
     @property
     def initial(self) -> Array:

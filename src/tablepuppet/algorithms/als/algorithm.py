@@ -32,7 +32,7 @@ from tablepuppet.algorithms.shape import BlockShape, Exchanges, OuterRound, Part
 from tablepuppet.arrays import Array, Triangles
 from tablepuppet.errors import JobError
 from tablepuppet.models.heads.base import Head
-from tablepuppet.models.linear import Features, LinearModel
+from tablepuppet.models.linear import Features
 from tablepuppet.models.losses import Loss
 from tablepuppet.protocol.base import Amount, Combined, Discloses, Partial, Predictions, Update
 from tablepuppet.protocol.bounds import require
@@ -220,7 +220,7 @@ class AlsState(msgspec.Struct, frozen=True):
 
 
 def client_start(setup: PartSetup, options: Als) -> tuple[AlsState, AlsFigures]:
-    return AlsState(setup.model.initial()), AlsFigures(float(has_one_category(_features(setup))))
+    return AlsState(setup.model.initial()), AlsFigures(float(has_one_category(setup.linear.train)))
 
 
 def has_one_category(features: Features) -> bool:
@@ -231,7 +231,7 @@ def has_one_category(features: Features) -> bool:
 def client_step(
     setup: PartSetup, options: Als, state: AlsState, message: AlsUpdate | Combined
 ) -> tuple[AlsState, Answer]:
-    features = _features(setup)
+    features = setup.linear.train
     if isinstance(message, AlsUpdate):
         ridge = setup.joined_rows * setup.l2 + np.array(message.ridge)
         right = -features.transpose_dot(message.signal) - ridge / setup.clients * state.theta
@@ -256,11 +256,6 @@ def _move(setup: PartSetup, state: AlsState, step: Array) -> tuple[AlsState, Ans
     theta = state.theta + step
     squares = np.array([base.squared_norm(theta), *np.square(theta).sum(axis=0)])
     return AlsState(theta), Predictions(values=setup.model.predict(theta), products=squares)
-
-
-def _features(setup: PartSetup) -> Features:
-    assert isinstance(setup.model, LinearModel)
-    return setup.model.train
 
 
 # CPU seconds of an entry of M: for a joined row; for a row of a table that is an id; in the products of others.

@@ -157,24 +157,23 @@ def client_step(
 ) -> tuple[ElasticState, Answer | Done]:
     """Takes the last proposal, if it was good, and makes the next."""
     replace = msgspec.structs.replace
-    assert isinstance(setup.model, LinearModel)
     if isinstance(message, Combined):
         return _predict(setup, replace(state, proposed=message.values[0]), 0.0)
     if message.coefficients is not None and message.coefficients[0] > 0:
         state = replace(state, theta=state.proposed, before=state.theta)
     if isinstance(message, Move):
         return state, Done()
-    slope = setup.model.gradient(state.theta, message.signal) / setup.joined_rows
+    slope = setup.linear.gradient(state.theta, message.signal) / setup.joined_rows
     is_known = message.curvature is None and state.matrix is not None
     weights = message.bound * setup.weights if message.curvature is None else message.curvature[:, 0]
     if setup.clients > 1:
         if is_known:
             return state, Partial(values=[slope])
-        moments = _moments(setup.model, weights, setup.joined_rows)
+        moments = _moments(setup.linear, weights, setup.joined_rows)
         return (replace(state, matrix=_NONE) if message.curvature is None else state), Partial(values=[slope, *moments])
     matrix = state.matrix
     if not is_known or matrix is None:
-        matrix = centre_moments(_moments(setup.model, weights, setup.joined_rows), message.total / setup.joined_rows)
+        matrix = centre_moments(_moments(setup.linear, weights, setup.joined_rows), message.total / setup.joined_rows)
         state = replace(state, matrix=matrix) if message.curvature is None else state
     proposed, length = propose(state.theta, state.before, slope, matrix, message.scale, message.momentum, setup.penalty)
     return _predict(setup, replace(state, proposed=proposed), length)

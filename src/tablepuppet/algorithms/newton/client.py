@@ -26,7 +26,6 @@ from tablepuppet.algorithms.numerics.subspace import Trail, kept_directions
 from tablepuppet.algorithms.options import AlgorithmOptions, Memory, Tolerance
 from tablepuppet.arrays import Array, Following, freeze
 from tablepuppet.errors import TransportError
-from tablepuppet.models.linear import LinearModel
 from tablepuppet.models.losses.classes import curvature_of_slopes
 from tablepuppet.protocol.base import Combined, Discloses, Done, Move, Partial, Predictions, Update
 from tablepuppet.protocol.bounds import require
@@ -108,9 +107,8 @@ class NewtonState(msgspec.Struct, frozen=True):
 
 
 def client_start(setup: PartSetup, options: Newton) -> tuple[NewtonState, NewtonFigures]:
-    assert isinstance(setup.model, LinearModel)
     theta = setup.initial
-    constants = setup.model.constants()
+    constants = setup.linear.constants()
     figures = NewtonFigures(float(len(constants) > 0))
     basis = setup.before.basis if isinstance(setup.before, NewtonState) else None
     if basis is not None:
@@ -133,12 +131,11 @@ def client_step(
         state = replace(state, trail=state.trail.move(message.coefficients, memory))
     if isinstance(message, Move):
         return state, Done()
-    assert isinstance(setup.model, LinearModel)
     ridge = setup.joined_rows * setup.l2
-    gradient = setup.model.gradient(state.theta, message.signal) + ridge / setup.clients * state.theta
+    gradient = setup.linear.gradient(state.theta, message.signal) + ridge / setup.clients * state.theta
     if message.curvature is not None and message.curvature.shape[1] > 1:
         return _full_step(setup, state, message.curvature, ridge, gradient)
-    if setup.model.train.width > WIDE:
+    if setup.linear.train.width > WIDE:
         return _wide_step(setup, state, np.asarray(_weights(setup, message)), ridge, gradient)
     is_constant = message.curvature is None and not message.follows
     state, found = _find_curvature(setup, state, gradient, _weights(setup, message), is_constant=is_constant)
@@ -149,13 +146,12 @@ def _find_curvature(
     setup: PartSetup, state: NewtonState, gradient: Array, weights: Array | Following, *, is_constant: bool
 ) -> tuple[NewtonState, Spectrum | Partial]:
     """The block's curvature, formed unless it is known; of several clients, what they send to be summed."""
-    assert isinstance(setup.model, LinearModel)
     replace = msgspec.structs.replace
     if is_constant and state.values is not None:
         spectrum = Spectrum(state.values, np.zeros(0) if state.vectors is None else state.vectors)
         return state, spectrum if setup.clients == 1 else Partial(values=[gradient])
-    gram, heavy = setup.model.train.gram(weights), np.asarray(weights)
-    beside = beside_intercept(setup.model, heavy[:, None])
+    gram, heavy = setup.linear.train.gram(weights), np.asarray(weights)
+    beside = beside_intercept(setup.linear, heavy[:, None])
     if setup.clients > 1:
         summand = Partial(values=[gradient, pack_triangle(gram)[None], beside])
         return (replace(state, values=np.zeros(0)) if is_constant else state), summand
@@ -167,13 +163,12 @@ def _full_step(
     setup: PartSetup, state: NewtonState, curvature: Array, ridge: float, gradient: Array
 ) -> tuple[NewtonState, Answer]:
     """The direction of all outputs at once (full_curvature.py)."""
-    assert isinstance(setup.model, LinearModel)
     if gradient.size > MOST and setup.clients == 1:
-        return _predict(setup, state, -solve_by_products(setup.model, curvature, ridge, gradient))
+        return _predict(setup, state, -solve_by_products(setup.linear, curvature, ridge, gradient))
     if setup.clients > 1:
-        beside = beside_intercept(setup.model, curvature)
-        return state, Partial(values=[gradient, curvature_triangles(setup.model, curvature), beside])
-    matrix = sampled_matrix(setup.model, curvature, setup.outputs, is_whole=not ridge)
+        beside = beside_intercept(setup.linear, curvature)
+        return state, Partial(values=[gradient, curvature_triangles(setup.linear, curvature), beside])
+    matrix = sampled_matrix(setup.linear, curvature, setup.outputs, is_whole=not ridge)
     return _predict(setup, state, -solve(matrix, ridge, gradient))
 
 
@@ -184,27 +179,25 @@ def _wide_step(
 
     An inexact direction suffices, because the search chooses how far to follow it.
     """
-    assert isinstance(setup.model, LinearModel)
-    diagonal = setup.model.train.gram_diagonal(weights)
+    diagonal = setup.linear.train.gram_diagonal(weights)
     if setup.clients > 1:
         return state, Partial(values=[gradient, diagonal[:, None]])
-    products = Products(partial(setup.model.train.gram_product, weights), diagonal)
+    products = Products(partial(setup.linear.train.gram_product, weights), diagonal)
     return _predict(setup, state, -products.solve(1.0, ridge, gradient, to=_RESIDUAL))
 
 
 def _basis_step(setup: PartSetup, state: NewtonState, message: BasisUpdate) -> tuple[NewtonState, Answer]:
     """A direction for each of several models, as they stand in the space of the directions (multi_ridge.py)."""
-    assert isinstance(setup.model, LinearModel)
     basis = state.basis
     if basis is None:
         basis = np.concatenate(
-            [np.zeros((setup.model.width, 0)), *(c[:, :1] for c in state.trail.constants[:1])], axis=1
+            [np.zeros((setup.linear.width, 0)), *(c[:, :1] for c in state.trail.constants[:1])], axis=1
         )
     if message.points.shape != (basis.shape[1], setup.outputs) or len(message.ridges) != setup.outputs:
         raise TransportError("points and penalties are not those of as many models and directions as there are")
     ridges = setup.joined_rows * np.array(message.ridges)
     theta = basis @ message.points
-    gradient = setup.model.gradient(theta, message.signal) + ridges / setup.clients * theta
+    gradient = setup.linear.gradient(theta, message.signal) + ridges / setup.clients * theta
     state = msgspec.structs.replace(state, basis=basis)
     state, curved = _find_curvature(setup, state, gradient, message.bound * setup.weights, is_constant=True)
     if isinstance(curved, Partial):

@@ -198,15 +198,7 @@ def minimise(
     sizes = [len(block) - 1 for block in vectors]
     borders = np.cumsum([0, *sizes]).tolist()
     places, free = [slice(a, b) for a, b in itertools.pairwise(borders)], slice(borders[-1], None)  # the intercept's
-    base, tilt, bent = 0.0, np.zeros(len(space.hessian)), np.zeros_like(space.hessian)  # of the penalty
-    for own, gram, l2 in zip(places, space.products, space.ridges, strict=True):
-        base, tilt[own], bent[own, own] = base + 0.5 * l2 * float(gram[0, 0]), l2 * gram[1:, 0], l2 * gram[1:, 1:]
-
-    def total(point: Array, loss: float, along: Array) -> tuple[float, Array]:
-        """F and its slope along all directions."""
-        image = bent @ point
-        return loss + base + float(point @ (tilt + 0.5 * image)), along / problem.joined.rows + tilt + image
-
+    total, bent = _objective(space, places, problem.joined.rows)
     hessian = space.hessian + bent
     alive = np.concatenate([*(_alive(gram) for gram in space.products), np.ones(space.steps.shape[1], np.bool_)])
     point = np.zeros(len(hessian))
@@ -247,6 +239,21 @@ def minimise(
     if not moved:
         moved = [_move(block, c) if c.any() else block[0] for block, c in zip(vectors, found, strict=True)]
     return Found(found, chosen, moved, at or evaluate(moved, chosen), value, decrement)
+
+
+def _objective(
+    space: Subspace, places: Sequence[slice], rows: int
+) -> tuple[Callable[[Array, float, Array], tuple[float, Array]], Array]:
+    """What gives F and its slope along all directions, and the second derivatives of the penalty."""
+    base, tilt, bent = 0.0, np.zeros(len(space.hessian)), np.zeros_like(space.hessian)
+    for own, gram, l2 in zip(places, space.products, space.ridges, strict=True):
+        base, tilt[own], bent[own, own] = base + 0.5 * l2 * float(gram[0, 0]), l2 * gram[1:, 0], l2 * gram[1:, 1:]
+
+    def total(point: Array, loss: float, along: Array) -> tuple[float, Array]:
+        image = bent @ point
+        return loss + base + float(point @ (tilt + 0.5 * image)), along / rows + tilt + image
+
+    return total, bent
 
 
 def _move(vectors: Sequence[Array], coefficients: Array) -> Array:

@@ -391,6 +391,16 @@ def test_whether_a_row_has_a_label_is_no_condition_of_a_later_job() -> None:
                 federation.profile(f"{QUERY} WHERE o.y IS NULL")
 
 
+@pytest.mark.parametrize("rules", [{"budget": {"orders": TableBudget(label=9)}}, {"labels": LabelRules(epsilon=2.0)}])
+def test_whether_a_row_has_a_label_is_no_condition_of_a_job_that_asks_for_no_label(rules: dict[str, Any]) -> None:
+    policy = Policy(tables={"orders": ROLES}, **rules)
+    query = QUERY.replace(", o.y", "")
+    with tp.Federation(shop(), policies={"orders": policy}) as federation:
+        federation.profile(query)
+        with pytest.raises(PolicyError, match="column y may not be filtered by"):
+            federation.profile(f"{query} WHERE o.y IS NULL")
+
+
 @pytest.mark.parametrize("few", [4, 5])
 @pytest.mark.parametrize("names", [[f"kind {k}" for k in range(40)], ["a", "b"]])
 def test_how_many_rows_have_a_noisy_label_decides_on_no_refusal(few: int, names: list[str]) -> None:

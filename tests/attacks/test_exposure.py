@@ -321,6 +321,20 @@ def test_every_number_that_leaves_of_a_row_is_counted_until_they_are_too_many(cl
         assert 64 * most < unknowns <= 64 * (most + 2 * (classes if classes > 2 else 1))
 
 
+@pytest.mark.parametrize(
+    ("values", "bits"),
+    [
+        ([3.0] * 4, 0),
+        ([0.0, 1.0], 1),
+        ([1.0, 2.0, 5.0, 16.0], 4),
+        ([0.0, 2.0**-80, 1.0], 64),
+        ([-1e200, 0.0, 1e-9], 64),
+    ],
+)
+def test_a_number_has_no_more_bits_than_a_float_and_a_constant_has_none(values: list[float], bits: float) -> None:
+    assert _bits_of(np.array(values)) == bits
+
+
 def test_as_many_bits_as_a_row_has_are_too_many() -> None:
     releases = Releases(Policy(allow_reconstruction=False))
     told = Spending(table="t", what="scores", name="a", numbers=2, columns=("t.x",))

@@ -15,15 +15,16 @@ from tablepuppet.exchanges.groups import SendGroups, SumGroups
 from tablepuppet.models.spec import ModelSpec
 from tablepuppet.owner.blinding import blinding_key
 from tablepuppet.owner.labels import LabelNoise
+from tablepuppet.owner.owner_files import use_of
 from tablepuppet.owner.releases import score_name, start_name
 from tablepuppet.owner.row_sets import order_bits
 from tablepuppet.owner.split import Split, fold_numbers
 from tablepuppet.owner.tokens import id_tokens, job_key, key_check
 from tablepuppet.privacy.labels import uniform_numbers
 from tablepuppet.privacy.masks import Masks, mask_key
-from tablepuppet.privacy.options import LabelPrivacy, Rounding
+from tablepuppet.privacy.options import FeaturePrivacy, LabelPrivacy, PredictionPrivacy, Rounding
 from tablepuppet.protocol.columns import CategoryEncoder, ColumnInfo, NumberEncoder
-from tablepuppet.protocol.contract import Moments, fingerprint
+from tablepuppet.protocol.contract import BlockTerms, Column, Contract, Moments, ScanTerms, fingerprint
 
 ONE = np.ones(1)
 RED, BLUE = (CategoryEncoder(categories=[name], has_missing=False, has_other=False) for name in ("red", "blue"))
@@ -95,6 +96,7 @@ def pair(key: bytes, job: str, value: int, place: int) -> Any:
 
 
 FIELDS = MOMENTS.__struct_fields__
+SCAN, BLOCK = ScanTerms(0, "t", (Column("x", ("feature",)),), None), BlockTerms("t", 0, (0,))
 THETA = np.array([[1.0], [2.0]])
 # A function, what it is given, and what may not be the same with another of these.
 DERIVED: list[tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] = [
@@ -162,6 +164,20 @@ DERIVED: list[tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] = [
         lambda key, name, value: Rounding(20, key).number(name, value, 1e-9),
         {"key": b"k", "name": "rmse", "value": 0.5},
         {},
+    ),
+    (
+        lambda **given: use_of(Contract(label="y", **given)),
+        {
+            **{"asker": "ann", "readers": (), "purpose": "train", "scans": (SCAN,), "blocks": (BLOCK,)},
+            **{"label_privacy": None, "feature_privacy": None, "prediction_privacy": PredictionPrivacy()},
+            **{"keys": "hmac", "most_keys": 0, "allow_reconstruction": False},
+        },
+        {
+            **{"readers": ("bob",), "purpose": "explain", "scans": (SCAN, SCAN), "blocks": ()},
+            **{"label_privacy": LabelPrivacy(epsilon=1.0), "feature_privacy": FeaturePrivacy(epsilon=1.0)},
+            **{"prediction_privacy": PredictionPrivacy(mode="local", epsilon=1.0)},
+            **{"keys": "plain", "allow_reconstruction": True},
+        },
     ),
 ]
 

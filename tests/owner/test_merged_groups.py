@@ -24,6 +24,7 @@ from tablepuppet.sources.grouped_queries import UnmergeableError, split_groups
 from tablepuppet.sources.memory import open_memory
 
 KEY = bytes(range(32))
+SUM = "SELECT k, sum(x) AS m FROM t GROUP BY k"
 
 
 def merged(parts: Sequence[pa.Table], query: str) -> pd.DataFrame:
@@ -217,3 +218,23 @@ def test_figures_that_have_no_words_are_refused(values: list[Any], item: str, wh
     parts = [pa.table({"k": [1, 1], "x": values})] * 2
     with pytest.raises(SourceError, match=why):
         merged(parts, f"SELECT k, {item} AS m FROM t GROUP BY k")
+
+
+@pytest.mark.parametrize("parties", [2, 5])
+def test_sums_of_all_owners_together_never_wrap(parties: int) -> None:
+    """Each owner's sum is below 2⁶⁰ over their number, so that the sum of all is, too; one more is refused."""
+    most = 2**60 // parties - 1
+    for value in (most, -most):
+        [found] = merged([pa.table({"k": [1], "x": [value]})] * parties, SUM).m
+        assert found == parties * value
+        with pytest.raises(SourceError, match="too large to be merged exactly"):
+            merged([pa.table({"k": [1], "x": [value + np.sign(value).item()]})] * parties, SUM)
+
+
+@pytest.mark.parametrize(
+    ("largest", "told"), [(0.0, -512), (2.0**-600, -512), (1.5, 16), (60_000.0, 16), (70_000.0, 32)]
+)
+def test_of_its_sums_an_owner_tells_a_power_of_two_in_steps_of_sixteen(largest: float, told: int) -> None:
+    part = pa.table({"k": [1, 2], "x": [largest, -largest / 3]})
+    source = DerivedSource("t", check_query(SUM, {"t": part.column_names}), {"t": open_memory(part, "t")})
+    assert partials_of(source, KEY).sizes() == [told]

@@ -102,3 +102,24 @@ def test_rows_are_shown_in_an_order_of_their_owner_and_job_or_of_the_clients_and
     orders += [shown(offset=3, **{name: value})[0] for name, value in (("shared", b"x"), ("seed", 2))]  # type: ignore[arg-type]
     orders.append(shown(offset=4)[0])
     assert len(set(orders)) == len(orders)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_in_whatever_order_rows_are_shown_all_that_is_known_of_a_row_goes_with_it(seed: int) -> None:
+    """The noise of a label follows from the row's identity: under another row's, each job would draw it anew."""
+    tables = ClientTables({"t": open_memory(pa.table({"k": np.arange(40) // 2, "x": np.arange(40.0)}), "t")})
+    scans = []
+    for job in "ab":
+        tables.open_scan(OpenScan(job=job, scan=0, table="t", columns=["x"]))
+        scan = tables.scan(job, 0)
+        scan.is_identified = scan.is_keyed = True
+        scans.append(scan)
+    there, shown = scans
+    shown._bases = (np.arange(40, dtype=np.uint64), np.arange(40))
+    shown.shuffle(b"key", seed, 0, wants_bits=False)
+    order = shown.rows().column(0).to_numpy().astype(int)
+    assert sorted(order) == [*range(40)] != order.tolist()
+    assert (shown.order() == order).all()
+    assert (shown.row_ids() == there.row_ids()[order]).all()
+    assert (shown.row_keys() == there.row_keys()[order]).all()
+    assert [found.tolist() for found in shown.base_rows()] == [order.tolist()] * 2

@@ -8,7 +8,8 @@ import math
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -42,6 +43,7 @@ from tablepuppet.privacy.accounting import gaussian_noise
 from tablepuppet.privacy.analyst import SHARES, AnalystBudget, AnalystTerms, Part, epsilon_left
 from tablepuppet.privacy.ledger import Spending, TableBudget
 from tablepuppet.protocol.contract import Folds
+from tablepuppet.training import noisy_metrics
 from tablepuppet.training.metrics import Criterion
 from tablepuppet.training.noisy_metrics import NoisyMetrics, _contributions, _norm
 from tablepuppet.training.rounding import hide_rows
@@ -558,6 +560,39 @@ def test_no_joined_row_contributes_more_than_its_sums_have_noise_for(loss: Loss)
         found.append(float(np.linalg.norm(_contributions(loss, scores, np.array([label]), noise))))
     assert max(found) <= _norm(loss) + 1e-12
     assert max(found) >= _norm(loss) - (1e-12 if loss.task == "number" else 0.3)
+
+
+class AskedError(Exception):
+    """The sums that are about to get noise, and the length of a row's contribution that it is for."""
+
+
+class NoNoise(AnalystNoise):
+    def add(self, part: Part, sums: Any, norm: float) -> Any:
+        raise AskedError(sums, norm)
+
+
+@pytest.mark.parametrize(
+    ("loss", "squared"), [(Logistic(), 10.0), (Softmax(3), 10.0), (Squared(), 8.625)], ids=lambda given: str(given)[:7]
+)
+def test_no_joined_row_contributes_more_to_a_comparison_than_its_sums_have_noise_for(
+    loss: Loss, squared: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terms = AnalystTerms(table="orders", epsilon=1.0, delta=1e-5, shares=SHARES["evaluate"])
+    noisy, found = NoisyMetrics(NoNoise(terms, bounds=(-1.0, 3.0))), []
+    monkeypatch.setattr(noisy_metrics, "rows_here", lambda rows: rows)
+    labels = (-9.0, 1.0, 9.0) if loss.task == "number" else (0.0, 1.0)
+    for label, *scores in itertools.product(labels, (-50.0, 0.0, 50.0), (-50.0, 0.0, 50.0)):
+        rows = SimpleNamespace(joined_labels=lambda label=label: np.array([label]))
+        given = [np.pad([[score]], ((0, 0), (0, loss.outputs - 1))) for score in scores]
+        both: list[Any] = [
+            SimpleNamespace(model=SimpleNamespace(loss=loss), rows=rows, scores=lambda own=own: own) for own in given
+        ]
+        with pytest.raises(AskedError) as asked:
+            noisy.compare(*both, cast("Any", None))
+        sums, norm = asked.value.args
+        assert norm == pytest.approx(math.sqrt(squared))
+        found.append(float(np.linalg.norm(sums)))
+    assert 0.8 * norm < max(found) <= norm
 
 
 def test_metrics_are_those_of_exact_sums_where_noise_is_small() -> None:

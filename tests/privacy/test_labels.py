@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 import scipy.stats
 
-from tablepuppet.errors import PrivacyError
+from tablepuppet.errors import JobError, PrivacyError
 from tablepuppet.owner.labels import LabelNoise
 from tablepuppet.owner.row_sets import row_ids
 from tablepuppet.privacy.labels import argmax_truth, channel_of, privatise, true_epsilon, uniform_numbers
@@ -169,6 +169,13 @@ def test_a_class_that_is_missing_leaves_as_any_class_alike() -> None:
     privacy = LabelPrivacy(epsilon=3.0)
     seen = privatise(np.full(ROWS, np.nan), privacy, 4, uniform())
     assert np.allclose(np.bincount(seen.astype(np.intp), minlength=4) / ROWS, 0.25, atol=4.5 * 0.5 / math.sqrt(ROWS))
+
+
+@pytest.mark.parametrize("epsilon", [0.015, 1.001, 2.999, 1.0000011, 0.0001])
+def test_an_epsilon_that_is_almost_another_draws_no_labels_anew(epsilon: float) -> None:
+    with pytest.raises(JobError, match=r"label\.epsilon must be a multiple of 0\.01"):
+        LabelPrivacy(epsilon=epsilon)
+    assert LabelPrivacy(epsilon=round(epsilon, 2) or 0.01).epsilon > 0
 
 
 def test_a_number_without_bounds_is_refused() -> None:

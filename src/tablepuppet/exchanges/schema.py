@@ -12,6 +12,7 @@ from msgspec import Meta
 from tablepuppet.exchanges.base import BEFORE_CONTRACT, WITH_LABELS, NoCheck, Rules
 from tablepuppet.owner import analyst_budget
 from tablepuppet.owner.enforcement import JobUnderContract, breach
+from tablepuppet.owner.query_guard import DerivedSource
 from tablepuppet.owner.releases import disclosed_values
 from tablepuppet.owner.state import ClientState
 from tablepuppet.protocol.base import MOST_COLUMNS, Count, Discloses, Done, Message, ScanRequest, Text
@@ -126,6 +127,8 @@ def _open_scan(own: ClientState, request: OpenScan) -> ScanSchema:
         read.subject_rows = own.policy.rows_per_subject(request.table)
     use = read.use()
     own.policy.check_scan(use)
+    if isinstance(read.source, DerivedSource):
+        read.source.closed = {base.table: own.policy.find_closed(base) for base in use.bases}
     is_bounded = request.query is not None or read.subject is not None
     reach, budgeted = use.reach if is_bounded else {}, analyst_budget.budgeted_tables(own.policy, use)
     return ScanSchema(

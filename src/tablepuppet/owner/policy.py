@@ -167,12 +167,21 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         somehow = rules.allowed("features") | rules.allowed("keys") | rules.allowed("labels")
         for columns in use.columns:
             _refuse_others(columns, somehow, f"tables.{use.table}", "be read")
-        filters = rules.allowed("filters")
-        _refuse_others(use.compared, filters, f"tables.{use.table}.filters", "be filtered by")
-        _refuse_others(use.filter, somehow | filters, f"tables.{use.table}", "be read")
+        filters, closed = rules.allowed("filters"), self.find_closed(use)
+        _refuse_others(use.compared - closed, filters, f"tables.{use.table}.filters", "be filtered by")
+        _refuse_others(use.filter - closed, somehow | filters, f"tables.{use.table}", "be read")
         if self.limits_labels(use.table):  # whether there is one leaves under noise, too
             others = rules.allowed("features") | rules.allowed("keys") | filters
             _refuse_others(use.filter, others, f"tables.{use.table}.filters", "be filtered by")
+
+    def find_closed(self, use: ScanUse) -> frozenset[str]:
+        """Columns that no filter may read, and a query names for nothing that is asked for; of protected tables, where
+        expressions are refused for their values, those in none."""
+        rules = self.rules_of(use.table)
+        if rules is None:
+            return frozenset()
+        looked_into = use.computed if self.hides_values_of(use.table) else frozenset()
+        return frozenset(c for c in use.idle if c.lower() not in rules.allowed("filters") | looked_into)
 
     def check_columns(self, scan: ScanUse, columns: Collection[int], role: str) -> None:
         for base in scan.bases:

@@ -20,7 +20,7 @@ from functools import lru_cache
 import msgspec
 import pyarrow as pa
 from msgspec.structs import replace
-from sqlglot import exp
+from sqlglot import exp, parse_one
 
 from tablepuppet.errors import PolicyError, SourceError, did_you_mean
 from tablepuppet.owner.group_sums import Partials
@@ -42,6 +42,13 @@ class CheckedQuery(msgspec.Struct, frozen=True):
     @property
     def lineage(self) -> Lineage:
         return _trace(self.text, tuple(self.reads.items()))
+
+    @property
+    def computed(self) -> frozenset[str]:
+        """The columns in expressions, in lower case: all that are named, but for those that an item of SELECT is."""
+        columns = list(parse_one(self.text, dialect="duckdb").find_all(exp.Column))
+        parents = (c.parent.parent if isinstance(c.parent, exp.Alias) else c.parent for c in columns)
+        return frozenset(c.name.lower() for c, p in zip(columns, parents, strict=True) if not isinstance(p, exp.Select))
 
 
 @lru_cache(maxsize=64)
@@ -127,6 +134,7 @@ class DerivedSource(Source):
         self.sources = {table: sources[table] for table in query.reads}
         self.cutoffs = cutoffs  # their type, where the query is over a history
         self.moments: pa.Table | None = None  # the cutoffs themselves, once they are known; with keys, if in pairs
+        self.closed: Mapping[str, frozenset[str]] = {}  # by table: columns that are not read, and all NULL in the query
         self._key_types: list[str] = []
 
     def describe(self) -> list[ColumnInfo]:
@@ -184,7 +192,11 @@ class DerivedSource(Source):
         tables, casts = {}, {}
         for table, source in self.sources.items():
             columns = list(self.query.reads[table])
-            read = source.read([duckdb_source.quote_name(column) for column in columns] or ["1"], filter)
+            texts = [duckdb_source.quote_name(column) for column in columns] or ["1"]
+            for place, column in enumerate(columns):
+                if column in self.closed.get(table, ()):
+                    texts[place] = f"CASE WHEN {NO_ROW} THEN {texts[place]} END"
+            read = source.read(texts, filter)
             tables[table] = read.rename_columns(columns or ["a row"])  # count(*) names no column
             if any(pa.types.is_string(kind) for kind in read.schema.types):
                 uuids = {info.name.lower() for info in source.describe() if info.kind == "uuid"}

@@ -47,6 +47,8 @@ class ScanUse(msgspec.Struct, frozen=True):
     others: "tuple[ScanUse, ...]" = ()  # of a query over several tables: the use of the others
     compared: frozenset[str] = frozenset()  # of the filter: columns whose values it reads
     grouping: frozenset[str] = frozenset()  # columns that decide otherwise which rows there are (sources/lineage.py)
+    idle: frozenset[str] = frozenset()  # columns that a query reads, for outputs that the job does not ask for
+    computed: frozenset[str] = frozenset()  # columns in a query's expressions, in lower case
     stability: int | None = 1  # rows that differ, at most, where one row of the table is there or not; None: no bound
 
     @property
@@ -386,8 +388,9 @@ def _base_use(table: str, query: CheckedQuery, columns: Sequence[frozenset[str]]
             return frozenset(column for name, column in found if name == base)
 
         values = tuple(of(frozenset().union(*map(lineage.behind, outputs))) for outputs in columns)
-        selecting = frozenset(query.reads[base]) - frozenset[str]().union(*values)
-        chosen = selecting | of(looked_at)
-        return ScanUse(base, values, chosen, (), chosen, of(lineage.grouping), lineage.stability[base])
+        chosen = frozenset(query.reads[base]) - frozenset[str]().union(*values) | of(looked_at)
+        grouping, stability = of(lineage.grouping), lineage.stability[base]
+        idle = chosen - of(looked_at) - grouping
+        return ScanUse(base, values, chosen, (), chosen, grouping, idle, query.computed, stability)
 
     return replace_fields(use(table), others=tuple(use(base) for base in query.reads if base != table))

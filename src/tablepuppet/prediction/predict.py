@@ -197,10 +197,8 @@ def _identifiers(servable: Servable, rows: NewRows, link: Link, job: str) -> pa.
         parts = []
         for client in bound.scans[scan].clients:
             part = answers[client, scan, own].columns.rename_columns(list(servable.key)) if own else pa.table({})
-            if several:
-                held = pa.repeat(client, rows.client_rows[scan][client])
-                part = part.add_column(0, "client", held) if own else pa.table({"client": held})
-            parts.append(part)
+            held = {"client": pa.repeat(client, rows.client_rows[scan][client])} if several else {}
+            parts.append(pa.table(held | dict(zip(part.column_names, part.columns, strict=True))))
         whole = _stack(parts)
         tables.append(whole.take(pa.array(base_rows)) if whole.num_columns else whole)
     return _stack(tables)

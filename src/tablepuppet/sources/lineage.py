@@ -112,7 +112,7 @@ class _Tracer:
         is_chosen = isinstance(distinct, exp.Distinct) and distinct.args.get("on") is not None
         if is_chosen or any(node.args.get(clause) is not None for clause in ("limit", "offset")):
             rows = replace(rows, stability=_without_bound(rows))
-        elif not distinct:
+        elif not distinct and (isinstance(node, exp.Select) or node.args.get("order") is None):
             return rows
         return replace(rows, grouping=rows.grouping.union(*rows.outputs.values()))
 
@@ -135,6 +135,8 @@ class _Tracer:
         joined, grouping = self._relation(source.this, named), _NONE
         joins = node.args.get("joins") or ()
         for join in joins:
+            if join.method == "NATURAL":
+                raise _UnclearError
             joined |= self._relation(join.this, named)
             grouping = grouping.union(*(self._columns(on, joined, named) for on in _parts(join)))
         counts: dict[str, int | None] = {t: n for rows in joined.values() for t, n in rows.stability.items()}
@@ -144,12 +146,15 @@ class _Tracer:
             if selected.is_star or selected.alias_or_name.lower() in outputs:
                 raise _UnclearError
             outputs[selected.alias_or_name.lower()] = self._columns(selected, joined, named)
-        if any(node.args.get(clause) is not None for clause in ("limit", "offset", "distinct")):  # which rows are left
-            deciding = [part for part in _parts(node) if isinstance(part, exp.Order | exp.Distinct)]
-            grouping = grouping.union(*(self._columns(part, joined, named) for part in deciding))
+        for part in _parts(node):  # which rows are left, and in which order
+            if isinstance(part, exp.Order | exp.Distinct | exp.Limit | exp.Offset | exp.Fetch):
+                grouping |= self._columns(part, {**joined, "": _Rows(outputs)}, named)
         inner = joined.values()
         clauses = map(node.args.get, ("where", "having", "qualify"))
-        conditions = [condition for condition in clauses if condition is not None]
+        conditions = [condition.copy() for condition in clauses if condition is not None]
+        for window in (window for condition in conditions for window in condition.find_all(exp.Window)):
+            by = window.args.pop("partition_by", None) or ()  # groups, of which rows are then chosen
+            grouping = grouping.union(*(self._columns(key, joined, named) for key in by))
         rows = _Rows(
             outputs,
             _NONE.union(*(r.conditions for r in inner), *(self._columns(c, joined, named) for c in conditions)),

@@ -156,10 +156,11 @@ def bind_features(ucq: Ucq, wanted: Wanted, *, tables: Tables, link: Link, job: 
     bases = [_base(branch, wanted.bases, number) for number, branch in enumerate(resolved)]
     positions = _positions(ucq, resolved[0], [f for _, features in wanted.blocks for f in features])
     resolved = [replace(branch, outputs=tuple(branch.outputs[p] for p in positions)) for branch in resolved]
-    keys = [_key(ucq, branch, base, wanted.key) for branch, base in zip(resolved, bases, strict=True)]
-    keys = [_in_order(key, keys[0]) for key in keys]
-    kinds = [_key_kinds(branch.shapes[base], key) for branch, base, key in zip(resolved, bases, keys, strict=True)]
-    names = {(r.shapes[b].name, *(c.name for c in key)) for r, b, key in zip(resolved, bases, keys, strict=True)}
+    named = [_key(ucq, branch, base, wanted.key) for branch, base in zip(resolved, bases, strict=True)]
+    keys = [_in_order(key, named[0]) for key in named]
+    shapes = [branch.shapes[base] for branch, base in zip(resolved, bases, strict=True)]
+    kinds = list(map(_key_kinds, shapes, keys))
+    names = {(shape.name, *(column.name for column in key)) for shape, key in zip(shapes, keys, strict=True)}
     is_mixed = len(names) > len({table for table, *_ in names})  # one table, by other columns in another branch
     if is_mixed or any(kind != kinds[0] for kind in kinds):  # a branch without a join has no key
         if wanted.key is not None:
@@ -247,9 +248,8 @@ def _key(ucq: Ucq, branch: ResolvedBranch, base: int, key: Sequence[str] | None)
 def _in_order(key: list[exp.Column], first: Sequence[exp.Column]) -> list[exp.Column]:
     """The key of a branch, whose columns are those of the first branch in another order, in that order."""
     names = [column.name for column in first]
-    if {column.name for column in key} != set(names):
-        return key
-    return sorted(key, key=lambda column: names.index(column.name))
+    is_same = {column.name for column in key} == set(names)
+    return sorted(key, key=lambda column: names.index(column.name)) if is_same else key
 
 
 def _key_kinds(shape: TableShape, key: Sequence[exp.Column]) -> list[str]:

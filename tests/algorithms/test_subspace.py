@@ -21,6 +21,7 @@ from tablepuppet.algorithms.newton.client import Newton, NewtonFigures, NewtonUp
 from tablepuppet.algorithms.newton.server import NewtonServer
 from tablepuppet.algorithms.numerics.search import best_intercept, derivatives
 from tablepuppet.algorithms.numerics.subspace import Tracker
+from tablepuppet.errors import TransportError
 from tablepuppet.join.joined_rows import JoinedRows, RowIndex
 from tablepuppet.models.linear import Features, LinearModel
 from tablepuppet.models.losses import Logistic, Loss, Squared
@@ -190,6 +191,20 @@ def test_newton_goes_on_where_tables_tell_the_same(l2: float, seed: int) -> None
         query = "SELECT t.g, t.i, s.h, t.y FROM t JOIN s ON s.k = t.k"
         found, least = (federation.train(query, **given, algorithm=name) for name in ("newton", "centralized"))
     assert found.objective == pytest.approx(least.objective, rel=1e-9)
+
+
+def test_a_client_with_more_or_fewer_inner_products_than_belong_is_named() -> None:
+    with pytest.raises(TransportError, match="client north answers a step with 9 inner products where 4 belong"):
+        BlockAnswer(np.zeros((1, 1)), np.zeros(9), "north").products_of(4)
+
+
+@pytest.mark.parametrize("algorithm", ["newton", "admm", "sgd", "elastic", "centralized"])
+def test_labels_that_are_all_the_same_are_predicted(algorithm: str) -> None:
+    tables = {"t": pa.table({"k": [1, 2, 3], "x": [1.0, 2.0, 4.0], "y": [0.5] * 3}), "s": pa.table({"k": [1, 2, 3]})}
+    query = "SELECT t.x, s.k, t.y FROM t JOIN s ON s.k = t.k"
+    with tp.Federation(tables) as federation:
+        result = federation.train(query, label="y", model="linear", algorithm=algorithm, test_fraction=0.0)
+        assert federation.predict(result)["prediction"].to_numpy() == pytest.approx(0.5)
 
 
 def star(rows: int, *, is_identity: bool = True) -> Problem:

@@ -230,13 +230,14 @@ class BlockAnswer(msgspec.Struct, frozen=True, eq=False):
 
     values: Array
     products: Array
+    client: str = ""  # whose inner products these are; all of a block's clients have the same θ
 
     def products_of(self, count: int) -> Array:
         """The inner products of a step that has so many."""
         if len(self.products) != count:
             raise TransportError(
-                f"owners of a table answer a step with {len(self.products):,} inner products where {count:,} belong: "
-                "what they were asked, or what they answered, was changed on the way"
+                f"client {self.client} answers a step with {len(self.products):,} inner products where {count:,} "
+                "belong: what it was asked, or what it answered, was changed on the way"
             )
         return self.products
 

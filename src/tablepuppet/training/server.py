@@ -218,7 +218,7 @@ class UnionOperator:
         if not received:
             return BlockAnswer(np.zeros((0, width)), np.zeros(0))
         values = received[0].values if len(received) == 1 else np.concatenate([r.values for r in received])
-        return BlockAnswer(values.astype(np.float64, copy=False), received[0].products)
+        return BlockAnswer(values.astype(np.float64, copy=False), received[0].products, block[0].client)
 
     def exchange(
         self, requests: Sequence[tuple[Part, Message | Sequence[Message]]], phase: Phase

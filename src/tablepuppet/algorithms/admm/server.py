@@ -217,7 +217,7 @@ class AdmmServer(Server):
             self._iterates = [h + a.values for h, a in zip(self._tracker.predictions, answers, strict=True)]
             found = self._tracker.search(answers)
             if self._age == 1:  # the first step from a restart follows the gradient
-                self._figures["decrement"] = abs(found.decrement / found.value)
+                self._figures["decrement"] = abs(found.decrement / (found.value or 1.0))  # F of equal labels is 0
         self._adapt()
         if self._averages and self._age == _RESTART:
             self._restart()

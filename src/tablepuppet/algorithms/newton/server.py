@@ -42,11 +42,10 @@ class NewtonServer(Server):
     options: Newton
 
     def __post_init__(self) -> None:
-        loss = self.problem.loss
-        self._unions: list[Spectrum | None] = [None] * self.problem.blocks
+        problem, loss = self.problem, self.problem.loss
+        self._unions: list[Spectrum | None] = [None] * problem.blocks
         self._decrement = self._before = self._value = math.inf
         self._rounds = 0
-        problem = self.problem
         memory = [kept_directions(self.options.memory, width * loss.outputs) for width in problem.widths]
         self._tracker = Tracker(problem, memory)
         sizes = zip(problem.widths, problem.clients, strict=True)

@@ -15,6 +15,7 @@ import tablepuppet as tp
 from tablepuppet.algorithms.admm.algorithm import ALGORITHM as ADMM
 from tablepuppet.algorithms.admm.client import Admm
 from tablepuppet.algorithms.admm.server import join_step, opening_step
+from tablepuppet.algorithms.noise import WholeModel
 from tablepuppet.models.losses import Logistic, Loss, Squared, Weighted
 from tablepuppet.models.losses.classes import Softmax
 from tablepuppet.models.losses.numbers import Huber, Quantile
@@ -39,6 +40,31 @@ def test_a_slope_changes_no_more_than_its_loss_says(loss: Loss, move: float, see
     y = labels(loss, 50, chance)
     change = np.linalg.norm(loss.gradient(scores + away, y) - loss.gradient(scores, y), axis=1)
     assert change.max() <= loss.slope_change(move) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("change", "most"), [(0.0, 0.0), (0.5, 1.0), (2.9, 5.8), (3.0, 6.0), (9.0, 6.0), (np.inf, 6.0)]
+)
+def test_another_tables_row_moves_a_clipped_share_to_any_other_at_the_most(change: float, most: float) -> None:
+    """By so much for each unit of its signal (2) as the signal changes, and from C = 3 to −C where that is less."""
+    blocks: list[Any] = [SimpleNamespace(reach=2.0)]
+    assert WholeModel(blocks, [3.0], change, 1.0).across(0) == pytest.approx(most)
+
+
+@pytest.mark.parametrize(
+    ("loss", "rho", "change"),
+    [
+        (Squared(), 0.4, 1.0),
+        (Squared(), 2.0, 5.0 / 3.0),
+        (Logistic(), 0.4, 0.25),
+        (Softmax(3), 0.4, 0.5 * np.sqrt(2.0)),
+    ],
+    ids=str,
+)
+def test_the_signal_of_admm_changes_by_these_figures(loss: Loss, rho: float, change: float) -> None:
+    for weight, move in ((1.0, 1.0), (1.0, 0.5)):
+        found = ADMM.signal_change(Admm(rho=rho), loss, move, weight, is_linear=True)
+        assert found == pytest.approx(change * weight * move)
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)

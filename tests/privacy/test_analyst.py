@@ -562,6 +562,24 @@ def test_no_joined_row_contributes_more_than_its_sums_have_noise_for(loss: Loss)
     assert max(found) >= _norm(loss) - (1e-12 if loss.task == "number" else 0.3)
 
 
+@pytest.mark.parametrize(("select", "squared"), [("o.q, i.price", 7.0), ("o.q", 6.0)])
+def test_sizes_have_noise_for_a_row_of_each_side_relation_block_and_class(
+    select: str, squared: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A joined row counts on its side, as a row of its table, for its class, and for each relation and each block."""
+    lengths, add = dict[str, float](), AnalystNoise.add
+
+    def added(noise: AnalystNoise, part: Part, sums: Any, norm: float) -> Any:
+        lengths[part] = norm
+        return add(noise, part, sums, norm)
+
+    monkeypatch.setattr(AnalystNoise, "add", added)
+    with federation() as owners:
+        query = f"SELECT {select}, o.y FROM orders o JOIN items i ON o.item = i.item"
+        owners.explain(query, label="y", **TREES, privacy=asks())
+    assert lengths["sizes"] == pytest.approx(math.sqrt(squared))
+
+
 class AskedError(Exception):
     """The sums that are about to get noise, and the length of a row's contribution that it is for."""
 
@@ -588,7 +606,7 @@ def test_no_joined_row_contributes_more_to_a_comparison_than_its_sums_have_noise
             SimpleNamespace(model=SimpleNamespace(loss=loss), rows=rows, scores=lambda own=own: own) for own in given
         ]
         with pytest.raises(AskedError) as asked:
-            noisy.compare(*both, cast("Any", None))
+            noisy.compare(both[0], both[1], cast("Any", None))
         sums, norm = asked.value.args
         assert norm == pytest.approx(math.sqrt(squared))
         found.append(float(np.linalg.norm(sums)))

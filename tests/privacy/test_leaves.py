@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tablepuppet as tp
 from tablepuppet.algorithms.boosting.fixed_point import Labels, LeafNoise, clipped_derivatives
+from tablepuppet.algorithms.boosting.plan import leaf_noise
 from tablepuppet.models.losses import Logistic, Loss, Squared
 from tablepuppet.models.losses.classes import Softmax
 from tablepuppet.privacy.gaussian import secure_generator
+from tablepuppet.privacy.options import FeaturePrivacy
 
 
 def _moved(rows: np.ndarray, noise: LeafNoise, loss: Loss, scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -48,3 +54,16 @@ def test_noise_of_both_sums_has_its_deviation(clip: float) -> None:
     drawn = noise.noisy(np.zeros((40_000, 2), np.int64), secure_generator())
     np.testing.assert_allclose(drawn.std(axis=0), [5 * clip, 2.5 * clip], rtol=0.02)
     assert abs((drawn[:, 0] * drawn[:, 1]).mean()) < 0.03 * 12.5 * clip**2
+
+
+@pytest.mark.parametrize(("weight", "clip"), [(1.0, None), (4.0, None), (4.0, 0.5)])
+def test_leaves_are_clipped_to_the_slope_of_the_heaviest_row_and_noised_in_units_of_it(
+    weight: float, clip: float | None
+) -> None:
+    privacy = SimpleNamespace(features=FeaturePrivacy(noise=2.0, clip=clip))
+    job: Any = SimpleNamespace(privacy=privacy, options=tp.Boosting(trees=2, splits="random"))
+    mapping: Any = SimpleNamespace(label=SimpleNamespace(channel=None))
+    most = clip or weight
+    found = leaf_noise(job, mapping, Logistic(), 0.4, weight)
+    assert (found.clip, found.deviation, found.curvature) == (most, 2.0 * most, 0.25 * weight)
+    assert found.scale == pytest.approx(3.0 * most / weight)

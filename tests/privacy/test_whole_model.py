@@ -209,3 +209,26 @@ def test_a_rows_joined_rows_move_the_sums_of_others_each() -> None:
     assert composed_epsilon((mechanism,), 1e-5) == pytest.approx(composed_epsilon((one,), 1e-5))
     again = mechanism.scaled(2.0)
     assert again.moved(4) == pytest.approx(0.5 * mechanism.moved(4))
+
+
+@pytest.mark.parametrize(
+    ("options", "changed", "predictions", "shares"),
+    [
+        (tp.Sgd(), {}, None, 2),  # two of three are honest, if most are
+        (tp.Sgd(), {"clients": tuple("abcde")}, None, 3),
+        (tp.Sgd(), {"clients": ("a", "b")}, None, 1),
+        (tp.Sgd(), {"is_masked": False}, None, 1),  # the server sees each one's sum
+        (tp.Sgd(), {}, LOCAL, 1),  # noisy predictions are of single clients
+        (tp.Admm(), {}, None, 1),  # a local step is followed by others on the same rows
+    ],
+)
+def test_clients_share_the_noise_of_a_sum_that_nobody_sees_but_as_a_whole(
+    options: Any, changed: dict[str, Any], predictions: PredictionPrivacy | None, shares: int
+) -> None:
+    found = plan(options, replace(USERS, **changed), RIDES, predictions=predictions)
+    users, rides = found.gradients
+    assert (users.summed_over, rides.summed_over) == (shares, 1)
+    told = found.model.releases(found.deviations, hides_predictions=False)
+    assert {"noise a share" in one.mechanism for one in told if one.table == "users"} == {shares > 1}
+    alone = plan(options, replace(USERS, **changed), RIDES, features=replace(GIVEN, shared_noise=False))
+    assert [one.summed_over for one in alone.gradients] == [1, 1]

@@ -17,7 +17,7 @@ from tablepuppet.algorithms.boosting import messages as trees
 from tablepuppet.errors import TransportError
 from tablepuppet.exchanges.features import FeatureNames, FeatureStatistics
 from tablepuppet.exchanges.keys import Keys
-from tablepuppet.exchanges.labels import DescribeLabels, Labels, LabelSummary
+from tablepuppet.exchanges.labels import DescribeLabels, Labels, LabelSummary, SendWeights, Weights
 from tablepuppet.exchanges.parts import Encoded, Evaluation, Parameters
 from tablepuppet.exchanges.prediction import Identifiers, Scores
 from tablepuppet.exchanges.proposal import Agreement
@@ -382,6 +382,18 @@ def test_keys_that_change_between_rounds_are_noticed() -> None:
         checks.round(sent, {"a": [encode(other)]}, {"a": [question]}, {"a": [other]})
     checks.close("j")
     checks.round(sent, {"a": [encode(other)]}, {"a": [question]}, {"a": [other]})
+
+
+def test_a_single_number_that_changes_between_rounds_is_noticed() -> None:
+    checks, question = AnswerChecks(), SendWeights(job="j", scan=0, column=1)
+    for last, is_same in ((3.0, True), (3.0, True), (3.5, False)):
+        answer = Weights(values=np.array([1.0, 2.0, last]))
+        told: Any = ({"a": [encode(question)]}, {"a": [encode(answer)]}, {"a": [question]}, {"a": [answer]})
+        if is_same:
+            checks.round(*told)
+            continue
+        with pytest.raises(tp.TablePuppetError, match="client a answers SendWeights otherwise than before"):
+            checks.round(*told)
 
 
 def test_a_small_message_that_unpacks_to_gigabytes_is_refused_before_it_does() -> None:

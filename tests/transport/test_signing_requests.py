@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from tablepuppet.errors import JobError
@@ -49,6 +51,22 @@ def test_a_secret_passes_between_clients_sealed(folders: dict[str, Path]) -> Non
     damaged = sealed[:-1] + bytes([sealed[-1] ^ 1])
     with pytest.raises(JobError, match="not a secret for supplier"):
         certs.open_sealed(damaged, *own, supplier / "store-eu.pem", supplier / "ca.pem")
+
+
+def test_a_secret_passes_among_parties_of_one_authority_and_to_nobody_else(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    eu, supplier, other = folders["store-eu"], folders["supplier"], tmp_path / "other"
+    certs.create_authority(other)
+    stranger = certs.issue(other, "stranger")
+    with pytest.raises(JobError, match="was not issued by the authority"):
+        certs.seal(b"secret", eu / "store-eu.pem", eu / "store-eu.key", stranger, eu / "ca.pem")
+    public: Any = certs.read_certificate(supplier / "supplier.pem").public_key()
+    content = certs._SUITE.encrypt(b"another secret", public, info=certs._INFO + b"supplier")
+    signature = certs.sign((other / "stranger.key").read_bytes(), b"supplier" + content)
+    own = (supplier / "supplier.pem", supplier / "supplier.key")
+    with pytest.raises(JobError, match="not a secret for supplier"):
+        certs.open_sealed(msgspec.msgpack.encode((content, signature)), *own, stranger, supplier / "ca.pem")
 
 
 def test_keys_that_others_can_read_are_warned_about(folders: dict[str, Path], caplog: pytest.LogCaptureFixture) -> None:

@@ -247,3 +247,13 @@ def test_trees_are_not_epochs(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "30" in shown
     assert " of " not in shown.split("What it took")[1]
     assert "epoch of the model" not in result.report(tmp_path / "trees.html").read_text()
+
+
+@pytest.mark.parametrize("given", [{"model": "quantile", "quantile": 0.9}, {"head": "factor"}])
+def test_where_no_optimum_is_promised_a_change_that_nobody_sees_is_no_lack_of_convergence(
+    given: dict[str, Any],
+) -> None:
+    with federation(noise, rows=1_000) as owner:
+        query = QUERY.replace("a.u", "a.u, a.u * a.u AS w, a.u * a.u * a.u AS x")
+        result = owner.train(query, label="y", **given)
+    assert (result.converged, [note for note in result.notes if "did not converge" in note]) == (True, [])

@@ -30,6 +30,8 @@ from tablepuppet.privacy.gaussian import GradientPrivacy, bounded, noised
 from tablepuppet.privacy.labels import Channel
 from tablepuppet.protocol.base import Message, Partial, Predictions
 
+_FEW_ROWS, _FEW_PER_COLUMN, _LEAST_SHARE = 500, 5, 0.25  # joined rows to which a network's inputs keep their l2
+
 
 class PrivateGradient(msgspec.Struct, eq=False):
     """The guard of a part's rows: everything that depends on them passes it; it counts, and stops at the limit."""
@@ -50,9 +52,8 @@ class PrivateGradient(msgspec.Struct, eq=False):
             raise _past("gradients", self.privacy.limit)
         total = model.clipped_gradient(theta, signal, self.privacy, rows, draw)
         noisy = noised(total.astype(np.float64), self.privacy.deviation, self.generator)
-        if self.is_shared:  # exactly on the grid of all parts' noise
-            return noisy
-        return noisy.astype(total.dtype, copy=False)  # a network's numbers may be of 32 bits
+        # Exactly on the grid of all parts' noise, where they share it; else a network's numbers may be of 32 bits.
+        return noisy if self.is_shared else noisy.astype(total.dtype, copy=False)
 
     @property
     def is_shared(self) -> bool:
@@ -199,19 +200,20 @@ class Problem(msgspec.Struct, frozen=True, eq=False):
         return self.loss.slope_tells_curvature and self.channel is None and self.joined.weights is None
 
     def by_output(self, block: int) -> list[float]:
-        """β of each output of a block; empty: one for all."""
+        """β of each output of a block, of a network's inputs less where there are many rows; empty: one for all."""
         if self.sum_l2 is None or self.head is None:
             return []
-        spec = self.head.head.spec
-        return [self.sum_l2] * spec.outputs + [self.ridges[block]] * (spec.widths[block] - spec.outputs)
+        spec, few = self.head.head.spec, max(_FEW_ROWS, _FEW_PER_COLUMN * sum(self.widths))
+        share = min(1.0, max(_LEAST_SHARE, few / self.joined.rows))
+        seen = self.sum_l2 + share * (self.ridges[block] - self.sum_l2)
+        return [self.sum_l2] * spec.outputs + [seen] * (spec.widths[block] - spec.outputs)
 
     def penalty(self, block: int) -> Penalty:
         return Penalty(self.ridges[block], self.l1, self.signs[block] if self.signs else ())
 
     def zeros(self) -> list[Array]:
-        if self.head is not None:
-            return [np.zeros((n, k)) for n, k in zip(self.rows, self.head.head.spec.widths, strict=True)]
-        return [np.zeros((n, self.loss.outputs)) for n in self.rows]
+        widths = [self.loss.outputs] * self.blocks if self.head is None else self.head.head.spec.widths
+        return [np.zeros((n, k)) for n, k in zip(self.rows, widths, strict=True)]
 
 
 class BlockUpdate(msgspec.Struct, frozen=True, eq=False):

@@ -25,8 +25,8 @@ from tablepuppet.training.metrics import Criterion, Metrics, measure_constant
 from tablepuppet.training.result import Result
 
 _STILL = 0.01  # the last epochs may bring this share of the objective's whole fall below a constant's
-_FLAT = 1e-3  # of the objective: likewise, where it has not fallen below a constant's
-_AT_OPTIMUM = 1e-6  # of the objective: likewise, of an algorithm that would have ended by itself at its optimum
+_FLAT = 1e-3  # of the objective: likewise, as where the label is mostly noise, kinks or heads
+_AT_OPTIMUM = 1e-6  # of the objective: likewise, of an algorithm that would have ended by itself at a smooth optimum
 _NEGLIGIBLE = 1e-3  # of a constant's loss: to be worse by less is to be as good
 _PERFECT, _FEW_ROWS = 0.9995, 30  # R² that only a copy of the label has, in no fewer test rows
 _ORDERED = 0.9999  # AUC of two classes, likewise
@@ -125,11 +125,9 @@ def _is_still(plan: Plan, start: float, objectives: Sequence[float]) -> bool:
     (_, before, change), last = _last_change(plan, start, objectives), objectives[-1]
     tolerance = getattr(plan.job.options, "tolerance", 0.0)
     if (tolerance is None or tolerance > 0) and not plan.job.is_private:
-        return len(objectives) > 1 and change <= _AT_OPTIMUM
-    fallen = start - last
-    if fallen <= 1e-12 * abs(start):
-        return change <= _FLAT
-    return abs(before - last) <= _STILL * fallen
+        is_promised = plan.job.model.is_convex and plan.loss.is_smooth
+        return len(objectives) > 1 and change <= (_AT_OPTIMUM if is_promised else _FLAT)
+    return change <= _FLAT or abs(before - last) <= _STILL * (start - last)
 
 
 def _last_change(plan: Plan, start: float, objectives: Sequence[float]) -> tuple[int, float, float]:

@@ -106,7 +106,9 @@ class BesideSum(Oracle):
         start = best_intercept(problem, [])
         self.intercept = torch.tensor(start / self.unit, requires_grad=model.has_intercept)
         self.l2 = l2_of(model.l2, "", "")
-        by_rows = [SUM_BY_ROWS] * self.spec.outputs + [model.l2_by_rows] * (self.spec.widths[0] - self.spec.outputs)
+        few = max(500, 5 * sum(len(theta) for theta in self.thetas))
+        seen = SUM_BY_ROWS + min(1.0, max(0.25, few / len(labels))) * (model.l2_by_rows - SUM_BY_ROWS)
+        by_rows = [SUM_BY_ROWS] * self.spec.outputs + [seen] * (self.spec.widths[0] - self.spec.outputs)
         self.ridge = self.l2 + torch.tensor(by_rows, dtype=torch.float64) / len(labels)
 
     def _initial(self, number: int, block: Any) -> torch.Tensor:

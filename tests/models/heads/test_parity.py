@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from tests.models.heads.head_join import SEED, BesideSum, Oracle, trained
 from tests.plan.disclosure import expect_disclosures
 
 import tablepuppet as tp
-from tablepuppet.models.heads.base import HeadSpec
+from tablepuppet.algorithms.base import Problem
+from tablepuppet.models.heads.base import HeadSpec, TrainedHead
 from tablepuppet.models.heads.kinds import make_head
 
 torch = pytest.importorskip("torch")
@@ -87,6 +89,33 @@ def test_at_defaults_a_network_stands_beside_the_sum_as_torch_has_it_on_the_join
         said = owner.train(query, label=label, head="mlp", algorithm="sgd", l2=1e-4, epochs=1)
     assert said.head is not None
     assert (spec.sum_weight > 0, said.head.spec.sum_weight) == (True, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "share"), [(500, 7, 1.0), (1_000, 7, 0.5), (9_000, 7, 0.25), (9_000, 900, 0.5)]
+)
+def test_a_network_beside_the_sum_is_kept_small_where_rows_are_few_for_it(
+    rows: int, columns: int, share: float
+) -> None:
+    spec = HeadSpec(kind="mlp", outputs=1, widths=(3, 3), sum_weight=2.0)
+    head = make_head(spec)
+    joined: Any = SimpleNamespace(rows=rows)
+    loss: Any = None
+    problem = Problem(
+        loss,
+        [0.6, 0.6],
+        joined,
+        (5, 5),
+        (),
+        (),
+        epochs=1,
+        batch_size=None,
+        seed=0,
+        sum_l2=0.2,
+        widths=(columns - 2, 2),
+        head=TrainedHead(head, head.initial()),
+    )
+    np.testing.assert_allclose(problem.by_output(1), [0.2, 0.2 + 0.4 * share, 0.2 + 0.4 * share], rtol=1e-12)
 
 
 @pytest.mark.parametrize("activation", ["relu", "tanh", "sigmoid", "gelu"])

@@ -28,7 +28,7 @@ from tablepuppet.owner.policy import Policy
 from tablepuppet.owner.releases import Releases, _bits_of
 from tablepuppet.owner.tables import ClientTables
 from tablepuppet.privacy.analyst import AnalystTerms
-from tablepuppet.privacy.ledger import Spending
+from tablepuppet.privacy.ledger import Spending, TableBudget
 from tablepuppet.protocol.base import Predictions, disclosures
 from tablepuppet.protocol.columns import CategoryEncoder, NumberEncoder
 from tablepuppet.protocol.contract import BlockTerms, Column, Contract, ScanTerms, fingerprint
@@ -356,7 +356,7 @@ def test_each_shuffle_and_each_value_that_a_feature_is_set_to_is_another_model_t
     own: Any = SimpleNamespace(
         releases=Releases(Policy(allow_reconstruction=False)), scan=lambda r: tables.scan("j", 0)
     )
-    own.shows_noise = lambda request: False
+    own.shows_noise, own.agreed = lambda request: False, lambda job: SimpleNamespace(feature_privacy=None)
     one, theta = np.ones(1), np.ones((12, 1))
     encoders: list[Any] = [NumberEncoder(mean=one, scale=one, fill=one, has_missing=False)] * 12
     given: dict[str, Any] = {"model": ModelSpec(), "name": "t", "outputs": 1, "encoders": encoders, "theta": theta}
@@ -367,3 +367,29 @@ def test_each_shuffle_and_each_value_that_a_feature_is_set_to_is_another_model_t
         _score(own, request, (encoders, ModelSpec(), 1), theta)
         counted.append(own.releases.log.account.shown("t", ["t.x0"]))
     assert counted == [1, 1, 2, 3, 4, 4, 5, 6]
+
+
+@pytest.mark.parametrize("verb", ["explain", "train"])
+@pytest.mark.parametrize("allowed", [False, None], ids=["forbidden", "left open"])
+def test_under_noise_no_limit_of_exact_numbers_tells_of_a_value(verb: str, allowed: bool | None) -> None:
+    """The range of a column would say how many bits a row has: one person's salary, without any noise."""
+    names = [f"s{k}" for k in range(16)]
+    query, bounds = f"SELECT {', '.join(names)}, y FROM people", dict.fromkeys(names, (0, 1000))
+    privacy = {"features": {"epsilon": 1.0, "bounds": bounds}}
+    said = []
+    for salary in (7.0, 1e12):
+        column = [*range(7), salary, *range(8, 120)]
+        table = pa.table({**dict.fromkeys(names, column), "y": [0.0, 1.0] * 60})
+        policy = Policy(budget={"people": TableBudget(features=50.0)}, allow_reconstruction=allowed)
+        with tp.Federation({"people": table}, policies={"people": policy}) as owners:
+            try:
+                getattr(owners, verb)(query, label="y", algorithm="sgd", epochs=1, privacy=privacy)
+                said.append("nothing")
+            except PolicyError as refused:
+                said.append(str(refused))
+    assert said[0] == said[1]
+    assert ("allow_reconstruction" in said[0]) == (allowed is False)
+
+
+def test_the_bits_of_a_column_are_its_range_in_steps_of_the_smallest_difference() -> None:
+    assert _bits_of(np.array([1.0, 2.0, 5.0, 16.0])) == 4.0

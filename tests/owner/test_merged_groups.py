@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tablepuppet.errors import SourceError
 from tablepuppet.exchanges.groups import Groups
 from tablepuppet.join.groups import _Shared
+from tablepuppet.owner.group_sums import words_of
 from tablepuppet.owner.query_guard import DerivedSource, MergedSource, check_query, partials_of
 from tablepuppet.privacy.masks import MaskKey
 from tablepuppet.sources.grouped_queries import UnmergeableError, split_groups
@@ -238,3 +239,8 @@ def test_of_its_sums_an_owner_tells_a_power_of_two_in_steps_of_sixteen(largest: 
     part = pa.table({"k": [1, 2], "x": [largest, -largest / 3]})
     source = DerivedSource("t", check_query(SUM, {"t": part.column_names}), {"t": open_memory(part, "t")})
     assert partials_of(source, KEY).sizes() == [told]
+
+
+def test_how_many_words_of_each_state_are_sums_and_extremes() -> None:
+    found = [words_of(kind) for kind in ("number integer", "number float", "spread float", "least date")]
+    assert found == [(1, 0), (2, 0), (4, 0), (0, 2)]

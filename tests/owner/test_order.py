@@ -15,6 +15,7 @@ from tablepuppet.exchanges.keys import SendKeys
 from tablepuppet.exchanges.registry import EXCHANGES
 from tablepuppet.exchanges.schema import OpenScan
 from tablepuppet.owner.row_sets import in_order, order_bits
+from tablepuppet.owner.split import split
 from tablepuppet.owner.tables import ClientTables
 from tablepuppet.protocol.contract import Column, Contract, ScanTerms
 from tablepuppet.sources.memory import open_memory
@@ -123,3 +124,7 @@ def test_in_whatever_order_rows_are_shown_all_that_is_known_of_a_row_goes_with_i
     assert (shown.row_ids() == there.row_ids()[order]).all()
     assert (shown.row_keys() == there.row_keys()[order]).all()
     assert [found.tolist() for found in shown.base_rows()] == [order.tolist()] * 2
+
+
+def test_a_row_is_on_one_side_wherever_its_numbers_begin() -> None:
+    assert (split(10, 0, 7, 0.5)[4:] == split(6, 4, 7, 0.5)).all()

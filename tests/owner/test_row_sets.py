@@ -153,3 +153,21 @@ def test_how_often_a_row_is_joined_counts_in_proportion_to_what_is_usual() -> No
     assert (joined_keys(keys, np.array([2, 2, 2, 4, 2])) == base).tolist() == [True, True, True, False, True]
     assert not (joined_keys(KEYS[5:10], times) == base).any()
     assert len(joined_keys(keys[:0], times[:0])) == 0
+
+
+def test_keys_and_orders_of_rows_follow_from_their_values_alone() -> None:
+    ids = row_sets.row_ids(pa.table({"a": ["x", "y", "x"]}))
+    assert (ids[0] != ids[2]).any()  # the second of two equal rows is another one
+    assert (row_sets.row_ids(pa.table({"a": ["y"]})) == ids[1]).all()
+    keys = row_sets.row_keys(pa.table({"a": [1.0, 2.0, 1.0], "b": ["x", None, "x"]}))
+    other = row_sets.row_keys(pa.table({"a": [2.0], "b": pa.array([None], pa.string())}))
+    assert len(set(keys.tolist())) == 3
+    assert other[0] == keys[1]
+    five = np.arange(5, dtype=np.uint64)
+    once = row_sets.joined_keys(five, np.array([1, 1, 1, 1, 3]))
+    twice = row_sets.joined_keys(five, np.array([2, 2, 2, 2, 2]))
+    assert (once == twice).tolist() == [True, True, True, True, False]
+    bits = row_sets.order_bits(b"k", "t", 7, 0, 30)
+    assert (bits[11:] == row_sets.order_bits(b"k", "t", 7, 11, 19)).all()
+    assert row_sets.in_order(np.array([5, 1, 5, 0], np.uint64)).tolist() == [3, 1, 0, 2]
+    assert smallest_group([np.array([True, True, False, True]), np.array([True, True, False, False])]) == 1

@@ -169,3 +169,7 @@ def test_a_column_without_rows_and_one_of_nulls_have_no_tokens() -> None:
         tokens(pa.chunked_array([pa.nulls(3, pa.int64())]), column_info("k", pa.int64()), "hmac", KEY, "0")
     )
     assert tokens_of([None, None], pa.int64()) == [None, None]
+
+
+def test_a_hashed_value_begins_with_its_column_and_its_family() -> None:
+    assert prefix("0", "integer") == b"1:07:integer"

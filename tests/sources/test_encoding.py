@@ -23,7 +23,7 @@ from tablepuppet.protocol.columns import (
     NumberEncoder,
     NumberStatistics,
 )
-from tablepuppet.sources.encoding import encode, encoder
+from tablepuppet.sources.encoding import encode, encoder, start_theta
 from tablepuppet.sources.statistics import merge, statistics
 
 NUMBER = ColumnInfo("price", "float")
@@ -229,3 +229,8 @@ def test_vectors_of_another_length_are_refused() -> None:
 def test_an_encoder_that_does_not_fit_the_column_is_refused(info: ColumnInfo, feature: Encoder) -> None:
     with pytest.raises(TransportError, match="does not fit"):
         encode([pa.chunked_array([pa.nulls(1)])], [info], None, [feature])
+
+
+def test_weights_to_begin_with_are_found_by_their_names() -> None:
+    colour = CategoryEncoder(categories=["blue", "red"], has_missing=False, has_other=False)
+    assert start_theta([{"=red": [0.5], "=green": [2.0]}], [colour], 1).tolist() == [[0.0], [0.5]]

@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 from tests.sources.expressions import ACCEPTED, COLUMNS, HOSTILE, RUNNABLE
 
 from tablepuppet.errors import PolicyError
-from tablepuppet.sources.guard import MAX_LENGTH, check_expression
+from tablepuppet.owner.singling_out import is_computed
+from tablepuppet.sources.guard import MAX_LENGTH, check_expression, compared_columns, is_one_column
+from tablepuppet.sources.history_queries import is_plain_column, name_for_people
+from tablepuppet.sources.syntax import unused_name
 
 
 @pytest.fixture(scope="module")
@@ -153,3 +156,15 @@ def test_any_text_is_either_refused_or_runs_on_the_own_row_alone(sql: str) -> No
 def test_an_expression_that_takes_long_or_grows_is_refused(text: str) -> None:
     with pytest.raises(PolicyError):
         check_expression(text, ["name", "day"])
+
+
+def test_names_of_histories_and_plain_columns_are_told_from_expressions() -> None:
+    assert [name_for_people(text) for text in ('"tablepuppet key 0"', '"item"')] == ["key", '"item"']
+    assert [is_plain_column(text) for text in ('"item"', 'lower("item")')] == [True, False]
+    assert [is_computed(text) for text in ('("x")', '"x" + 1')] == [False, True]
+
+
+def test_columns_are_told_from_expressions_and_values_from_tests_for_null() -> None:
+    assert [is_one_column(text) for text in ('CAST("x" AS BIGINT)', '"x" > 1')] == [True, False]
+    assert compared_columns('"x" IS NOT NULL AND "y" > 3') == {"y"}
+    assert unused_name("o", ["O", "i"]) == "o_2"

@@ -161,7 +161,8 @@ def _score(own: ClientState, request: ScoreRows | ScoreOwnRows, model: ScoredMod
         name = np.append(theta, secure_generator().random()) if request.shuffled else theta  # a new disclosure
         if isinstance(request, ScoreRows) and fixed >= 0:  # as well, unless it was asked for before
             name = np.append(name, np.frombuffer(repr((fixed, request.value)).encode(), np.uint8))
-        own.releases.charge_scores(scan, request.columns, outputs, score_name(model, name))
+        contract = own.agreed(request.job)
+        own.releases.charge_scores(scan, request.columns, outputs, score_name(model, name), contract)
     check_outputs(outputs, features.rows)
     check_model(spec, features.width, outputs)
     if not spec.is_linear:

@@ -18,7 +18,7 @@ from tablepuppet.exchanges.base import BEFORE_CONTRACT, Rules
 from tablepuppet.owner import analyst_budget, row_rules
 from tablepuppet.owner.enforcement import JobUnderContract, breach
 from tablepuppet.owner.policy import Policy, refused_by
-from tablepuppet.owner.releases import reads, unknowns
+from tablepuppet.owner.releases import reads
 from tablepuppet.owner.scans import ScanUse
 from tablepuppet.owner.state import ClientState
 from tablepuppet.privacy.ledger import Spending
@@ -384,7 +384,7 @@ def _first_prediction(own: ClientState, job: str, contract: Contract) -> None:
         scan = own.tables.scan(job, block.scan)
         columns = reads(scan, block.columns)
         shown = Spending(table=scan.table, what="predictions", name="", numbers=1, columns=columns)
-        own.releases.check_exposure(shown, unknowns(scan, block.columns), "training")
+        own.releases.check_exposure(shown, own.releases.unknowns(scan, block.columns, contract), "training")
 
 
 def _wait(own: ClientState, name: str) -> Agreement:

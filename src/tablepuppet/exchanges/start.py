@@ -262,7 +262,7 @@ def _take_start(own: ClientState, part: Part, request: StartPart) -> Array:
         # Weights not trained here count as one more model; where all predictions are counted, so are these.
         scan = own.scan(opened)
         name = releases.start_name([scan.expressions[c] for c in opened.columns], given)
-        own.releases.charge_scores(scan, opened.columns, request.outputs, name)
+        own.releases.charge_scores(scan, opened.columns, request.outputs, name, own.agreed(request.job))
     return theta
 
 

@@ -294,11 +294,7 @@ def _squared_over(high: Array, low: Array, count: Array) -> tuple[Array, Array]:
 
 
 def words_of(kind: str) -> tuple[int, int]:
-    """How many words a state takes: of sums, and of extremes.
-
-    >>> words_of("number integer"), words_of("number float"), words_of("spread float"), words_of("least date")
-    ((1, 0), (2, 0), (4, 0), (0, 2))
-    """
+    """How many words a state takes: of sums, and of extremes."""
     name, _, what = kind.partition(" ")
     if name == "spread":
         return 4, 0

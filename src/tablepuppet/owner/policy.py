@@ -232,8 +232,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     def check_weights(self) -> None:
         self.rule(self.labels.leave, "labels.leave", "neither labels nor weights leave this owner")
-        if self.labels.epsilon is not None:
-            raise refused_by("labels.epsilon", "labels leave only randomised, and weights cannot; train without weight")
+        why = "labels leave only randomised, and weights cannot; train without weight"
+        self.rule(self.labels.epsilon is None, "labels.epsilon", why)
 
     def check_keys(self, contract: Contract) -> None:
         if contract.keys == "plain":
@@ -268,32 +268,28 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         )
 
     def check_masked(self, clients: int) -> None:
-        if clients < self.minimum_clients:
-            raise refused_by(
-                "minimum_clients",
-                f"what is learnt from this owner's rows leaves only in masked sums over at least "
-                f"{self.minimum_clients} clients of a table, and here they would be {clients}",
-            )
+        self.rule(
+            clients >= self.minimum_clients,
+            "minimum_clients",
+            f"what is learnt from this owner's rows leaves only in masked sums over at least "
+            f"{self.minimum_clients} clients of a table, and here they would be {clients}",
+        )
 
     def check_moments_of(self, are_sent: bool, name: str, clients: int) -> None:
         if clients > 1 and are_sent:
             self.check_second_moments(f'algorithm="{name}" sums them over the owners of a table')
 
     def check_second_moments(self, why: str) -> None:
-        self.rule(
-            self.second_moments,
-            "second_moments",
-            f"exact second moments do not leave this owner ({why}); use an algorithm that sends none",
-        )
+        why = f"exact second moments do not leave this owner ({why}); use an algorithm that sends none"
+        self.rule(self.second_moments, "second_moments", why)
 
     def check_release(self, why: str) -> None:
-        self.rule(
-            self.release_parameters, "release_parameters", f"trained parameters do not leave this owner, and {why}"
-        )
+        why = f"trained parameters do not leave this owner, and {why}"
+        self.rule(self.release_parameters, "release_parameters", why)
 
     def check_applied(self, *, is_held: bool) -> None:
         allowed = self.predictions in (None, True) or (is_held and self.predictions == "held")
-        self.rule(allowed, "predictions", _PREDICTIONS[self.predictions])
+        self.rule(allowed, "predictions", _PREDICTIONS.get(self.predictions, ""))
 
     def check_scores(self, purpose: str, table: str) -> None:
         """Scores are computed from exact features, whatever noise a model was trained with."""
@@ -338,8 +334,6 @@ _AS = {
     "filters": "be filtered by",
 }
 _PREDICTIONS: dict[bool | str | None, str] = {
-    None: "",
-    True: "",
     False: "models are not applied to this owner's rows",
     "held": "only models whose part this owner holds are applied to its rows",
 }

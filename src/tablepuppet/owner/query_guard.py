@@ -13,6 +13,7 @@ MergedSource: the same for a query over groups whose rows lie at several clients
 those of others. Its rows are those of the query over the merged groups, with the same names and types.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import lru_cache
@@ -26,9 +27,10 @@ from tablepuppet.errors import PolicyError, SourceError, did_you_mean
 from tablepuppet.owner.group_sums import Partials
 from tablepuppet.protocol.columns import ColumnInfo
 from tablepuppet.sources import duckdb_source, guard, history_queries
+from tablepuppet.sources.duckdb_source import quote_name
 from tablepuppet.sources.grouped_queries import GROUPS, UnmergeableError, source_of, split_groups
 from tablepuppet.sources.history_queries import AT, AT_ONCE, BEHIND, CUTOFF, CUTOFFS, KEY
-from tablepuppet.sources.infallible import InfallibleSource, make_infallible
+from tablepuppet.sources.infallible import InfallibleSource, check_unions, make_infallible
 from tablepuppet.sources.lineage import Lineage, trace
 from tablepuppet.sources.source import Source
 
@@ -159,7 +161,7 @@ class DerivedSource(Source):
         self.moments = pa.table({CUTOFF: pa.array([], pa.date32())})
         with closing(self.open_rows(None, history_queries.list_keys(self.text, outputs))) as keys:
             infos = keys.describe()
-            names = [duckdb_source.quote_name(info.name) for info in infos]
+            names = [quote_name(info.name) for info in infos]
             self._key_types = keys.types(names, None)
             return keys.read(names, None), infos
 
@@ -171,7 +173,7 @@ class DerivedSource(Source):
     def open_moments(self) -> duckdb_source.DuckSource:
         assert self.moments is not None
         named = {CUTOFFS: self.moments.select([CUTOFF])}
-        query = f"SELECT * FROM {duckdb_source.quote_name(CUTOFFS)}"
+        query = f"SELECT * FROM {quote_name(CUTOFFS)}"
         return duckdb_source.from_query(self.name, named, query, {CUTOFFS: {CUTOFF: self.cutoffs}})
 
     def find_base(self) -> tuple[str, ...]:
@@ -181,7 +183,7 @@ class DerivedSource(Source):
         self.text = counted or self.text
         names = [info.name for info in self.describe() if info.name not in (AT, AT_ONCE)]
         kept = [name for name in names if counted is None or name.startswith(f"{KEY} ")]
-        return tuple(duckdb_source.quote_name(name) for name in (*kept, *([BEHIND] if counted else [])))
+        return tuple(quote_name(name) for name in (*kept, *([BEHIND] if counted else [])))
 
     def stamp(self) -> str | None:
         stamps = [source.stamp() for source in self.sources.values()]
@@ -192,7 +194,7 @@ class DerivedSource(Source):
         tables, casts = {}, {}
         for table, source in self.sources.items():
             columns = list(self.query.reads[table])
-            texts = [duckdb_source.quote_name(column) for column in columns] or ["1"]
+            texts = [quote_name(column) for column in columns] or ["1"]
             for place, column in enumerate(columns):
                 if column in self.closed.get(table, ()):
                     texts[place] = f"CASE WHEN {NO_ROW} THEN {texts[place]} END"
@@ -210,8 +212,25 @@ class DerivedSource(Source):
             casts[CUTOFFS] = {CUTOFF: self.cutoffs, **dict(zip(known.column_names[1:], self._key_types, strict=False))}
             if is_whole:
                 self._check_size(tables, casts)
-        text = make_infallible(text) if self.is_infallible else text
-        return duckdb_source.from_query(self.name, tables, text, casts)
+        return duckdb_source.from_query(self.name, tables, self._without_failures(text, tables, casts), casts)
+
+    def _without_failures(
+        self, text: str, tables: Mapping[str, pa.Table], casts: Mapping[str, Mapping[str, str]]
+    ) -> str:
+        """The query over these tables, in which no row fails where some table is protected."""
+        if not self.is_infallible:
+            return text
+        empty = {table: rows.slice(0, 0) for table, rows in tables.items()}
+
+        def types(query: str) -> list[tuple[str, str]]:
+            with closing(duckdb_source.from_query(self.name, empty, query, casts)) as twin:
+                return [(info.name.lower(), info.detail) for info in twin.describe()]
+
+        check_unions(text, types)
+        known = defaultdict[str, set[str]](set)
+        for name, kind in (pair for table in tables for pair in types(f"SELECT * FROM {quote_name(table)}")):
+            known[name].add(kind)
+        return make_infallible(text, known)
 
     def _check_size(self, tables: Mapping[str, pa.Table], casts: Mapping[str, Mapping[str, str]]) -> None:
         """Refuses a history with too many rows before any is made."""
@@ -221,7 +240,7 @@ class DerivedSource(Source):
             return
         for query, times in ((by_key, cutoffs), (history_queries.count_rows(self.text, most + 1), 1)):
             if query is not None:
-                text = make_infallible(query) if self.is_infallible else query
+                text = self._without_failures(query, tables, casts)
                 with closing(duckdb_source.from_query(self.name, tables, text, casts)) as counted:
                     if counted.read(["n"], None).column(0)[0].as_py() * times <= most:
                         return
@@ -250,7 +269,7 @@ def partials_of(source: DerivedSource, key: bytes) -> Partials:
         raise SourceError(f"groups of this query cannot be merged over clients: it has {error}") from None
     with closing(source.open_rows(None, query.partial)) as rows:
         infos = rows.describe()
-        names = [duckdb_source.quote_name(info.name) for info in infos]
+        names = [quote_name(info.name) for info in infos]
         return Partials.of(rows.read(names, None), infos, rows.types(names, None), query, key)
 
 
@@ -261,16 +280,15 @@ class MergedSource(DerivedSource):
         super().__init__(source.name, source.query, source.sources)
         with closing(source.open_rows(NO_ROW, source.text)) as empty:
             names = [info.name for info in empty.describe()]
-            types = empty.types([duckdb_source.quote_name(name) for name in names], None)
+            types = empty.types([quote_name(name) for name in names], None)
         columns = zip(groups.column_names, partials.casts, strict=True)
         states = ", ".join(f"CAST({name} AS {kind}) AS {name}" for name, kind in columns)
         shown = ", ".join(
-            f"CAST(c{i} AS {t}) AS {duckdb_source.quote_name(n)}"
-            for i, (n, t) in enumerate(zip(names, types, strict=True))
+            f"CAST(c{i} AS {t}) AS {quote_name(n)}" for i, (n, t) in enumerate(zip(names, types, strict=True))
         )
         listed = ", ".join(f"c{i}" for i in range(len(names)))
         self._text = (
-            f"WITH {duckdb_source.quote_name(GROUPS)} AS (SELECT {states} FROM {duckdb_source.quote_name(_MERGED)}), "
+            f"WITH {quote_name(GROUPS)} AS (SELECT {states} FROM {quote_name(_MERGED)}), "
             f"rows_of({listed}) AS ({partials.query.final}) SELECT {shown} FROM rows_of"
         )
         self._groups = groups

@@ -155,12 +155,18 @@ class Releases:
         if shown.numbers and not self.is_restoring:
             self.log.spend(shown)
 
-    def charge_scores(self, scan: Scan, columns: Sequence[int], numbers: int, name: str) -> None:
+    def unknowns(self, scan: Scan, columns: Sequence[int], contract: Contract) -> int:
+        """Under noise no value has a say, for a refusal would reveal it: a number is 64 bits, or too many for a policy
+        that wants it counted."""
+        is_noisy = contract.feature_privacy is not None
+        return 1 if is_noisy and self.policy.allow_reconstruction is False else unknowns(scan, columns, is_noisy)
+
+    def charge_scores(self, scan: Scan, columns: Sequence[int], numbers: int, name: str, contract: Contract) -> None:
         """A model is about to be applied to rows of a scan; the same model again, by its name, reveals nothing new."""
         spending = Spending(table=scan.table, what="scores", name=name, numbers=numbers, columns=reads(scan, columns))
         if not self.log.account.knows(spending):
             why = "one more model that was not trained here, applied to its rows,"
-            self.check_exposure(spending, unknowns(scan, columns), why)
+            self.check_exposure(spending, self.unknowns(scan, columns, contract), why)
             self.log.spend(spending)
 
     def record_scores(self, table: str, *names: str) -> None:
@@ -217,18 +223,14 @@ def reads(scan: Scan, columns: Sequence[int]) -> tuple[str, ...]:
     )
 
 
-def unknowns(scan: Scan, columns: Sequence[int]) -> int:
+def unknowns(scan: Scan, columns: Sequence[int], is_noisy: bool) -> int:
     """How many bits of a row are enough to know some features of it: at least one."""
     bases, total, by_column = scan.use().bases, 0.0, dict[str, float]()
     for c in columns:
-        values, info = scan.column(c)
-        if info.kind not in NUMBER_KINDS:
+        info = scan.columns[c]
+        if info.kind not in NUMBER_KINDS - {"boolean"}:
             continue
-        array = numbers(values, info)
-        present = array[~np.isnan(array).any(axis=1)]
-        if 2 * len(np.unique(present, axis=0)) <= len(present):
-            continue
-        bits = sum(_bits_of(entry) for entry in present.T)
+        bits = _BITS_OF_NUMBER * max(1.0, info.size) if is_noisy else _bits_of_all(numbers(*scan.column(c)))
         total += bits
         for base in bases:
             for name in base.columns[c]:
@@ -237,12 +239,14 @@ def unknowns(scan: Scan, columns: Sequence[int]) -> int:
     return max(1, math.ceil(min(total, sum(by_column.values()))))
 
 
-def _bits_of(values: Array) -> float:
-    """The bits of a column's numbers: its range, in steps of the smallest difference of two values.
+def _bits_of_all(values: Array) -> float:
+    present = values[~np.isnan(values).any(axis=1)]
+    are_few = 2 * len(np.unique(present, axis=0)) <= len(present)
+    return 0.0 if are_few else sum(map(_bits_of, present.T))
 
-    >>> _bits_of(np.array([1.0, 2.0, 5.0, 16.0]))
-    4.0
-    """
+
+def _bits_of(values: Array) -> float:
+    """The bits of a column's numbers: its range, in steps of the smallest difference of two values."""
     distinct = np.unique(values)
     if len(distinct) < 2:
         return 0.0
@@ -290,7 +294,8 @@ def limits_predictions(own: ClientState, part: Part) -> bool:
 def count_unknowns(own: ClientState, part: Part) -> int:
     """How many exact numbers of a row are enough to know its features; counted once, best while its rows are here."""
     if part.unknowns is None:
-        part.unknowns = unknowns(own.scan(part.request), part.request.columns)
+        contract = own.agreed(part.request.job)
+        part.unknowns = own.releases.unknowns(own.scan(part.request), part.request.columns, contract)
     return part.unknowns
 
 

@@ -62,10 +62,6 @@ def whole_rows(source: Source, key: str | None = None, form: str = "{}") -> tupl
 def row_ids(texts: pa.Table, *, is_key: bool = False) -> NDArray[np.uint64]:
     """(rows, 2): two halves of a hash over a row's columns, with a number for each of several equal rows; rows of one
     declared key are one row.
-
-    >>> ids = row_ids(pa.table({"a": ["x", "y", "x"]}))
-    >>> bool((ids[0] != ids[2]).any()), bool((row_ids(pa.table({"a": ["y"]})) == ids[1]).all())
-    (True, True)
     """
     rows = texts.num_rows
     if not rows or not texts.num_columns:
@@ -110,11 +106,7 @@ _BLOCK = 8  # numbers in a block of ChaCha20, which its nonce begins to count at
 
 
 def order_bits(key: bytes, scan: str, seed: int, offset: int, rows: int) -> NDArray[np.uint64]:
-    """The bits of rows offset, offset + 1, … of a table.
-
-    >>> bool((order_bits(b"k", "t", 7, 0, 30)[11:] == order_bits(b"k", "t", 7, 11, 19)).all())
-    True
-    """
+    """The bits of rows offset, offset + 1, … of a table."""
     secret = hmac.digest(key, f"tablepuppet row order {seed} {scan}".encode(), "sha256")
     block, skipped = divmod(offset, _BLOCK)
     stream = Cipher(ChaCha20(secret, block.to_bytes(8, "little") + bytes(8)), mode=None).encryptor()
@@ -124,11 +116,7 @@ def order_bits(key: bytes, scan: str, seed: int, offset: int, rows: int) -> NDAr
 
 
 def in_order(bits: NDArray[np.uint64]) -> RowNumbers:
-    """The rows sorted by their bits, and by their place where those are equal.
-
-    >>> in_order(np.array([5, 1, 5, 0], np.uint64)).tolist()
-    [3, 1, 0, 2]
-    """
+    """The rows sorted by their bits, and by their place where those are equal."""
     places = np.uint64((1 << len(bits).bit_length()) - 1)
     packed = (bits & ~places) | np.arange(len(bits), dtype=np.uint64)  # sorted as numbers, far faster than by argsort
     packed.sort()
@@ -208,11 +196,6 @@ def _add_rows(cells: NDArray[np.uint64], rows: NDArray[np.uint64], keys: Keys | 
 def row_keys(rows: pa.Table, *, is_key: bool = False) -> Keys:
     """64 bits for each row, from all its columns, the same in every version. A number distinguishes equal rows, unless
     they are one subject's.
-
-    >>> keys = row_keys(pa.table({"a": [1.0, 2.0, 1.0], "b": ["x", None, "x"]}))
-    >>> other = row_keys(pa.table({"a": [2.0], "b": pa.array([None], pa.string())}))
-    >>> len(set(keys.tolist())), bool(other[0] == keys[1])
-    (3, True)
     """
     keys = np.zeros(rows.num_rows, np.uint64)
     for column in rows.columns:
@@ -223,11 +206,6 @@ def row_keys(rows: pa.Table, *, is_key: bool = False) -> Keys:
 def joined_keys(keys: Keys, times: NDArray[np.int64]) -> Keys:
     """Keys of rows that also depend on how often each is joined, relative to the median. Without the median, doubling
     the joins of all rows but one would change every key.
-
-    >>> keys = np.arange(5, dtype=np.uint64)
-    >>> once, twice = joined_keys(keys, np.array([1, 1, 1, 1, 3])), joined_keys(keys, np.array([2, 2, 2, 2, 2]))
-    >>> (once == twice).tolist()
-    [True, True, True, True, False]
     """
     usual = float(np.partition(times, len(times) // 2)[len(times) // 2]) if len(times) else 1.0
     return mix(keys ^ mix((times / max(1.0, usual)).view(np.uint64) * GOLDEN))
@@ -253,11 +231,7 @@ def _bits(column: pa.ChunkedArray) -> NDArray[np.uint64]:
 
 
 def smallest_group(holds: Sequence[NDArray[Any]], subjects: NDArray[np.uint64] | None = None) -> int:
-    """The number of rows, or subjects, in the smallest group that conditions and periods separate; no rows: 0.
-
-    >>> smallest_group([np.array([True, True, False, True]), np.array([True, True, False, False])])
-    1
-    """
+    """The number of rows, or subjects, in the smallest group that conditions and periods separate; no rows: 0."""
     if not holds:
         return 0
     numbers = np.zeros(len(holds[0]), np.int64)

@@ -115,11 +115,7 @@ def keyed_hashes(messages: Iterable[bytes], key: bytes, start: bytes) -> Iterato
 
 
 def prefix(domain: str, family: str) -> bytes:
-    """The bytes before a value in the message; no value can imitate them.
-
-    >>> prefix("0", "integer")
-    b'1:07:integer'
-    """
+    """The bytes before a value in the message; no value can imitate them."""
     parts = [text.encode() for text in (domain, family)]
     return b"".join(b"%d:%b" % (len(part), part) for part in parts)
 

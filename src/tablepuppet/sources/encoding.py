@@ -256,13 +256,7 @@ def start_weights(encoders: Sequence[Encoder], theta: Array) -> list[dict[str, l
 
 
 def start_theta(weights: Sequence[dict[str, list[float]]], encoders: Sequence[Encoder], outputs: int) -> Array:
-    """The same weights as θ under these encoders; an unknown weight begins at zero.
-
-    >>> from tablepuppet.protocol.columns import CategoryEncoder
-    >>> colour = CategoryEncoder(categories=["blue", "red"], has_missing=False, has_other=False)
-    >>> start_theta([{"=red": [0.5], "=green": [2.0]}], [colour], 1).tolist()
-    [[0.0], [0.5]]
-    """
+    """The same weights as θ under these encoders; an unknown weight begins at zero."""
     nothing = [0.0] * outputs
     rows = []
     for known, encoder in zip(weights, encoders, strict=True):

@@ -120,11 +120,7 @@ def columns_of(sql: str) -> frozenset[str]:
 
 
 def is_one_column(sql: str) -> bool:
-    """Whether an expression is a column as it is, or cast.
-
-    >>> is_one_column('CAST("x" AS BIGINT)'), is_one_column('"x" > 1')
-    (True, False)
-    """
+    """Whether an expression is a column as it is, or cast."""
     node = parse_one(sql, dialect="duckdb")
     while isinstance(node, exp.Paren | exp.Cast):
         node = node.this
@@ -132,11 +128,7 @@ def is_one_column(sql: str) -> bool:
 
 
 def compared_columns(sql: str) -> frozenset[str]:
-    """The columns whose values a guarded predicate reads; `x IS NOT NULL` asks only whether there is one.
-
-    >>> sorted(compared_columns('"x" IS NOT NULL AND "y" > 3'))
-    ['y']
-    """
+    """The columns whose values a guarded predicate reads; `x IS NOT NULL` asks only whether there is one."""
     tree = parse_one(sql, dialect="duckdb")
     null_tests = [node for node in tree.find_all(exp.Is) if isinstance(node.expression, exp.Null)]
     return frozenset(c.name for c in tree.find_all(exp.Column) if not any(c.parent is test for test in null_tests))
@@ -281,6 +273,8 @@ def fault_of(node: exp.Expr) -> str | None:
         isinstance(node.args["zone"], exp.Literal) and node.args["zone"].name in _zones()
     ):
         return "AT TIME ZONE takes the name of a time zone as a literal, such as 'Europe/Berlin'"
+    if kind in (exp.WindowSpec, exp.Ntile) and node.find(exp.Column) is not None:
+        return "a frame of a window, and ntile, take numbers, which are the same for all rows"
     part = part_of(node)
     if part is not None and part not in PARTS:
         return f"a part of a date or time is one of {', '.join(sorted(PARTS))}, as a literal"

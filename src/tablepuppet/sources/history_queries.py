@@ -30,21 +30,13 @@ OF_ONE_ROW = (  # aggregates whose value is that of one row
 
 
 def name_for_people(expression: str) -> str:
-    """A column of a history by its meaning, and any other as it is written.
-
-    >>> name_for_people('"tablepuppet key 0"'), name_for_people('"item"')
-    ('key', '"item"')
-    """
+    """A column of a history by its meaning, and any other as it is written."""
     bare = expression.strip('"')
     return "moment" if bare in (AT, AT_ONCE) else "key" if bare.startswith(f"{KEY} ") else expression
 
 
 def is_plain_column(expression: str) -> bool:
-    """Whether an expression is a name in quotes, and nothing else.
-
-    >>> is_plain_column('"item"'), is_plain_column('lower("item")')
-    (True, False)
-    """
+    """Whether an expression is a name in quotes, and nothing else."""
     return len(expression) > 2 and expression.count('"') == 2 and expression[0] == expression[-1] == '"'
 
 

@@ -6,34 +6,41 @@ operation or a function fails. Numbers on which later checks would fail, infinit
 too.
 
 In: a source, or a query over sources. Out: a source that answers like it, and the query with its expressions in TRY.
-TRY takes no aggregate. Sums and means are of doubles, which do not overflow, and expressions over aggregates are tried
-in a function of their values. Any other failure gives the same refusal, whatever its reason (client.py).
+TRY takes no aggregate, window or subquery. Sums and means are of doubles, which do not overflow, and expressions over
+such parts are tried in a function of their values. DuckDB converts what is compared or used as a condition by itself,
+outside of TRY; only columns of one type are compared without. Any other failure gives the same refusal, whatever its
+reason (client.py).
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from sqlglot import exp, parse_one
 
+from tablepuppet.errors import PolicyError
 from tablepuppet.protocol.bounds import LARGEST
-from tablepuppet.protocol.columns import ColumnInfo
-from tablepuppet.sources.columns import NUMBER_KINDS, STRING_KINDS, arrow_of, in_one_piece, is_vector, numpy_of
+from tablepuppet.sources.columns import STRING_KINDS, arrow_of, in_one_piece, is_vector, numpy_of
 from tablepuppet.sources.guard import AGGREGATES, CLOCK_PARTS, part_of
 from tablepuppet.sources.history_queries import has_cutoff
 from tablepuppet.sources.source import Source
 from tablepuppet.sources.syntax import conjuncts_of
 
 _PLAIN = re.compile(r'\(*"(?:[^"]|"")*"\)*|[^"]*')  # one column, or none
-_LEAVES = (exp.Column, exp.Literal, exp.Boolean, exp.Null, exp.Subquery, exp.Query)
+_LEAVES = (exp.Column, exp.Literal, exp.Boolean, exp.Null, exp.Subquery, exp.Query, exp.Try)
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE)
+Types = Mapping[str, Collection[str]]
 _AGGREGATES: tuple[type[exp.Expr], ...] = (exp.Filter, exp.WithinGroup, exp.IgnoreNulls, exp.RespectNulls, *AGGREGATES)
 _OF_MOMENTS: tuple[type[exp.Expr], ...] = (
     *(exp.Extract, exp.DateDiff, exp.Week, exp.WeekOfYear, exp.DayOfWeek, exp.DayOfWeekIso, exp.DayOfYear),
     exp.Anonymous,
 )
+_PARTS: tuple[type[exp.Expr], ...] = (*_AGGREGATES, exp.Window, exp.Query, exp.SubqueryPredicate)
+_WHOLE = re.compile(r"\d{1,18}")  # a number that each type of number can be compared with
+_WIDENED = re.compile(r"(TINY|SMALL|BIG)INT|INTEGER|FLOAT|DOUBLE|DECIMAL\((\d|1[0-8]),\d+\)")
 _GROUP = "tablepuppet group"
 _MOST = "1e60"  # whose fourth power is a number
 
@@ -42,13 +49,8 @@ class InfallibleSource:
     """A source that never answers with an error about a row."""
 
     def __init__(self, source: Source) -> None:
-        self._source = source
-
-    def describe(self) -> list[ColumnInfo]:
-        return self._source.describe()
-
-    def describe_scan(self, expressions: Sequence[str], filter: str | None) -> list[ColumnInfo]:
-        return self._source.describe_scan(expressions, filter)
+        self._source, self.describe, self.describe_scan = source, source.describe, source.describe_scan
+        self.stamp, self.close = source.stamp, source.close
 
     def read(self, expressions: Sequence[str], filter: str | None) -> pa.Table:
         chosen = filter
@@ -56,19 +58,14 @@ class InfallibleSource:
             kinds = {info.name.lower(): info.kind for info in self._source.describe()}
             conditions = conjuncts_of(_cast_moments(parse_one(filter, dialect="duckdb")))
             chosen = " AND ".join(
-                f"{'' if _cannot_fail(c, kinds) else 'TRY'}({c.sql('duckdb', identify=True)})" for c in conditions
+                f"({text})" if _cannot_fail(c, kinds) else f"TRY_CAST(TRY({text}) AS BOOLEAN)"
+                for c, text in ((c, c.sql("duckdb", identify=True)) for c in conditions)
             )
         rows = self._source.read([e if _PLAIN.fullmatch(e) else f"TRY({_with_dates(e)})" for e in expressions], chosen)
         for number, field in enumerate(rows.schema):
             if pa.types.is_floating(field.type) or is_vector(field.type):
                 rows = rows.set_column(number, field.name, _without_large(rows.column(number)))
         return rows
-
-    def stamp(self) -> str | None:
-        return self._source.stamp()
-
-    def close(self) -> None:
-        self._source.close()
 
 
 def _without_large(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -83,8 +80,7 @@ def _without_large(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _with_dates(expression: str) -> str:
-    tree = parse_one(expression, dialect="duckdb")
-    return _cast_moments(tree).sql("duckdb", identify=True) if tree.find(*_OF_MOMENTS) is not None else expression
+    return _cast_moments(parse_one(expression, dialect="duckdb")).sql("duckdb", identify=True)
 
 
 def _cast_moments(tree: exp.Expr) -> exp.Expr:
@@ -111,19 +107,77 @@ def _cannot_fail(node: exp.Expr, kinds: Mapping[str, str]) -> bool:
     is_compared = isinstance(node, _COMPARISONS) and isinstance(node.this, exp.Column)
     if not is_compared or not isinstance(node.expression, exp.Literal):
         return False
-    fitting = STRING_KINDS if node.expression.is_string else NUMBER_KINDS - {"vector", "date", "timestamp"}
-    return kinds.get(node.this.name.lower()) in fitting
+    kind = kinds.get(node.this.name.lower())
+    if node.expression.is_string:
+        return kind in STRING_KINDS
+    is_whole = _WHOLE.fullmatch(node.expression.name) is not None
+    return kind == "float" or (is_whole and kind in ("integer", "decimal", "boolean"))
 
 
-def make_infallible(query: str) -> str:
-    """A query in which no expression over a row fails.
+def make_infallible(query: str, types: Types = MappingProxyType({})) -> str:
+    """A query in which no expression over a row fails. `types`: of columns by their names, in lower case.
 
     >>> make_infallible('SELECT "k", SUM(CAST("s" AS INT)) AS "n" FROM "t" WHERE 1 / "x" > 2 GROUP BY "k"')
     'SELECT "k", SUM(TRY_CAST(TRY(CAST("s" AS INT)) AS DOUBLE)) AS "n" FROM "t" WHERE TRY(1 / "x" > 2) GROUP BY "k"'
     """
     tree = _cast_moments(parse_one(query, dialect="duckdb"))
+    for node in list(tree.find_all(exp.Where, exp.Having, exp.Qualify, exp.Join)):
+        _convert_truths(node.args.get("on" if isinstance(node, exp.Join) else "this"))
+    _try_pairs(tree, types)
     _wrap(tree)
     return tree.sql("duckdb", identify=True, comments=False)
+
+
+def _convert_truths(node: exp.Expr | None) -> None:
+    if isinstance(node, exp.Connector | exp.Not | exp.Paren):
+        for part in list(node.iter_expressions()):
+            _convert_truths(part)
+    elif node is not None and not isinstance(node, exp.Predicate | exp.Boolean | exp.Null):
+        node.replace(exp.TryCast(this=node.copy(), to=exp.DataType.build("BOOLEAN")))
+
+
+def _is_pair(node: exp.Expr) -> bool:
+    return isinstance(node, exp.EQ) and isinstance(node.this, exp.Column) and isinstance(node.expression, exp.Column)
+
+
+def _is_branch(node: exp.Expr) -> bool:
+    return isinstance(node, exp.If) and isinstance(node.parent, exp.Case)
+
+
+def _try_pairs(tree: exp.Expr, types: Types) -> None:
+    """Columns that may be of two types are compared in TRY, where no join finds them by their hashes."""
+    given = [(a.alias.lower(), a.this.unnest()) for a in tree.find_all(exp.Alias)]
+    given += [(name.name.lower(), exp.null()) for a in tree.find_all(exp.TableAlias) for name in a.columns]
+    found = {name: set(types.get(name, ())) for name in (*types, *(name for name, _ in given))}
+    for name, value in given * len(list(tree.find_all(exp.Select))):  # one may be given to another that was given
+        found[name] |= found.get(value.name.lower(), {""}) if isinstance(value, exp.Column) else {""}
+    for node in list(tree.find_all(exp.EQ)):
+        if _is_pair(node) and not _are_alike(*(found.get(side.name.lower(), {""}) for side in node.iter_expressions())):
+            node.replace(exp.Try(this=node.copy()))
+    for join in tree.find_all(exp.Join):
+        using = [found.get(name.name.lower(), {""}) for name in join.args.get("using") or ()]
+        if join.method == "NATURAL" or not all(map(_are_alike, using)):
+            raise PolicyError("USING and NATURAL may compare columns of two types here; write ON a.x = b.x")
+
+
+def _are_alike(*kinds: Collection[str]) -> bool:
+    """Whether values of these types are converted to one of them without failing; "": it is not known."""
+    found = {kind for some in kinds for kind in some}
+    return "" not in found and (len(found) == 1 or all(map(_WIDENED.fullmatch, found)))
+
+
+def check_unions(query: str, types: Callable[[str], Sequence[tuple[str, str]]]) -> None:
+    """Refuses UNION and its like of columns whose conversion to one type may fail. `types`: of a query's columns."""
+    tree = parse_one(query, dialect="duckdb")
+    named = tree.args.get("with_")
+    for node in tree.find_all(exp.SetOperation):
+        both = (node.this.copy(), node.expression.copy())
+        for side in both if named is not None else ():
+            side.set("with_", side.args.get("with_", named).copy())
+        kinds = ([kind for _, kind in types(side.sql("duckdb", identify=True))] for side in both)
+        for pair in zip(*kinds, strict=False):
+            if '"NULL"' not in pair and not _are_alike(pair):
+                raise PolicyError(f"a UNION has columns of {' and '.join(pair)}; CAST them to one type")
 
 
 def _wrap(node: exp.Expr) -> None:
@@ -132,10 +186,11 @@ def _wrap(node: exp.Expr) -> None:
             child.replace(exp.Try(this=child.copy()))
         elif (
             isinstance(child, exp.Condition)
-            and not isinstance(child, (*_LEAVES, *_AGGREGATES, exp.AggFunc))
-            and child.find(exp.AggFunc) is not None
-            and child.find(exp.Window, exp.Query) is None
-        ):  # computed from aggregates, and could fail
+            and not isinstance(child, (*_LEAVES, *_PARTS, exp.AggFunc, exp.Connector, exp.Not, exp.Paren, exp.In))
+            and not _is_branch(child)
+            and not isinstance(child.args.get("expression"), exp.Any | exp.All)
+            and child.find(*_PARTS, exp.AggFunc) is not None
+        ):  # computed from them, and could fail
             child.replace(_try_groups(child))
         else:
             _wrap(child)
@@ -157,11 +212,10 @@ def _double(value: exp.Expr, aggregate: exp.Expr) -> exp.Expr:
 def _try_groups(node: exp.Expr) -> exp.Expr:
     """list_transform([{'a0': sum(x)}], lambda g: TRY(1 / g['a0']))[1]"""
     whole, values = exp.Tuple(expressions=[node.copy()]), list[str]()
-    for part in list(whole.find_all(*_AGGREGATES)):
-        if part.find_ancestor(*_AGGREGATES) is None:
-            _wrap(part)
-            values.append(f"'a{len(values)}': {part.sql('duckdb', identify=True)}")
-            part.replace(parse_one(f"\"{_GROUP}\"['a{len(values) - 1}']", dialect="duckdb"))
+    for part in [part for part in whole.find_all(*_PARTS) if part.find_ancestor(*_PARTS) is None]:
+        _wrap(part)
+        values.append(f"'a{len(values)}': {part.sql('duckdb', identify=True)}")
+        part.replace(parse_one(f"\"{_GROUP}\"['a{len(values) - 1}']", dialect="duckdb"))
     tried = whole.expressions[0].sql("duckdb", identify=True)
     text = f'list_transform([{{{", ".join(values)}}}], lambda "{_GROUP}": TRY({tried}))[1]'
     return parse_one(text, dialect="duckdb")
@@ -169,12 +223,8 @@ def _try_groups(node: exp.Expr) -> exp.Expr:
 
 def _is_row_wise(node: exp.Expr) -> bool:
     """Whether an expression is computed for each row by itself, from columns, and could fail."""
-    if not isinstance(node, exp.Condition) or isinstance(node, _LEAVES):
+    if not isinstance(node, exp.Condition) or isinstance(node, _LEAVES) or _is_pair(node) or _is_branch(node):
         return False
-    if isinstance(node, exp.EQ) and all(isinstance(node.args.get(side), exp.Column) for side in ("this", "expression")):
-        return False  # a pair of keys
-    if isinstance(node, exp.If) and isinstance(node.parent, exp.Case):
-        return False  # a branch, and no expression
     is_joined = isinstance(node.parent, exp.Join) or (isinstance(node, exp.And) and node.find_ancestor(exp.Join))
     if is_joined and isinstance(node, exp.And):
         return False  # each condition by itself, for pairs of keys are found by their hashes

@@ -36,11 +36,7 @@ def without(select: exp.Select, *clauses: str) -> exp.Select:
 
 
 def unused_name(name: str, taken: Iterable[str], between: str = "_") -> str:
-    """The name, or the name with a number, that is not taken in upper or lower case.
-
-    >>> unused_name("o", ["O", "i"])
-    'o_2'
-    """
+    """The name, or the name with a number, that is not taken in upper or lower case."""
     known = {other.lower() for other in taken}
     candidates = (name if number == 1 else f"{name}{between}{number}" for number in count(1))
     return next(candidate for candidate in candidates if candidate.lower() not in known)

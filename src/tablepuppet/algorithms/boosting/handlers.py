@@ -248,7 +248,8 @@ def _charge(own: ClientState, request: OfRows, rules: Sequence[trees.SplitRule])
     """Counts the answers of rows to splits. A split that a server chose may reveal all of a column with few values, so
     it counts as a number."""
     if own.releases.limits_scores and not own.shows_noise(request):
-        own.releases.charge_scores(own.scan(request), request.columns, len(rules), trees.splits_name(rules))
+        scan, contract = own.scan(request), own.agreed(request.job)
+        own.releases.charge_scores(scan, request.columns, len(rules), trees.splits_name(rules), contract)
 
 
 def _sketch_names(own: ClientState, part: Part, column: RawColumn) -> trees.Sketch:

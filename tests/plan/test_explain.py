@@ -155,6 +155,15 @@ def test_the_advice_turns_to_sgd_where_matrices_are_too_wide() -> None:
     assert isinstance(plan, tp.Plan)
 
 
+def test_neither_costs_nor_advice_name_what_refuses_the_loss() -> None:
+    label, query = LABELS["linear"]
+    with shop(1, 1) as federation:
+        plan = federation.explain(query, label=label, model="quantile")
+        for cost in plan.costs:
+            federation.explain(query, label=label, model="quantile", algorithm=cost.algorithm)
+    assert "newton" not in {plan.advice.algorithm, *(cost.algorithm for cost in plan.costs)}
+
+
 def test_a_network_of_very_many_rounds_is_warned_of_with_settings_that_take_fewer() -> None:
     label, query = LABELS["logistic"]
     with shop(1) as federation:

@@ -262,11 +262,12 @@ class Advice(msgspec.Struct, frozen=True):
     why: str
 
 
-def advise(shape: Shape, batch_size: int | None) -> Advice:
+def advise(shape: Shape, batch_size: int | None, *, is_smooth: bool) -> Advice:
     """The algorithm for a model of this shape: of the best, the first in the list that is not slow."""
     widest = max(shape.blocks, key=lambda block: block.width)
     is_wide = shape.is_linear and widest.width > GRAM_LIMIT
     fit = [a for a in FEDERATED if shape.head in a.heads and (shape.is_linear or not a.requires_linear)]
+    fit = [a for a in fit if is_smooth or not a.requires_curvature]
     kept = [a for a in fit if not (is_wide and a.forms_second_moments)]
     costs = {a.name: cost(shape, a.name, a.options(), RUN_EPOCHS, batch_size) for a in fit}
     rank = max(a.merit(shape).rank for a in kept)

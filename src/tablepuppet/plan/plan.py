@@ -115,7 +115,9 @@ class Plan(msgspec.Struct, frozen=True, eq=False, dict=True):
             is_able = model.head in algorithm.heads and (model.is_sum or not is_expanded(name))
             is_alike = algorithm.supports_nonsmooth == self.algorithm.supports_nonsmooth
             is_own = bool(algorithm.own_model) == (own_model(model.spec) is not None)  # some train one of their own
-            if not (is_able and is_alike and is_own) or (algorithm.requires_linear and not self.shape.is_linear):
+            lacks_curvature = algorithm.requires_curvature and not self.loss.is_smooth
+            is_too_linear = algorithm.requires_linear and not self.shape.is_linear
+            if lacks_curvature or is_too_linear or not (is_able and is_alike and is_own):
                 continue
             options = self.job.options if name == self.job.algorithm else algorithm.options()
             placement = self.mapping.placement
@@ -132,7 +134,7 @@ class Plan(msgspec.Struct, frozen=True, eq=False, dict=True):
             return cast(Advice, own.advise(self.shape, self.job.options))
         if self.algorithm.supports_nonsmooth:
             return Advice(self.algorithm.name, "it takes penalties with kinks, l1 and signs, and reaches the optimum")
-        return advise(self.shape, self.batch_size)
+        return advise(self.shape, self.batch_size, is_smooth=self.loss.is_smooth)
 
     @property
     def remarks(self) -> list[str]:
@@ -152,11 +154,8 @@ class Plan(msgspec.Struct, frozen=True, eq=False, dict=True):
     @property
     def insights(self) -> list[Insight]:
         """Who learns what."""
-        own = own_model(self.job.model.spec)
-        if own is not None:
-            found = own.insights(self.mapping, self.shape, self.job)
-        else:
-            found = insights(self.mapping, self.shape, self.job, self.ids)
+        own, given = own_model(self.job.model.spec), (self.mapping, self.shape, self.job)
+        found = insights(*given, self.ids) if own is None else own.insights(*given)
         return [*found[:-1], *history_insights(self.mapping), *found[-1:]]
 
     @property

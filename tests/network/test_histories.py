@@ -67,9 +67,10 @@ def test_killed_clients_and_a_killed_server_read_the_same_history(tmp_path: Path
         found = train_with_faults(parties, {5: "supplier", 30: "store-us", 45: "server"}, QUERY, **JOB)
         parties.await_clients()
         predicted = parties.connect().predict(found, QUERY, key=["item"])
-        text = parties.connect().suggest_history("SELECT o.x, o.y FROM orders o JOIN items i USING (item)", label="y")
+        joined = "SELECT o.x, o.y FROM orders o JOIN items i USING (item)"
+        text = parties.connect().suggest_history(joined, label="y", tables=["items"])
         with pytest.raises(tp.TablePuppetError, match="several owners hold them"):
-            parties.connect().submit("SELECT o.x, o.y FROM orders o JOIN items i USING (item)", "y", split="o.ts")
+            parties.connect().submit(joined, "y", split="o.ts")
     assert "items_by_item.price_mean" in text
     given = {"orders": [held["store-eu"], held["store-us"]], "items": held["supplier"]}
     policy = tmp_path / "open.toml"

@@ -161,7 +161,8 @@ def test_neither_costs_nor_advice_name_what_refuses_the_loss() -> None:
         plan = federation.explain(query, label=label, model="quantile")
         for cost in plan.costs:
             federation.explain(query, label=label, model="quantile", algorithm=cost.algorithm)
-    assert "newton" not in {plan.advice.algorithm, *(cost.algorithm for cost in plan.costs)}
+    assert "newton" not in {cost.algorithm for cost in plan.costs}
+    assert (plan.advice.algorithm, "hundred rounds" in plan.advice.why) == ("admm", True)
 
 
 def test_a_network_of_very_many_rounds_is_warned_of_with_settings_that_take_fewer() -> None:

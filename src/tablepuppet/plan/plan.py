@@ -129,11 +129,12 @@ class Plan(msgspec.Struct, frozen=True, eq=False, dict=True):
     @property
     def advice(self) -> Advice:
         """Which algorithm to take, and why."""
-        own = own_model(self.job.model.spec)
-        if own is not None:
+        if (own := own_model(self.job.model.spec)) is not None:
             return cast(Advice, own.advise(self.shape, self.job.options))
         if self.algorithm.supports_nonsmooth:
             return Advice(self.algorithm.name, "it takes penalties with kinks, l1 and signs, and reaches the optimum")
+        if self.job.model.is_convex and not self.loss.is_smooth:
+            return Advice("admm", "the loss has kinks; it takes some hundred rounds, one for each epoch")
         return advise(self.shape, self.batch_size, is_smooth=self.loss.is_smooth)
 
     @property

@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -96,6 +97,20 @@ def test_a_run_that_is_forgotten_leaves_nothing_on_the_disk(tmp_path: Path) -> N
         assert store.runs() == []
         assert not any(secret[:25] in path.read_bytes() for path in tmp_path.iterdir())
         assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 100_000
+
+
+def test_the_database_overwrites_what_it_removes_and_keeps_its_log_short_wherever_it_was_built(tmp_path: Path) -> None:
+    asked = {
+        **{"locking_mode": "exclusive", "journal_mode": "wal", "journal_size_limit": 262_144},
+        **{"auto_vacuum": 1, "secure_delete": 2, "wal_autocheckpoint": 64},
+    }
+    with closing(RunStore(tmp_path)) as store:
+        found = {name: store._database.execute(f"PRAGMA {name}").fetchone()[0] for name in asked}
+        for is_urgent, synchronous in ((True, 2), (False, 1), (True, 2)):
+            store.write({LAST: record(1, 1)}, is_urgent=is_urgent)
+            store._synced = time.monotonic() + 60.0  # the next one need not be forced to the disk
+            assert store._database.execute("PRAGMA synchronous").fetchone()[0] == synchronous
+    assert found == asked
 
 
 def test_only_one_process_uses_a_folder_and_nobody_else_reads_it(tmp_path: Path) -> None:

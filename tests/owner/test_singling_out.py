@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from tablepuppet.errors import PolicyError
-from tablepuppet.owner.singling_out import expressions_of_query, few_match, joins_of_query, singles_out
+from tablepuppet.owner.singling_out import cuts_of_query, expressions_of_query, few_match, joins_of_query, singles_out
 from tablepuppet.sources.guard import check_expression
 from tablepuppet.sources.source import open_source
 
@@ -158,3 +160,37 @@ def test_a_query_of_groups_joins_and_unions_is_clear(query: str) -> None:
 
 
 TABLES = {"t": ["k", "x"], "u": ["k", "y"]}
+
+
+@pytest.mark.parametrize(
+    ("picked", "least", "is_few"), [(1, 2, True), (2, 3, True), (2, 2, False), (3, 4, True), (5, 5, False)]
+)
+def test_as_many_rows_as_an_owner_asks_for_are_not_few_and_one_fewer_are(picked: int, least: int, is_few: bool) -> None:
+    """Of rows of which all others are alike: they lie apart from the others, and not from a mean of all."""
+    with closing(open_source(pa.table({"id": np.arange(ROWS)}), "t")) as source:
+        text = check_expression(f"CASE WHEN id < {picked} THEN 1 ELSE 0 END", ["id"])
+        assert singles_out(source, [text], None, least) == is_few
+
+
+def test_one_row_among_noise_acts_where_it_is_and_where_it_is_shuffled_to() -> None:
+    """It holds a share of all distance that two rows have, and a little more: fewer than twice as many are few."""
+    random = np.random.default_rng(3)
+    x = np.zeros(ROWS)
+    x[7] = 100.0
+    table = pa.table({"id": np.arange(ROWS), "x": x, "y": random.normal(size=ROWS)})
+    with closing(open_source(table, "t")) as source:
+        text = check_expression("y + CASE WHEN id = 7 THEN x ELSE 0 END", ["id", "x", "y"])
+        assert singles_out(source, [text], None, 3)
+
+
+@pytest.mark.parametrize(
+    ("sign", "turned", "ends"),
+    [("<", ">", {False}), ("<=", ">=", {True}), (">", "<", {True}), (">=", "<=", {False}), ("=", "=", {True, False})],
+)
+def test_a_moment_cuts_times_alike_on_either_side_of_a_comparison(sign: str, turned: str, ends: set[bool]) -> None:
+    time, moment = '"r"."day"', '"tablepuppet cutoffs"."at"'
+    for condition in (f"{time} {sign} {moment}", f"{moment} {turned} {time}"):
+        query = f'SELECT "r"."k" FROM "r" JOIN "tablepuppet cutoffs" ON {condition}'
+        cuts = cuts_of_query(query, {"r": ["k", "day"]})["r"]
+        assert {cut.is_last for cut in cuts} == ends
+        assert {(cut.time, cut.moment) for cut in cuts} == {('"day"', '"at"')}

@@ -53,6 +53,21 @@ def test_keys_of_several_columns_and_keys_of_other_types() -> None:
         same(shop.predict(result, NEW, key="order_id", keys=[np.int64(7)]), by_number)
 
 
+def test_a_table_of_which_nobody_can_tell_whether_it_changed_is_read_at_every_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with federation(tables()) as shop:
+        result = shop.train(TEXT, label="spent", model="linear")
+        for client, is_kept in (("items[0]", False), ("", True)):
+            owner = shop._clients.get(client)
+            if owner is not None:
+                monkeypatch.setattr(owner.tables._sources["items"], "stamp", lambda: None)
+            for _ in range(3):
+                shop.predict(result, NEW, key="order_id", keys=[17])
+            assert looked_up(shop) == is_kept
+            monkeypatch.undo()
+
+
 def test_another_model_another_query_and_another_federation_are_not_mixed_up() -> None:
     with federation(tables()) as shop:
         one = shop.train(TEXT, label="spent", model="linear")

@@ -315,8 +315,11 @@ def check_trees(seed: int, text: str = "") -> None:
     held = {name: [table] if name == "task" else random.clients(table) for name, table in tables.items()}
     with tp.Federation(held, policies=random.policies()) as federation:
         ours = federation.train(sql, **options)
+        predicted = federation.predict(ours)["prediction"].to_numpy()
     with tp.Federation({"pooled": pooled}) as federation:
         theirs = federation.train(f"SELECT {items} FROM pooled p", **options)
+        expected = federation.predict(theirs)["prediction"].to_numpy()
+    np.testing.assert_allclose(np.sort(predicted), np.sort(expected), rtol=0, atol=1e-9, err_msg=f"{seed}: {sql}")
     assert ours.plan.mapping.train_rows == pooled.num_rows, sql
     assert ours.objective == pytest.approx(theirs.objective, rel=1e-9), f"{seed}: {sql}"
 

@@ -331,3 +331,13 @@ def test_explain_counts_what_a_history_discloses() -> None:
         ("results", "cutoffs", "client"): 1,
     }
     assert history == {key: count for key, count in expected.items() if "cutoff" in key.what}
+
+
+def test_a_history_without_a_key_in_common_is_refused_in_words_of_the_query() -> None:
+    days = pa.array(np.array(["2024-01-01", "2024-02-01"], "datetime64[D]"))
+    task = pa.table({"k": [1, 2], "ts": days, "x": [1.0, 2.0], "y": [1.0, 3.0]})
+    tables = {"task": task, "results": pa.table({"k": [8, 9], "day": days, "v": [1.0, 2.0]})}
+    latest = "SELECT r.v FROM results r WHERE r.k = t.k AND r.day < t.ts ORDER BY r.day DESC LIMIT 1"
+    query = f"SELECT t.x, h.v, t.y FROM task t JOIN LATERAL ({latest}) h ON true"
+    with tp.Federation(tables) as federation, pytest.raises(tp.TablePuppetError, match=r"h\.key have no value in"):
+        federation.train(query, label="y", model="linear", test_fraction=0.0)

@@ -33,6 +33,7 @@ from tablepuppet.join.row_index import count_rows
 from tablepuppet.memory import free_memory
 from tablepuppet.sources.columns import arrow_of
 from tablepuppet.sources.duckdb_source import silence
+from tablepuppet.sources.history_queries import name_for_people
 from tablepuppet.sql.bound import BoundQuery, Branch, KeyPair
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def why_empty(bound: BoundQuery, branch: Branch, keys: Sequence[ScanKeys]) -> st
         ends = ((branch.relations[pair.left], pair.left_column), (branch.relations[pair.right], pair.right_column))
         left, right = (keys[relation.scan].column(column) for relation, column in ends)
         if not np.isin(left[left >= 0], right).any():
-            names = [f"{relation.alias}.{bound.scans[relation.scan].expressions[column]}" for relation, column in ends]
+            names = [f"{r.alias}.{name_for_people(bound.scans[r.scan].expressions[column])}" for r, column in ends]
             return (
                 f"the join is empty: {' and '.join(names)} have no value in common; "
                 "check that both hold the same kind of id, written the same way: spaces, case, leading zeros"

@@ -169,3 +169,10 @@ def test_columns_of_conditions_are_found_at_any_depth() -> None:
     assert found.conditions == {("t", "x")}
     assert found.grouping == {("t", "k")}
     assert found.behind("n") == frozenset()
+
+
+@pytest.mark.parametrize(("doublings", "rows"), [(16, 65_536), (17, None), (70, None)])
+def test_a_query_in_which_a_row_counts_too_often_has_no_bound(doublings: int, rows: int | None) -> None:
+    steps = [f"s{n} AS (SELECT k FROM s{n - 1} UNION ALL SELECT k FROM s{n - 1})" for n in range(1, doublings + 1)]
+    query = f"WITH s0 AS (SELECT k FROM t), {', '.join(steps)} SELECT k FROM s{doublings}"
+    assert trace(query, TABLES).stability["t"] == rows

@@ -103,6 +103,7 @@ LIES: list[tuple[str, type, Lie, str]] = [
     ("items", TableSchema, lambda a: replace(a, columns=a.columns * 5000), "TableSchema.columns"),
     ("items", TableSchema, lambda a: replace(a, stamp=bytes(2000)), "TableSchema.stamp"),
     ("items", ScanSchema, lambda a: replace(a, columns=a.columns[:-1]), "ScanSchema.columns"),
+    ("items", ScanSchema, lambda a: replace(a, stability={"items": 2**40}), r"ScanSchema\.stability"),
     ("items", RowCount, lambda a: RowCount(rows=-1), "RowCount.rows"),
     ("items", RowCount, lambda a: RowCount(rows=2**50), "RowCount.rows"),
     ("items", RowCount, lambda a: RowCount(rows=a.rows + 1), "Keys.rows"),

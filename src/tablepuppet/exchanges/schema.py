@@ -15,7 +15,7 @@ from tablepuppet.owner.enforcement import JobUnderContract, breach
 from tablepuppet.owner.query_guard import DerivedSource
 from tablepuppet.owner.releases import disclosed_values
 from tablepuppet.owner.state import ClientState
-from tablepuppet.protocol.base import MOST_COLUMNS, Count, Discloses, Done, Message, ScanRequest, Text
+from tablepuppet.protocol.base import MOST_CHANGED, MOST_COLUMNS, Count, Discloses, Done, Message, ScanRequest, Text
 from tablepuppet.protocol.bounds import Known, KnownScan, check_count, check_distinct, check_length, require
 from tablepuppet.protocol.columns import ColumnInfo, CutoffType, Merges
 
@@ -54,7 +54,7 @@ class OpenScan(ScanRequest, frozen=True):
 class ScanSchema(Message, frozen=True):
     columns: Annotated[list[ColumnInfo], Meta(max_length=MOST_COLUMNS)]
     # Of a query: how many of its rows one row of each table may change; None: no bound.
-    stability: dict[str, int | None] = msgspec.field(default_factory=dict)
+    stability: dict[str, Annotated[int, Meta(ge=0, le=MOST_CHANGED)] | None] = msgspec.field(default_factory=dict)
     subject: Text = ""  # the column of a row's subject; the bound is then on rows of one subject
     budgeted: list[Text] = msgspec.field(default_factory=list)  # tables behind it that have an analyst budget
     pairs: list[Count] = msgspec.field(default_factory=list)  # columns that may go with moments of a history

@@ -22,6 +22,7 @@ from tablepuppet.errors import PolicyError, hint
 from tablepuppet.owner.scans import ScanUse
 from tablepuppet.privacy.ledger import TableBudget
 from tablepuppet.privacy.options import LabelPrivacy
+from tablepuppet.protocol.base import MOST_CHANGED
 from tablepuppet.protocol.columns import Merges
 from tablepuppet.protocol.contract import Contract, ScanTerms
 from tablepuppet.protocol.evidence import Signature, check_signature, read_public
@@ -49,7 +50,9 @@ class TableRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     pairs: tuple[str, ...] = ()  # keys that may go with these times, or come with another owner's
     row_key: str | None = None  # identifies a row in all jobs; None: all its columns
     subject: str | None = None  # whom a row is about: minimum sizes count them, and noise protects all rows of one
-    rows_per_subject: AtLeastOne | None = None  # that train under noise on features; further rows do not
+    rows_per_subject: Annotated[int, Meta(ge=1, le=MOST_CHANGED)] | None = (
+        None  # that train under noise on features; further rows do not
+    )
 
     @property
     def restricts(self) -> bool:

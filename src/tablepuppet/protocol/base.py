@@ -66,6 +66,7 @@ LONGEST_TEXT = 65_536  # characters of a name, a category, a message
 MOST_COLUMNS = 10_000
 MOST_CATEGORIES = 10_000_000
 MOST_CLIENTS = 100_000
+MOST_CHANGED = 65_536  # rows of a query that one row of a table changes; a query in which it changes more has no bound
 _GREATEST = sys.float_info.max
 
 # Bounds that are declared with a field; the decoder holds both ends to them.

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from sqlglot import exp, parse_one
 from sqlglot.errors import SqlglotError
 
+from tablepuppet.protocol.base import MOST_CHANGED
 from tablepuppet.sources.guard import AGGREGATES
 
 BaseColumns = frozenset[tuple[str, str]]  # table and column
@@ -62,7 +63,8 @@ def trace(text: str, tables: Mapping[str, Sequence[str]]) -> Lineage:
         found = _Tracer(tables).query(tree, {})
     except (SqlglotError, _UnclearError, KeyError, ValueError, RecursionError):
         return Lineage({}, every, every, dict.fromkeys(tables), every)
-    stability = {table: found.stability.get(table, 0) for table in tables}
+    counts = {table: found.stability.get(table, 0) for table in tables}
+    stability = {table: None if rows is None or rows > MOST_CHANGED else rows for table, rows in counts.items()}
     return Lineage(found.outputs, found.conditions, found.grouping, stability, every)
 
 

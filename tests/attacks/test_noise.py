@@ -195,6 +195,19 @@ def test_local_predictions_count_evaluation_and_every_use_of_a_table() -> None:
             assert added.prediction_noise == pytest.approx(most * 2.0 * added.prediction_bound)
 
 
+@pytest.mark.parametrize(
+    ("other", "epsilon"), [("o.y", 1.0), ("o.y AS y", 1.0), ("1 - o.y AS y", 2.0)], ids=["same", "alias", "another"]
+)
+def test_a_row_whose_label_is_two_expressions_is_drawn_twice_and_counted_twice(other: str, epsilon: float) -> None:
+    """Both draws are of the same label: a claim of one would be of half of what is told."""
+    query = "SELECT o.amount, {} FROM orders o JOIN items i ON o.item = i.item"
+    label = {"label": {"epsilon": 1.0, "classes": [0, 1]}}
+    with tp.Federation(shop()) as federation:
+        both = f"{query.format('o.y')} UNION ALL {query.format(other)}"
+        plan = federation.explain(both, label="y", model="logistic", privacy=label)
+    assert plan.private.ledger.epsilon("label", "orders", "everyone") == epsilon
+
+
 def test_noise_leaves_no_digits_that_tell_of_the_value() -> None:
     values = np.random.default_rng(1).normal(size=2000)
     shown = noised(values, 0.7, secure_generator())

@@ -15,7 +15,7 @@ from tests.plan.disclosure import expect_disclosures
 import tablepuppet as tp
 from tablepuppet.errors import TransportError
 from tablepuppet.owner.policy import Policy
-from tablepuppet.owner.tokens import known_ids
+from tablepuppet.owner.tokens import known_ids, names_rows
 from tablepuppet.protocol.columns import CategoryEncoder, ColumnInfo, IdEncoder, NumberEncoder
 
 KEY = b"a secret of the clients, 32 bytes"
@@ -193,3 +193,22 @@ def test_ids_are_encoded_by_the_owner_who_found_them_with_all_of_them(count: int
     for names in ({0: ["a", "b", "c"]} if count != 3 else {}, {1: ["a", "b", "c"]} if count else {0: ["a"]}):
         with pytest.raises(TransportError, match="by the owner who found them, with all of them"):
             known_ids(nobody, nobody, [column], encoders, names)
+
+
+@pytest.mark.parametrize(
+    ("distinct", "times", "missing", "is_name"),
+    [
+        (20, 1, 0, False),
+        (21, 1, 0, True),
+        (30, 2, 0, False),
+        (30, 1, 29, True),
+        (30, 1, 1000, True),
+        (30, 2, 1000, False),
+    ],
+)
+def test_a_text_names_rows_where_most_of_those_that_have_one_have_their_own(
+    distinct: int, times: int, missing: int, is_name: bool
+) -> None:
+    texts = [f"text {k}" for k in range(distinct)] * times + [None] * missing
+    for column in (pa.chunked_array([texts]), pa.chunked_array([pa.array(texts).dictionary_encode()])):
+        assert names_rows(column) == is_name

@@ -35,6 +35,14 @@ def test_strings_are_classes_sorted_by_code_point() -> None:
     assert values_of(column, ["Yes", "no", "yes"]) == [1, -9, 2, 1, 0]
 
 
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_label_too_large_to_be_squared_is_refused_and_any_other_number_is_read(sign: float) -> None:
+    assert values_of(labels([0.5, sign * 1e140], pa.float64()), None) == [0.5, sign * 1e140]
+    for number, why in ((1.1e140, "too large to square"), (math.inf, "contains infinity")):
+        with pytest.raises(MappingError, match=why):
+            values_of(labels([0.5, sign * number], pa.float64()), None)
+
+
 def test_booleans_are_the_classes_zero_and_one() -> None:
     column = labels([True, False, None], pa.bool_())
     assert describe_labels(*column) == LabelDescription(kind="boolean", classes=[0.0, 1.0], missing=1)

@@ -160,9 +160,10 @@ class Random:
         for _ in range(int(self.random.integers(1, 4))):
             rows = f"FROM {source} r WHERE {self._bounds(self.moment)}"
             found, last = f"(SELECT {self._aggregate(self.moment)} {rows})", f"(SELECT max(r.day) {rows})"
-            items.append(
-                self.one([found] * 4 + [f"EXISTS (SELECT 1 {rows})", f"date_diff('day', {last}, {self.moment})"])
-            )
+            since = f"date_diff('day', {last}, {self.moment})"
+            if "CAST(" in rows:
+                since = found  # the history's moment is a day, and not the time that this item compares
+            items.append(self.one([found] * 4 + [f"EXISTS (SELECT 1 {rows})", since]))
 
     def _lateral(self, source: str, name: str, joins: list[str], items: list[str]) -> None:
         listed = ", ".join(f"{self._aggregate(self.moment)} AS {name}_{k}" for k in range(2))

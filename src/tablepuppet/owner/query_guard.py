@@ -195,9 +195,8 @@ class DerivedSource(Source):
         for table, source in self.sources.items():
             columns = list(self.query.reads[table])
             texts = [quote_name(column) for column in columns] or ["1"]
-            for place, column in enumerate(columns):
-                if column in self.closed.get(table, ()):
-                    texts[place] = f"CASE WHEN {NO_ROW} THEN {texts[place]} END"
+            for place in (p for p, column in enumerate(columns) if column in self.closed.get(table, ())):
+                texts[place] = f"CASE WHEN {NO_ROW} THEN {texts[place]} END"
             read = source.read(texts, filter)
             tables[table] = read.rename_columns(columns or ["a row"])  # count(*) names no column
             if any(pa.types.is_string(kind) for kind in read.schema.types):

@@ -250,9 +250,6 @@ def _extend(values: NDArray[Any], present: NDArray[np.bool_], held: RowNumbers, 
     present[held] |= has
 
 
-# -- fixed point, and floats of twice the length -----------------------------------------
-
-
 def _two_words(values: Array, rest: Array, exponent: int, parties: int) -> list[Integers]:
     """Values and a small rest of each in fixed point; both must lie below 2^exponent."""
     bits = fraction_bits(parties)

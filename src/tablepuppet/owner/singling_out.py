@@ -127,9 +127,6 @@ def _holders(distances: Array) -> float:
     return float(shares.sum() ** 2 / (shares * shares).sum())
 
 
-# -- queries ----------------------------------------------------------------------------
-
-
 def expressions_of_query(sql: str, tables: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
     """The computed expressions in a query over an owner's tables, by table."""
     tree = parse_one(sql, dialect="duckdb")

@@ -56,12 +56,15 @@ class InfallibleSource:
         chosen = filter
         if filter is not None:  # each condition by itself: the database may still evaluate those that cannot fail
             kinds = {info.name.lower(): info.kind for info in self._source.describe()}
-            conditions = conjuncts_of(_cast_moments(parse_one(filter, dialect="duckdb")))
+            conditions = conjuncts_of(_cast_moments(filter))
             chosen = " AND ".join(
                 f"({text})" if _cannot_fail(c, kinds) else f"TRY_CAST(TRY({text}) AS BOOLEAN)"
                 for c, text in ((c, c.sql("duckdb", identify=True)) for c in conditions)
             )
-        rows = self._source.read([e if _PLAIN.fullmatch(e) else f"TRY({_with_dates(e)})" for e in expressions], chosen)
+        tried = (
+            e if _PLAIN.fullmatch(e) else f"TRY({_cast_moments(e).sql('duckdb', identify=True)})" for e in expressions
+        )
+        rows = self._source.read(list(tried), chosen)
         for number, field in enumerate(rows.schema):
             if pa.types.is_floating(field.type) or is_vector(field.type):
                 rows = rows.set_column(number, field.name, _without_large(rows.column(number)))
@@ -79,13 +82,10 @@ def _without_large(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pa.chunked_array([pa.LargeListArray.from_arrays(offsets, entries, mask=missing)])
 
 
-def _with_dates(expression: str) -> str:
-    return _cast_moments(parse_one(expression, dialect="duckdb")).sql("duckdb", identify=True)
-
-
-def _cast_moments(tree: exp.Expr) -> exp.Expr:
+def _cast_moments(text: str) -> exp.Expr:
     """An expression whose dates are dates: DuckDB fails on the week of a time of day, or of an interval, in a way that
     TRY lets pass."""
+    tree = parse_one(text, dialect="duckdb")
     for node in list(tree.find_all(*_OF_MOMENTS)):
         part = part_of(node)
         if isinstance(node, exp.Anonymous) and part is None and node.name.lower() != "yearweek":
@@ -120,7 +120,7 @@ def make_infallible(query: str, types: Types = MappingProxyType({})) -> str:
     >>> make_infallible('SELECT "k", SUM(CAST("s" AS INT)) AS "n" FROM "t" WHERE 1 / "x" > 2 GROUP BY "k"')
     'SELECT "k", SUM(TRY_CAST(TRY(CAST("s" AS INT)) AS DOUBLE)) AS "n" FROM "t" WHERE TRY(1 / "x" > 2) GROUP BY "k"'
     """
-    tree = _cast_moments(parse_one(query, dialect="duckdb"))
+    tree = _cast_moments(query)
     for node in list(tree.find_all(exp.Where, exp.Having, exp.Qualify, exp.Join)):
         _convert_truths(node.args.get("on" if isinstance(node, exp.Join) else "this"))
     _try_pairs(tree, types)

@@ -192,9 +192,6 @@ def _question(model: Model, tree: Tree, node: int) -> str:
     return f"{feature} > {rule.border:.6g}" + (" or missing?" if has_missing else "?")
 
 
-# -- effects of a feature --------------------------------------------------------------------
-
-
 def set_feature(model: Model, block: int, bits: Bits, feature: int, value: Value) -> Bits:
     """The bits once a feature has one value in all rows."""
     changed = bits.copy()

@@ -88,8 +88,6 @@ class MultiRidgeServer(MultiModelServer):
             self._grow(first=True)
         self._solve()
 
-    # -- a round -----------------------------------------------------------------------------
-
     def join_step(self) -> list[BlockUpdate | None]:
         problem, bound = self.problem, self.problem.loss.bound
         self._before, self._gap = self._gap, np.zeros(len(self._ridges))

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from tests.attacks.meddler import Meddler
+from tests.attacks.test_group_sums import Server
 from tests.plan.disclosure import expect_disclosures
 from tests.privacy.test_runs import Tap
 
@@ -172,6 +173,26 @@ def test_a_server_has_no_field_for_bounds_or_cost_and_cannot_send_borders() -> N
     (answer,) = meddler.answers
     assert isinstance(answer, Failure)
     assert "put in bins by that owner" in answer.message
+
+
+def test_owners_of_one_table_split_by_the_borders_that_were_agreed_on() -> None:
+    """Their bins come from the server, which could draw borders around one row."""
+
+    def draw_borders(who: str, asked: Any) -> Any:
+        if not isinstance(asked, trees.StartTrees) or not asked.bins or who != "items[1]":
+            return asked
+        given: Any = asked.bins[0]
+        moved = msgspec.structs.replace(given, borders=given.borders + 1e-3)
+        return msgspec.structs.replace(asked, bins=[moved])
+
+    items = tables()["items"]
+    shared = {**tables(), "items": [items[:30], items[30:]]}
+    with tp.Federation(shared) as federation:
+        privacy = {"features": features(), "allow_reconstruction": True}
+        federation.train(QUERY, **JOB, privacy=privacy)
+        Server(federation, draw_borders)
+        with pytest.raises(PolicyError, match="borders lie evenly between the bounds"):
+            federation.train(QUERY, **JOB, privacy=privacy)
 
 
 def test_bits_that_tell_rows_need_a_word_or_a_cap() -> None:

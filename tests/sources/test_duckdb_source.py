@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import gc
 import resource
 import weakref
@@ -102,3 +103,13 @@ def test_a_database_is_lent_to_one_at_a_time_however_often_it_is_given_back() ->
         with pytest.raises(duckdb.CatalogException):
             second.connection.execute("DROP TABLE of_the_first")
         first.connection.execute("DROP TABLE of_the_first")
+
+
+def test_a_month_is_told_from_thirty_days() -> None:
+    moments = pa.table({"t": pa.array([datetime.datetime(2020, 3, 31, 12)], pa.timestamp("us"))})
+    with closing(open_source(moments, "moments")) as opened:
+        read = opened.read(['"t" - INTERVAL 1 MONTH', '"t" - INTERVAL 30 DAY'], None)
+    assert [column[0].as_py() for column in read.columns] == [
+        datetime.datetime(2020, 2, 29, 12),
+        datetime.datetime(2020, 3, 1, 12),
+    ]

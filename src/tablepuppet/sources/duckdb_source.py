@@ -324,7 +324,8 @@ def _connect(threads: int) -> duckdb.DuckDBPyConnection:
     config = {**_CONFIG, "threads": threads, "memory_limit": f"{6 * memory_limit() // 10}B"}
     connection = duckdb.connect(":memory:", config=config)
     silence(connection)
-    # What occurs twice in a TRY would be computed once, outside of it, and fail there (sources/infallible.py).
+    # What occurs twice in a TRY would be computed once, outside of it, and fail there (sources/infallible.py). And a
+    # month is equal to 30 days there: what is later by the one would be taken for what is later by the other.
     connection.execute("SET disabled_optimizers = 'common_subexpressions'")
     return connection
 

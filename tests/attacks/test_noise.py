@@ -12,6 +12,7 @@ from tests.attacks.meddler import QUERY, shop
 
 import tablepuppet as tp
 from tablepuppet.errors import JobError, PolicyError
+from tablepuppet.exchanges.features import FeatureStatistics
 from tablepuppet.exchanges.labels import DescribeLabels, Labels, LabelSummary, SendLabels
 from tablepuppet.exchanges.proposal import ProposeContract
 from tablepuppet.exchanges.schema import CloseJob, OpenScan
@@ -312,3 +313,33 @@ def test_how_many_labels_are_missing_is_not_told_under_noise() -> None:
             model = "linear" if "bounds" in more else "logistic"
             federation.explain(f"SELECT o.amount, {label} AS z FROM orders o", label="z", model=model, privacy=noise)
     assert told == [(label, 0) for label in labels]
+
+
+@pytest.mark.parametrize("number", ["NULLIF(o.amount, 7.5)", "CASE WHEN o.amount < 7 THEN o.amount END"])
+def test_how_many_numbers_an_expression_makes_null_is_not_told_under_noise(number: str) -> None:
+    """It would count the rows that have a value: one has 7.5 here, and then none."""
+    told: list[list[Any]] = []
+    for amount in (7.5, 0.5):
+        changed = shop()
+        amounts = pa.array([amount, *changed["orders"].column("amount").to_pylist()[1:]])
+        place = changed["orders"].column_names.index("amount")
+        changed["orders"] = changed["orders"].set_column(place, "amount", amounts)
+        with tp.Federation(changed) as federation:
+            owner = federation._clients["orders"]
+            found: list[Any] = []
+
+            def answer(message: Any, inner: Any = owner.answer, found: list[Any] = found) -> Any:
+                given = inner(message)
+                if isinstance(given, FeatureStatistics):
+                    found += [(getattr(c, "weight", None), getattr(c, "missing", None)) for c in given.columns]
+                return given
+
+            owner.answer = answer  # type: ignore[method-assign]
+            query = f"SELECT {number} AS amount, o.y FROM orders o"
+            features = {"epsilon": 5.0, "bounds": {"amount": (-3, 3)}}
+            given: dict[str, Any] = {"label": "y", "model": "logistic", "algorithm": "sgd", "epochs": 1}
+            federation.train(
+                query, **given, test_fraction=0.0, privacy={"features": features, "allow_reconstruction": True}
+            )
+            told.append(found)
+    assert told[0] == told[1] == [(200.0, 0.0)]

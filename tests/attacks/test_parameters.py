@@ -325,8 +325,9 @@ def test_batches_larger_than_their_rate_are_refused() -> None:
         facts = msgspec.structs.replace(message.facts, rows=rows)
         return msgspec.structs.replace(message, facts=facts, joined_rows=rows)
 
+    features = {"noise": 1.0, "bounds": PRIVACY["features"]["bounds"]}  # of an ε, the accountant takes ten seconds
     with pytest.raises(PolicyError, match="more rows than the rate"):
-        train(change, batch_size=100)
+        train(change, batch_size=100, privacy=PRIVACY | {"features": features})
 
 
 def test_an_honest_server_computes_what_its_clients_do() -> None:

@@ -306,12 +306,12 @@ def test_noise_of_predictions_hides_any_other_row_in_a_rows_place() -> None:
 
 
 def test_a_spent_budget_stops_training() -> None:
-    features = {"noise": 2.0, "cap": 5, "bounds": BOUNDS}
+    features = {"noise": 12.0, "cap": 5, "bounds": BOUNDS}
     privacy = {"features": features, "allow_reconstruction": True, "budget": {"features": 3.0}}
     with tp.Federation(tables()) as federation:
         result = train(federation, privacy=privacy, batch_size=60, epochs=20)
-    spent = result.privacy.epsilon("features", "users", "outsider")
-    assert 2.0 < spent <= 3.0
+    spent = [result.privacy.epsilon("features", table, "outsider") for table in ("rides", "users")]
+    assert 2.95 < max(spent) <= 3.0  # a round more costs 3 %
     assert len(result.history) < 20
 
 

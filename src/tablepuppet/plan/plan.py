@@ -133,9 +133,10 @@ class Plan(msgspec.Struct, frozen=True, eq=False, dict=True):
             return cast(Advice, own.advise(self.shape, self.job.options))
         if self.algorithm.supports_nonsmooth:
             return Advice(self.algorithm.name, "it takes penalties with kinks, l1 and signs, and reaches the optimum")
-        if self.job.model.is_convex and not self.loss.is_smooth:
-            return Advice("admm", "the loss has kinks; it takes some hundred rounds, one for each epoch")
-        return advise(self.shape, self.batch_size, is_smooth=self.loss.is_smooth)
+        found = advise(self.shape, self.batch_size, is_smooth=self.loss.is_smooth)
+        if self.loss.is_smooth or not self.job.model.is_convex:
+            return found
+        return Advice(found.algorithm, "the loss has kinks; it takes some hundred rounds, one for each epoch")
 
     @property
     def remarks(self) -> list[str]:

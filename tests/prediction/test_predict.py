@@ -18,6 +18,7 @@ from tests.prediction.shop import NEW, QUERY, federation, tables
 import tablepuppet as tp
 from tablepuppet.errors import CatalogError, ModelError
 from tablepuppet.models.losses.classes import sigmoid, softmax
+from tablepuppet.prediction.predict import _stack
 
 ORACLE = NEW.replace("SELECT ", "SELECT o.order_id, c.card_id IS NOT NULL AS found, ") + " ORDER BY o.order_id"
 MODELS = {"spent": "linear", "returned": "logistic", "mood": "softmax"}
@@ -211,3 +212,10 @@ def test_branches_with_keys_of_different_types_are_predicted_without_keys() -> N
         assert shop.predict(result, key="x").num_rows == 6
         with pytest.raises(tp.TablePuppetError, match=r"the key \(k\) has another type in another branch"):
             shop.predict(result, key="k", keys=[1])
+
+
+def test_keys_of_doubles_and_decimals_are_stacked_as_doubles() -> None:
+    exact = pa.table({"k": pa.array([Decimal("1.50")], pa.decimal128(9, 2))})
+    near = pa.table({"k": pa.array([1.005, float("nan")])})
+    stacked = _stack([exact, near])["k"].to_numpy()
+    np.testing.assert_array_equal(stacked, [1.5, 1.005, np.nan])

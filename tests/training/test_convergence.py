@@ -249,6 +249,13 @@ def test_trees_are_not_epochs(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "epoch of the model" not in result.report(tmp_path / "trees.html").read_text()
 
 
+@pytest.mark.parametrize("given", [{"epochs": 1}, {"epochs": 8, "learning_rate": 1e-5}])
+def test_a_run_that_hardly_moves_has_not_converged(given: dict[str, Any]) -> None:
+    with federation(linear) as owner:
+        result = owner.train(QUERY, label="y", algorithm="sgd", **given)
+    assert not result.converged
+
+
 @pytest.mark.parametrize("given", [{"model": "quantile", "quantile": 0.9}, {"head": "factor"}])
 def test_where_no_optimum_is_promised_a_change_that_nobody_sees_is_no_lack_of_convergence(
     given: dict[str, Any],

@@ -205,7 +205,8 @@ class Problem(msgspec.Struct, frozen=True, eq=False):
             return []
         spec, few = self.head.head.spec, max(_FEW_ROWS, _FEW_PER_COLUMN * sum(self.widths))
         share = min(1.0, max(_LEAST_SHARE, few / self.joined.rows))
-        seen = self.sum_l2 + share * (self.ridges[block] - self.sum_l2)
+        ridge = self.ridges[block]
+        seen = ridge - (1.0 - share) * (ridge - self.sum_l2)
         return [self.sum_l2] * spec.outputs + [seen] * (spec.widths[block] - spec.outputs)
 
     def penalty(self, block: int) -> Penalty:

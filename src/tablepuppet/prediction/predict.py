@@ -46,6 +46,7 @@ from tablepuppet.prediction.saved import block_fingerprints
 from tablepuppet.prediction.split_record import AskedSides, split_record
 from tablepuppet.privacy.options import privacy_of
 from tablepuppet.protocol.base import Message
+from tablepuppet.sources.syntax import unused_name
 from tablepuppet.sql.across_owners import read_query
 from tablepuppet.sql.binding import Key, Servable, Wanted, bind_features
 from tablepuppet.sql.checks import NOTHING, LabelColumns
@@ -192,12 +193,12 @@ def _identifiers(servable: Servable, rows: NewRows, link: Link, job: str) -> pa.
     requests = [(client, SendIdentifiers(job=job, scan=scan, columns=list(own))) for client, scan, own in asked]
     answers: dict[Any, Identifiers] = dict(zip(asked, link.ask_each(requests, "evaluation"), strict=True))
     several = any(len(bound.scans[scan].clients) > 1 for scan in scans)
-    tables = []
+    tables, owner = [], unused_name("client", servable.key)
     for (scan, own), base_rows in zip(places, rows.base_rows, strict=True):
         parts = []
         for client in bound.scans[scan].clients:
             part = answers[client, scan, own].columns.rename_columns(list(servable.key)) if own else pa.table({})
-            held = {"client": pa.repeat(client, rows.client_rows[scan][client])} if several else {}
+            held = {owner: pa.repeat(client, rows.client_rows[scan][client])} if several else {}
             parts.append(pa.table(held | dict(zip(part.column_names, part.columns, strict=True))))
         whole = _stack(parts)
         tables.append(whole.take(pa.array(base_rows)) if whole.num_columns else whole)
@@ -210,8 +211,9 @@ def _stack(tables: Sequence[pa.Table]) -> pa.Table:
     for place, found in enumerate(kinds):
         scales = [kind.scale for kind in found if pa.types.is_decimal(kind)]
         if len(found) > 1 and scales:
-            exact = pa.decimal128(38, max(scales)) if max(scales) <= _MOST_SCALE else pa.float64()
-            tables = [t.set_column(place, t.field(place).name, t.column(place).cast(exact)) for t in tables]
+            is_exact = max(scales) <= _MOST_SCALE and not any(map(pa.types.is_floating, found))
+            kind = pa.decimal128(38, max(scales)) if is_exact else pa.float64()
+            tables = [t.set_column(place, t.field(place).name, t.column(place).cast(kind)) for t in tables]
     return pa.concat_tables(tables, promote_options="permissive")
 
 

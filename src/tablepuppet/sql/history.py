@@ -77,8 +77,6 @@ class _Branch:
             if isinstance(join.this, exp.Subquery) and isinstance(join.this.this, exp.Select):
                 self._compute_inside(join)
 
-    # -- who holds what ---------------------------------------------------------------------
-
     def _sources(self) -> dict[str, exp.Expr]:
         """The sources of FROM, by alias in lower case."""
         return {node.alias_or_name.lower(): node for node in relations_of(self.select)}
@@ -90,8 +88,6 @@ class _Branch:
 
     def _refuse(self, message: str, at: At) -> QueryError:
         return refusal(self.text, message, at)
-
-    # -- the forms --------------------------------------------------------------------------
 
     def _join_lateral(self, join: exp.Join) -> None:
         """JOIN LATERAL (SELECT …) h ON true."""

@@ -25,6 +25,7 @@ from tablepuppet.training.metrics import Criterion, Metrics, measure_constant
 from tablepuppet.training.result import Result
 
 _STILL = 0.01  # the last epochs may bring this share of the objective's whole fall below a constant's
+_NEARLY_STILL = 0.1  # likewise, where that is next to nothing of the objective
 _FLAT = 1e-3  # of the objective: likewise, as where the label is mostly noise, kinks or heads
 _AT_OPTIMUM = 1e-6  # of the objective: likewise, of an algorithm that would have ended by itself at a smooth optimum
 _NEGLIGIBLE = 1e-3  # of a constant's loss: to be worse by less is to be as good
@@ -127,7 +128,10 @@ def _is_still(plan: Plan, start: float, objectives: Sequence[float]) -> bool:
     if (tolerance is None or tolerance > 0) and not plan.job.is_private:
         is_promised = plan.job.model.is_convex and plan.loss.is_smooth
         return len(objectives) > 1 and change <= (_AT_OPTIMUM if is_promised else _FLAT)
-    return change <= _FLAT or abs(before - last) <= _STILL * (start - last)
+    fallen = start - last
+    if fallen <= 1e-12 * abs(start):
+        return change <= _FLAT
+    return abs(before - last) <= (_NEARLY_STILL if change <= _FLAT else _STILL) * fallen
 
 
 def _last_change(plan: Plan, start: float, objectives: Sequence[float]) -> tuple[int, float, float]:

@@ -186,7 +186,7 @@ class Assembler:
         return parcel
 
 
-PROTOCOL = 5  # changes when an older peer would misunderstand what schemas.py does not see
+PROTOCOL = 6  # changes when an older peer would misunderstand what schemas.py does not see
 Role = Literal["client", "user"]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from tests.algorithms.neural_join import JOINS, federation
 from tests.models.heads.head_join import SEED, BesideSum, Oracle, trained
 from tests.plan.disclosure import expect_disclosures
@@ -116,6 +117,9 @@ def test_a_network_beside_the_sum_is_kept_small_where_rows_are_few_for_it(
         head=TrainedHead(head, head.initial()),
     )
     np.testing.assert_allclose(problem.by_output(1), [0.2, 0.2 + 0.4 * share, 0.2 + 0.4 * share], rtol=1e-12)
+    for rows in range(1, 501):  # what was agreed on is never exceeded, by no digit
+        few = replace(problem, joined=SimpleNamespace(rows=rows), sum_l2=1e-4, l2=1e-4 + 60 / rows)
+        assert max(few.by_output(1)) == few.ridges[1]
 
 
 @pytest.mark.parametrize("activation", ["relu", "tanh", "sigmoid", "gelu"])

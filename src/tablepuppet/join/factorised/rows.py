@@ -53,8 +53,6 @@ class FactorisedRows(AnyRows, frozen=True):
         pairs = zip(rows, counts, strict=False)
         return tuple(IndexFacts(n, is_partial=float(own.sum()) < self.rows) for n, own in pairs)
 
-    # -- sums over all joined rows -----------------------------------------------------------------
-
     def collapse(self, per_label: Array) -> list[Array]:
         """collapse_i of a number per row of the label table, (n_i, 1)."""
         square = Separable(Square())
@@ -148,8 +146,6 @@ class FactorisedRows(AnyRows, frozen=True):
                 total[becomes[is_there], 0] += values[is_there]
         return out
 
-    # -- what only rows have that are written down --------------------------------------------------
-
     def walk_all(self, work: Work, per_row: Sequence[Array], columns: Sequence[Array]) -> Pass:
         raise MappingError(_NO_WALK)
 
@@ -158,8 +154,6 @@ class FactorisedRows(AnyRows, frozen=True):
 
     def iterate_sorted(self, name: str) -> Iterator[Array]:
         raise MappingError(_NO_WALK)
-
-    # -- some joined rows --------------------------------------------------------------------------
 
     def look_up(self, joined: NDArray[np.int64]) -> tuple[list[RowNumbers], Array, Array | None]:
         found = self._numbers(joined)

@@ -14,7 +14,15 @@ from tablepuppet.models.spec import ModelSpec
 from tablepuppet.protocol.base import Message
 
 # In the order in which they are listed, and advised where two do as well. The first is the default.
-FOLDERS = ("newton", "admm", "sgd", "boosting", "als", "elastic", "centralized")
+FOLDERS = (
+    "newton",
+    "admm",
+    "sgd",
+    "boosting",
+    "als",
+    "elastic",
+    "centralized",
+)
 
 _MODULES = [import_module(f"tablepuppet.algorithms.{folder}.algorithm") for folder in FOLDERS]
 ALGORITHMS: tuple[Algorithm[Any], ...] = tuple(module.ALGORITHM for module in _MODULES)

@@ -32,7 +32,7 @@ DECIDING = {
     "an order of a union": "SELECT k, v, secret FROM r UNION ALL SELECT k, v, secret FROM r ORDER BY secret",
     "the first rows": "SELECT k, v FROM r ORDER BY secret LIMIT 5",
     "how many rows": "SELECT k, v FROM r LIMIT (SELECT sum(secret) FROM r)",
-    "QUALIFY": "SELECT k, v FROM r QUALIFY rank() OVER (PARTITION BY k ORDER BY secret) = 1",
+    "QUALIFY": "SELECT k, v FROM r QUALIFY row_number() OVER (PARTITION BY k ORDER BY secret) = 1",
     "parts of a window": "SELECT k, v FROM r QUALIFY row_number() OVER (PARTITION BY secret ORDER BY v) = 1",
     "groups": "SELECT k, avg(v) AS v FROM r GROUP BY k, secret",
     "all groups": "SELECT k, secret, avg(v) AS v FROM r GROUP BY ALL",
@@ -71,6 +71,14 @@ def test_what_no_output_in_use_is_made_of_needs_no_grant(way: str) -> None:
 def test_what_decides_which_rows_there_are_needs_a_grant(way: str) -> None:
     with pytest.raises(PolicyError, match="column secret may not be filtered by"):
         train(f"JOIN ({DECIDING[way]}) h ON h.k = t.k", GRANTED)
+
+
+@pytest.mark.parametrize("chosen", ["max(day)", "sum(1)", "count(*)"])
+def test_groups_whose_values_choose_rows_are_a_filter_even_if_they_are_asked_for(chosen: str) -> None:
+    """With a row of known values, exactly the rows that share its v would be left."""
+    rows = f"SELECT k, v FROM r QUALIFY {chosen} OVER (PARTITION BY v) IS NOT NULL"
+    with pytest.raises(PolicyError, match="column v may not be filtered by"):
+        train(f"JOIN ({rows}) h ON h.k = t.k", GRANTED)
 
 
 def test_a_protected_table_looks_into_expressions_and_so_they_need_a_grant() -> None:

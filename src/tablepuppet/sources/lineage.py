@@ -155,7 +155,8 @@ class _Tracer:
         clauses = map(node.args.get, ("where", "having", "qualify"))
         conditions = [condition.copy() for condition in clauses if condition is not None]
         for window in (window for condition in conditions for window in condition.find_all(exp.Window)):
-            by = window.args.pop("partition_by", None) or ()  # groups, of which rows are then chosen
+            is_row = isinstance(window.this, exp.RowNumber)  # the latest row of a group: its values choose none
+            by = (window.args.pop("partition_by", None) if is_row else None) or ()
             grouping = grouping.union(*(self._columns(key, joined, named) for key in by))
         rows = _Rows(
             outputs,

@@ -130,8 +130,21 @@ ANSWERED = [  # and DuckDB fails on one row of each, where nobody looks after wh
     "SELECT pay * max(pay) OVER () AS square FROM t",
     "SELECT id FROM t WHERE s = (SELECT max(pay) FROM t)",
 ]
+FITTING = [  # each side of a UNION has the same types, or ones that widen
+    "SELECT * FROM (WITH q AS (SELECT g, pay FROM t) SELECT g, pay FROM q UNION ALL SELECT g, pay FROM q) s",
+    "WITH q AS (SELECT g FROM t), r AS (SELECT g FROM q UNION ALL SELECT g FROM q) SELECT g FROM r",
+    "WITH t AS (SELECT id FROM t UNION ALL SELECT pay FROM t) SELECT id FROM t",
+    "WITH q AS (SELECT g FROM t) SELECT g FROM q UNION ALL (WITH q AS (SELECT pay FROM t) SELECT pay FROM q)",
+    "SELECT id, s FROM t UNION ALL BY NAME SELECT s, pay AS id FROM t",
+    "SELECT g, 0 AS n FROM t UNION ALL SELECT g, sum(pay) FROM t GROUP BY g",
+    "SELECT g, count(*) AS n FROM t GROUP BY g UNION ALL SELECT g, sum(pay) FROM t GROUP BY g",
+]
 REFUSED = [  # whatever the rows are
     ("SELECT pay AS v FROM t UNION ALL SELECT CAST(1 AS DECIMAL(38, 37)) FROM t", "a UNION has columns of INTEGER"),
+    ("WITH q AS (SELECT pay AS v FROM t) SELECT * FROM (SELECT v FROM q UNION ALL SELECT s FROM t) s", "and VARCHAR"),
+    ("WITH t AS (SELECT s AS v FROM t UNION ALL SELECT pay FROM t) SELECT CAST(v AS DATE) AS v FROM t", "VARCHAR and"),
+    ("SELECT id, pay, s FROM t UNION ALL BY NAME SELECT id, s AS pay, s FROM t", "INTEGER and VARCHAR"),
+    ("SELECT id, s FROM t UNION ALL BY NAME SELECT s AS id, CAST(id AS VARCHAR) AS s FROM t", "BIGINT and VARCHAR"),
     ("SELECT day AS v FROM t UNION ALL SELECT at FROM t", "a UNION has columns of DATE and TIMESTAMP"),
     ("SELECT a.id FROM t a JOIN (SELECT pay AS s FROM t) b USING (s)", "write ON"),
     ("SELECT a.id FROM t a NATURAL JOIN (SELECT pay AS s FROM t) b", "write ON"),
@@ -170,7 +183,7 @@ def answer(query: str, rows: pa.Table, *, is_protected: bool) -> int:
         return len(asked.read([quote_name(info.name) for info in asked.describe()], None))
 
 
-@pytest.mark.parametrize("query", ANSWERED)
+@pytest.mark.parametrize("query", ANSWERED + FITTING)
 def test_no_row_of_a_protected_table_fails_where_duckdb_converts_by_itself(query: str) -> None:
     for rows in PAYROLLS:
         answer(query, rows, is_protected=True)

@@ -13,7 +13,6 @@ MergedSource: the same for a query over groups whose rows lie at several clients
 those of others. Its rows are those of the query over the merged groups, with the same names and types.
 """
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import lru_cache
@@ -225,11 +224,10 @@ class DerivedSource(Source):
             with closing(duckdb_source.from_query(self.name, empty, query, casts)) as twin:
                 return [(info.name.lower(), info.detail) for info in twin.describe()]
 
-        check_unions(text, types)
-        known = defaultdict[str, set[str]](set)
+        known: dict[str, set[str]] = {}
         for name, kind in (pair for table in tables for pair in types(f"SELECT * FROM {quote_name(table)}")):
-            known[name].add(kind)
-        return make_infallible(text, known)
+            known.setdefault(name, set()).add(kind)
+        return check_unions(make_infallible(text, known), types)
 
     def _check_size(self, tables: Mapping[str, pa.Table], casts: Mapping[str, Mapping[str, str]]) -> None:
         """Refuses a history with too many rows before any is made."""

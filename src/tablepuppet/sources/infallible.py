@@ -77,9 +77,8 @@ def _without_large(column: pa.ChunkedArray) -> pa.ChunkedArray:
         return pc.if_else(pc.greater(pc.abs(column), LARGEST), pa.scalar(None, column.type), column)
     lengths = numpy_of(pc.cast(pc.list_value_length(column), pa.int64()))
     entries = in_one_piece(_without_large(pc.list_flatten(column)))
-    missing = in_one_piece(column.is_null())
     offsets = arrow_of(np.append(0, np.cumsum(lengths)))
-    return pa.chunked_array([pa.LargeListArray.from_arrays(offsets, entries, mask=missing)])
+    return pa.chunked_array([pa.LargeListArray.from_arrays(offsets, entries, mask=in_one_piece(column.is_null()))])
 
 
 def _cast_moments(text: str) -> exp.Expr:
@@ -166,18 +165,27 @@ def _are_alike(*kinds: Collection[str]) -> bool:
     return "" not in found and (len(found) == 1 or all(map(_WIDENED.fullmatch, found)))
 
 
-def check_unions(query: str, types: Callable[[str], Sequence[tuple[str, str]]]) -> None:
-    """Refuses UNION and its like of columns whose conversion to one type may fail. `types`: of a query's columns."""
-    tree = parse_one(query, dialect="duckdb")
-    named = tree.args.get("with_")
-    for node in tree.find_all(exp.SetOperation):
-        both = (node.this.copy(), node.expression.copy())
-        for side in both if named is not None else ():
-            side.set("with_", side.args.get("with_", named).copy())
-        kinds = ([kind for _, kind in types(side.sql("duckdb", identify=True))] for side in both)
-        for pair in zip(*kinds, strict=False):
+def check_unions(query: str, types: Callable[[str], Sequence[tuple[str, str]]]) -> str:
+    """The query, if no UNION or its like converts columns in a way that may fail. `types`: of a query's columns."""
+    for node in parse_one(query, dialect="duckdb").find_all(exp.SetOperation):
+        both = (enumerate(types(_alone(side))) for side in (node.this, node.expression))
+        one, two = ({name if node.args.get("by_name") else i: kind for i, (name, kind) in side} for side in both)
+        for pair in ((one[key], two[key]) for key in one if key in two):
             if '"NULL"' not in pair and not _are_alike(pair):
                 raise PolicyError(f"a UNION has columns of {' and '.join(pair)}; CAST them to one type")
+    return query
+
+
+def _alone(node: exp.Expr) -> str:
+    """A part of a query as a query by itself, with the names that WITH gives around it."""
+    text = node.sql("duckdb", identify=True)
+    while (outer := node.parent) is not None:
+        named = outer if isinstance(outer, exp.With) else outer.args.get("with_")
+        known = named.expressions if named is not None and named is not node else []
+        for part in reversed(known[: node.index if named is outer else None]):  # inside of WITH: those before it
+            text = f"WITH {part.sql('duckdb', identify=True)} SELECT * FROM ({text})"
+        node = outer
+    return text
 
 
 def _wrap(node: exp.Expr) -> None:
@@ -204,9 +212,8 @@ def _double(value: exp.Expr, aggregate: exp.Expr) -> exp.Expr:
     if isinstance(aggregate, exp.Sum):
         return exp.TryCast(this=value.copy(), to=exp.DataType.build("DOUBLE"))
     number = exp.Paren(this=value.copy()) + exp.cast(exp.Literal.number(0), "DOUBLE")
-    if isinstance(aggregate, exp.Avg):
-        return number
-    return exp.Case().when(exp.Abs(this=number) < exp.Literal.number(_MOST), number.copy())
+    is_small = exp.Abs(this=number) < exp.Literal.number(_MOST)
+    return number if isinstance(aggregate, exp.Avg) else exp.Case().when(is_small, number.copy())
 
 
 def _try_groups(node: exp.Expr) -> exp.Expr:
@@ -225,8 +232,7 @@ def _is_row_wise(node: exp.Expr) -> bool:
     """Whether an expression is computed for each row by itself, from columns, and could fail."""
     if not isinstance(node, exp.Condition) or isinstance(node, _LEAVES) or _is_pair(node) or _is_branch(node):
         return False
-    is_joined = isinstance(node.parent, exp.Join) or (isinstance(node, exp.And) and node.find_ancestor(exp.Join))
-    if is_joined and isinstance(node, exp.And):
+    if isinstance(node, exp.And) and node.find_ancestor(exp.Join):
         return False  # each condition by itself, for pairs of keys are found by their hashes
     is_cut = isinstance(node, _COMPARISONS) and isinstance(node.find_ancestor(exp.Join, exp.Select), exp.Join)
     if is_cut and has_cutoff(node):

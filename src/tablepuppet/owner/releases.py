@@ -156,10 +156,8 @@ class Releases:
             self.log.spend(shown)
 
     def unknowns(self, scan: Scan, columns: Sequence[int], contract: Contract) -> int:
-        """Under noise no value has a say, for a refusal would reveal it: a number is 64 bits, or too many for a policy
-        that wants it counted."""
-        is_noisy = contract.feature_privacy is not None
-        return 1 if is_noisy and self.policy.allow_reconstruction is False else unknowns(scan, columns, is_noisy)
+        """Under noise no value has a say, for a refusal would reveal it: as few as any row could have."""
+        return unknowns(scan, columns) if contract.feature_privacy is None else 1
 
     def charge_scores(self, scan: Scan, columns: Sequence[int], numbers: int, name: str, contract: Contract) -> None:
         """A model is about to be applied to rows of a scan; the same model again, by its name, reveals nothing new."""
@@ -223,14 +221,14 @@ def reads(scan: Scan, columns: Sequence[int]) -> tuple[str, ...]:
     )
 
 
-def unknowns(scan: Scan, columns: Sequence[int], is_noisy: bool) -> int:
+def unknowns(scan: Scan, columns: Sequence[int]) -> int:
     """How many bits of a row are enough to know some features of it: at least one."""
     bases, total, by_column = scan.use().bases, 0.0, dict[str, float]()
     for c in columns:
         info = scan.columns[c]
         if info.kind not in NUMBER_KINDS - {"boolean"}:
             continue
-        bits = _BITS_OF_NUMBER * max(1.0, info.size) if is_noisy else _bits_of_all(numbers(*scan.column(c)))
+        bits = _bits_of_all(numbers(*scan.column(c)))
         total += bits
         for base in bases:
             for name in base.columns[c]:

@@ -168,7 +168,7 @@ def _are_alike(*kinds: Collection[str]) -> bool:
 def check_unions(query: str, types: Callable[[str], Sequence[tuple[str, str]]]) -> str:
     """The query, if no UNION or its like converts columns in a way that may fail. `types`: of a query's columns."""
     for node in parse_one(query, dialect="duckdb").find_all(exp.SetOperation):
-        both = (enumerate(types(_alone(side))) for side in (node.this, node.expression))
+        both = (enumerate(types(_write_alone(side))) for side in (node.this, node.expression))
         one, two = ({name if node.args.get("by_name") else i: kind for i, (name, kind) in side} for side in both)
         for pair in ((one[key], two[key]) for key in one if key in two):
             if '"NULL"' not in pair and not _are_alike(pair):
@@ -176,7 +176,7 @@ def check_unions(query: str, types: Callable[[str], Sequence[tuple[str, str]]]) 
     return query
 
 
-def _alone(node: exp.Expr) -> str:
+def _write_alone(node: exp.Expr) -> str:
     """A part of a query as a query by itself, with the names that WITH gives around it."""
     text = node.sql("duckdb", identify=True)
     while (outer := node.parent) is not None:

@@ -44,7 +44,7 @@ DECIDING = {
 }
 
 
-def train(join: str, granted: dict[str, list[str]] | None = None, **rules: Any) -> tp.Result:
+def federate(granted: dict[str, list[str]] | None = None, **rules: Any) -> tp.Federation:
     rng = np.random.default_rng(0)
     days = np.datetime64("2024-01-01") + rng.integers(0, 60, (2, 200))
     own = {"k": rng.integers(0, 5, 200), "day": days[0], "v": rng.normal(size=200)}
@@ -55,7 +55,11 @@ def train(join: str, granted: dict[str, list[str]] | None = None, **rules: Any) 
     }
     given = {"t": {"tables": {"t": TASK}}, "r": {"tables": {"r": granted}} | rules} if granted else {}
     policies: Any = {table: msgspec.convert(policy, Policy) for table, policy in given.items()}
-    with tp.Federation(tables, policies=policies) as federation:
+    return tp.Federation(tables, policies=policies)
+
+
+def train(join: str, granted: dict[str, list[str]] | None = None, **rules: Any) -> tp.Result:
+    with federate(granted, **rules) as federation:
         query = f"SELECT t.x, h.v, t.y FROM t {join}"
         return federation.train(query, label="y", model="linear", test_fraction=0.0)
 
@@ -85,3 +89,18 @@ def test_a_protected_table_looks_into_expressions_and_so_they_need_a_grant() -> 
     train("JOIN (SELECT * FROM r) h ON h.k = t.k", GRANTED, minimum_rows=3)
     with pytest.raises(PolicyError, match="column secret may not be filtered by"):
         train("JOIN (SELECT k, v, CASE WHEN secret > 2 THEN 1 END AS s FROM r) h ON h.k = t.k", GRANTED, minimum_rows=3)
+
+
+def test_groups_choose_no_rows_that_a_model_is_applied_to_unless_they_are_a_filter() -> None:
+    """Scores belong to keys: which of them are left would tell whose v is another's, too."""
+    rows = "SELECT k, v, day FROM r QUALIFY row_number() OVER (PARTITION BY v ORDER BY day) = 1"
+    for also in ([], ["v"]):
+        granted = {**GRANTED, "filters": ["day", *also]}
+        with federate(granted, labels={"epsilon": 1.0}) as federation:
+            query = f"SELECT t.x, h.v, t.y FROM t JOIN ({rows}) h ON h.k = t.k"
+            result = federation.train(query, label="y", model="linear", test_fraction=0.0)
+            if also:
+                assert federation.predict(result, key=[]).num_rows
+                continue
+            with pytest.raises(PolicyError, match="not on column v"):
+                federation.predict(result, key=[])

@@ -71,7 +71,7 @@ def _judge(policy: Policy, request: ProposeContract, uses: Uses) -> None:
         for base in used.bases:
             _check_protected(contract, scan, base, policy, (noisy[base.table], labels[base.table]))
             if contract.purpose == "predict" and policy.hides_values_of(base.table):
-                asked = base.compared | _read_by(scan, base, "split")
+                asked = base.compared | base.grouping | _read_by(scan, base, "split")
                 _check_shown(scan, base, policy.find_granted(base.table, "filters"), asked)
         if scan.numbers("label"):
             policy.check_label_privacy(contract.label_privacy)

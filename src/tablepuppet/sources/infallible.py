@@ -14,14 +14,13 @@ reason (client.py).
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from sqlglot import exp, parse_one
 
-from tablepuppet.errors import PolicyError
+from tablepuppet.errors import PolicyError, SourceError
 from tablepuppet.protocol.bounds import LARGEST
 from tablepuppet.sources.columns import STRING_KINDS, arrow_of, in_one_piece, is_vector, numpy_of
 from tablepuppet.sources.guard import AGGREGATES, CLOCK_PARTS, part_of
@@ -32,7 +31,7 @@ from tablepuppet.sources.syntax import conjuncts_of
 _PLAIN = re.compile(r'\(*"(?:[^"]|"")*"\)*|[^"]*')  # one column, or none
 _LEAVES = (exp.Column, exp.Literal, exp.Boolean, exp.Null, exp.Subquery, exp.Query, exp.Try)
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE)
-Types = Mapping[str, Collection[str]]
+Types = Callable[[str], Sequence[tuple[str, str]]]  # of the columns of a query
 _AGGREGATES: tuple[type[exp.Expr], ...] = (exp.Filter, exp.WithinGroup, exp.IgnoreNulls, exp.RespectNulls, *AGGREGATES)
 _OF_MOMENTS: tuple[type[exp.Expr], ...] = (
     *(exp.Extract, exp.DateDiff, exp.Week, exp.WeekOfYear, exp.DayOfWeek, exp.DayOfWeekIso, exp.DayOfYear),
@@ -113,8 +112,8 @@ def _cannot_fail(node: exp.Expr, kinds: Mapping[str, str]) -> bool:
     return kind == "float" or (is_whole and kind in ("integer", "decimal", "boolean"))
 
 
-def make_infallible(query: str, types: Types = MappingProxyType({})) -> str:
-    """A query in which no expression over a row fails. `types`: of columns by their names, in lower case.
+def make_infallible(query: str, types: Types = lambda _: ()) -> str:
+    """A query in which no expression over a row fails.
 
     >>> make_infallible('SELECT "k", SUM(CAST("s" AS INT)) AS "n" FROM "t" WHERE 1 / "x" > 2 GROUP BY "k"')
     'SELECT "k", SUM(TRY_CAST(TRY(CAST("s" AS INT)) AS DOUBLE)) AS "n" FROM "t" WHERE TRY(1 / "x" > 2) GROUP BY "k"'
@@ -122,8 +121,8 @@ def make_infallible(query: str, types: Types = MappingProxyType({})) -> str:
     tree = _cast_moments(query)
     for node in list(tree.find_all(exp.Where, exp.Having, exp.Qualify, exp.Join)):
         _convert_truths(node.args.get("on" if isinstance(node, exp.Join) else "this"))
-    _try_pairs(tree, types)
     _wrap(tree)
+    _try_pairs(tree, types)
     return tree.sql("duckdb", identify=True, comments=False)
 
 
@@ -145,11 +144,16 @@ def _is_branch(node: exp.Expr) -> bool:
 
 def _try_pairs(tree: exp.Expr, types: Types) -> None:
     """Columns that may be of two types are compared in TRY, where no join finds them by their hashes."""
-    given = [(a.alias.lower(), a.this.unnest()) for a in tree.find_all(exp.Alias)]
-    given += [(name.name.lower(), exp.null()) for a in tree.find_all(exp.TableAlias) for name in a.columns]
-    found = {name: set(types.get(name, ())) for name in (*types, *(name for name, _ in given))}
-    for name, value in given * len(list(tree.find_all(exp.Select))):  # one may be given to another that was given
-        found[name] |= found.get(value.name.lower(), {""}) if isinstance(value, exp.Column) else {""}
+    found: dict[str, set[str]] = {}
+    for part in tree.find_all(exp.Table, exp.Select, exp.SetOperation) if tree.find(exp.EQ, exp.Join) else ():
+        try:
+            outputs = types(_alone(part))
+        except SourceError:  # it names columns of a query around it
+            outputs = [(a.alias_or_name.lower(), "") for a in part.find_all(exp.Alias)]
+        for name, kind in outputs:
+            found.setdefault(name, set()).add(kind)
+    for name in (name.name.lower() for a in tree.find_all(exp.TableAlias) for name in a.columns):
+        found.setdefault(name, set()).add("")
     for node in list(tree.find_all(exp.EQ)):
         if _is_pair(node) and not _are_alike(*(found.get(side.name.lower(), {""}) for side in node.iter_expressions())):
             node.replace(exp.Try(this=node.copy()))
@@ -165,8 +169,8 @@ def _are_alike(*kinds: Collection[str]) -> bool:
     return "" not in found and (len(found) == 1 or all(map(_WIDENED.fullmatch, found)))
 
 
-def check_unions(query: str, types: Callable[[str], Sequence[tuple[str, str]]]) -> str:
-    """The query, if no UNION or its like converts columns in a way that may fail. `types`: of a query's columns."""
+def check_unions(query: str, types: Types) -> str:
+    """The query, if no UNION or its like converts columns in a way that may fail."""
     for node in parse_one(query, dialect="duckdb").find_all(exp.SetOperation):
         both = (enumerate(types(_write_alone(side))) for side in (node.this, node.expression))
         one, two = ({name if node.args.get("by_name") else i: kind for i, (name, kind) in side} for side in both)
@@ -178,7 +182,7 @@ def check_unions(query: str, types: Callable[[str], Sequence[tuple[str, str]]]) 
 
 def _write_alone(node: exp.Expr) -> str:
     """A part of a query as a query by itself, with the names that WITH gives around it."""
-    text = node.sql("duckdb", identify=True)
+    text = f"{'FROM ' * isinstance(node, exp.Table)}{node.sql('duckdb', identify=True)}"
     while (outer := node.parent) is not None:
         named = outer if isinstance(outer, exp.With) else outer.args.get("with_")
         known = named.expressions if named is not None and named is not node else []

@@ -147,7 +147,7 @@ def _try_pairs(tree: exp.Expr, types: Types) -> None:
     found: dict[str, set[str]] = {}
     for part in tree.find_all(exp.Table, exp.Select, exp.SetOperation) if tree.find(exp.EQ, exp.Join) else ():
         try:
-            outputs = types(_alone(part))
+            outputs = types(_write_alone(part))
         except SourceError:  # it names columns of a query around it
             outputs = [(a.alias_or_name.lower(), "") for a in part.find_all(exp.Alias)]
         for name, kind in outputs:

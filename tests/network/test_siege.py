@@ -106,7 +106,9 @@ ATTACKS["4 answers out of order"] = lies("twice_and_backwards", says="mallory|an
 def _(fort: Fort) -> None:
     query = "SELECT a.x, b.z, a.y FROM orders a JOIN orders b ON a.y = b.y JOIN orders d ON a.y = d.y"
     many = f"{query} JOIN orders f ON a.y = f.y JOIN orders g ON a.y = g.y"
-    fort.refused(fort.rival.train, many, label="y", max_joined_rows=10**15, says="memory|rows|policy")
+    fort.refused(
+        fort.rival.train, many, label="y", walk="materialised", max_joined_rows=10**15, says="memory|rows|policy"
+    )
 
 
 @attack("5 greetings of a revoked party")

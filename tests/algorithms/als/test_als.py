@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import re
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 from numpy.typing import NDArray
 from tests.algorithms.neural_join import JOINS, Joined, federation
 from tests.models.heads.head_join import SEED
 
 import tablepuppet as tp
+from tablepuppet.errors import TransportError
 from tablepuppet.models.spec import l2_of
+from tablepuppet.protocol.base import Predictions
 
 torch = pytest.importorskip("torch")
 Array = NDArray[np.float64]
@@ -180,3 +184,20 @@ def test_factors_are_trained_by_als_where_nothing_else_is_said_and_networks_by_s
         assert "at most 12 epochs" in str(owner.explain(query, head="factor", **given))
         estimator = tp.RelationalRegressor(head="factor", rank=2).fit(owner, query, "number")
     assert estimator.result_.plan.job.algorithm == "als"
+
+
+def test_an_owner_that_leaves_out_squares_is_named() -> None:
+    query = JOINS["one-to-many"].format(y="number")
+    with federation(1) as owner:
+        name, client = next((n, c) for n, c in owner._clients.items() if n.startswith("items"))
+        inner = client.answer
+
+        def answer(message: Any) -> Any:
+            given = inner(message)
+            return replace(given, products=given.products[:-1]) if isinstance(given, Predictions) else given
+
+        client.answer = answer  # type: ignore[method-assign]
+        with pytest.raises(
+            TransportError, match=f"client {re.escape(name)} answers a step with 3 inner products where 4"
+        ):
+            owner.train(query, label="number", algorithm="als", head="factor", rank=2, epochs=2)

@@ -201,7 +201,7 @@ class AlsServer(Server):
     def absorb(self, answers: Sequence[BlockAnswer]) -> None:
         self._values[self._turn] = answers[0].values
         assert self.problem.head is not None
-        self.problem.head.squares[self._turn] = answers[0].products[1:]
+        self.problem.head.squares[self._turn] = answers[0].products_of(1 + answers[0].values.shape[1])[1:]
         if isinstance(self._shrinkage, LearnedShrinkage):
             self._shrinkage.see_values(self._turn, answers[0].values)
         self._turn = (self._turn + 1) % self.problem.blocks
